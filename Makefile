@@ -21,13 +21,14 @@
 # make prove-huggingface  tiny models of transformers on 8 ranks, every pair of axes; writes docs/huggingface_proof.md
 # make prove-by-hand  steps of the executor beside the same plans by hand in torch, 4 minutes a row; adds rounds; writes docs/by_hand_proof.md
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
+# make prove-culprit-runs  sabotage of real runs on 2 and 4 ranks; 10 minutes; goes on where it stopped; writes docs/diagnosis_runs.md
 # make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
 # make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
 # make prove-virtual  virtual accelerators: figures of gloo, many orders, sabotage, 2,000 steps; writes docs/virtual_proof.md
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators, file by file (an hour or two; goes on where it was cut off)
-# make prove-evidence  ≥ 40 drawn schedules on paced and kernel-shaped links (root); 45 minutes; goes on where it stopped
+# make prove-evidence  52 drawn schedules on paced and kernel-shaped links (root); 30 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make prove-mistakes  make 146 mistakes, and write docs/mistakes.md (three minutes)
@@ -57,8 +58,11 @@ test: .venv-test/installed
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going check test-waits test-others
 	@$(MAKE) --no-print-directory test-alone
 
+# As many as there are cores, but no more than four: each holds torch and the compiled engines.
+PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); [ $$cores -gt 4 ] && cores=4; [ $$cores -lt 2 ] && cores=2; echo $$cores)
+
 test-others:
-	.venv-test/bin/python -m pytest --numprocesses 2 --dist worksteal -m 'not alone and not waits'
+	.venv-test/bin/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m 'not alone and not waits'
 
 test-waits:
 	.venv-test/bin/python -m pytest --quiet --no-header -m waits
@@ -157,7 +161,7 @@ prove-on-virtual: .venv-test/installed
 	.venv-test/bin/python tests/prove_on_virtual.py --write
 
 prove-evidence: .venv-test/installed
-	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence --write docs/evidence_proof.md
+	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --folder out/evidence --write docs/evidence_proof.md
 
 prove-real: .venv-test/installed
 	.venv-test/bin/python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
@@ -196,6 +200,9 @@ prove-kept: .venv-test/installed
 
 prove-culprit: .venv-test/installed
 	.venv-test/bin/python tests/prove_culprit.py --draws 3 --seed 2026 --write
+
+prove-culprit-runs: .venv-test/installed
+	.venv-test/bin/python tests/prove_culprit_runs.py --seed 2040 --write docs/diagnosis_runs.md
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -71,10 +71,13 @@ class EmulatedMachine:
         channel, busy = work.channel, list[Busy]()
 
         def begin(start: float) -> None:
-            # Whether a kernel that waits for its peers already slows compute is a property of the machine, as given by
-            # the costs.
-            busy.append(self._device.open(arrived if self._costs.waiting_slows else start))
+            if not busy:
+                busy.append(self._device.open(start))
 
+        # Whether a kernel that waits for its peers already slows compute is a property of the machine, as given by the
+        # costs. Where it does, compute is slowed before it is known until when.
+        if self._slows and self._costs.waiting_slows:
+            begin(arrived)
         start = arrived
         if self._link is not None or work.op.kind != 'collective':
             # What is sent before its receive is posted would wait in buffers that links between devices do not have.

@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, cast
 import torch
 import torch.distributed as dist
 
+from executor.allocator import keep_memory
 from executor.batches import fed
 from executor.checkpoint import contents_of, read_rank, write_rank
 from executor.clock import Clock
@@ -122,6 +123,8 @@ class Rank:
         self.status = status
         self._store = store
         self._clock = clock
+        # Before the threads of streams and of gloo start.
+        keep_memory()
         # Longer than the watchdog's, which names rank and op, while gloo says only that time is up.
         self._timeout = datetime.timedelta(seconds=timeout + SLACK)
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
@@ -280,9 +283,8 @@ class Rank:
             stretch = request.stretch or Stretch()
             # What the stretch before has left, unless a checkpoint is read.
             held = self._held if stretch.first and not stretch.source else None
-            return RealMachine(
-                program, self.rank, request.steps, request.seed, dtype, self._clock, self._link, stretch.first, held
-            )
+            where = (self._clock, self._link, stretch.first, held)
+            return RealMachine(program, self.rank, request.steps, request.seed, dtype, *where, keep=request.keep)
         costs = cast('Costs', request.costs)
         return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
 

@@ -76,6 +76,7 @@ class RealMachine:
         held: parameters and states before it; None, as the seed draws them.
         dtype: takes the place of every floating dtype of the program.
         link: what the rank sends through where the network is paced.
+        keep: whether the last step's gradients are wanted.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class RealMachine:
         link: Link | None,
         first: int = 0,
         held: Mapping[str, torch.Tensor] | None = None,
+        *,
+        keep: bool = True,
     ) -> None:
         self._program = program
         self._rank = rank
@@ -97,7 +100,8 @@ class RealMachine:
         self._dtype = dtype
         self._clock = clock
         self._pace = None if link is None else Pace(link)
-        self._last = steps - 1
+        # Copies of gradients would make the last step longer than others.
+        self._remembered = steps - 1 if keep else None
         begin = context(program, rank)
         self._contexts = [replace(begin, step=first + step) for step in range(steps)]
         # Only this rank's ops: a program has the op classes of all stages.
@@ -126,7 +130,7 @@ class RealMachine:
         """The kernel, and the keeping and freeing of tensors."""
         op = work.op
         reads = self._memory.read(op, work.micro_batch, work.copy, self._first + work.step)
-        if op.phase == 'U' and work.step == self._last:
+        if op.phase == 'U' and work.step == self._remembered:
             # Before the kernel runs, since an update may change or free its gradients.
             self._remember(op, reads)
         where = self._contexts[work.step].at(work.micro_batch, work.copy)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simpar.engine import simulate as simulate
     from simpar.model import Network as Network
     from simpar.model.library.gpt import Transformer as Transformer
+    from simpar.notebook.compared import compare as compare
     from simpar.notebook.compared import compare_cases as compare_cases
     from simpar.notebook.frames import to_dataframe as to_dataframe
     from simpar.notebook.sliders import sliders as sliders
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__: Final = '0.1.0'
 
 _HOMES: Final = {
+    'compare': 'simpar.compare',
     'compare_cases': 'simpar.notebook.compared',
     'sliders': 'simpar.notebook.sliders',
     'to_dataframe': 'simpar.notebook.frames',
@@ -72,3 +74,8 @@ _HOMES: Final = {
 
 __all__ = sorted([*_HOMES, '__version__'])  # noqa: PLE0605
 __getattr__ = named(__name__, _HOMES, globals())
+
+
+def __dir__() -> list[str]:
+    # Names that were not imported yet are names all the same: notebooks complete them.
+    return sorted({*globals(), *__all__})

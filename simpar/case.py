@@ -10,7 +10,7 @@ from simpar.ablation import unchanged_baseline, unused_links, without_effect
 from simpar.cost.compute import FP8
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
-from simpar.hardware import Cluster
+from simpar.hardware import Cluster, Profile
 from simpar.hardware.net import Net, parse_net
 from simpar.kept import Kept
 from simpar.lazy import card
@@ -29,12 +29,15 @@ from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
 from simpar.stacks import load_stack
 from simpar.throughput import Throughput, throughput
+from simpar.units import format_size
 from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
 
 
+_TIGHT: Final = 0.9
+"""Share of a device's memory from which a reserve decides whether a plan fits."""
 _PRESETS: Final = ('plan.zero', 'plan.hsdp')
 _TOLD_BY_PRESETS: Final = tuple(
     f'plan.{key}' for key in ('shard', 'gather', 'shard_group', 'shard_threshold', 'accumulate')
@@ -259,7 +262,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
     wanted = schedule.cluster
     try:
         return cluster(
-            load_profile(wanted.profile),
+            _without_reserve(schedule, load_profile(wanted.profile)),
             nodes=wanted.nodes,
             devices=wanted.devices or None,
             slow=wanted.slow,
@@ -268,6 +271,44 @@ def cluster_of(schedule: Schedule) -> Cluster:
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
+
+
+def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
+    """The profile with the memory of a device that is left for the program."""
+    reserve, memory = schedule.cluster.reserve, profile.device.memory
+    if not reserve:
+        return profile
+    left = memory.size.value - reserve
+    if left <= 0:
+        what = f'{format_size(reserve)} of {format_size(memory.size.value)} leave nothing'
+        raise ProfileError(Problem('cluster', f'reserve: {what}', 'write less, e.g. 4 GB'))
+    size = replace(memory.size, value=left)
+    return replace(profile, device=replace(profile.device, memory=replace(memory, size=size)))
+
+
+def memory_notes(case: Case, prediction: Prediction) -> tuple[str, ...]:
+    """What the figure of memory takes for granted: the optimizer, and what is kept free on a device."""
+    return (*_assumed(case), *_kept_free(case, prediction))
+
+
+def _assumed(case: Case) -> Iterator[str]:
+    work = case.workload
+    written = any(key[:2] == ('workload', 'optimizer') for key in case.schedule.origins)
+    if work.phase == 'train' and work.optimizer == Sgd() and not written:
+        yield 'no optimizer is given: sgd is assumed, which has no states; adamw takes 8 to 12 bytes a weight more'
+
+
+def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
+    """What is kept free; where nothing is and the peak is near, that this may be too little."""
+    reserve, size = case.schedule.cluster.reserve, prediction.device_memory
+    if reserve:
+        told = f'{format_size(reserve)} of each device are reserved (cluster.reserve), {format_size(size)} are left'
+        return (told,)
+    share = prediction.memory.peak / size
+    if _TIGHT <= share <= 1:
+        what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"
+        return (f'the peak is {share * 100:.0f} % of the device: {what}',)
+    return ()
 
 
 def _at(schedule: Schedule, problem: Problem) -> Problem:

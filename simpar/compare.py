@@ -17,11 +17,14 @@ import numpy as np
 from simpar.cost.costs import Costs
 from simpar.diagnosis import Diagnosis, diagnose, diagnosis_to_dict, sentence
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
+from simpar.lazy import callable_module
 from simpar.trace import Times, Trace
 from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_trace
 from simpar.units import format_time
 
 FORMAT: Final = 'simpar comparison 1'
+PERCENTILE: Final = 10.0
+"""Of the measured steps that commands and notebooks compare: on a shared machine, others only lengthen a step."""
 _WORST: Final = 5
 
 
@@ -351,3 +354,7 @@ def _signed_percent(share: float) -> str:
 
 def _signed_time(seconds: float) -> str:
     return f'{"-" if seconds < 0 else "+"}{format_time(abs(seconds))}'
+
+
+# A notebook asks ``simpar.compare(one, other)``, and this module has that name.
+callable_module(__name__, 'simpar.notebook.compared')

@@ -35,7 +35,11 @@ def union(intervals: Intervals) -> Intervals:
 
 def length(intervals: Intervals) -> float:
     """Seconds that a union of intervals covers."""
-    merged = union(intervals)
+    return seconds_of(union(intervals))
+
+
+def seconds_of(merged: Intervals) -> float:
+    """The same of intervals that are a union already."""
     return float((merged[:, 1] - merged[:, 0]).sum())
 
 

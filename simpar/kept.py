@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Generic, TypeVar
 
 Key = TypeVar('Key')
@@ -35,6 +36,18 @@ class Kept(Generic[Key, Value]):
     def clear(self) -> None:
         """Forget all."""
         self._known = []
+
+
+class Same:
+    """Objects as a key: equal to others where each is the very same one."""
+
+    def __init__(self, *objects: object) -> None:
+        self._objects = objects
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and all(map(is_, self._objects, other._objects))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Facts(Generic[Key, Value]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,9 +34,14 @@ def card(answer: Any) -> str:
     return shown
 
 
-def dataframe(answer: Any) -> Any:
-    """The table of pandas of an answer."""
-    return importlib.import_module('simpar.notebook.frames').to_dataframe(answer)
+def dataframe(answer: Any, *kind: str) -> Any:
+    """The table of pandas of an answer, of a kind where it has several."""
+    return importlib.import_module('simpar.notebook.frames').to_dataframe(answer, *kind)
+
+
+def interactive(answer: Any, ranks: Sequence[int]) -> Any:
+    """What a notebook shows of an answer to zoom in and to point at."""
+    return importlib.import_module('simpar.notebook.interactive').Interactive(answer, tuple(ranks))
 
 
 def callable_module(name: str, home: str) -> None:

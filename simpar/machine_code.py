@@ -107,7 +107,8 @@ def _flat(values: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The kind of each value, and the words that it is passed as: those of numba's convention."""
     for value in values:
         if isinstance(value, np.ndarray):
-            at = value.__array_interface__['data'][0]
+            # Not by the array interface, which describes every field of a record.
+            at = value.ctypes.data
             kind = ('array', value.dtype, value.ndim, value.flags.num & _LAYOUT)
             # The first two are of arrays that numba itself has made, or that Python objects own.
             yield kind, (None, None, value.size, value.itemsize, at, *value.shape, *value.strides)

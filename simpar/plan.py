@@ -39,6 +39,8 @@ class Plan:
         order: of forwards and backwards, by name (docs/pipeline_orders.md); ``zb-1p`` and ``zb-2p`` are found by
             resolving; the name of a CSV file in torch's spelling; ``chunks``, stages on each pipeline rank, 0 for the
             least that the order has.
+        sequence_chunks: parts of every sample's sequence, each an item of the order: its attention sees the keys and
+            values of the parts before it, and parts come back from the last to the first (MindSpore's seq_split_num).
         rows: the actions of each pipeline rank, in torch's spelling, in place of ``order``.
         stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide;
             ``balanced``: chosen by resolving, by predicted time and memory.
@@ -133,6 +135,14 @@ class Plan:
     chunks: Annotated[
         int, Field(ge=0, le=2**10, description='stages on each pipeline rank; 0: the least that the order has')
     ] = 0
+    sequence_chunks: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**10,
+            description="parts of a sample's sequence, each an item of the order (MindSpore's seq orders)",
+        ),
+    ] = 1
     rows: Annotated[
         tuple[Annotated[str, Field(max_length=2**20)], ...],
         Field(max_length=2**12, description="actions of each pipeline rank, e.g. 0F0 0B0, in the order's place"),

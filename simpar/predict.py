@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from math import expm1
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of
-from simpar.lazy import card
+from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
@@ -192,6 +192,17 @@ class Prediction:
             return timeline(self.trace, names=(self.name, ''))
         return timeline(self.trace, self.baseline.trace, names=(self.name, self.baseline.name))
 
+    def interactive(self, *ranks: int) -> Any:
+        """The answer's page inside of a notebook: zoom in, point at an op to see why it takes its time.
+
+        Arguments: ``ranks`` whose ops it shows; unless given, a few that differ.
+        """
+        return interactive(self, ranks)
+
+    def to_dataframe(self, kind: str = 'streams') -> Any:
+        """A table of pandas: ``streams``, ``spans`` or ``memory``."""
+        return dataframe(self, kind)
+
 
 def followed(program: Program, costs: Costs, steps: int) -> Trace:
     """Simulate steps of which the last has a follower too.
@@ -278,7 +289,8 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         profile=cluster.profile,
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
-        spread=spread_of(cluster, bound_by(program, costs, trace.step)),
+        # Nobody has published steps of a device alone.
+        spread=spread_of(cluster, bound_by(program, costs, trace.step)) if cluster.stack else None,
     )
 
 

@@ -133,7 +133,7 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
         yield f'No interval: no published steps of {prediction.stack} or what it extends, on {device}, were scored.'
         return
     low, high = format_time(found.low), format_time(found.high)
-    yield f'{LEVEL:.0%} of such steps lie within {low} to {high}: {found.spread.words}.'
+    yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
     noise = prediction.gain_noise
     if prediction.gain is not None and noise is not None and abs(prediction.gain) < noise:
         yield f'The gain is within noise: of two such plans the ratio is known to ± {_percent(noise)}.'

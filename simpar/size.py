@@ -7,7 +7,6 @@ first, and most schedules need nothing else.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.fast import LOADS
+from simpar.engine.fast import LOADS, is_installed
 from simpar.errors import Infeasible, SimparError
 from simpar.program import Program
 from simpar.schedule import Schedule
@@ -86,14 +85,14 @@ class Size:
     def memory(self) -> float:
         """Bytes that lowering and simulating it take."""
         # Close to where the compiled machines begin to repay, half of them: then neither answer is far off.
-        loaded = min(max(self.largest / FEW - 0.5, 0.0), 1.0) if importlib.util.find_spec('numba') else 0.0
+        loaded = min(max(self.largest / FEW - 0.5, 0.0), 1.0) if is_installed() else 0.0
         return BASE + COMPILED * loaded + 620.0 * self.slots + 50.0 * self.entries
 
     @property
     def seconds(self) -> float:
         """Seconds that lowering and simulating it take on one core, by order of magnitude."""
         # Without compiled machines, an event loop in Python walks the slots.
-        per_slot = 4e-6 if importlib.util.find_spec('numba') else 30e-6
+        per_slot = 4e-6 if is_installed() else 30e-6
         return 0.3 + per_slot * self.slots + 1.4e-6 * self.entries + 1e-4 * self.classes
 
     def within(self, limit: Limit) -> bool:
@@ -147,9 +146,9 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
         ops = (_most_ops(model) + steps) * model.layers
     else:
         ops = MOST_OPS_OF_OPERATOR * len(model.layers)
-    classes = float(ops * plan.tiles)
+    classes = float(ops * plan.tiles * plan.sequence_chunks)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
-    slots = (classes + passing) * plan.micro_batches * plan.copies
+    slots = (classes + passing * plan.sequence_chunks) * plan.micro_batches * plan.copies
     return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
 
 

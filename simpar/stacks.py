@@ -78,7 +78,7 @@ def _joined(base: Any, over: Any) -> Any:
 
 def _problems(stack: Stack) -> Iterator[Problem]:
     for key in stack.launches:
-        operator, _, phase = key.rpartition('.')
+        operator, _, phase = key.removesuffix('.odd').rpartition('.')
         if '*' not in key and (not operator or phase not in ('F', 'I', 'W', 'U')):
             instead = 'write e.g. norm.F, with F, I, W or U; or a pattern of names of ops, e.g. "*.qkv.F"'
             yield Problem(('launches', key), 'no operator and phase', instead)

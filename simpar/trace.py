@@ -44,7 +44,7 @@ class RankTimes:
     end_KS: Times
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """All spans of some steps, run back to back.
 
@@ -60,6 +60,9 @@ class Trace:
     representatives: tuple[RankTimes, ...]
     representative_of_rank: NDArray[np.int32]
 
+    def __repr__(self) -> str:
+        return f'Trace({self.origin}, steps={self.steps}, step={self.step!r}, ranks={len(self.representative_of_rank)})'
+
     @property
     def steps(self) -> int:
         """Number of steps."""
@@ -72,7 +75,7 @@ class Trace:
             np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0), dtype=np.float64
         )
 
-    @property
+    @cached_property
     def step_times(self) -> Times:
         """Shape [steps]: end(k) − end(k−1); the first is the cold step."""
         return np.diff(self.step_ends, prepend=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ MEDIAN, MOST, WORST = 0.02, 0.05, 0.08
 """Errors: of the median row, of 95 % of all, of any."""
 POINTS: Final = 0.03
 """Gains may differ by."""
+LEAST, OFTEN = 40, 10
+"""Rows that must be run, and rows of each kind."""
 APART: Final = 0.05
 """Steps that are predicted further apart must be measured in the same order."""
 
@@ -92,6 +95,10 @@ def _gains(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[float, 
 def _claims(
     rows: list[dict[str, Any]], run: list[dict[str, Any]], good: list[dict[str, Any]]
 ) -> Iterable[tuple[str, str, bool]]:
+    kinds = Counter(row['kind'] for row in rows)
+    seldom = ', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))
+    enough = len(run) >= LEAST and min(kinds.values()) >= OFTEN
+    yield f'at least {LEAST} schedules, of each kind {OFTEN}', seldom, enough
     yield 'cores suffice, by what calibration saw messages take', f'{len(run)} of {len(rows)} rows were run', bool(run)
     lost = len(run) - len(good)
     yield (

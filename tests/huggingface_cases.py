@@ -31,6 +31,7 @@ TINY = {
     'gemma2': {**BASE, 'model_type': 'gemma2', 'head_dim': 8, 'query_pre_attn_scalar': 12, 'sliding_window': 3,
                'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
     'phi': {**BASE, 'model_type': 'phi', 'num_key_value_heads': 4, 'partial_rotary_factor': 0.5},
+    'phi3': {**BASE, 'model_type': 'phi3', 'partial_rotary_factor': 0.5, 'sliding_window': 5, 'head_dim': 8},
     'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
     'deepseek_v2': {**BASE, **LATENT, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'attention_bias': True},
 }  # fmt: skip
@@ -171,6 +172,8 @@ def _inside(kind, model, parts, name, tensor):
         flat = [part.flatten(0, -2 if which == 'weight' else -1) for part in (q, k, v)]
         if kind == 'gpt2':
             yield f'{parts["qkv"]}.{which}', torch.cat(flat).mT if which == 'weight' else torch.cat(flat)
+        elif kind == 'phi3':
+            yield f'self_attn.qkv_proj.{which}', torch.cat(flat)
         else:
             yield from ((f'self_attn.{x}_proj.{which}', part) for x, part in zip('qkv', flat, strict=True))
     elif name in MIXTURE:
@@ -182,6 +185,8 @@ def _inside(kind, model, parts, name, tensor):
         shared = 'mlp.shared_expert' if kind.startswith('qwen') else 'mlp.shared_experts'
         parts = {'gate_proj': tensor[:, 0], 'up_proj': tensor[:, 1]} if owner == 'shared.fc1' else {'down_proj': tensor}
         yield from ((f'{shared}.{part}.weight', value) for part, value in parts.items())
+    elif owner == 'fc1' and kind == 'phi3':
+        yield f'mlp.gate_up_proj.{which}', tensor.transpose(0, 1).flatten(0, 1)
     elif owner == 'fc1' and model.gated:
         yield f'mlp.gate_proj.{which}', tensor[:, 0]
         yield f'mlp.up_proj.{which}', tensor[:, 1]

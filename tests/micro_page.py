@@ -25,7 +25,7 @@ from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'micro.md'
-DEVICES = ('a100-sxm-8', 'h100-sxm-8', 'h200-sxm-8')
+DEVICES = ('a100-sxm-8', 'h100-sxm-8', 'h200-sxm-8', 'b200-sxm-8')
 FIFTH = 5
 LARGE = 1024
 SWEEP = 300
@@ -162,8 +162,7 @@ def main() -> None:
 
 ## A device by its class
 
-Products with n and k of 256 and more. The other devices are the two others of this
-page; B200 has no profile yet.
+Products with n and k of 256 and more. The other devices are the three others of this page.
 
 {chr(10).join(of_devices())}
 """

@@ -29,12 +29,11 @@ MENDED = {
     'import: --for a schedule that is missing': 'said that the script is no recording, not what the flag is of',
     'import: a trace of nothing': 'said no remedy; it says now to record a step',
     'a profile: a schedule in its place': 'listed what a profile has and the schedule lacks; it says now that it is a schedule',
+    'cluster: a list of two': 'asked for text; it says now that all devices are of one kind',
+    'planner: a gap in percent': 'gave the bounds alone; it says now that 5 % is written 0.05',
     'init: a batch in words': 'named a function of ours; it says now what to write',
 }
 """By mistake: what the message said, and says."""
 
-WEAK = {
-    'cluster: a list of two': 'asks for text; it does not say that all devices of a cluster are of one kind',
-    'planner: a gap in percent': 'gives the bounds; it does not say that 5 % is written 0.05',
-}
+WEAK: dict[str, str] = {}
 """By mistake: what is still weak."""

@@ -84,7 +84,7 @@ def gpt2() -> ModuleCase:
 
 def llama() -> ModuleCase:
     config = _config('LlamaConfig', num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=4,
-                     num_key_value_heads=2, vocab_size=24, use_cache=False, initializer_range=0.2)  # fmt: skip
+                     num_key_value_heads=2, vocab_size=24, initializer_range=0.2)  # fmt: skip
     return ModuleCase(_of(config, 'LlamaForCausalLM'), tokens(), 'cross-entropy')
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,14 +98,18 @@ _FEW: dict[str, list[Any]] = {
     'shard_group': [0, 2],
     'fusion': ['layer', 'none', 'all', 'auto'],
 }
+_BESIDE = {'shard_group': 'zero', 'chunks': 'order', 'sequence_parallel': 'tensor'}
 _ORDERS = ['1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'interleaved-1f1b', 'looped-bfs', 'zb-v', 'v-half', 'v-min']
 _TINY: list[dict[str, Any]] = [{**model, 'layers': 4} for model in MODELS[:4]]
 
 
-def enumerable_space(draw: random.Random) -> Space:
-    """A space of some hundreds to two thousand plans: keys get values until there are enough."""
+def enumerable_space(draw: random.Random, first: Sequence[str] = ()) -> Space:
+    """A space of some hundreds to two thousand plans: keys get values until there are enough.
+
+    Arguments: ``first``, keys that have several values in any case.
+    """
     cluster = draw.choice(CLUSTERS[:1] + CLUSTERS[2:3] + [{'profile': 'h100-sxm-8'}])
-    model = draw.choice(_TINY)
+    model = _TINY[3] if 'expert' in first else draw.choice(_TINY)
     schedule = load_schedule(
         {
             'simpar': 1,
@@ -122,17 +126,22 @@ def enumerable_space(draw: random.Random) -> Space:
     keys |= {'order': ['1f1b'], 'expert': [1], 'micro_batches': [8]}
     names = [*_FEW, 'order']
     draw.shuffle(names)
+    # Groups of shards, chunks and a split sequence are something beside these alone.
+    beside = [other for one, other in _BESIDE.items() if one in first]
+    ahead = ['pipeline', 'micro_batches', *(['expert'] if 'experts' in model else []), *first, *beside]
     # Plans of several stages at least, so that orders and chunks are no names of one plan.
-    for name in ['pipeline', 'micro_batches', *(['expert'] if 'experts' in model else []), *names]:
+    for name in dict.fromkeys([*ahead, *names]):
         if len(keys[name]) == 1:
-            keys[name] = draw.sample(_ORDERS, 3) if name == 'order' else [1, 2, 4] if name == 'expert' else _FEW[name]
+            chunked = ['interleaved-1f1b'] if 'chunks' in first else []
+            orders = [*chunked, *draw.sample([one for one in _ORDERS if one not in chunked], 3 - len(chunked))]
+            keys[name] = orders if name == 'order' else [1, 2, 4] if name == 'expert' else _FEW[name]
         space = small_space(schedule, {f'plan.{key}': values for key, values in keys.items()})
         count = sum(1 for _ in paths(space))
         if count > 1.5 * ENUMERATED and len(keys[name]) > 2:
             keys[name] = keys[name][:2]
             space = small_space(schedule, {f'plan.{key}': values for key, values in keys.items()})
             count = sum(1 for _ in paths(space))
-        if count >= ENUMERATED:
+        if count >= ENUMERATED and name not in ahead:
             break
     return space
 

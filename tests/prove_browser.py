@@ -56,14 +56,15 @@ def browser(*, dark: bool = False, size: tuple[int, int] = (1280, 900)) -> Itera
         driver.quit()
 
 
-def shot(driver: Any, name: str) -> None:
-    """A screenshot of 256 colours, so that it stays small."""
+def shot(shown: Any, name: str) -> None:
+    """A screenshot of a browser or of one element, in 256 colours, so that it stays small."""
     from PIL import Image
 
     path = IMAGES / f'{name}.png'
-    driver.save_screenshot(str(path))
+    path.write_bytes(shown.screenshot_as_png if hasattr(shown, 'screenshot_as_png') else shown.get_screenshot_as_png())
     with Image.open(path) as image:
-        small = image.convert('RGB').quantize(128)
+        # Dithered or with fewer colours, one orange would look like another.
+        small = image.convert('RGB').quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     print(f'wrote {path.relative_to(ROOT)}, {path.stat().st_size // 1000} KB')
 
@@ -106,7 +107,6 @@ def jupyter(folder: Path) -> Iterator[str]:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     words = [
-        'lab',
         '--no-browser',
         f'--port={port}',
         '--IdentityProvider.token=',
@@ -117,7 +117,7 @@ def jupyter(folder: Path) -> Iterator[str]:
     ]
     around = {**os.environ, 'PYTHONPATH': str(ROOT), 'JUPYTER_CONFIG_DIR': str(folder / 'config')}
     server = subprocess.Popen(
-        [sys.executable, '-m', 'jupyter', *words], cwd=folder, env=around,
+        [sys.executable, '-m', 'jupyterlab', *words], cwd=folder, env=around,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -139,6 +139,78 @@ simpar.sliders(case, copies=[1, 2, 4], micro_batches=[16, 32, 64])
 """
 
 
+def execute_all(folder: Path, name: str) -> None:
+    """Run a notebook in JupyterLab from its menu: no cell fails, pictures are loaded, the timeline is drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with jupyter(folder) as address, browser(size=(1280, 6000)) as driver:
+        _open(driver, address, name)
+        cells = len(driver.find_elements('css selector', '.jp-Notebook .jp-CodeCell'))
+        WebDriverWait(driver, 180).until(lambda d: d.execute_script(_EXECUTED) == cells)
+        time.sleep(2)
+        assert not driver.find_elements('css selector', '[data-mime-type="application/vnd.jupyter.error"]')
+        pictures = driver.execute_script(_PICTURES)
+        assert pictures
+        assert min(pictures) > 100, pictures
+        seen = f'{cells} cells, {len(pictures)} pictures'
+        for frame in driver.find_elements('css selector', 'iframe[title="timeline"]'):
+            driver.switch_to.frame(frame)
+            WebDriverWait(driver, 20).until(lambda d: d.find_elements('id', 'steps'))
+            time.sleep(0.5)
+            colours = driver.execute_script(_COLOURS)
+            assert colours > 10, f'the timeline shows {colours} colours'
+            told = _pointed_at(driver)
+            assert 'ms' in told or 'us' in told, told
+            driver.find_element('css selector', '[data-zoom="2"]').click()
+            driver.execute_script("document.getElementById('timeline').scrollIntoView()")
+            time.sleep(0.3)
+            driver.switch_to.default_content()
+            shot(frame, 'notebook_timeline')
+            seen += f', a timeline of {colours} colours; an op says: {told!r}'
+    print(f'{name}: {seen}')
+
+
+def _pointed_at(driver: Any) -> str:
+    """What the timeline says of an op that one points at: the first place in its lower half that says anything."""
+    return str(driver.execute_script(_POINT))
+
+
+_EXECUTED = """return [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+    .filter(one => /\\[\\d+\\]/.test(one.textContent)).length"""
+_PICTURES = """return [...document.querySelectorAll('.jp-OutputArea img')].map(one => one.naturalWidth)"""
+_POINT = """
+const [canvas, tip] = ['steps', 'tip'].map(name => document.getElementById(name));
+const box = canvas.getBoundingClientRect();
+for (let y = box.height * 0.9; y > 20; y -= 8)
+  for (let x = 120; x < box.width - 20; x += 15) {
+    for (const kind of ['pointermove', 'mousemove'])
+      canvas.dispatchEvent(new PointerEvent(kind, {clientX: box.left + x, clientY: box.top + y, bubbles: true}));
+    if (!tip.hidden && tip.children.length > 2) return tip.innerText.replaceAll('\\n', '; ');
+  }
+return '';
+"""
+
+
+def _open(driver: Any, address: str, name: str) -> None:
+    """Open a notebook in JupyterLab and run all of its cells."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver.get(f'{address}/lab/tree/{name}?reset')
+    WebDriverWait(driver, 60).until(lambda d: d.find_elements('css selector', '.jp-Notebook .jp-CodeCell'))
+    time.sleep(5)
+    driver.execute_script("document.querySelectorAll('.bp3-dialog .jp-mod-reject').forEach(one => one.click())")
+    _menu(driver, 'Run', 'Run All Cells')
+
+
+def _without_outputs(notebook: Path, copy: Path) -> None:
+    """So that what is seen was executed here."""
+    tree = json.loads(notebook.read_text(encoding='utf-8'))
+    for cell in tree['cells']:
+        if cell['cell_type'] == 'code':
+            cell.update(outputs=[], execution_count=None)
+    copy.write_text(json.dumps(tree), encoding='utf-8')
+
+
 def notebook_of(source: str) -> str:
     """A notebook of one cell."""
     cell = {'cell_type': 'code', 'id': 'one', 'execution_count': None, 'metadata': {}, 'outputs': [], 'source': source}
@@ -153,11 +225,7 @@ def move_sliders(folder: Path, name: str, image: str = '') -> list[float]:
 
     seconds = []
     with jupyter(folder) as address, browser(size=(1280, 1000)) as driver:
-        driver.get(f'{address}/lab/tree/{name}?reset')
-        WebDriverWait(driver, 60).until(lambda d: d.find_elements('css selector', '.jp-Notebook .jp-CodeCell'))
-        time.sleep(5)
-        driver.execute_script("document.querySelectorAll('.bp3-dialog .jp-mod-reject').forEach(one => one.click())")
-        _menu(driver, 'Run', 'Run All Cells')
+        _open(driver, address, name)
         step = 'b[style*="1.3em"]'
         WebDriverWait(driver, 120).until(lambda d: d.find_elements('css selector', step))
         time.sleep(2)
@@ -204,6 +272,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix='simpar-browser-') as name:
         folder = Path(name)
         show_page(folder)
+        for notebook in sorted((ROOT / 'notebooks').glob('*.ipynb')):
+            _without_outputs(notebook, folder / notebook.name)
+            if importlib.util.find_spec('torch') or 'measurement' not in notebook.name:
+                execute_all(folder, notebook.name)
+            else:
+                print(f'{notebook.name}: skipped, it needs torch')
         shutil.copy(ROOT / 'notebooks' / NOTEBOOK, folder / NOTEBOOK)
         (folder / 'pipeline.ipynb').write_text(notebook_of(PIPELINE), encoding='utf-8')
         of_both = move_sliders(folder, NOTEBOOK, 'notebook_sliders'), move_sliders(folder, 'pipeline.ipynb')

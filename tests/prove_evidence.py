@@ -1,10 +1,10 @@
 """`make prove-evidence`: drawn schedules, predicted and measured on networks that were calibrated in the same run.
 
-    python tests/prove_evidence.py --seed 2026 --draws 48 --folder out/evidence
+    python tests/prove_evidence.py --seed 2026 --folder out/evidence [--minutes 15]
 
 Each block (a network, a number of ranks, four schedules) is a file in the folder; a run that was interrupted goes on
-with the blocks that are missing. Whether a row can be measured is decided by its own repeats, before its prediction is
-looked at; whether cores suffice, before it is run at all.
+with the round that is missing, on the same commit. Whether a row can be measured is decided by its own repeats, before
+its prediction is looked at; whether cores suffice, before it is run at all.
 """
 
 from __future__ import annotations
@@ -41,41 +41,76 @@ from simpar.profiles import cluster, load_profile
 from simpar.program import Program
 
 ROOT = Path(__file__).parent.parent
-ROUNDS: Final = 8
-STEPS: Final = 5
+CODE: Final = ('simpar', 'executor', 'hw_profiles', 'tests')
+ROUNDS: Final = 6
+STEPS: Final = 6
 """Steps of a run; those from the third on count."""
 BUSY: Final = 0.6
 """Share of the cores that the messages of all ranks may take; above it the row is not run."""
 
 
+class Enough(Exception):
+    """The time is up; what is measured is kept."""
+
+
 def main() -> int:
-    """Run the blocks that are missing, then write the page."""
+    """Run what is missing, then write the page."""
     options = _parser().parse_args()
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     options.folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for block in blocks(options.seed, -(-options.draws // 4)):
-        file = options.folder / f'{options.seed}-{block.number}.json'
+    until, code, found = time.monotonic() + 60 * options.minutes, commit(), []
+    wanted = blocks(options.seed, -(-options.draws // 4))
+    for block in wanted:
+        # Of another commit nothing counts.
+        file = options.folder / f'{options.seed}-{block.number}-{code}.json'
         if not file.exists():
-            begun = time.monotonic()
-            result = _run(block, options)
-            result['seconds'] = round(time.monotonic() - begun, 1)
-            write_atomically(file, json.dumps(result) + '\n')
+            part = Part(file.with_suffix('.part'), until)
+            try:
+                result = _run(block, options.rounds, part)
+            except Enough:
+                print(f'{block.number} of {len(wanted)} blocks are done; the same command goes on', file=sys.stderr)
+                return 0
+            write_atomically(file, json.dumps({**result, 'commit': code}) + '\n')
+            part.file.unlink()
         found.append(json.loads(file.read_text(encoding='utf-8')))
         say(found[-1])
-    text, held = page(found, seed=options.seed, commit=commit(), command=' '.join(sys.argv[:1] + sys.argv[1:]))
+    text, held = page(found, seed=options.seed, commit=code, command=' '.join(sys.argv))
     if options.write:
         write_atomically(options.write, text)
     print(text)
     return 0 if held else 4
 
 
-def _run(block: Block, options: argparse.Namespace) -> dict[str, Any]:
+class Part:
+    """What is known of a block that is not done: kept in a file from round to round."""
+
+    def __init__(self, file: Path, until: float) -> None:
+        self.file = file
+        self._until = until
+        self.known: dict[str, Any] = {'seconds': 0.0, 'load': 0.0, 'rounds': []}
+        if file.exists():
+            self.known = json.loads(file.read_text(encoding='utf-8'))
+        self._begun = time.monotonic()
+
+    def keep(self) -> None:
+        """Write what is known; raises ``Enough`` where the time is up."""
+        now = time.monotonic()
+        self.known['seconds'] += now - self._begun
+        self.known['load'] = max(self.known['load'], os.getloadavg()[0])
+        self._begun = now
+        write_atomically(self.file, json.dumps(self.known) + '\n')
+        if now > self._until:
+            raise Enough
+
+
+def _run(block: Block, rounds: int, part: Part) -> dict[str, Any]:
     """Calibrate, see which rows the cores can carry, measure, judge the repeats, and only then predict."""
-    rows = block.rows()
-    net, drawn = parse_net(block.net), random.Random(block.seed)
+    rows, net = block.rows(), parse_net(block.net)
+    if 'record' not in part.known:
+        part.known['record'] = bench_messages(block.world, net, QUICK, Lines(), net_name=block.net, seed=block.seed)
+        part.keep()
+    record = part.known['record']
     with tempfile.TemporaryDirectory() as folder:
-        record = bench_messages(block.world, net, QUICK, Lines(), net_name=block.net, seed=block.seed)
         path = Path(folder) / 'record.json'
         path.write_text(json.dumps(record), encoding='utf-8')
         found = calibrate(load_record(path))
@@ -84,13 +119,13 @@ def _run(block: Block, options: argparse.Namespace) -> dict[str, Any]:
         costs = {row.name: price(row.program, hardware) for row in rows}
         load = {row.name: load_of(row.program, costs[row.name], record) for row in rows}
         carried = [row for row in rows if load[row.name] <= BUSY]
-        samples = _measure(block, carried, costs, drawn, options.rounds)
+        _measure(block, carried, costs, rounds, part)
         told: list[dict[str, Any]] = []
         for row in rows:
             one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
             one['load'] = round(load[row.name], 3)
             if row in carried:
-                one['runs'] = samples[row.name]
+                one['runs'] = [turn[row.name] for turn in part.known['rounds']]
                 # Before the prediction exists.
                 one['same'] = verdict(one['runs'])
                 one['predicted'] = _predicted(row, hardware, costs[row.name])
@@ -102,7 +137,8 @@ def _run(block: Block, options: argparse.Namespace) -> dict[str, Any]:
         'rows': told,
         'notes': list(found.record.notes),
         'bandwidth': found.numbers['links.bandwidth'].value,
-        'load_average': round(os.getloadavg()[0], 1),
+        'load_average': round(part.known['load'], 1),
+        'seconds': round(part.known['seconds'], 1),
     }
 
 
@@ -110,23 +146,23 @@ def _predicted(row: Row, hardware: Cluster, costs: Costs) -> float:
     return simulate(row.program, costs).step
 
 
-def _measure(
-    block: Block, rows: list[Row], costs: dict[str, Costs], drawn: random.Random, rounds: int
-) -> dict[str, list[list[float]]]:
+def _measure(block: Block, rows: list[Row], costs: dict[str, Costs], rounds: int, part: Part) -> None:
     """Seconds of the steady steps of each run of each row; all rows once a round, in a new order each."""
-    samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-    if not rows:
-        return samples
+    done: list[dict[str, list[float]]] = part.known['rounds']
+    if not rows or len(done) == rounds:
+        return
     with Pool(block.world, net=parse_net(block.net), timeout=60.0, pinned=block.world <= cores()) as pool:
-        for turn in range(rounds + 1):
-            drawn.shuffle(rows)
-            for row in rows:
-                request = Request(compute='emulated', costs=costs[row.name], steps=STEPS if turn else 3)
-                execution = pool.perform(row.program, request)
-                # The first round opens connections.
-                if turn:
-                    samples[row.name].append(steady_steps(execution))
-    return samples
+        for row in rows:
+            # The first run opens connections.
+            pool.perform(row.program, Request(compute='emulated', costs=costs[row.name], steps=2))
+        while len(done) < rounds:
+            order = random.Random(f'{block.seed} {len(done)}').sample(rows, len(rows))
+            turn = {}
+            for row in order:
+                request = Request(compute='emulated', costs=costs[row.name], steps=STEPS)
+                turn[row.name] = steady_steps(pool.perform(row.program, request))
+            done.append(turn)
+            part.keep()
 
 
 def load_of(program: Program, costs: Costs, record: dict[str, Any]) -> float:
@@ -165,16 +201,24 @@ def say(block: dict[str, Any]) -> None:
 
 
 def commit() -> str:
-    run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False)
-    return run.stdout.strip()
+    """The last commit that touched code; with a + where code has changed since."""
+    told = [_git('log', '-1', '--format=%h', '--', *CODE), _git('status', '--porcelain', '--', *CODE)]
+    return told[0] + ('+' if told[1] else '')
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seed', type=int, default=2026)
-    parser.add_argument('--draws', type=int, default=48, metavar='N', help='schedules, four a block (default: 48)')
+    parser.add_argument('--draws', type=int, default=52, metavar='N', help='schedules, four a block (default: 52)')
     parser.add_argument(
         '--rounds', type=int, default=ROUNDS, metavar='N', help=f'rounds that count (default: {ROUNDS})'
+    )
+    parser.add_argument(
+        '--minutes', type=float, default=60.0, metavar='M', help='stop behind the round that these are over in'
     )
     parser.add_argument('--folder', type=Path, default=Path('out/evidence'), help='where finished blocks are kept')
     parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')

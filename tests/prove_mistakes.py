@@ -21,7 +21,7 @@ clusters, plans, imports, flags, new commands and schedules. {more} of them came
 left out again.
 
 Each was run. One who knows simpar graded the message, a milder judge than a stranger. Good means: cause and remedy are both named. {good} were
-good at once, {mended} were mended, {weak} stay weak. None ends with a traceback or an internal error. {broken} broken schedules more are kept as tests, in
+good at once, {mended} were mended, {weak} weak. None ends with a traceback or an internal error. {broken} broken schedules more are kept as tests, in
 `tests/broken`. `make prove-mistakes` runs all of them and writes this page.
 """
 
@@ -55,7 +55,13 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
         len(re.findall(r'^=== ', path.read_text(), re.MULTILINE)) for path in (ROOT / 'tests' / 'broken').glob('*.txt')
     )
     good = len(answers) - len(MENDED) - len(WEAK)
-    numbers = {'number': len(answers), 'more': more, 'good': good, 'mended': len(MENDED), 'weak': len(WEAK) or 'none'}
+    numbers = {
+        'number': len(answers),
+        'more': more,
+        'good': good,
+        'mended': len(MENDED),
+        'weak': 'none stays' if not WEAK else f'{len(WEAK)} stay',
+    }
     parts = [INTRODUCTION.format(**numbers, broken=broken)]
     for head, graded in (('Mended', MENDED), ('Weak', WEAK)):
         if graded:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from executor.bench.__main__ import main
 from executor.bench.bench import bench, bench_messages
 from executor.bench.communication import collective, message_items, program_messages
 from executor.bench.compute import attention, grid_items, matmul, program_items, unique
+from executor.bench.in_order import STEPS, InOrder
 from executor.bench.item import group_sizes, program_of, twice
 from executor.bench.jobs import schedule_programs
 from executor.bench.messages import KINDS, Found, Messages
@@ -216,7 +216,9 @@ def test_every_line_has_all_repeats_of_both_ranks(record):
     # Sends and exchanges are repeated until their spread is narrow.
     longer = [row for row in rows if row.get('algorithm') in ('pairwise', 'direct')]
     assert {row['operator'] for row in longer} == {'all_to_all', 'send_recv', 'send'}
-    for row in rows:
+    steps = [row for row in rows if 'low' in row['cpu']]
+    assert {row['cpu']['n'] for row in steps} == {2 * TINY.trials * STEPS}
+    for row in [row for row in rows if 'low' not in row['cpu']]:
         assert row['wall']['n'] == repeats or row in longer
         assert 0 < row['wall']['p10'] <= row['wall']['median']
         assert row['cpu']['n'] <= repeats or row in longer
@@ -239,14 +241,36 @@ def test_a_larger_product_takes_longer(record):
     assert seconds[256, 256, 256, 'F'] > seconds[16, 16, 16, 'F']
 
 
-def test_the_exact_shapes_of_schedules_are_measured(record):
-    """Whole batch and half of it; a weight's gradient both as it is created and as it is added to."""
-    rows = Counter((row['m'], row['n'], row['k'], row['phase']) for row in record['tables']['matmul'])
+def test_the_ops_of_schedules_are_measured_in_their_steps(record):
+    """Whole batch and half of it, in the tables in place of what the same op takes alone; as often as steps have it."""
+    rows = [(row['m'], row['n'], row['k'], row['phase'], row) for row in record['tables']['matmul']]
     for copies in (1, 2):
-        for op in job(copies=copies, model=NETWORK).op_classes:
+        program = job(copies=copies, model=NETWORK)
+        for index, op in enumerate(program.op_classes):
             if op.operator == 'matmul':
-                key = (op.dims['m'], op.dims['n'], op.dims['k'], op.phase)
-                assert rows[key] == (2 if op.phase == 'W' and copies == 2 else 1), key
+                (row,) = [row for *key, row in rows if key == [*(op.dims[name] for name in 'mnk'), op.phase]]
+                assert 'low' in row['cpu']
+                assert row['weight'] == 2 * program.roles[0].op_class.tolist().count(index)
+    assert len([row for *_, row in rows if 'low' not in row['cpu']]) == len(TINY.products) ** 3 * 3
+
+
+class Ticking:
+    """A pool whose every op ends a second after the op before it, on every rank."""
+
+    def ends(self, program, steps):
+        slots = len(program.roles[0])
+        ticks = np.arange(1.0, steps * slots + 1).reshape(steps, slots)
+        return [(ticks, ticks)] * program.world
+
+
+def test_ops_take_all_of_a_step_between_them():
+    """What passes between ops, and what a view takes, counts with the op behind."""
+    program = job(copies=2)
+    steps = InOrder(Ticking(), [program])
+    steps.round()
+    rows = [row for table in steps.rows().values() for row in table]
+    assert sum(row['weight'] * row['cpu']['low'] for row in rows) == program.world * len(program.roles[0])
+    assert max(row['cpu']['low'] for row in rows) > 1
 
 
 def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path):
@@ -280,7 +304,7 @@ def test_the_command_line_writes_the_record_of_a_schedule(tmp_path):
         [sys.executable, '-m', 'executor.bench', *flags], capture_output=True, text=True, check=False, timeout=120
     )
     assert (run.returncode, run.stdout) == (0, ''), run.stderr
-    assert [line.partition(': ')[0] for line in run.stderr.splitlines()] == ['bench'] * 4
+    assert [line.partition(': ')[0] for line in run.stderr.splitlines()] == ['bench'] * 5
     found = load_record(out)
     assert found.net == 'paced:1Gbit/s,50us'
     assert (8 // 4, 4 // 2, 8, 'F') in {(row.m, row.n, row.k, row.phase) for row in found.tables.matmul}

@@ -90,13 +90,12 @@ def test_what_is_simulated_and_executable_is_said_for_each_feature(tmp_path, pla
     assert (facts['actions'] is None) == ('pipeline' not in plan)
 
 
-def test_sequences_in_chunks_are_not_offered_yet(tmp_path):
-    plan = 'pipeline: 2, tensor: 2, micro_batches: 4, order: mindspore-2.10/seqpipe'
+def test_chunks_of_a_sequence_are_a_feature(tmp_path):
+    plan = 'pipeline: 2, tensor: 2, micro_batches: 4, order: mindspore-2.10/seqpipe, sequence_chunks: 2'
     facts = to_dict(load_case(case(tmp_path, plan)))
-    row = facts['features'][-1]
-    assert row['feature'] == 'several sequence chunks'
-    assert row['simulated'].startswith('not offered')
-    assert 'several sequence chunks: not offered: attention over earlier chunks' in render(facts)
+    assert {'feature': 'sequence_chunks 2', 'simulated': 'yes', 'executable': 'yes'} in facts['features']
+    # Items of the order are chunks: twice as many as micro-batches.
+    assert max(int(action[2:]) for action in facts['actions'][1] if action.startswith('1F')) == 7
 
 
 def test_more_streams_than_the_executor_has_room_for_are_told(tmp_path):

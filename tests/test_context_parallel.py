@@ -60,6 +60,17 @@ def test_heads_are_exchanged_by_four_all_to_alls(ranks):
         assert sorted(messages(made, phase)['all_to_all']) == [one, 3 * one]
 
 
+@pytest.mark.parametrize('kv_heads', [1, 2, 4])
+def test_heads_of_keys_and_values_fewer_than_ranks_are_sent_to_all_that_need_them(kv_heads):
+    """Each of 8 ranks gets a head of queries with its key and value, whoever else gets the same (arXiv 2506.13996)."""
+    one = BATCH * TOKENS * WIDTH * 2
+    made = program('all_to_all', 8, {'kv_heads': kv_heads})
+    for phase in ('F', 'I'):
+        assert sorted(messages(made, phase)['all_to_all']) == [one, 3 * one]
+    (work,) = {op.dims['heads'] // op.dims['kv_heads'] for op in made.op_classes if op.operator == 'attention'}
+    assert work == 1
+
+
 @pytest.mark.parametrize('split', ['balanced', 'contiguous'])
 @pytest.mark.parametrize('ranks', [2, 4, 8])
 def test_a_ring_passes_on_keys_and_values_of_one_rank(ranks, split):
@@ -196,7 +207,7 @@ plan: {{{plan}}}
     ('plan', 'sequence', 'more', 'said'),
     [
         ('context: 4', 20, '', r'plan\.context: sequence 20 does not divide into 8 chunks .* that is a mul'),
-        ('context: 4, context_kind: all_to_all', 64, '', r'kv_heads 2 cannot .* write all_gather or ring'),
+        ('context: 16, context_kind: all_to_all', 64, '', r'heads 8 cannot .* write all_gather or ring'),
         ('context: 4', 64, ', attention: unfused, dropout: 0.1', r'dropout: not yet: .* write 0, attention: flash'),
         ('context: 4, search: exact', 64, '', r'plan\.context: searches of strategies know no ranks'),
         ('context: 4', 64, ', experts: {count: 16, top_k: 1, capacity: 0.5}', r'capacity: 2 slots .* do not divide by'),
@@ -237,10 +248,10 @@ PLANS = {
     'contiguous-tensor-data': (Plan(context=2, context_split='contiguous', tensor=2, data=2, zero=1), 8),
     'tensor-pipeline-copies': (Plan(context=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2), 8),
 }  # fmt: skip
-# Heads of keys and values for context × tensor; one token of eight a chunk for context 4.
+# One token of eight a chunk for context 4. Llama has fewer heads of keys and values than context × tensor.
 MODELS = {
     'gpt2': {'n_head': 4},
-    'llama': {'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 4},
+    'llama': {'num_attention_heads': 8, 'num_key_value_heads': 2, 'head_dim': 4},
     'mistral': {'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 4},
 }
 

@@ -90,6 +90,19 @@ def test_every_span_with_a_slow_rank_is_within_5_percent(pool):
     assert furthest(lambda: pool.run(program, costs, compute='emulated', steps=2), (rows, 100.0)) <= TOLERANCE
 
 
+def test_waiting_slows_compute_before_it_is_known_until_when(pool):
+    program, _ = worked()
+    costs = worked_costs(program, slow={1: 0.5}, waiting_slows=True, unit=UNIT)
+    # As in the simulator: half speed beside RA.0, which waits from 4.125 and ends at 12.125; alone it ends at 8.125.
+    off = []
+    for _ in range(ATTEMPTS):
+        trace = pool.run(program, costs, compute='emulated', steps=1).trace
+        off.append(abs(moments(trace, 0, 0)['FA.1'][2] - 12.125))
+        if off[-1] < 1.0:
+            break
+    assert min(off) < 1.0
+
+
 def test_the_trace_is_an_emulated_one_of_this_program(pool):
     program, _ = worked()
     execution = pool.run(program, worked_costs(program, unit=UNIT / 16), compute='emulated', steps=1)

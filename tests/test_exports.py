@@ -22,6 +22,7 @@ NAMES = [
     '__version__',
     'case_of',
     'cluster',
+    'compare',
     'compare_cases',
     'from_module',
     'load_case',

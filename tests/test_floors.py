@@ -20,10 +20,10 @@ FLOORS = [
         *('predict', 'diagnosis', 'recording', 'report', 'page'),
     ],
     [
-        *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner', 'notebook'),
-        *('compare', 'calibrate', 'validate', 'saved_answer'),
+        *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
+        *('compare', 'calibrate', 'validate', 'saved_answer', 'notebook'),
     ],
-    ['__init__', 'commands', 'cli', '__main__'],
+    ['__init__', 'flags', 'commands', 'cli', '__main__'],
 ]
 READS_TORCH = 'torch_module'
 """The one room that imports torch, and only where a module is read."""

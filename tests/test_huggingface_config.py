@@ -99,8 +99,13 @@ def test_what_is_written_again_needs_no_config(tmp_path):
         ({'hidden_act': 'gelu_pytorch_tanh'}, {'activation': 'geglu_tanh'}),
         ({'rope_scaling': {'type': 'linear', 'factor': 8}}, {'rope_scaling': (8.0,)}),
         ({'rope_scaling': {'rope_type': 'default'}}, {'rope_scaling': ()}),
-        ({'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 7.0, 'partial_rotary_factor': 0.5}},
+        ({'model_type': 'phi3', 'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 7.0,
+                                                    'partial_rotary_factor': 0.5}},
          {'rope_scaling': (2.0,), 'rope_theta': 7.0, 'rotary_share': 0.5}),
+        # The older mapping goes before the newer, and a base in it before that of the config.
+        ({'rope_scaling': {'rope_type': 'linear', 'factor': 8, 'rope_theta': 9.0}, 'rope_theta': 5.0,
+          'rope_parameters': {'rope_type': 'default', 'rope_theta': 7.0}}, {'rope_scaling': (8.0,), 'rope_theta': 9.0}),
+        ({'model_type': 'qwen2', 'head_dim': 16}, {'head_width': 16}),
         ({'model_type': 'mistral', 'sliding_window': None}, {'window': 0}),
         ({'model_type': 'mistral', 'sliding_window': 8}, {'window': 8}),
         ({'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 8, 'max_window_layers': 3},
@@ -124,6 +129,10 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
 @pytest.mark.parametrize(
     ('changes', 'told'),
     [
+        ({'partial_rotary_factor': 0.5}, ['config.json:10: partial_rotary_factor: these models turn all features']),
+        ({'rope_parameters': {'full_attention': {'rope_theta': 7.0}}}, ['config.json:10: rope_parameters: not yet']),
+        ({'model_type': 'gemma', 'hidden_act': 'silu', 'hidden_activation': 'gelu'},
+         ["config.json:11: hidden_activation: not what hidden_act says ('gelu', 'silu')"]),
         ({'hidden_size': '32'}, ['config.json:4: hidden_size: not an integer (got "32"); write an integer from 1 to ']),
         ({'hidden_size': ...}, ['config.json:1: hidden_size: missing; add hidden_size']),
         ({'hidden_size': 30}, ['config.json:4: hidden_size: 30 does not divide by heads 4; write a multiple of 4']),
@@ -265,3 +274,17 @@ def test_editors_know_the_keys_beside_it():
     assert workload['oneOf'][0] == {'required': ['model']}
     assert workload['properties']['sequence']['x-beside'] == 'model'
     assert workload['dependentRequired']['sequence'] == ['model']
+
+
+def test_a_file_goes_before_a_name_and_a_name_nearly_known_is_told(tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(f'{HEAD}workload: {{model: llama3-8b, sequence: 16, batch: 8, layers: 2}}\n')
+    assert (load_schedule(path).workload.model.layers, load_schedule(path).workload.model.hidden) == (2, 4096)
+    (tmp_path / 'llama3-8b').write_text(json.dumps(LLAMA))
+    assert load_schedule(path).workload.model.hidden == 32
+    path.write_text(f'{HEAD}workload: {{model: Llama-3-8B, sequence: 16, batch: 8}}\n')
+    with pytest.raises(ScheduleError, match=r'schedule.yaml:3: workload.model: neither a file.*mean llama3-8b\?'):
+        load_schedule(path)
+    path.write_text(f'{HEAD}workload: {{model: my_model, batch: 8}}\n')
+    with pytest.raises(ScheduleError, match=r'known by name \(got "my_model"\); write the path of a config.json'):
+        load_schedule(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simpar import load_case
 from simpar.schedule import load_schedule
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +79,21 @@ def test_transformers_counts_the_same_on_the_meta_device(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
 
 
+BY_NAME = {'llama2-7b': 'llama2_7b', 'llama3-8b': 'llama3_8b', 'llama3-70b': 'llama3_70b', 'qwen3-8b': 'qwen3_8b',
+           'mixtral-8x7b': 'mixtral_8x7b', 'qwen3-30b-a3b': 'qwen3_30b_a3b'}  # fmt: skip
+
+
+def test_a_model_by_name_is_that_of_its_published_config():
+    for name, config in BY_NAME.items():
+        model, published = (
+            load_schedule(
+                {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': one, 'sequence': 512, 'batch': 8}}
+            )
+            for one in (name, str(config_of(config)))
+        )
+        assert model.workload.model == published.workload.model, name
+
+
 def test_the_program_holds_as_many_as_are_counted(tmp_path):
     """Counted once more from the tensors that lowering makes."""
     from math import prod
@@ -90,6 +106,12 @@ def test_the_program_holds_as_many_as_are_counted(tmp_path):
         program = lower(workload, Plan(data=2, tensor=2, sequence_parallel=True), 4)
         held = sum(prod(tensor.shape) for tensor in program.tensors if tensor.kind == 'parameter')
         assert held == PUBLISHED[name], name
+
+
+def test_by_name_deepseek_and_gpt_2_have_as_many_as_is_published():
+    for name, total in {'gpt2': PUBLISHED['gpt2'], 'deepseek-v3': PUBLISHED['deepseek_v3']}.items():
+        workload = {'model': name, 'sequence': 1024, 'batch': 8}
+        assert load_case({'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': workload}).parameters == total, name
 
 
 def test_json_carries_the_count(tmp_path):

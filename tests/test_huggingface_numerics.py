@@ -20,7 +20,7 @@ from simpar.plan import Plan
 pytestmark = pytest.mark.torch
 TOLERANCE = 1e-10
 ORACLES = ('gpt2', 'llama', 'mistral', 'qwen3', 'deepseek_v3')
-ALSO = ('qwen2', 'gemma2', 'phi', 'deepseek_v2')
+ALSO = ('qwen2', 'gemma2', 'phi', 'phi3', 'deepseek_v2')
 
 
 @pytest.fixture(scope='module')

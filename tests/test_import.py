@@ -10,10 +10,10 @@ from launch_sources import FOLDER, MODEL, SOURCES, model_beside
 
 from simpar import cli
 from simpar.cli import main
+from simpar.huggingface.sizes import MODELS
 from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
-from simpar.importing.sizes import SIZES
 from simpar.importing.write import schedule_text
 from simpar.schedule import load_schedule, written
 
@@ -219,12 +219,23 @@ def test_deepspeed_has_its_model_beside_and_the_schedule_finds_it(tmp_path, caps
     assert schedule.workload.model.layers == 32
 
 
-@pytest.mark.parametrize('name', SIZES)
+@pytest.mark.parametrize('name', MODELS)
 def test_init_writes_a_schedule_of_every_model_that_it_knows(name, capsys):
     assert cli.main(['init', '--model', name, '--nodes', '16', '--batch', '1536']) == 0
     text = capsys.readouterr().out
     assert load_schedule(text).workload.batch == 1536
     assert text.count('#') >= 10
+
+
+@pytest.mark.parametrize(('name', 'nodes', 'batch'), [('mixtral-8x7b', 2, 128), ('qwen3-235b-a22b', 16, 512)])
+def test_a_first_schedule_with_experts_fits(name, nodes, batch, tmp_path, capsys):
+    out = tmp_path / 'first.yaml'
+    asked = ['--nodes', str(nodes), '--batch', str(batch), '--sequence', '4096', '--output', str(out)]
+    assert cli.main(['init', '--model', name, *asked]) == 0
+    capsys.readouterr()
+    assert cli.main(['run', str(out), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['fits']
+    assert load_schedule(out).plan.expert > 1
 
 
 def test_init_fits_and_reads_a_config(tmp_path, capsys, monkeypatch):

@@ -331,7 +331,7 @@ def test_every_rank_unfolded_takes_as_long():
         ),
         (['plan.expert=3'], 'plan.expert: 3 ranks cannot share 8 experts equally; write one of 1, 2, 4, 8'),
         (['plan.data=4', 'plan.expert=8'], 'plan.expert: 8 does not divide data 4; write one of 1, 2, 4'),
-        (['plan.search=exact'], 'plan.search: searches of strategies know no experts; '),
+        (['plan.search=exact'], 'plan.search: searches of strategies know no experts'),
         (
             ['plan.strategies={"layer*.proj": [[1, 1, 1], [1, 1]]}', 'plan.dataset=full-batch'],
             'plan.dataset: not yet beside strategies of operators with experts; ',

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
-from simpar.errors import ScheduleError
+from simpar.errors import Infeasible, ScheduleError
+from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 
@@ -20,6 +21,7 @@ from torch import nn
 
 from simpar.torch_module import from_module
 from simpar.torch_module.table import TABLE
+from simpar.workload import Workload
 
 pytestmark = pytest.mark.torch
 SCHEDULE = """\
@@ -215,3 +217,24 @@ def test_a_module_on_the_meta_device_is_predicted_and_not_trained(schedule):
     case = load_case(schedule, module=found.graph)
     assert case.predict().step > 0
     assert case.parameters == 2 * 8 * 2**14 + 2**14 + 8
+
+
+class Shared(nn.Module):
+    """Two weights, one behind the other, so often."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.a, self.b, self.times = nn.Linear(8, 8), nn.Linear(8, 8), times
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = self.b(self.a(x).relu())
+        return x
+
+
+def test_all_weights_that_two_stages_share_are_summed_over_both():
+    case = module_cases.ModuleCase(Shared(4).double(), torch.randn(4, 8).double())
+    found = module_cases.exported(case)
+    assert module_cases.deviation(case, found, Plan(pipeline=2, micro_batches=2), 2) <= 1e-10
+    with pytest.raises(Infeasible, match=r'plan\.pipeline: not yet: b\.weight is read on 4 pipeline ranks'):
+        lower(Workload(model=found.model, batch=16, loss='mse'), Plan(pipeline=4, micro_batches=4), 4)

@@ -1,5 +1,7 @@
 """Values in notebooks: small on the screen, what-ifs by keyword, tables of pandas, sliders that are moved."""
 
+import base64
+import gzip
 import re
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 import simpar
 from simpar.errors import ScheduleError
+from simpar.trace_files import save_trace
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
 TEXT = """
@@ -76,8 +79,41 @@ def test_values_are_small_and_pictures_show_themselves(case):
     assert answer._repr_html_().count('<tr') == 3
 
 
+def test_no_value_prints_a_program():
+    prediction = simpar.load_case(EXAMPLES / 'transformer_h100.yaml').predict()
+    parts = ('trace', 'program', 'memory', 'metrics', 'critical_path')
+    assert max(len(repr(getattr(prediction, part))) for part in parts) < 400
+    assert {'load_case', 'compare', 'sliders'} <= set(dir(simpar))
+
+
+def test_the_interactive_page_is_packed_and_shows_the_ranks_that_are_asked_for():
+    slow = ['cluster={profile: h100-sxm-8, nodes: 8, slow: {0: 0.9, 9: 0.95, 63: 0.7}}', 'plan.data=8']
+    prediction = simpar.load_case(EXAMPLES / 'transformer_h100.yaml', slow).predict()
+
+    def page(*ranks):
+        shown = prediction.interactive(*ranks)._repr_html_()
+        assert len(shown) < 400_000
+        return gzip.decompress(base64.b64decode(re.search(r"atob\('([^']+)'\)", shown)[1])).decode()
+
+    assert re.findall(r'"label":"(rank \d+)', page(9, 63))[:2] == ['rank 9', 'rank 63']
+    assert '"label":"rank 63' in page()
+    with pytest.raises(ValueError, match='there is no rank 64; write ranks from 0 to 63'):
+        prediction.interactive(64)
+
+
+def test_a_case_stands_beside_a_measurement(case, tmp_path):
+    prediction = case.predict()
+    save_trace(tmp_path / 'measured.json', prediction.trace, prediction.costs)
+    beside = simpar.compare(case, tmp_path / 'measured.json')
+    assert beside.comparison.step.error == 0
+    assert 'data:image/png;base64,' in beside._repr_html_()
+    assert 'ops that err most' in str(beside)
+    with pytest.raises(TypeError, match='beside one case'):
+        simpar.compare(case, tmp_path / 'measured.json', case)
+
+
 def test_cases_stand_side_by_side(case):
-    table = simpar.compare_cases(case, case.what_if(copies=1), case.what_if(copies=4))
+    table = simpar.compare(case, case.what_if(copies=1), case.what_if(copies=4))
     steps = [prediction.step for prediction in table.predictions]
     assert table.fastest.step == min(steps)
     assert len(re.findall('copies [124]', str(table).splitlines()[2])) == 3

@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / 'notebooks'
 NOTEBOOKS = sorted(FOLDER.glob('*.ipynb'))
-PICTURES = {'does_multi_copy_pay': 2, 'which_plan': 2, 'prediction_against_measurement': 0}
+PICTURES = {'does_multi_copy_pay': 2, 'which_plan': 2, 'prediction_against_measurement': 1}
 
 
 def cells_of(notebook):

@@ -15,7 +15,7 @@ from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.planner import load_planning
-from simpar.planner.bound import Speeds, least_beside
+from simpar.planner.hiding import Speeds, Work, least_beside, windows
 from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
@@ -128,7 +128,7 @@ def test_the_best_plan_is_that_of_brute_force(file, whole):
 
 
 def test_plans_that_do_not_fit_are_cut_off_by_memory_and_never_chosen(file):
-    planning = load_planning(file, ['workload.batch=4096', 'workload.transformer.sequence=4096'])
+    planning = load_planning(file, ['workload.batch=4096', 'workload.transformer.sequence=8192'])
     answer = planning.search(jobs=1)
     assert all(one.peak <= one.outcome.device for one in answer.ranking)
     assert 'memory' in {one.rule for one in answer.pruned}
@@ -219,6 +219,29 @@ def test_messages_are_hidden_at_a_price():
     assert least_beside(10, 12.5, 4, 6, speeds) == pytest.approx(14 + 0.2 * 4)
     # More than can be hidden: products end first, and what is left goes on alone.
     assert least_beside(10, 12.5, 0, 100, speeds) == pytest.approx(100 + 0.5 * 12.5)
+
+
+def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_between_them():
+    # A product of 10 s, its message of 4 s beside a second product, and a third that needs both.
+    work = Work([10.0, 0.0], [12.5, 0.0], {1: 4.0}, Speeds(matrix=0.8, memory=0.5, collective=0.5))
+    before = [[], [0], [0], [1, 2]]
+    found = windows(before, [0, 1, 0, 0], [True, False, True, True], [0, 1, 0, 0], work)
+    # At half its speed it takes 8 s, in which products do 0.8 of their work.
+    assert found == {3: [(0, pytest.approx(20 + 0.2 * 8))]}
+    # A message that nobody waits for may be sent whenever.
+    assert windows([[], [0], [0]], [0, 1, 0], [True, False, True], [0, 1, 0], work) == {}
+
+
+def test_copies_of_a_last_stage_may_hold_half_of_a_micro_batch_each():
+    """The forward of one copy and its backward may be over before the other copy begins."""
+    workload = {'transformer': MODELS[1], 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'}
+    schedule = load_schedule({'simpar': 1, 'cluster': 'a100-sxm-8', 'workload': workload})
+    keys = {f'plan.{key}': 'fixed' for key in KEYS}
+    fixed = replace(schedule.plan, pipeline=8, order='gpipe')
+    space = small_space(replace(schedule, plan=fixed), {**keys, 'plan.copies': [1, 2]})
+    for path in paths(space):
+        outcome = predicted(space.schedule(path))
+        assert least(Judge(space, cluster_of(schedule)), path)[1] <= outcome.peak
 
 
 def test_keys_that_are_wrong_are_all_told_at_once(file):

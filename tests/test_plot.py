@@ -186,3 +186,16 @@ def test_drawing_leaves_the_global_state_alone():
     here = __file__.rpartition('/')[0]
     command = [sys.executable, '-c', code, here]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 'False\n'
+
+
+def test_a_name_that_ends_in_dark_gives_a_dark_ground_with_light_letters(tmp_path):
+    import matplotlib.image
+
+    figures = [timeline(simulate(worked_program(), worked_costs(worked_program()))) for _ in range(2)]
+    for figure, name, least, most in zip(figures, ('out.png', 'out.dark.png'), (0.9, 0.0), (1.0, 0.15), strict=True):
+        write_figure(tmp_path / name, figure)
+        picture = matplotlib.image.imread(tmp_path / name)[..., :3]
+        assert least <= float(picture[0, 0].mean()) <= most
+        # The title's letters are the furthest from the ground.
+        title = picture[:60, : picture.shape[1] // 2].mean(axis=2)
+        assert float(title.max() - title.min()) > 0.7

@@ -1,6 +1,7 @@
 """Searches of strategies on a transformer: what they find trains, and exact search finds nothing worse than degrees."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -11,6 +12,7 @@ from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.proposal import weighed
+from simpar.strategy_search.networks import workload_graph
 from simpar.workload import Workload
 from simpar.written_out import written_out
 
@@ -47,6 +49,12 @@ def test_what_a_search_finds_for_a_transformer_trains(model, search):
     assert set(plan.strategies.items()) <= set(found.plan.strategies.items())
     assert len(found.plan.strategies) > len(plan.strategies)
     check(lower(found.workload, found.plan, ranks), found.workload, found.plan, steps=1)
+
+
+def test_a_tied_weight_is_summed_once():
+    tied, untied = (workload_graph(MODELS[kind]) for kind in ('tied', 'flash'))
+    summed = [sum(prod(graph.shapes[name]) for name in graph.parameters) for graph in (tied, untied)]
+    assert summed[1] - summed[0] == GPT.model.vocab * GPT.model.hidden
 
 
 @pytest.mark.parametrize('ranks', [2, 4, 8])

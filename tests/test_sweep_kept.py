@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
-from simpar.cost import formula
+from simpar.cost import collective, formula
+from simpar.engine import fast
 from simpar.kept import Facts, Kept
 from simpar.lower import prepared
+from simpar.machine_code import loader
 from simpar.sweep import load_sweep
 
 FILE = """\
@@ -63,20 +65,27 @@ OFTEN = ['plan.recompute', 'plan.fusion', 'plan.tiles', 'plan.prefetch', 'plan.o
 """Keys of which several are swept at once, for kept passes look at some of them alone."""
 
 
-def drawn(draw, families, rows):
-    """Rows of random keys: families of them that differ in one key or two."""
+PRICES = ['cluster.links.nvlink', 'cluster.links.infiniband', 'cluster.slow']
+"""Keys that leave the program as it is, so that rows share all but prices."""
+
+
+def drawn(draw, families, rows, often=OFTEN, others=KEYS):
+    """Rows of random keys: families of them that differ in one key or two, of those ``often`` changed one at least."""
     for _ in range(families):
         common = {key: draw.choice(KEYS[key]) for key in draw.sample(sorted(KEYS), 3)}
         for _ in range(rows):
-            changed = [draw.choice(OFTEN), draw.choice([*OFTEN, *KEYS])]
+            changed = [draw.choice(often), draw.choice([*often, *others])]
             yield {**common, **{key: draw.choice(KEYS[key]) for key in changed}}
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='processes that have predicted nothing are forks')
-def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path):
+def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path, monkeypatch):
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
-    rows = json.dumps(list(drawn(draw, 7, 5)))
+    rows = json.dumps([*drawn(draw, 5, 5), *drawn(draw, 4, 3, PRICES, PRICES)])
+    # Kernels here, and Python where a process begins.
+    loader()
+    monkeypatch.setattr(fast, 'LOADED', 0)
     path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
     here = Path(__file__).parent
     fresh = subprocess.run(
@@ -127,6 +136,7 @@ def test_messages_over_links_that_did_not_change_are_worked_out_once(tmp_path, m
 
     monkeypatch.setattr(formula, '_of_message', counted)
     formula._known.clear()
+    collective._insides.clear()
     path = tmp_path / 'schedule.yaml'
     # Values that no other test has, of which nothing can be kept.
     sweep = '{plan.zero: [2], cluster.links.infiniband: [0.3, 2.3, 4.3]}'

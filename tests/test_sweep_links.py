@@ -128,7 +128,7 @@ def test_a_changed_link_says_so(tmp_path, capsys):
     changed, same, none = answers
     assert note in changed['notes']
     assert same == none
-    assert same['notes'] == []
+    assert [one for one in same['notes'] if not one.startswith('no optimizer')] == []
     assert changed['grades']['estimate'] > same['grades'].get('estimate', 0.0)
     assert changed['step'] > same['step']
 

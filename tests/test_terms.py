@@ -150,7 +150,7 @@ def test_an_unknown_value_is_told_by_what_it_means():
         'workload.precision=int8': 'not modelled: smaller numbers than fp8',
         'workload.precision=bfloat16': 'unknown value (got "bfloat16"); write bf16',
         'plan.order=DualPipe': 'unknown value (got "DualPipe"); write dualpipe',
-        'plan.seq_split_num=2': 'not modelled: a pipeline over parts of a sequence',
+        'plan.seq_split_num=2': 'unknown key; write sequence_chunks',
         'plan.order=chimera': 'not modelled: the order chimera',
         'plan.order=v_min': 'unknown value (got "v_min"); write v-min',
         'plan.order=dualpipev': 'unknown value (got "dualpipev"); write dualpipe-v',

@@ -181,6 +181,7 @@ def test_every_key_of_a_plan_has_a_situation_or_always_an_effect():
         'pipeline',
         'micro_batches',
         'chunks',
+        'sequence_chunks',
         'rows',
         'copies',
         'sequence_parallel',

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from executor.bench.communication import RINGS, message_items, program_messages
 from executor.bench.compute import grid_items, program_items, unique
+from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.item import Item, twice
 from executor.bench.messages import Kind, Messages, Price, at_once, kinds, rows, stream_rows
 from executor.bench.overlap import measure_overlap
@@ -27,6 +28,7 @@ from simpar.program import Program
 
 LONG = 3.0
 """With emulated compute there is time for messages so many times as long."""
+Tables = dict[str, list[dict[str, Any]]]
 AT_ONCE = 4
 """Messages of several streams are so many times shorter than the longest."""
 CONTENDED = 0.2
@@ -53,18 +55,22 @@ def bench(
     programs: Sequence[Program] = (),
     seed: int = 0,
     favour: bool = False,
+    in_order: bool = True,
 ) -> dict[str, Any]:
     """Measure this machine with so many ranks; the record as a JSON object.
 
     Arguments:
         net_name: the network as the user wrote it.
-        programs: programs whose exact ops are measured too.
+        programs: programs whose exact ops are measured too: in the order of their steps, where these ranks suffice.
+        in_order: False where the caller does that itself.
         favour: whether communication is scheduled before computation, see ``Request``.
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
-    computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
+    whole = [program for program in programs if program.world <= ranks]
+    parts = [program for program in programs if program.world > ranks]
+    computing = unique([*grid_items(sizes, ranks), *_exact(parts, ranks)])
     talking = unique([*message_items(sizes, net, ranks), *_exact_messages(programs, ranks)])
     # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
     with TimedPool(ranks, net=net, pinned=True, favour=favour) as pool:
@@ -79,6 +85,8 @@ def bench(
         notes = [*repeat(others, sizes.orders, reporter.turn), *pool.notes, *_notes(ranks, kernels)]
     tables = table_rows([*computing, *talking], [*kernels, *messages])
     tables['collective'] += rows(others, figures)
+    if whole and in_order:
+        put(tables, _steps(whole, ranks, sizes, reporter, favour=favour))
     return {
         **environment(ranks, net_name),
         'tables': tables,
@@ -129,6 +137,17 @@ def _kinds(ranks: int, net: Net, sizes: Sizes, seconds: float, besides: Sequence
     found = kinds(ranks, sizes.messages[::2], net, seconds)
     longest = max(size for kind in found for size in kind.sizes)
     return [*(kind for kind in found if kind.operator not in besides), *at_once(ranks, longest // AT_ONCE)]
+
+
+def _steps(programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter, *, favour: bool) -> Tables:
+    """Rows of the ops of programs, timed in the order of their steps."""
+    reporter.part(f'steps: {len(programs)} programs without messages', sizes.trials)
+    with AlonePool(ranks, favour=favour) as pool:
+        steps = InOrder(pool, programs)
+        for _ in range(sizes.trials):
+            steps.round()
+            reporter.turn()
+    return steps.rows()
 
 
 def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:

@@ -130,8 +130,12 @@ def _signature(item: Item) -> tuple[object, ...]:
 
 
 def _item(op: OpClass, tensors: tuple[Tensor, ...]) -> Item:
-    table = op.operator if op.operator in GRIDS else 'operator'
-    return Item(table, _key(op), (op,), tensors)
+    return Item(*place_of(op), (op,), tensors)
+
+
+def place_of(op: OpClass) -> tuple[str, Key]:
+    """The table that an op's time belongs to, and the columns of its line."""
+    return op.operator if op.operator in GRIDS else 'operator', _key(op)
 
 
 def _key(op: OpClass) -> Key:

@@ -88,9 +88,9 @@ class TimedMachine(RealMachine):
 
     place: ClassVar[Path]
 
-    def __init__(self, program: Program, rank: int, steps: int, *more: Any) -> None:
-        super().__init__(program, rank, steps, *more)
-        self._cpu = _mapped(self.place, (2, steps, len(program.role(rank))))
+    def __init__(self, program: Program, rank: int, steps: int, *more: Any, **others: Any) -> None:
+        super().__init__(program, rank, steps, *more, **others)
+        self._cpu = mapped(self.place, (2, steps, len(program.role(rank))))
 
     def compute(self, work: Work, arrived: float) -> float:
         """As real compute does."""
@@ -115,7 +115,7 @@ class TimedEmulation(EmulatedMachine):
     def __init__(self, program: Program, costs: Costs, rank: int, *more: Any) -> None:
         super().__init__(program, costs, rank, *more)
         # It is not told how many steps will run; what is never written takes no room.
-        self._cpu = _mapped(self.place, (2, MOST_STEPS, len(program.role(rank))))
+        self._cpu = mapped(self.place, (2, MOST_STEPS, len(program.role(rank))))
 
     def communicate(self, work: Work, arrived: float) -> float:
         """As emulated compute does."""
@@ -125,7 +125,8 @@ class TimedEmulation(EmulatedMachine):
         return end
 
 
-def _mapped(place: Path, shape: tuple[int, ...]) -> Times:
+def mapped(place: Path, shape: tuple[int, ...]) -> Times:
+    """Numbers in a file that another process reads."""
     # A mapped file costs no system call for each op, which would disturb what is measured.
     # A rank that stands by has no slots, and a file of no bytes cannot be mapped.
     return np.asarray(np.memmap(place, dtype=np.float64, mode='w+', shape=shape)) if shape[-1] else np.zeros(shape)

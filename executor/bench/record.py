@@ -32,15 +32,20 @@ def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, l
         kept = found.kept if computes else found
         row: dict[str, Any] = {**item.key, 'weight': item.weight}
         # Wall time of all repeats, CPU time of quiet ones: their distance tells a reader how busy the machine was.
-        row |= {'wall': figures(found.wall), 'cpu': figures(kept.cpu)}
+        # Of messages a step has many, one after the other: what they take in quick steps counts.
+        low = None if computes or not found.quick else found.quick
+        row |= {'wall': figures(found.wall, low), 'cpu': figures(kept.cpu)}
         if computes:
             row['quiet'] = round(float(found.quiet.mean()), 3)
         tables[item.table].append(row)
     return tables
 
 
-def figures(samples: Any) -> dict[str, float] | None:
-    """What a reader must know of some repeats; None where there are none."""
+def figures(samples: Any, low: float | None = None) -> dict[str, float] | None:
+    """What a reader must know of some repeats; None where there are none.
+
+    Arguments: ``low``, the number to use of them, where it is not their 10th percentile.
+    """
     if not len(samples):
         return None
     statistics = Statistics(samples)
@@ -50,6 +55,7 @@ def figures(samples: Any) -> dict[str, float] | None:
         'p10': _short(statistics.p10),
         'iqr': _short(statistics.iqr),
         'cv': round(statistics.cv, 4),
+        **({} if low is None else {'low': _short(low)}),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from executor.kernels import (
     attention,
+    chunk_attention,
     clip,
     context_attention,
     context_unfused,
@@ -45,6 +46,7 @@ KERNELS: dict[tuple[str, str], Kernel] = {
     **linear.KERNELS,
     **convolution.KERNELS,
     **attention.KERNELS,
+    **chunk_attention.KERNELS,
     **context_attention.KERNELS,
     **context_unfused.KERNELS,
     **unfused.KERNELS,

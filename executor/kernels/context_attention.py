@@ -31,11 +31,27 @@ def split_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [torch.cat([tensor.unflatten(-1, (_groups(op), -1)) for tensor in tensors], -1).flatten(2)]
 
 
+def repeat_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """qkv of G groups → qkv of G × times, each with a part of a group's queries and all of its key and value."""
+    times, queries = _times(op)
+    parts = tensors[0].unflatten(-1, (_groups(op) // times, -1))
+    q = parts[..., : times * queries].unflatten(-1, (times, queries))
+    kv = parts[..., times * queries :].unsqueeze(-2).expand(*q.shape[:-1], -1)
+    return [torch.cat([q, kv], -1).flatten(2)]
+
+
+def repeat_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dqkv of G × times groups → dqkv of G, the gradients of keys and values summed."""
+    times, queries = _times(op)
+    parts = tensors[0].unflatten(-1, (_groups(op) // times, times, -1))
+    return [torch.cat([parts[..., :queries].flatten(-2), parts[..., queries:].sum(-2)], -1).flatten(2)]
+
+
 def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
     q, kv, *more = tensors
     before, keys = _apart(op, more)
-    part = _Part(op, where, q, kv, keys)
+    part = Part(op, where, q, kv, keys)
     # Rows that see nothing keep the log of an empty sum, and give nothing.
     y_rows, lse_rows = part.forward()
     y = wide(q).new_zeros(*part.q.shape[:-1], values_of(op))
@@ -50,7 +66,7 @@ def part_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """dy, q, kv, y, lse[, dq of keys before] → dq of all keys so far, dkv."""
     dy, q, kv, y, lse, *more = tensors
     before, keys = _apart(op, more)
-    part = _Part(op, where, q, kv, keys)
+    part = Part(op, where, q, kv, keys)
     dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
     dq = join(op, dq)
     return [dq + before[0] if before else dq, dkv]
@@ -67,16 +83,24 @@ def _joined(
     return ours + theirs, total
 
 
-class _Part:
+class Part:
     """Queries and keys of one op, without rows and columns in which no one sees anything."""
 
-    def __init__(self, op: OpClass, where: Context, q: torch.Tensor, kv: torch.Tensor, keys: Tensors) -> None:
+    def __init__(
+        self,
+        op: OpClass,
+        where: Context,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        keys: Tensors,
+        places: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         self.op, self.where, self.keys = op, where, keys
         groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
         self.q = q.unflatten(-1, (groups, queries, head_dim)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         k, v = kv.unflatten(-1, (groups, -1)).split((head_dim, values_of(op)), -1)
         self.k, self.v = k.transpose(1, 2), v.transpose(1, 2)
-        own, there = self._places(q.shape[1], kv.shape[1])
+        own, there = places or self._places(q.shape[1], kv.shape[1])
         hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
         # What a whole row or column hides is left out, as a kernel skips its blocks.
         seen, columns = (~hidden).any(1), (~hidden).any(0)
@@ -109,6 +133,8 @@ class _Part:
     @property
     def _sequence(self) -> int:
         """Tokens of all ranks."""
+        if 'tokens' in self.op.attributes:
+            return int(self.op.attributes['tokens'])
         queries = int(self.op.attributes['queries'])
         return int(self.q.shape[2]) // queries * self.where.size[str(self.op.attributes['context'])]
 
@@ -152,6 +178,11 @@ def _apart(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
     return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, [])
 
 
+def _times(op: OpClass) -> tuple[int, int]:
+    """How many groups become of one, and features of the queries of each."""
+    return int(op.attributes['times']), int(op.attributes['queries']) * int(op.attributes['head_dim'])
+
+
 def _groups(op: OpClass) -> int:
     return int(op.attributes['groups'])
 
@@ -159,6 +190,8 @@ def _groups(op: OpClass) -> int:
 KERNELS = {
     ('context_attention', 'F'): part_forward,
     ('context_attention', 'I'): part_dx,
+    ('repeat_kv', 'F'): repeat_forward,
+    ('repeat_kv', 'I'): repeat_dx,
     ('split_qkv', 'F'): split_forward,
     ('split_qkv', 'I'): split_dx,
 }

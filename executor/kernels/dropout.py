@@ -38,7 +38,12 @@ def mask_of(
 
 
 def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch.Tensor]:
-    """By dim the places of a sequence that context ranks do not hold in order."""
+    """By dim the places of a sequence that a rank does not hold from the first on, in order."""
+    first = int(op.attributes.get('first', 0))
+    if first and len(full) == 2:
+        # A chunk of it, whose tokens or features tensor ranks may share.
+        own = position(op, where) * full[0] if int(op.attributes.get('cut', 0)) == 1 else 0
+        return {0: first + own + torch.arange(full[0])}
     if 'balanced' not in op.attributes:
         return {}
     if len(full) == 2:

@@ -21,7 +21,8 @@ def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
 def held(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
     """Which tokens of its sequence a rank has, [tokens], whichever way ranks share it."""
     partition = str(op.attributes.get('partition', ''))
-    return in_slice(op, position(op, where), tokens, where.size[partition] if partition else 1)
+    first = int(op.attributes.get('first', 0))
+    return first + in_slice(op, position(op, where), tokens, where.size[partition] if partition else 1)
 
 
 def in_slice(op: OpClass, number: int, tokens: int, slices: int) -> torch.Tensor:

@@ -162,6 +162,7 @@ KERNELS = {
     ('bias', 'W'): dbias,
     ('residual', 'F'): residual_forward,
     ('residual', 'W'): dbias,
+    ('add', 'F'): add,
     ('add', 'I'): add,
     ('add', 'W'): add,
     ('multiply', 'F'): multiply,

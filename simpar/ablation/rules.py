@@ -176,6 +176,7 @@ def _experts(facts: Facts) -> Experts:
 
 _STAND_IN_THE_PROGRAM: Final = (
     *('data', 'tensor', 'expert', 'context', 'pipeline', 'micro_batches', 'copies', 'chunks', 'rows', 'experts'),
+    'sequence_chunks',
     *('loss', 'precision', 'gradients', 'clip_norm', 'loss_scale', 'data'),
     *('ffn', 'kv_heads', 'tied', 'attention', 'dropout', 'init_std', 'learning_rate', 'master_weights'),
     *('head_dim', 'norm', 'norm_epsilon', 'post_norms', 'qk_norm', 'activation', 'position', 'parallel'),

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from simpar.calibrate.fit import Fit, relative_fit
-from simpar.calibrate.record import Record, Stretch
+from simpar.calibrate.record import AttentionRow, Record, Stretch
 from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low, usual
 from simpar.cost.formula import share, steps
 from simpar.hardware import Grade
@@ -135,11 +135,14 @@ def _memory(record: Record, lines: Sequence[Line]) -> dict[str, Number]:
 
 def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, Number]:
     """Rate of the forward, and the backward's seconds over the forward's."""
-    seconds: dict[tuple[int, ...], dict[str, float]] = {}
+    found: dict[tuple[int, ...], dict[str, list[AttentionRow]]] = {}
     for row in record.tables.attention:
-        seconds.setdefault((row.queries, row.head_dim, row.sequence, row.pairs), {})[row.phase] = low(counted(row))
-    # Only sizes that were measured in both phases.
-    ratios = [times['I'] / times['F'] for times in seconds.values() if len(times) == 2]
+        size = (row.queries, row.head_dim, row.sequence, row.pairs)
+        found.setdefault(size, {}).setdefault(row.phase, []).append(row)
+    # Only sizes that were measured in both phases; those of a program's steps count as often as they are in it.
+    both = [times for times in found.values() if len(times) == 2]
+    ratios = [_mean_of(times['I']) / _mean_of(times['F']) for times in both]
+    weights = [sum(row.weight for row in times['F']) for times in both]
     if not lines or not ratios:
         guesses = {'device.attention.share': 0.4, 'device.attention.backward': 2.5}
         return {key: Number(value=value, source='a guess', guessed=True) for key, value in guesses.items()}
@@ -147,17 +150,34 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
     flops = [2.0 * float(line.key[3]) * float(line.key[2]) ** 2 * float(line.key[1]) for line in lines]
     fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), [line.seconds for line in lines])
     rate = _inverse(fit.values[1], peak)
-    spread = float(np.subtract(*np.quantile(ratios, [0.75, 0.25])) / np.median(ratios))
+    quarter, median, three_quarters = (_quantile(ratios, weights, part) for part in (0.25, 0.5, 0.75))
+    spread = (three_quarters - quarter) / median
     return {
         'device.attention.share': _Fitted(fit, f'{len(lines)} sizes of attention').number(
             min(rate / peak, 1.0), negative=1 in fit.negative
         ),
         'device.attention.backward': Number(
-            value=float(np.median(ratios)),
+            value=median,
             source=f'median over {len(ratios)} sizes of attention',
             flags=(f'differs between sizes by {spread:.0%}',) if spread > MOST_SPREAD else (),
         ),
     }
+
+
+def _mean_of(rows: Sequence[AttentionRow]) -> float:
+    """Seconds of an op, over rows that weigh as they say."""
+    return sum(row.weight * low(counted(row)) for row in rows) / sum(row.weight for row in rows)
+
+
+def _quantile(values: Sequence[float], weights: Sequence[int], part: float) -> float:
+    """The first value up to which so large a part of the weight lies; between two values their mean."""
+    order = sorted(zip(values, weights, strict=True))
+    target, below = part * sum(weights), 0
+    for place, (value, weight) in enumerate(order):
+        below += weight
+        if below >= target:
+            return (value + order[place + 1][0]) / 2 if below == target and place + 1 < len(order) else value
+    return order[-1][0]
 
 
 def _network(record: Record) -> dict[str, Number]:

@@ -29,13 +29,17 @@ Word = Annotated[str, Field(max_length=200, pattern=r'^[^\n]*$')]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Repeats of one number: how many, their median, 10th percentile, inter-quartile range and CV."""
+    """Repeats of one number: how many, their median, 10th percentile, inter-quartile range and CV.
+
+    Arguments: ``low``, of an op in steps: its mean over the quickest steps.
+    """
 
     n: Count
     median: Positive
     p10: Positive
     iqr: NotNegative
     cv: NotNegative
+    low: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

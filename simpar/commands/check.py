@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.case import Case, load_case
+from simpar.case import Case
 from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
-from simpar.commands.module import graph_of, module_flags
+from simpar.commands.module import module_flags
+from simpar.commands.waiting import case_waited_for, waiting
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
-from simpar.size import parse_limit
 from simpar.units import format_size
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ MOST_STREAMS: Final = 128
 
 def command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
-    answer = to_dict(case)
+    case = case_waited_for(options)
+    with waiting('checking'):
+        answer = to_dict(case)
     if options.program:
         from simpar.files import write_atomically
         from simpar.program.text import format_program
@@ -173,7 +174,6 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
     from simpar.lower.given import has_strategies
-    from simpar.pipeline import ORDERS
 
     plan, program = case.plan, case.program
     with_strategies = has_strategies(case.workload, case.plan)
@@ -193,15 +193,12 @@ def features(case: Case) -> list[dict[str, str]]:
         named = case.schedule.plan.order
         asked |= {
             f'order {named if not case.schedule.plan.rows else "by rows"}': True,
+            f'sequence_chunks {plan.sequence_chunks}': plan.sequence_chunks > 1,
             f'receive {plan.receive}': True,
             f'exchange {plan.exchange}': True,
         }
     executed = _executable(program) or 'yes'
-    rows = [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
-    if is_pipeline(program) and plan.order in ORDERS and ORDERS[plan.order].sequences:
-        what = 'not offered: attention over earlier chunks of a sequence is not built'
-        rows.append({'feature': 'several sequence chunks', 'simulated': what, 'executable': what})
-    return rows
+    return [{'feature': feature, 'simulated': 'yes', 'executable': executed} for feature, on in asked.items() if on]
 
 
 def _executable(program: Program) -> str:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from simpar.commands.difference import check_plot, draw_difference
-from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
-from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
+from simpar.commands.statistic import statistic_json, statistic_line
+from simpar.compare import PERCENTILE, Comparison, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
 from simpar.trace_files import SavedTrace, load_trace, to_trace
 

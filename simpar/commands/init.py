@@ -13,8 +13,8 @@ from typing import Any
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
+from simpar.huggingface.sizes import MODELS
 from simpar.importing.first import first_schedule
-from simpar.importing.sizes import SIZES
 from simpar.profiles import profile_of_flag
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer
@@ -48,10 +48,10 @@ def _relative(model: str, output: Path) -> str:
 
 def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:
     """Sizes of a model of the library, or those that a config has, and its path."""
-    if model in SIZES:
-        return SIZES[model], ''
+    if model.lower() in MODELS:
+        return MODELS[model.lower()], ''
     if not model.endswith('.json'):
-        known = f'one of {", ".join(SIZES)}, or a config.json'
+        known = f'one of {", ".join(MODELS)}, or a config.json'
         raise ScheduleError(Problem('--model', f'no known model ({model[:40]!r})', known))
     probe = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': model, 'sequence': sequence, 'batch': 65536}}
     network = load_schedule({**probe, 'plan': {'data': 8}}).workload.model

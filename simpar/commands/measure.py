@@ -8,18 +8,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simpar.case import Case, load_case, on_net
+from simpar.case import Case, on_net
 from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
-from simpar.commands.module import graph_of, module_flags
-from simpar.commands.statistic import PERCENTILE, statistic_json, statistic_line
-from simpar.compare import compare, comparison_to_dict, render_comparison
+from simpar.commands.module import module_flags
+from simpar.commands.statistic import statistic_json, statistic_line
+from simpar.commands.waiting import case_waited_for
+from simpar.compare import PERCENTILE, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware.net import Net, parse_net
 from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
-from simpar.size import parse_limit
 from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 WARM_UP = 2
@@ -31,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     check_plot(options)
     net = _net(options.net)
-    case = on_net(load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options)), net)
+    case = on_net(case_waited_for(options), net)
     _emulates(case)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))

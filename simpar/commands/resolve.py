@@ -8,16 +8,15 @@ import sys
 
 import yaml
 
-from simpar.case import load_case
-from simpar.commands.module import graph_of
-from simpar.size import parse_limit
+from simpar.commands.waiting import case_waited_for, waiting
 from simpar.written_out import written_out
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the schedule; relative paths in it are from the current folder."""
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
-    tree = written_out(case)
+    case = case_waited_for(options)
+    with waiting('writing choices'):
+        tree = written_out(case)
     if options.json:
         print(json.dumps(tree, ensure_ascii=False))
     else:

@@ -7,39 +7,36 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
-from simpar.case import Case, check_memory, load_case
-from simpar.commands.module import graph_of
+from simpar.case import Case, check_memory, memory_notes
 from simpar.commands.progress import Progress
+from simpar.commands.waiting import SHORT, case_waited_for, most_seconds, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
-from simpar.size import parse_limit
 
-_SHORT: Final = 2.0
-"""Seconds of a prediction of which no progress is told."""
 FORMATS = ('.png', '.svg', '.pdf')
 
 
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
-    case = load_case(options.file, options.set, limit=parse_limit(options.limit), module=graph_of(options))
+    case = case_waited_for(options)
     found = None
     if options.fit:
         from simpar.validate.own_step import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
-    with Progress('simulations done', after=_SHORT) as progress:
-        prediction = case.predict(options.steps, progress=progress)
-    written = _write(options, prediction, case)
+    prediction = _predicted(case, options.steps)
+    notes = (*case.notes, *memory_notes(case, prediction))
+    with waiting('writing'):
+        written = _write(options, prediction, case, notes)
     if options.json:
         from simpar.report import to_dict
 
         answer = to_dict(prediction)
-        answer['notes'] += case.notes
+        answer['notes'] += notes
         answer['parameters'] = case.parameters
         if found:
             answer['fitted'] = asdict(found)
@@ -61,12 +58,22 @@ def command(options: argparse.Namespace) -> int:
             print(found.line)
         if budget:
             print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
-        for line in (*(f'Note: {note}' for note in case.notes), *(f'wrote {name}' for name in written)):
+        for line in (*(f'Note: {note}' for note in notes), *(f'wrote {name}' for name in written)):
             print(line)
     # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
+
+
+def _predicted(case: Case, steps: int) -> Prediction:
+    # Without a baseline there is one simulation alone, of which no share can be told.
+    if case.baseline is None:
+        with waiting('simulating') as told:
+            told.most = most_seconds(case.schedule)
+            return case.predict(steps)
+    with Progress('simulations done', after=SHORT) as progress:
+        return case.predict(steps, progress=progress)
 
 
 def _budget(texts: Sequence[str]) -> Budget | None:
@@ -96,7 +103,7 @@ def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Cas
     return [str(path) for path in paths]
 
 
-def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
+def _write(options: argparse.Namespace, prediction: Prediction, case: Case, notes: Sequence[str]) -> list[str]:
     written: list[str] = []
     if options.plot:
         from simpar.plot import write_figure
@@ -114,7 +121,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case) -> l
         options.html.parent.mkdir(parents=True, exist_ok=True)
         words = ''.join(f'# --set {word}\n' for word in options.set)
         schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
-        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=case.notes))
+        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=notes))
         written.append(str(options.html))
     if options.trace:
         written += _write_traces(options, prediction, case)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-PERCENTILE: Final = 10.0
-"""Of the measured steps: on a shared machine, others only ever lengthen a step."""
+from simpar.compare import PERCENTILE
 
 
 def statistic_line(steps: int, origin: str) -> str:

@@ -6,6 +6,8 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,15 @@ from simpar.cost.interpolate import Curve
 from simpar.cost.links import demand, demands
 from simpar.cost.model import CollectiveCost
 from simpar.hardware import Cluster, Grade, Shape, worst
+from simpar.kept import Kept, Same
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
 Groups = NDArray[np.int32]
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
+Curves = dict[str, dict[Group, Curve]]
+"""By algorithm and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,18 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        # Clusters of a sweep over links lie alike.
+        # Clusters of a sweep over links lie alike, and their links have the same channels.
         self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
-        self._level_channels: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
+        names = tuple([(link.name, link.per) for link in self.topology.links])
+        self._level_channels = _channels_of(self.topology.sizes, self.topology.node, names)
         self._known_links: dict[object, tuple[tuple[str, float], ...]] = {}
         self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
         self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
+        levels = zip(self.topology.links, self.topology.sizes, strict=True)
+        inside = [link for link, size in levels if 0 < size <= node]
+        self._inside = _insides.get(Same(cluster.profile, *inside), dict)
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
@@ -155,7 +164,7 @@ class ClusterCollectives:
             found: list[tuple[str, float]] = []
             for level, part in asked:
                 over = members if self.topology.links[level].per == 'pair' else users
-                found += [(channel, part) for channel in self._of_level(over, level)]
+                found += zip(self._of_level(over, level), repeat(part))
             self._known_links[key] = tuple(found)
         return self._known_links[key]
 
@@ -249,8 +258,8 @@ class ClusterCollectives:
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
         shape = self._shape(tuple(range(inner)))
-        alone = terms(op, shape, self.topology, self.library)
-        exact = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        alone, read = self._inwards(op, shape)
+        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
         inside = next(level for level, load in enumerate(alone.loads) if load)
         ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
         alpha = exact.alpha + max(formula.alpha - alone.alpha, 0.0)
@@ -261,6 +270,20 @@ class ClusterCollectives:
         best = max(exact.best * ratio, network)
         return _Measured(alpha, alpha + transfer, best, text, (*exact.grades, *(f.grade for f in formula.figures)))
 
+    def _inwards(self, op: OpClass, shape: Shape) -> tuple[Terms, _Measured | None]:
+        """A group inside a node by formula and by table; once for all that changes between nodes alone."""
+        key = (op.operator, op.bytes, op.dtype, shape)
+        found = self._inside.get(key)
+        if found is None:
+            alone = terms(op, shape, self.topology, self.library)
+            found = alone, self._measured(op, shape, alone)
+            # Formulas over one level know nothing of links that are not used.
+            if sum(members > 1 for members in shape.members) == 1:
+                if len(self._inside) >= _MOST_INSIDE:
+                    self._inside.clear()
+                self._inside[key] = found
+        return found
+
     def _algorithm(self, op: OpClass) -> str:
         """The name of the curves that price an op: a send and its receive have one, all-reduces one an algorithm."""
         if op.kind != 'collective':
@@ -268,9 +291,12 @@ class ClusterCollectives:
         return EXCHANGE if EXCHANGE in self._curves and exchanged(op, self.library) else op.operator
 
     @functools.cached_property
-    def _curves(self) -> dict[str, dict[Group, Curve]]:
+    def _curves(self) -> Curves:
         table, exchange = self.cluster.profile.tables.collective, self.library.exchange
-        return _collective_curves(read_table(table, 'collective'), exchange.value if exchange else 0.0) if table else {}
+        if table is None:
+            return {}
+        key = (read_table(table, 'collective'), exchange.value if exchange else 0.0)
+        return _curves_of.get(key, lambda: _collective_curves(*key))
 
 
 @functools.lru_cache(maxsize=8)
@@ -280,7 +306,23 @@ def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape
 
 
 @functools.lru_cache(maxsize=8)
-def _collective_curves(rows: tuple[Row, ...], exchange: float) -> dict[str, dict[Group, Curve]]:
+def _channels_of(
+    sizes: tuple[int, ...], node: int, links: tuple[tuple[str, str], ...]
+) -> dict[tuple[tuple[int, ...], int], tuple[str, ...]]:
+    """The channels of groups by ranks and level, in clusters whose links have these names; filled as they are met."""
+    return {}
+
+
+_MOST_INSIDE: Final = 1024
+_insides: Final[Kept[Same, dict[tuple[object, ...], tuple[Terms, _Measured | None]]]] = Kept(4)
+"""Of groups inside a node, by profile and links there: what a formula and what a table says of a message."""
+
+
+_curves_of: Final[Kept[tuple[tuple[Row, ...], float], Curves]] = Kept(8)
+"""The curves of tables."""
+
+
+def _collective_curves(rows: tuple[Row, ...], exchange: float) -> Curves:
     """Curves by operator and group; those of all-reduces up to ``exchange`` bytes apart, as another algorithm's."""
     points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
     for operator, ranks, nodes, size, seconds in rows:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from simpar.kept import Facts
 
 Array = NDArray[np.float64]
 GRADES = ('measured', 'vendor', 'literature', 'estimate')
@@ -24,6 +27,58 @@ class Communication:
     alpha: float
     transfer: float
     links: tuple[tuple[int, float], ...] = ()
+
+
+class ByKey(Mapping[int, Sequence[Communication]]):
+    """The messages of op classes, where all of one cost key have the very same ones.
+
+    Arguments: ``key_of``, op class → number of its cost key, the same object for all costs of a program; ``made``, by
+    this number.
+    """
+
+    def __init__(self, key_of: Mapping[int, int], made: Mapping[int, Sequence[Communication]]) -> None:
+        self.key_of = key_of
+        self.made = made
+
+    def __getitem__(self, index: int) -> Sequence[Communication]:
+        return self.made[self.key_of[index]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.key_of)
+
+    def __len__(self) -> int:
+        return len(self.key_of)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ByKey) and other.key_of is self.key_of:
+            return self.made == other.made
+        return dict(self) == (dict(other) if isinstance(other, ByKey) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def same_messages(
+    communication: Mapping[int, Sequence[Communication]],
+) -> Iterator[tuple[Sequence[int], Sequence[Communication]]]:
+    """Op classes that have the very same messages, and these; in the order of the first of each."""
+    if isinstance(communication, ByKey):
+        yield from ((indices, communication.made[key]) for key, indices in _of_keys(communication.key_of).items())
+        return
+    found: dict[int, tuple[list[int], Sequence[Communication]]] = {}
+    for index, messages in communication.items():
+        found.setdefault(id(messages), ([], messages))[0].append(index)
+    yield from ((tuple(indices), messages) for indices, messages in found.values())
+
+
+def _by_key(key_of: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, list[int]] = {}
+    for index, key in key_of.items():
+        found.setdefault(key, []).append(index)
+    return {key: tuple(indices) for key, indices in found.items()}
+
+
+_of_keys: Final[Facts[Mapping[int, int], dict[int, tuple[int, ...]]]] = Facts(_by_key, 8)
+"""The op classes of each cost key."""
 
 
 def entry_of(entries: int, groups: int, group: int, position: int) -> int:

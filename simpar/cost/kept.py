@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +52,42 @@ def computed_seconds(program: Program, compute: DeviceCompute, best: bool) -> ND
 
 
 @lru_cache(maxsize=4)
-def communicating(program: Program) -> list[tuple[int, int]]:
+def reasons(program: Program, compute: DeviceCompute) -> list[str]:
+    """How the same came about, in words; nothing of what communicates."""
+    known = computed(program, compute)
+    return [known[kind].why if kind in known else '' for kind in range(len(program.cost_kinds[1]))]
+
+
+@lru_cache(maxsize=4)
+def communicating(program: Program) -> dict[int, int]:
     """The op classes that communicate, each with the number of its cost key."""
     kinds, ops = program.cost_kinds
     index = np.flatnonzero(np.array([op.kind != 'compute' for op in ops], dtype=bool)[kinds])
-    return list(zip(index.tolist(), kinds[index].tolist(), strict=True))
+    return dict(zip(index.tolist(), kinds[index].tolist(), strict=True))
+
+
+@lru_cache(maxsize=4)
+def slots_of_first(program: Program) -> list[int]:
+    """How many slots of the first rank have each cost key."""
+    kinds, ops = program.cost_kinds
+    found: list[int] = np.bincount(kinds[program.role(0).op_class], minlength=len(ops)).tolist()
+    return found
+
+
+class Local(NamedTuple):
+    """Costs that no link changes: ``columns`` of ``Costs``; ``seconds`` of computing by cost key."""
+
+    columns: dict[str, NDArray[np.float64]]
+    seconds: list[float]
+
+
+_local: Final[WeakKeyDictionary[Program, Kept[tuple[object, ...], Local]]] = WeakKeyDictionary()
+"""Of each program the last few: as many as its prediction has states."""
+
+
+def locally(program: Program, key: tuple[object, ...], make: Callable[[], Local]) -> Local:
+    """What ``make`` returns, or returned for an equal key."""
+    return _local.setdefault(program, Kept(6)).get(key, make)
 
 
 def _stamps(profile: Profile) -> Stamps:

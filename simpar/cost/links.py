@@ -29,5 +29,10 @@ def demands(topology: Topology, loads: Sequence[float], transfer: float) -> tupl
     # Written so that NaN is refused, too.
     if not transfer > 0:
         return ()
-    shared = (level for level, load in enumerate(loads) if load > 0 and topology.links[level].sharing == 'shared')
-    return tuple([(level, demand(loads[level], transfer)) for level in shared])
+    return tuple(
+        [
+            (level, demand(load, transfer))
+            for level, load in enumerate(loads)
+            if load > 0 and topology.links[level].sharing == 'shared'
+        ]
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import Final, cast
 
 import numpy as np
@@ -13,10 +12,20 @@ from numpy.typing import NDArray
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATRIX, NO_WORK
-from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
+from simpar.cost.costs import GRADES, Array, ByKey, Communication, Costs, Why
 from simpar.cost.entries import Alike, Block, Entries, LinkNames, lasts
-from simpar.cost.kept import cluster_collectives, communicating, computed, computed_seconds, device_compute
-from simpar.cost.links import demand
+from simpar.cost.kept import (
+    Local,
+    cluster_collectives,
+    communicating,
+    computed,
+    computed_seconds,
+    device_compute,
+    locally,
+    reasons,
+    slots_of_first,
+)
+from simpar.cost.messages import Messages, Numbers, isolated
 from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
 from simpar.cost.stack import StackCompute
 from simpar.errors import Infeasible
@@ -28,7 +37,6 @@ MANY: Final = 512
 """From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
 Priced = dict[int, Sequence[Communication]]
 """By the number of a cost key."""
-_NAME: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,27 +128,38 @@ class Pricer:
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
+        # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
+        key = (self._own, self._cluster.profile, self._cluster.slow, effects)
+        local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
+        communication, links = self._communication(effects)
+        return Costs(
+            **local.columns,
+            host_step=self._host_step(effects),
+            waits=self._waits(effects),
+            communication=ByKey(self._communicating, communication),
+            links=links,
+            waiting_slows=effects.slow_down and self._waiting,
+            why=Why(self._kind, self._why),
+            grades=self._grades(local.seconds, communication),
+        )
+
+    def _local(self, effects: Effects) -> Local:
+        """What is no communication."""
         ops, slow_down, slows = self._ops, self._cluster.profile.slow_down, effects.slow_down
         matrix, memory, collective = slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value
         computes = np.array([op.kind == 'compute' for op in ops])
         beside = [matrix if op.operator in MATRIX else memory for op in ops]
-        compute = self._compute_seconds(effects)
-        communication, links = self._communication(effects)
-        return Costs(
-            compute=compute[self._kind],
-            host=self._host(effects)[self._kind],
-            host_step=self._host_step(effects),
-            waits=self._waits(effects),
-            beside_communication=np.where(computes & slows, beside, 1.0)[self._kind],
-            beside_compute=np.where(computes | (not slows), 1.0, collective)[self._kind],
-            # Op classes of one key share the tuple itself: later passes tell by identity what they have done.
-            communication={index: communication[kind] for index, kind in self._communicating},
-            links=links,
-            rank_speed=self._speeds(),
-            waiting_slows=slows and self._waiting,
-            why=Why(self._kind, self._why),
-            grades=self._grades(compute, communication),
-        )
+        seconds = self._compute_seconds(effects)
+        columns = {
+            'compute': seconds[self._kind],
+            'host': self._host(effects)[self._kind],
+            'beside_communication': np.where(computes & slows, beside, 1.0)[self._kind],
+            'beside_compute': np.where(computes | (not slows), 1.0, collective)[self._kind],
+            'rank_speed': self._speeds(),
+        }
+        for column in columns.values():
+            column.flags.writeable = False
+        return Local(columns, seconds.tolist())
 
     def _speeds(self) -> Array:
         """Of all ranks."""
@@ -151,12 +170,12 @@ class Pricer:
         return speeds
 
     @cached_property
-    def _communicating(self) -> list[tuple[int, int]]:
+    def _communicating(self) -> dict[int, int]:
         """The op classes that communicate, each with the number of its cost key."""
         if self._own:
             return communicating(self._program)
         index = np.flatnonzero(np.array([op.kind != 'compute' for op in self._ops], dtype=bool)[self._kind])
-        return list(zip(index.tolist(), self._kind[index].tolist(), strict=True))
+        return dict(zip(index.tolist(), self._kind[index].tolist(), strict=True))
 
     def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
         """The groups of an op, and which of them lie alike; ops of one partition share them."""
@@ -243,19 +262,19 @@ class Pricer:
             if self._by_shape:
                 self._messages[key] = self._in_blocks(effects)
                 return self._messages[key]
-            messages = _Messages(effects)
+            messages = Messages(effects)
             made: Priced = {kind: tuple(map(messages.message, costs)) for kind, costs in self._communicated.items()}
             self._messages[key] = (made, tuple(messages.links))
         return self._messages[key]
 
     def _in_blocks(self, effects: Effects) -> tuple[Priced, Sequence[str]]:
         """The same, by shapes of groups."""
-        numbers = _Numbers(len(self._cluster.topology.links) * self._cluster.world)
+        numbers = Numbers(len(self._cluster.topology.links) * self._cluster.world)
         made: Priced = {}
         for kind, alike in self._by_shape.items():
             blocks = []
             for one in alike:
-                alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
+                alpha, transfer, parts = isolated(effects, one.cost, one.parts if effects.link_sharing else ())
                 links = numbers.of(one.channels) if parts else one.channels[:, :0]
                 blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
             made[kind] = Entries(tuple(blocks))
@@ -266,18 +285,25 @@ class Pricer:
     @cached_property
     def _why(self) -> list[str]:
         """By cost key."""
-        why = {kind: costs[0].why for kind, costs in self._communicated.items()}
-        why |= {kind: cost.why for kind, cost in self._computed.items()}
-        return [why[kind] for kind in range(len(self._ops))]
+        if self._own:
+            why = reasons(self._program, self._own).copy()
+        else:
+            why = [self._computed[kind].why if kind in self._computed else '' for kind in range(len(self._ops))]
+        for kind, costs in self._communicated.items():
+            why[kind] = costs[0].why
+        return why
 
-    def _grades(self, compute: Array, communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
+    def _grades(self, compute: list[float], communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
-        slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
+        if self._own:
+            slots = slots_of_first(self._program)
+        else:
+            slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
         seconds = dict.fromkeys(GRADES, 0.0)
         for kind, count in enumerate(slots):
             if kind in self._computed:
-                seconds[self._computed[kind].grade] += float(compute[kind]) * count
+                seconds[self._computed[kind].grade] += compute[kind] * count
             else:
                 seconds[self._communicated[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
@@ -295,82 +321,3 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
             ops.append(op)
         found.append(numbers[key])
     return np.array(found, dtype=np.int64), tuple(ops)
-
-
-class _Messages:
-    """Makes messages of costs, equal ones once; numbers their links."""
-
-    def __init__(self, effects: Effects) -> None:
-        self._effects = effects
-        self._made: dict[Hashable, Communication] = {}
-        self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
-        self._numbers: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self.links: dict[str, int] = {}
-
-    def message(self, cost: CollectiveCost) -> Communication:
-        """A collective's cost in one group."""
-        links = cost.links if self._effects.link_sharing else ()
-        # Equal links are mostly the same object, and are told by it: they may be many.
-        key = (cost.alpha, cost.transfer, cost.best, id(links))
-        if key not in self._made:
-            self._made[key] = self._make(cost, links)
-        return self._made[key]
-
-    def _make(self, cost: CollectiveCost, links: tuple[tuple[str, float], ...]) -> Communication:
-        alpha, transfer, parts = _isolated(self._effects, cost, tuple([part for _, part in links]))
-        # Of costs as they are, links are told once; only these live as long as this does.
-        same = links is cost.links and self._effects.small_operator
-        shares = self._shares.get(id(links)) if same and parts else None
-        if shares is None:
-            # Sorted, so that equal costs are equal whatever order their links were found in.
-            shares = tuple(sorted(zip(self._numbers_of(links), parts, strict=True))) if parts else ()
-            if same and parts:
-                self._shares[id(links)] = shares
-        return Communication(alpha=alpha, transfer=transfer, links=shares)
-
-    def _numbers_of(self, links: tuple[tuple[str, float], ...]) -> tuple[int, ...]:
-        """The numbers of links; messages over the same links are numbered once."""
-        names = tuple(map(_NAME, links))
-        found = self._numbers.get(names)
-        if found is None:
-            found = self._numbers[names] = tuple([self.links.setdefault(name, len(self.links)) for name in names])
-        return found
-
-
-class _Numbers:
-    """Numbers the channels that are used, by first use; ``channels``, how many there may be."""
-
-    def __init__(self, channels: int) -> None:
-        self._number = np.full(channels, -1)
-        self._found: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-        self._count = 0
-
-    def of(self, channels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Their numbers, in an array of the same shape."""
-        new = channels[self._number[channels] < 0]
-        if len(new):
-            # Of equal places the last one assigned stays: backwards, that is the first.
-            self._number[new[::-1]] = np.arange(len(new))[::-1]
-            first = new[self._number[new] == np.arange(len(new))]
-            self._number[first] = np.arange(self._count, self._count + len(first))
-            self._found.append(first)
-            self._count += len(first)
-        return self._number[channels]
-
-    @property
-    def channels(self) -> NDArray[np.int64]:
-        """The channel of each number."""
-        return np.concatenate(self._found)
-
-
-def _isolated(
-    effects: Effects, cost: CollectiveCost, parts: tuple[float, ...]
-) -> tuple[float, float, tuple[float, ...]]:
-    """Latency, transfer and demands of links, on the engine's grid. Arguments: ``parts``, demands as priced."""
-    if effects.small_operator:
-        alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
-    else:
-        alpha, transfer = 0.0, quantise(cost.best)
-        # The bytes stay, the time shrinks: the demand on a link rises accordingly.
-        parts = tuple([demand(part * cost.transfer, cost.best) for part in parts if cost.best > 0])
-    return alpha, transfer, parts if transfer > 0 else ()

@@ -35,7 +35,10 @@ class StackCompute:
         key = (op.name, f'{op.operator}.{op.phase}')
         if key not in self._launches:
             self._launches[key] = self._found(*key)
-        return self._launches[key]
+        found = self._launches[key]
+        if not found.multiple or not _batches(op) % found.multiple:
+            return found
+        return self.stack.launches.get(f'{key[1]}.odd', found)
 
     def _found(self, name: str, kind: str) -> Launches:
         table = self.stack.launches
@@ -101,3 +104,11 @@ class StackCompute:
         why = f'attention of {self.stack.name}: {estimate.bound}'
         grade = worst([*estimate.figures, kernel.share, *([] if op.phase == 'F' else [kernel.backward])])
         return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)
+
+
+def _batches(op: OpClass) -> int:
+    """Heads × samples of a rank, of a product of attention: its result, or its left operand, is so many squares."""
+    if op.operator != 'attention_scores' or not op.dims:
+        return 0
+    # Forward [heads · tokens, tokens]; backward both operands' gradients in one.
+    return op.dims['m'] // (op.dims['n'] if op.phase == 'F' else 2 * op.dims['k'])

@@ -42,7 +42,7 @@ class Segment(NamedTuple):
         return self.end - self.begin
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CriticalPath:
     """Segments in order of time, from ``begin`` to ``end`` of a step.
 
@@ -58,6 +58,10 @@ class CriticalPath:
     stretched: float
     ranks: int
     staged: bool = False
+
+    def __repr__(self) -> str:
+        # All segments would be a million characters.
+        return f'CriticalPath({self.summary!r}, segments={len(self.segments)})'
 
     @property
     def shares(self) -> dict[str, float]:

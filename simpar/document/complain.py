@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal
@@ -68,8 +69,8 @@ class Terms:
     value: Callable[[Key, str], tuple[str, str] | None]
 
 
-_NEAR: Final = 0.75
-"""Share of letters that a misspelt word has in common with the right one, as difflib counts: 3 of 4."""
+_NEAR: Final = 0.72
+"""Share of letters that a misspelt word has in common with the right one, by difflib: copys and copies have 0.727."""
 MOST_ERRORS: Final = 1000
 """More than these are not told one by one, so that a file full of nonsense is refused at once."""
 
@@ -153,7 +154,23 @@ def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str
     choices = _choices(node)
     if choices and isinstance(found, str):
         return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
-    return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}'
+    one = ': one, all devices are of one kind' if kind == 'string_type' and _is_list_of_clusters(error) else ''
+    return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}{_percent(found, node)}{one}'
+
+
+def _is_list_of_clusters(error: Mapping[str, Any]) -> bool:
+    return isinstance(error['input'], list) and error['loc'][:1] == ('cluster',)
+
+
+def _percent(found: object, node: Mapping[str, Any]) -> str:
+    """How a percentage is written where a share is wanted; nothing elsewhere."""
+    shares = [one for one in (node, *node.get('anyOf', ())) if one.get('type') == 'number']
+    most = min((one.get('exclusiveMaximum', one.get('maximum', 2)) for one in shares), default=2)
+    with suppress(ValueError):
+        percent = float(str(found).rstrip('% '))
+        if most == 1 and 1 < percent < 100:
+            return f', {percent / 100:g} for {percent:g} %'
+    return ''
 
 
 def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str, str]:

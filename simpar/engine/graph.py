@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.engine.hosts import with_hosts
 from simpar.engine.ops import NONE, Flags, Ints, Ops, ops_of
@@ -128,16 +129,21 @@ class Graph:
     def ready(self, end: Times) -> Times:
         """When all that an op comes after has ended, given the ends of nodes; shape [steps, N]."""
         ready = np.empty_like(end)
-        # Every op has an edge at least, so that no range of reduceat is empty; edges are sorted by op.
-        first = np.append(0, np.flatnonzero(np.diff(self.op)) + 1)
-        carried = np.flatnonzero(self.carried)
-        before = self.before[carried]
+        first, carried, before = self._edges
         for step, now in enumerate(end):
             ended = now.take(self.before)
             # Before the first step everything has ended.
             ended[carried] = end[step - 1].take(before) if step else 0.0
             np.maximum.reduceat(ended, first, out=ready[step])
         return ready
+
+    @cached_property
+    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Ints]:
+        """The first edge of each op; the edges that are carried, and what these come after."""
+        # Every op has an edge at least, so that no range of reduceat is empty; edges are sorted by op.
+        first = np.append(0, np.flatnonzero(np.diff(self.op)) + 1)
+        carried = np.flatnonzero(self.carried)
+        return first, carried, self.before[carried]
 
 
 def hosted(program: Program, of_rank: tuple[int, ...], waits: tuple[str, ...]) -> Ops:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
-from simpar.cost.costs import Costs
+from simpar.cost.costs import ByKey, Costs
 from simpar.cost.entries import lasts
 from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
-from simpar.engine.representatives import LoadedRepresentatives
+from simpar.engine.representatives import LoadedRepresentatives, Representatives
+from simpar.kept import Kept, Same
 from simpar.program import Program
 from simpar.program.rows import like_of, stand
 from simpar.trace import Times
 from simpar.units import GRID, quantise
+
+KEPT: Final = 50_000
+"""Of how many ops in a step arrays are kept at most; of more, memory counts for more than what is saved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,41 +62,79 @@ def node_costs(
     ops: Ops, program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int
 ) -> NodeCosts:
     """The costs of the ops of a program's representatives."""
-    devices = len(representatives.ranks)
-    # Behind the devices stand hosts that wait for them, if any do.
-    speed = np.ones(len(ops.roles))
-    speed[:devices] = [costs.rank_speed[ranks[0]] for ranks in representatives.ranks]
-    alpha, seconds = np.zeros(len(ops)), costs.compute[ops.op_class] / speed[ops.representative]
-    beside = np.ones(len(ops))
-    kind = np.full(len(ops), NONE, dtype=np.int32)
-    # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
-    beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
-    if len(ops.roles) > devices:
-        own = int(ops.first[devices])
-        seconds[own:], beside[own:] = costs.host[ops.op_class[own:]], 1.0
-        # A rank may have nothing to issue.
-        first = ops.first[devices:]
-        seconds[first[:-1][np.diff(first) > 0]] += costs.host_step
-    nodes = np.flatnonzero(ops.leads)
-    beside[nodes] = costs.beside_compute[ops.op_class[nodes]]
-    count = len(program.op_classes)
-    # Ops of one class on one representative cost the same, so each kind is worked out once.
-    op_class = _same(program, costs)[ops.op_class[nodes]]
-    kinds, kind_of = np.unique(ops.representative[nodes].astype(np.int64) * count + op_class, return_inverse=True)
-    made = [_communication(program, costs, representatives, *divmod(kind, count)) for kind in kinds.tolist()]
-    alpha[nodes] = np.array([latency for latency, _, _ in made])[kind_of]
-    seconds[nodes] = np.array([transfer for _, transfer, _ in made])[kind_of]
-    loaded = np.array([bool(load) for _, _, load in made], dtype=bool)
-    kind[nodes] = np.where(loaded[kind_of], kind_of, NONE)
+    own = _own(ops, program, costs, representatives, steps)
+    made = [_communication(program, costs, representatives, *kind) for kind in own.kinds]
+    alpha, seconds = np.zeros(len(ops)), own.seconds if len(ops) > KEPT else own.seconds.copy()
+    alpha[own.nodes] = _quantise(np.array([latency for latency, _, _ in made]))[own.kind_of]
+    seconds[own.nodes] = _quantise(np.array([transfer for _, transfer, _ in made]))[own.kind_of]
     return NodeCosts(
-        seconds=_quantise(seconds),
-        alpha=_quantise(alpha),
-        beside=beside,
-        kind=kind,
+        seconds=seconds,
+        alpha=alpha,
+        beside=own.beside,
+        kind=own.loaded(tuple([bool(load) for _, _, load in made])),
         loads=[load for _, _, load in made],
-        issued=_issued(ops, costs, steps),
+        issued=own.issued,
         waiting_slows=costs.waiting_slows,
     )
+
+
+class _Own:
+    """What nodes cost besides their messages: the same in all rows of a sweep over links.
+
+    Arguments: ``nodes``, those that communicate; ``kind_of``, the place of each in ``kinds``, pairs (representative,
+    op class) of which all cost the same. ``seconds``, ``beside`` and ``issued`` as of ``NodeCosts``.
+    """
+
+    def __init__(self, ops: Ops, program: Program, costs: Costs, representatives: Representatives, steps: int) -> None:
+        devices = len(representatives.ranks)
+        # Behind the devices stand hosts that wait for them, if any do.
+        speed = np.ones(len(ops.roles))
+        speed[:devices] = [costs.rank_speed[ranks[0]] for ranks in representatives.ranks]
+        seconds = costs.compute[ops.op_class] / speed[ops.representative]
+        self.beside = np.ones(len(ops))
+        # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
+        self.beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
+        if len(ops.roles) > devices:
+            own = int(ops.first[devices])
+            seconds[own:], self.beside[own:] = costs.host[ops.op_class[own:]], 1.0
+            # A rank may have nothing to issue.
+            first = ops.first[devices:]
+            seconds[first[:-1][np.diff(first) > 0]] += costs.host_step
+        self.seconds = _quantise(seconds)
+        self.nodes = np.flatnonzero(ops.leads)
+        self.beside[self.nodes] = costs.beside_compute[ops.op_class[self.nodes]]
+        count = len(program.op_classes)
+        # Ops of one class on one representative cost the same, so each kind is worked out once.
+        op_class = _same(program, costs)[ops.op_class[self.nodes]]
+        kinds, self.kind_of = np.unique(
+            ops.representative[self.nodes].astype(np.int64) * count + op_class, return_inverse=True
+        )
+        self.kinds = [divmod(kind, count) for kind in kinds.tolist()]
+        self.issued = _issued(ops, costs, steps)
+        self._loaded: dict[tuple[bool, ...], Ints] = {}
+
+    def loaded(self, loaded: tuple[bool, ...]) -> Ints:
+        """``kind`` of ``NodeCosts``, by which kinds use links; the same array for equal ones."""
+        if loaded not in self._loaded:
+            kind = np.full(len(self.seconds), NONE, dtype=np.int32)
+            kind[self.nodes] = np.where(np.array(loaded, dtype=bool)[self.kind_of], self.kind_of, NONE)
+            self._loaded[loaded] = kind
+        return self._loaded[loaded]
+
+
+_known: Final[Kept[tuple[Same, float, tuple[str, ...], int], _Own]] = Kept(4)
+
+
+def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int) -> _Own:
+    """That of the same program on the same ranks, where costs but for messages are the same; large ones anew."""
+    if len(ops) > KEPT or not isinstance(costs.communication, ByKey):
+        return _Own(ops, program, costs, representatives, steps)
+    same = Same(
+        ops, representatives.of_rank, costs.communication.key_of, costs.compute, costs.host, costs.beside_communication,
+        costs.beside_compute, costs.rank_speed,
+    )  # fmt: skip
+    key = (same, costs.host_step, costs.waits, steps)
+    return _known.get(key, lambda: _Own(ops, program, costs, representatives, steps))
 
 
 def _same(program: Program, costs: Costs) -> Ints:

@@ -9,6 +9,7 @@ its representative, and it is the one that is simulated.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
@@ -17,9 +18,10 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Communication, Costs, entry_of
+from simpar.cost.costs import Communication, Costs, entry_of, same_messages
 from simpar.cost.entries import Entries
 from simpar.engine.hashed import hashed_colours
+from simpar.kept import Kept, Same
 from simpar.program import OpClass, Partition, Program
 
 Numbers = NDArray[np.int64]
@@ -28,11 +30,10 @@ Edges = list[list[tuple[int, int]]]
 """For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
 0."""
 
-Links = list[tuple[tuple[int, int], ...]]
-"""For each of an op class's costs the pairs (link, number of the demand)."""
-Pattern = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""Which of an op class's costs last as long, by number of first occurrence, and each one's pairs (link, number of the
-demand)."""
+Numbered = tuple[tuple[int, ...], tuple[int, ...]]
+"""The links of a message, and for each the number of its demand."""
+Pattern = tuple[tuple[int, Numbered], ...]
+"""Which of an op class's costs last as long, by number of first occurrence, and the links of each."""
 
 _LINK: Final = itemgetter(0)
 _DEMAND: Final = itemgetter(1)
@@ -175,6 +176,12 @@ class LoadedRepresentatives(Representatives):
         self._is_first[first] = True
         self._firsts = frozenset(first)
 
+    def at(self, costs: Costs) -> LoadedRepresentatives:
+        """The same at other costs, which tell the same ranks and links apart."""
+        found = copy(self)
+        found._communication, found._loads, found._touching = costs.communication, {}, {}
+        return found
+
     def load(self, op_class: int, groups: Numbers) -> tuple[tuple[int, float], ...]:
         """What an op asks of one link of each class when it is done in all of these groups at once.
 
@@ -221,15 +228,23 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRe
     groups = groups_of(program)
     if unfold:
         return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
-    entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
-    if entries and len(entries) == len(costs.communication):
+    if costs.communication and all(isinstance(by, Entries) for _, by in same_messages(costs.communication)):
+        entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
         ranks, links = hashed_colours(program, costs.rank_speed, len(costs.links), entries, groups)
     else:
         # Cached by what decides it: most ablations change seconds and not which of them are equal.
         ranks, links = _refine(program, _Told.by(costs))
+        if unfold is False:
+            _check_roles(program, ranks)
+        same = Same(groups, ranks, links)
+        return _folded.get(same, lambda: LoadedRepresentatives(costs, groups, ranks, links)).at(costs)
     if unfold is False:
         _check_roles(program, ranks)
     return LoadedRepresentatives(costs, groups, ranks, links)
+
+
+_folded: Final[Kept[Same, LoadedRepresentatives]] = Kept(4)
+"""Of the last few programs; costs that fold them alike share what does not depend on seconds."""
 
 
 def _check_roles(program: Program, ranks: Colours) -> None:
@@ -244,12 +259,12 @@ class _Told(NamedTuple):
     """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
 
     Arguments:
-        pattern: op class index → number in ``patterns``.
+        pattern: op classes, and the number in ``patterns`` that all of them have.
         speeds: of the ranks, 1 for a nominal device.
         links: how many links there are.
     """
 
-    pattern: tuple[tuple[int, int], ...]
+    pattern: tuple[tuple[Sequence[int], int], ...]
     patterns: tuple[Pattern, ...]
     speeds: tuple[float, ...]
     links: int
@@ -257,17 +272,18 @@ class _Told(NamedTuple):
     @staticmethod
     def by(costs: Costs) -> _Told:
         """What some costs tell; many op classes share long ones, so each is looked into once."""
-        number_of: dict[int, int] = {}
         patterns: dict[Pattern, int] = {}
-        over: dict[tuple[int, ...], Links] = {}
-        for by_group in costs.communication.values():
-            if id(by_group) not in number_of:
-                number_of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
-        of_op = tuple([(index, number_of[id(by_group)]) for index, by_group in costs.communication.items()])
-        return _Told(of_op, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
+        over: dict[tuple[int, ...], list[Numbered]] = {}
+        found = tuple(
+            [
+                (indices, patterns.setdefault(_pattern(by_group, over), len(patterns)))
+                for indices, by_group in same_messages(costs.communication)
+            ]
+        )
+        return _Told(found, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
 
 
-def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], Links]) -> Pattern:
+def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list[Numbered]]) -> Pattern:
     """The pattern of an op class's costs. Arguments: ``over``, by the ids of all links what was found; grows."""
     number: dict[tuple[float, float], int] = {}
     # Which costs and demands of one op class are equal, not what they are: so that messages of many sizes are alike to
@@ -283,18 +299,19 @@ def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], Link
     return tuple(zip(seconds, links, strict=True))
 
 
-def _numbered(links: tuple[tuple[int, float], ...], demands: dict[float, int]) -> tuple[tuple[int, int], ...]:
-    """The links of a message with the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
+def _numbered(links: tuple[tuple[int, float], ...], demands: dict[float, int]) -> Numbered:
+    """The links of a message, and the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
     asked = tuple(map(_DEMAND, links))
     # Few are different, so only those are looked at one by one.
     for demand in dict.fromkeys(asked):
         demands.setdefault(demand, len(demands))
-    return tuple(zip(map(_LINK, links), map(demands.__getitem__, asked), strict=True))
+    return tuple(map(_LINK, links)), tuple(map(demands.__getitem__, asked))
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
-    groups, number_of = groups_of(program), dict(told.pattern)
+    groups = groups_of(program)
+    number_of = {index: number for indices, number in told.pattern for index in indices}
     kinds, ops = program.cost_kinds[0].tolist(), program.cost_kinds[1]
     roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
     for number, role in enumerate(program.roles):
@@ -310,11 +327,16 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
         on, pattern = groups[partition], told.patterns[number]
         ranks = [rank for role in roles for rank in sharing[role]]
         if sends:
-            found += [Exchange(kind, (r, on.peer(r, peer)), True, *pattern[on.entry(r, len(pattern))]) for r in ranks]
+            pairs = [(rank, on.peer(rank, peer)) for rank in ranks]
+            found += [_exchange(kind, pair, True, pattern[on.entry(pair[0], len(pattern))]) for pair in pairs]
         else:
             used = dict.fromkeys(on.places[0, ranks].tolist())
-            found += [Exchange(kind, tuple(on.members[g]), False, *pattern[g]) for g in used]
+            found += [_exchange(kind, tuple(on.members[group]), False, pattern[group]) for group in used]
     return found
+
+
+def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int, Numbered]) -> Exchange:
+    return Exchange(kind, ranks, sends, pattern[0], tuple(zip(*pattern[1], strict=True)))
 
 
 @lru_cache(maxsize=4)

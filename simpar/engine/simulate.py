@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -104,7 +105,8 @@ def _trace(program: Program, representatives: Representatives, graph: Graph, cos
     arrive = np.maximum(costs.issued, graph.ready(end))
     # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read by step.
     start, end = (times.take(graph.node, axis=1) for times in (graph.latest(arrive), end))
-    of_one = zip(*(np.split(times, graph.ops.first[1:-1], axis=1) for times in (arrive, start, end)), strict=True)
+    bounds = graph.ops.first.tolist()
+    of_one = [tuple(times[:, begin:until] for times in (arrive, start, end)) for begin, until in pairwise(bounds)]
     return Trace(
         program,
         'simulated',

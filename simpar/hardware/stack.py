@@ -26,6 +26,8 @@ class Launches:
         passes: how often it moves the bytes of the operator, of a streaming one.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its
             result, its left and its right operand.
+        multiple: of a product of attention: holds where heads × samples of a rank are a multiple of it; elsewhere the
+            entry with ``.odd`` behind its key.
     """
 
     kernels: Count
@@ -35,6 +37,7 @@ class Launches:
     result: Bytes = 0.0
     left: Bytes = 0.0
     right: Bytes = 0.0
+    multiple: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Final
 
 from simpar.hardware.figure import RateFigure, ShareFigure
 from simpar.hardware.profile import Link, Profile
 from simpar.hardware.stack import Stack
+from simpar.kept import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,25 @@ class Cluster:
     @property
     def topology(self) -> Topology:
         """Its links over ranks 0 to world − 1; in a node with fewer devices than the profile's, they join fewer."""
-        links = tuple(_changed(link, self.links.get(link.name, 1.0)) for link in self.profile.links)
-        inside = self.profile.devices
-        # Links inside a node shrink with it; those between nodes do not.
-        sizes = tuple(min(link.devices, self.devices) if link.devices <= inside else link.devices for link in links)
-        return Topology(links, sizes, self.devices)
+        return _topology(self)
 
     @property
     def as_measured(self) -> Topology:
         """Its topology with the links that its tables were measured on."""
         # Measured curves are scaled from these links to the changed ones.
         return replace(self, links={}).topology
+
+
+def _topology_of(cluster: Cluster) -> Topology:
+    links = tuple([_changed(link, cluster.links.get(link.name, 1.0)) for link in cluster.profile.links])
+    inside, devices = cluster.profile.devices, cluster.devices
+    # Links inside a node shrink with it; those between nodes do not.
+    sizes = tuple([min(link.devices, devices) if link.devices <= inside else link.devices for link in links])
+    return Topology(links, sizes, devices)
+
+
+_topology: Final[Facts[Cluster, Topology]] = Facts(_topology_of, 8)
+"""It is asked for often, and changed links are made anew."""
 
 
 def _changed(link: Link, factor: float) -> Link:

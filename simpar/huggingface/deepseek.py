@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log, sqrt
 from typing import Any, Final
@@ -49,6 +49,19 @@ class Stored:
 ONLY: Final = {'attention_dropout': (0, None), 'quantization_config': (None, Stored('fp8'))}
 
 
+def rope(config: Config) -> tuple[str, Mapping[str, Any]]:
+    """What is said of rotary in one mapping, and the key that says it: as transformers 5, the older one goes before."""
+    by = 'rope_scaling' if config['rope_scaling'] else 'rope_parameters'
+    told = config[by] or {}
+    if not isinstance(told, dict):
+        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
+    apart = [key for key, value in told.items() if isinstance(value, dict)]
+    if apart:
+        what = f'not yet: rotary unlike in layers of a kind ({", ".join(map(str, apart))[:60]})'
+        raise Refused(by, what, 'write one mapping for all layers', 'rope_scaling')
+    return by, told
+
+
 def magnitude(factor: float, times: float = 1.0) -> float:
     """What YaRN multiplies by, from how far positions are stretched (Peng et al. 2023, section 3.4)."""
     return 0.1 * times * log(factor) + 1 if factor > 1 else 1.0
@@ -71,9 +84,8 @@ def yarn(scaling: dict[str, Any], by: str) -> list[float]:
 
 def scores(config: Config) -> Iterator[Says]:
     """With YaRN scores are multiplied by its magnitude, once for queries and once for keys."""
-    by = 'rope_parameters' if isinstance(config['rope_parameters'], dict) else 'rope_scaling'
-    scaling = config[by]
-    if not isinstance(scaling, dict) or scaling.get('rope_type', scaling.get('type', 'default')) == 'default':
+    by, scaling = rope(config)
+    if scaling.get('rope_type', scaling.get('type', 'default')) == 'default':
         return
     times, factor = scaling.get('mscale_all_dim'), scaling.get('factor')
     features = (config['qk_nope_head_dim'], config['qk_rope_head_dim'])

@@ -1,5 +1,6 @@
 """``workload: {model: config.json, ...}`` written out: its keys as those of a ``transformer:``, with their own lines.
 
+A model that simpar knows by name, as ``model: llama3-8b``, is written out in the same way.
 What stands beside ``model`` goes before what the config says. The tree that comes of it is read as any other, and what
 is wrong is told at the line that says it, of the config or of the schedule.
 """
@@ -18,6 +19,7 @@ from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError
 from simpar.huggingface.families import FAMILIES
 from simpar.huggingface.family import IGNORED, NOT_YET, ONLY, Config, Family, Refused, Rule, Says
+from simpar.huggingface.sizes import MODELS
 from simpar.workload import Transformer, Workload
 
 MODEL_KEY: Final[Key] = ('workload', 'model')
@@ -58,6 +60,14 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
     typed = where.startswith(('--set ', '--sweep '))
     try:
         path = _path(workload, Path() if typed else folder)
+        if workload['model'] in MODELS and not path.is_file():
+            return _put(
+                tree,
+                Tree(root={}, origins={(): where}),
+                [Says(*one) for one in MODELS[workload['model']].items()],
+                [],
+                (),
+            )
         config = _config(path)
         family, wrong = _family(config)
     except ScheduleError as error:
@@ -95,8 +105,8 @@ def _config(path: Path) -> Tree:
     try:
         kind = os.stat(path).st_mode
     except OSError:
-        if not path.parent.is_dir() and path.suffix not in {'.json', '.yaml', '.yml'}:
-            raise ScheduleError(Problem(str(path), 'no such file', _FROM_THE_HUB)) from None
+        if path.suffix not in {'.json', '.yaml', '.yml', *_WEIGHTS}:
+            raise ScheduleError(_unknown(path)) from None
         # ``read`` tells what is wrong with it.
         kind = stat.S_IFREG
     if path.suffix in _WEIGHTS:
@@ -110,6 +120,23 @@ def _config(path: Path) -> Tree:
     if not isinstance(tree.root, dict):
         raise ScheduleError(Problem(tree.where(()), 'not a mapping', 'name a config.json of Hugging Face'))
     return tree
+
+
+def _unknown(path: Path) -> Problem:
+    """What is neither a file nor the name of a model."""
+    if not path.parent.is_dir():
+        return Problem(str(path), 'no such file', _FROM_THE_HUB)
+    near = difflib.get_close_matches(path.name[:60].lower(), MODELS, 1)
+    wanted = (
+        f'did you mean {near[0]}?'
+        if near
+        else 'write the path of a config.json, or a name, e.g. llama3-8b (docs/my_model.md has all)'
+    )
+    return Problem(
+        '',
+        f'neither a file nor a model known by name (got "{path.name[:40]}")',
+        f'did you mean {near[0]}?' if near else wanted,
+    )
 
 
 def _family(config: Tree) -> tuple[Family, list[Problem]]:

@@ -42,30 +42,47 @@ def _activation(names: Mapping[str, str], *keys: str) -> Any:
 
 
 def _rope(config: Config) -> Iterator[Says]:
-    """Base, share and scaling: as keys of their own, or together in ``rope_parameters`` (transformers 5)."""
-    together = 'rope_parameters' if isinstance(config['rope_parameters'], dict) else ''
-    told = config['rope_parameters'] if together else {}
-    scaling = told if together else config['rope_scaling'] or {}
-    by = together or 'rope_scaling'
-    if not isinstance(scaling, dict):
-        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
-    theta = told.get('rope_theta', config['rope_theta'])
-    yield Says('rope_theta', theta, together if 'rope_theta' in told else 'rope_theta')
-    share = told.get('partial_rotary_factor', config['partial_rotary_factor'])
+    """Base and scaling; all features are turned."""
+    by, told = deepseek.rope(config)
+    share, key = _share(config)
+    if share not in (None, 1):
+        what = f'these models turn all features, whatever it says (got {share!r})'
+        raise Refused(key, what, 'leave it out, or write rotary_share beside model', 'rotary_share')
+    yield from _turns(config, by, told)
+
+
+def _rope_of_part(config: Config) -> Iterator[Says]:
+    """The same of a share of the features."""
+    by, told = deepseek.rope(config)
+    share, key = _share(config)
     if share is not None:
-        yield Says('rotary_share', share, together if 'partial_rotary_factor' in told else 'partial_rotary_factor')
-    kind = str(scaling.get('rope_type', scaling.get('type', 'default')))
+        yield Says('rotary_share', share, key)
+    yield from _turns(config, by, told)
+
+
+def _share(config: Config) -> tuple[Any, str]:
+    """The share of features that are turned, None: not told; and the key that tells it."""
+    by, told = deepseek.rope(config)
+    key = 'partial_rotary_factor'
+    return (told[key], by) if key in told else (config[key], key)
+
+
+def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
+    theta = told.get('rope_theta', config['rope_theta'])
+    yield Says('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
+    kind = str(told.get('rope_type', told.get('type', 'default')))
     keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3, 'yarn': YARN}.get(kind)
     if keys is None:
         what = f'not yet: rotary scaled as {kind[:20]}'
-        raise Refused(by, what, 'write rope_type: default, linear, llama3 or yarn', 'rope_scaling')
-    missing = [key for key in keys if not isinstance(scaling.get(key), int | float)]
+        instead = 'write rope_type: default, linear, llama3 or yarn, or beside model rope_scaling: [], a step as long'
+        raise Refused(by, what, instead, 'rope_scaling')
+    missing = [key for key in keys if not isinstance(told.get(key), int | float)]
     if missing:
         raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
     if kind == 'yarn':
-        yield Says('rope_scaling', deepseek.yarn(scaling, by), by)
+        yield Says('rope_scaling', deepseek.yarn(dict(told), by), by)
     elif keys:
-        yield Says('rope_scaling', [float(scaling[key]) for key in keys], by)
+        yield Says('rope_scaling', [float(told[key]) for key in keys], by)
 
 
 YARN: Final = ('factor', 'original_max_position_embeddings')
@@ -123,6 +140,16 @@ def _shortest(windows: list[Any]) -> Any:
         if all(one == windows[place % count] for place, one in enumerate(windows)):
             return windows[0] if count == 1 else windows[:count]
     return windows
+
+
+def _gemma_activation(config: Config) -> Iterator[Says]:
+    """Of two keys; the first files say gelu and mean its form with tanh."""
+    names = {**GATES, 'gelu': 'geglu_tanh'}
+    found = [config[key] for key in ('hidden_activation', 'hidden_act') if config[key] is not None]
+    if len({names.get(str(one), one) if isinstance(one, str) else str(one) for one in found}) > 1:
+        what = f'not what hidden_act says ({found[0]!r}, {found[1]!r}): versions of transformers read one or the other'
+        raise Refused('hidden_activation', what, 'leave one of them out', 'activation')
+    yield from _activation(names, 'hidden_activation', 'hidden_act')(config)
 
 
 def _gemma(config: Config) -> Iterator[Says]:
@@ -229,7 +256,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         reads=('hidden_act', *ROPE, 'sliding_window'),
     ),
     'qwen2': Family(
-        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        copied=_LLAMA,
         needed=_NEEDED,
         always={**_ALWAYS, 'bias': ['qkv']},
         defaults=_QWEN,
@@ -258,7 +285,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         reads=('hidden_act', *ROPE, 'sliding_window', *mixtures.MIXTRAL_KEYS),
     ),
     'qwen2_moe': Family(
-        copied={key: name for key, name in _LLAMA.items() if key != 'head_dim'},
+        copied=_LLAMA,
         needed=_NEEDED,
         always=_ALWAYS,
         defaults={**_QWEN_MOE, 'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts_per_tok': 4,
@@ -285,9 +312,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_DEFAULTS, 'num_key_value_heads': 16, 'head_dim': 256, 'tie_word_embeddings': True,
                   'hidden_act': 'gelu_pytorch_tanh'},
         only={**_NO_DROPOUT, **_BIDIRECTIONAL},
-        # The first files say gelu and mean its form with tanh.
-        rules=(_activation({**GATES, 'gelu': 'geglu_tanh'}, 'hidden_activation', 'hidden_act'), _rope, _gemma,
-               _biases(qkv='attention_bias', proj='attention_bias')),
+        rules=(_gemma_activation, _rope, _gemma, _biases(qkv='attention_bias',
+               proj='attention_bias')),
         reads=('hidden_activation', 'hidden_act', *ROPE, 'attention_bias'),
     ),
     'gemma2': Family(
@@ -305,22 +331,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
                'layer_types', 'sliding_window_size'),
     ),
     'phi': Family(
-        copied={**_SIZES, 'layer_norm_eps': 'norm_epsilon'},
+        copied={**_SIZES, 'head_dim': 'head_dim', 'layer_norm_eps': 'norm_epsilon'},
         needed=_NEEDED,
         always={'position': 'rotary', 'parallel': True, 'bias': ['qkv', 'proj', 'ffn', 'head']},
         defaults={**_DEFAULTS, 'layer_norm_eps': 1e-5, 'hidden_act': 'gelu_new', 'partial_rotary_factor': 0.5,
                   'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
         only={'qk_layernorm': (False, None)},
-        rules=(_activation(PLAIN, 'hidden_act'), _rope, _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
+        rules=(_activation(PLAIN, 'hidden_act'), _rope_of_part,
+               _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
         reads=('hidden_act', *ROPE, 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
     ),
     'phi3': Family(
-        copied={**_SIZES, 'rms_norm_eps': 'norm_epsilon'},
+        copied=_LLAMA,
         needed=_NEEDED,
         always={**_ALWAYS, 'bias': []},
         defaults={**_DEFAULTS, 'rms_norm_eps': 1e-5, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
         only={'attention_bias': (False, None)},
-        rules=(_activation(GATES, 'hidden_act'), _rope, _window,
+        rules=(_activation(GATES, 'hidden_act'), _rope_of_part, _window,
                _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
         reads=('hidden_act', *ROPE, 'sliding_window', 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
     ),

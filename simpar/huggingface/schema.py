@@ -16,9 +16,9 @@ def with_model(schema: dict[str, Any]) -> dict[str, Any]:
     workload, transformer = (schema['$defs'][name] for name in ('Workload', 'Transformer'))
     model = {
         'type': 'string',
-        'description': 'path of a Hugging Face config.json, from the folder of this file; beside it any key of '
-        'transformer, which goes before what the config says',
-        'examples': ['llama3_8b.json'],
+        'description': 'path of a Hugging Face config.json, from the folder of this file, or a name such as llama3-8b; '
+        'beside it any key of transformer, which goes before what the config says',
+        'examples': ['llama3-8b', 'llama3_8b.json'],
     }
     # Not defaults, for the config comes before these.
     beside = {

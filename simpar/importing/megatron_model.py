@@ -90,6 +90,10 @@ def blocks(flags: Settings) -> Iterator[Told]:
     if flags.on('disable-bias-linear'):
         biases = ['qkv'] if flags.on('add-qkv-bias') else []
         yield Says(f'{_T}.bias', biases, flags.given('disable-bias-linear', 'add-qkv-bias'))
+    elif flags.number('num-experts', 0):
+        # Biases of experts are not modelled; where every layer has experts, none is left.
+        yield Says(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
+        yield Assumed('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
     elif flags.on('add-qkv-bias'):
         yield Says(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
     if flags.on('qk-layernorm') and not flags.on('multi-latent-attention'):
@@ -269,6 +273,12 @@ def _expert_layers(flags: Settings, key: str) -> Iterator[Told]:
         yield Says(f'{key}.first_dense', dense, ('moe-layer-freq',))
     else:
         yield Left('moe-layer-freq', NOT_MODELLED, 'dense layers among those with experts')
+
+
+def _has_dense(flags: Settings) -> bool:
+    """Whether some layer has no experts."""
+    listed = _pattern(flags.text('moe-layer-freq'))
+    return 0 in listed if listed is not None else flags.number('moe-layer-freq', 1) > 1
 
 
 def _pattern(text: str) -> list[int] | None:

@@ -178,7 +178,7 @@ def parallel(config: Settings) -> Iterator[Told]:
 def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
     """Order and stages."""
     names = (f'{_M}.offset', f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
-             'parallel.pipeline_config.pipeline_scheduler')  # fmt: skip
+             'parallel.pipeline_config.pipeline_scheduler', f'{_P}.seq_split_num', f'{_M}.seq_split_num')  # fmt: skip
     if ranks < 2:
         for name in config.given(*names):
             yield Left(name, IDLE, 'one pipeline rank')
@@ -191,6 +191,13 @@ def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
     yield Says('plan.order', f'mindspore-2.10/{kind if kind in known else "1f1b"}', config.given(names[3]))
     if chunks > 1:
         yield Says('plan.chunks', chunks, config.given(names[1], names[2]))
+    slices = config.given(*names[4:])
+    count = max([1, *(int(config.number(name, 1)) for name in slices)])
+    if count > 1 and kind.startswith('seq') and kind in known:
+        yield Says('plan.sequence_chunks', count, slices)
+    else:
+        for name in slices:
+            yield Left(name, IDLE, f'{kind} takes whole samples' if count > 1 else 'one slice')
     yield from _offset(config, ranks * chunks)
 
 

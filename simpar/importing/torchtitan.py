@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final
 
+from simpar.huggingface.sizes import FLAVOURS, flavour
 from simpar.importing.flags import (
     IDLE,
     NOT_MODELLED,
@@ -21,7 +22,6 @@ from simpar.importing.flags import (
     number,
     ruled,
 )
-from simpar.importing.sizes import FLAVOURS, flavour
 
 _T: Final = 'workload.transformer'
 _A: Final = 'workload.optimizer.adamw'

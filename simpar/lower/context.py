@@ -3,8 +3,7 @@
 ``all_gather`` (Llama 3, arXiv 2407.21783): every rank gathers all keys and values, and once more in the backward, which
 reduce-scatters their gradients. ``ring`` (Liu et al. 2023, arXiv 2310.01889): keys and values go round in N − 1 steps,
 each under attention of those that are there; results of steps are joined by their log-sum-exp. Backward they go round
-again, and their gradients one step behind them, until these are home. ``all_to_all`` is no op of this file: there
-attention lies by heads and its input is redistributed.
+again, and their gradients one step behind them, until these are home. ``all_to_all`` stands in ``context_heads``.
 
 Does not model: that ranks of a contiguous split have less to do than the one with the last tokens, as which all are
 priced; in a ring with a window, that steps far away need not be taken.
@@ -13,14 +12,12 @@ priced; in a ring with a window, that steps far away need not be taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.errors import Infeasible
 from simpar.layout import TensorLayout
-from simpar.layout.axis import minus, size_of
+from simpar.layout.axis import size_of
 from simpar.lower.context_split import ContextSplit
-from simpar.lower.move import Mover
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model.operators.attention import Attention, AttentionScores, Heads
@@ -44,43 +41,6 @@ def attend(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y
     core = Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
     (_Ring(core) if ring else _Gathered(core)).forward()
     return core.y
-
-
-@dataclass(frozen=True)
-class HeadsExchange:
-    """All tokens of a part of the heads for a part of the tokens of all heads (Jacobs et al. 2023, arXiv 2309.14509).
-
-    Arguments: ``name`` of the operator; its ``heads``.
-    """
-
-    tape: Tape
-    mover: Mover
-    name: str
-    heads: Heads
-
-    def by_heads(self, qkv: Value) -> Value:
-        """Queries, keys and values with all tokens."""
-        samples, tokens, groups = qkv.layout.dims
-        by_heads = (*groups, *self.tape.context_axes)
-        if self.heads.groups % size_of(by_heads):
-            raise Infeasible(
-                f'{self.name}: {self.heads.groups} heads of keys and values cannot be exchanged among context '
-                f'{self.tape.mesh.context} × tensor {size_of(groups)} ranks; choose context_kind all_gather or ring'
-            )
-        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.context_axes), by_heads))
-        return self._mover.move(qkv, target, f'{self.name}.heads')
-
-    def by_tokens(self, y: Value) -> Value:
-        """A result as the rank's own tokens."""
-        samples, tokens, heads = y.layout.dims
-        own = TensorLayout(
-            self.tape.world, (samples, (*tokens, *self.tape.context_axes), minus(heads, self.tape.context_axes))
-        )  # fmt: skip
-        return self._mover.move(y, own, f'{self.name}.tokens')
-
-    @property
-    def _mover(self) -> Mover:
-        return replace(self.mover, all_to_all=True)
 
 
 @dataclass(frozen=True)
@@ -232,7 +192,7 @@ class Core:
             'context': self.tape.partition(self.tape.context_axes),
             **({'balanced': self.split.ranks} if self.split.balanced else {}),
             **({} if step is None else {'step': step}),
-            **self._dropped,
+            **self.dropped,
         }
         self.tape.emit_compute(
             f'{self.name}{part}',
@@ -246,7 +206,7 @@ class Core:
         )
 
     @property
-    def _dropped(self) -> dict[str, Attribute]:
+    def dropped(self) -> dict[str, Attribute]:
         """What kernels must know to draw masks of probabilities, of this rank's heads."""
         probability, groups = getattr(self.operator, 'dropout', 0.0), self.qkv.layout.dims[2]
         if not probability:

@@ -14,7 +14,8 @@ from math import gcd
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
-from simpar.lower.context import HeadsExchange, attend
+from simpar.lower.context import attend
+from simpar.lower.context_heads import HeadsExchange
 from simpar.lower.context_unfused import Unfused, unfused
 from simpar.lower.degrees import Degrees
 from simpar.lower.emit import Site, emit
@@ -24,6 +25,7 @@ from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
 from simpar.lower.repeat import Repeats, operator_kind, place_kinds, recorded_for_real
+from simpar.lower.sequence_chunks import attend_in_chunks
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
 from simpar.model import Flatten, Operator, Reshape, Weighted
@@ -53,6 +55,7 @@ class Forward:
         repeats: equal layers are recorded once.
         context_kind: how attention sees the tokens of all context ranks, as of a plan.
         cores: by name of an unfused attention over parts of its keys, what its operators share; it grows.
+        repeated: queries, keys and values with repeated keys, by the name of those without; it grows.
     """
 
     tape: Tape
@@ -72,6 +75,7 @@ class Forward:
     context_kind: str = 'all_gather'
     scatter_gather: bool = False
     cores: dict[str, Unfused] = field(default_factory=dict)
+    repeated: dict[str, Value] = field(default_factory=dict)
 
     def run(self) -> None:
         """Forward, loss and backward."""
@@ -227,6 +231,9 @@ class Forward:
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         if flat:
             return reads[0]
+        if isinstance(operator, Attention) and self.tape.mesh.sequence_chunks > 1:
+            y = Value(node.value, shape, placed.output)
+            return attend_in_chunks(self.tape, node.name, operator, reads, y)
         return self._emitted(node, reads, placed)
 
     def _over_context(self, node: Node, reads: Sequence[Value]) -> Value:
@@ -242,10 +249,10 @@ class Forward:
         if isinstance(operator, CausalSoftmax):
             return self._emitted(node, reads, self._placed(node, reads))
         assert isinstance(operator, Attention | AttentionScores | AttentionValues)
-        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads)
-        # Without dropout a role is left out.
-        roles = zip(operator.roles, reads, strict=False)
-        reads = [exchange.by_heads(read) if role == 'qkv' else read for role, read in roles]
+        place = operator.roles.index('qkv')
+        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads, reads[place], self.repeated)
+        reads = [*reads[:place], exchange.by_heads(), *reads[place + 1 :]]
+        node = replace(node, operator=replace(operator, heads=exchange.exchanged))
         y = self._emitted(node, reads, self._placed(node, reads))
         return y if isinstance(operator, AttentionScores) else exchange.by_tokens(y)
 

@@ -34,8 +34,9 @@ def scale(tape: Tape, samples: int, *, summed: bool) -> float:
 
     Arguments: ``samples`` of a micro-batch; ``summed``: MindSpore's sum over copies, each the mean of its own samples.
     """
-    # Over all micro-batches, so that the losses of a step add up to its mean.
-    return (tape.mesh.copies if summed else 1) / (samples * tape.mesh.micro_batches)
+    # Over all micro-batches and chunks, so that the losses of a step add up to its mean.
+    items = tape.mesh.micro_batches * tape.mesh.sequence_chunks
+    return (tape.mesh.copies if summed else 1) / (samples * items)
 
 
 def add_loss(

@@ -25,6 +25,7 @@ from simpar.lower.overlap import overlap_conflicts, with_passes
 from simpar.lower.period import Layers, NotPeriodic
 from simpar.lower.prepared import Prepared, prepared
 from simpar.lower.roles import issued
+from simpar.lower.sequence_chunks import sequence_chunks_fit
 from simpar.lower.slots import slots_of
 from simpar.lower.streams import Streams
 from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
@@ -53,7 +54,7 @@ def lower(
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for problem in (*conflicts(plan), *overlap_conflicts(plan)):
+    for problem in (*conflicts(plan), *overlap_conflicts(plan), *sequence_chunks_fit(workload, plan)):
         raise Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)
@@ -111,15 +112,15 @@ def order_of(plan: Plan) -> Order:
         return Order((tuple(row),), (0,), plan.micro_batches)
     if has_two_homes(plan):
         return order_of_a_half(plan)
-    return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks)
+    return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks)
 
 
 def _fitting(order: Order, plan: Plan) -> Order:
     """An order that is right and has the plan's counts."""
     for what, has, wants in (
-        ('sequence chunks', order.sequence_chunks, 1),
+        ('sequence chunks', order.sequence_chunks, plan.sequence_chunks),
         ('pipeline ranks', order.ranks, plan.pipeline),
-        ('micro-batches', order.micro_batches, plan.micro_batches),
+        ('micro-batches', order.micro_batches // order.sequence_chunks, plan.micro_batches),
     ):
         if has != wants:
             raise Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
@@ -149,7 +150,7 @@ class _Assembly:
     def program(self, order: Order) -> Program:
         finished = [
             self._finish(issued(self.stages, row, self.mesh.copies, late=self._late), place)
-            for place, row in enumerate(order.actions)
+            for place, row in enumerate(order.by_chunk)
         ]
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())

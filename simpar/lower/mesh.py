@@ -39,7 +39,8 @@ class Mesh:
 
     Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
     ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, data
-    ranks that share experts; ``mirrored``: halves of the data ranks are mirrors of each other, see ``two_homes``.
+    ranks that share experts; ``mirrored``: halves of the data ranks are mirrors of each other, see ``two_homes``;
+    ``sequence_chunks`` of a micro-batch, each an item of the pipeline's order.
     """
 
     data: int
@@ -53,6 +54,7 @@ class Mesh:
     balanced: bool = False
     expert: int = 1
     mirrored: bool = False
+    sequence_chunks: int = 1
 
     @property
     def world(self) -> int:
@@ -154,6 +156,7 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         balanced=plan.context > 1 and plan.context_split == 'balanced',
         expert=_expert(plan, data),
         mirrored=plan.order == TWO_HOMES,
+        sequence_chunks=plan.sequence_chunks,
     )
 
 

@@ -19,6 +19,7 @@ from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
 from simpar.model.model import Graph
+from simpar.model.operators.context import CHUNK_ATTENTION
 from simpar.plan import Plan
 from simpar.program import OpClass
 
@@ -142,7 +143,9 @@ def _kept(forward: Sequence[OpClass], choice: Recompute) -> set[str]:
     """What regions hand on to others, and what the loss reads."""
     region = {name: choice.region(op) for op in forward for name in op.writes}
     handed_on = {name for op in forward for name in op.reads if region.get(name, '') not in ('', choice.region(op))}
-    return handed_on | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
+    # Later chunks of a sequence see these before they could be made again.
+    cached = {op.reads[1] for op in forward if op.operator == CHUNK_ATTENTION}
+    return handed_on | cached | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
 
 
 def _together(forward: Sequence[OpClass], choice: Recompute) -> dict[int, Collection[int]]:

@@ -15,6 +15,7 @@ from simpar.lower.mesh import Mesh, mesh_of
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
 from simpar.lower.repeat import NotRepeated
+from simpar.lower.sequence_chunks import one_chunk
 from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
 from simpar.lower.two_homes import mirror_inputs
@@ -70,6 +71,8 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     given = () if isinstance(plan.stages, str) else plan.stages
     graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
     graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
+    if plan.sequence_chunks > 1:
+        graph = one_chunk(graph, plan.sequence_chunks)
     placer = Placer(tape.world, mesh.copies)
     degrees = None
     if mixed or not by_strategies:

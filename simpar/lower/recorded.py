@@ -14,7 +14,7 @@ from simpar.workload import Workload
 READ: Final = frozenset(
     {
         *('data', 'tensor', 'expert', 'pipeline', 'stages', 'micro_batches', 'copies', 'copies_loss'),
-        *('sequence_parallel', 'scatter_gather', 'context', 'context_kind', 'context_split'),
+        *('sequence_parallel', 'scatter_gather', 'context', 'context_kind', 'context_split', 'sequence_chunks'),
         *('reduce', 'dataset', 'shard_group', 'device_matrix', 'redistribution', 'all_to_all', 'strategies', 'layouts'),
     }
 )

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
+from simpar.lower.by_chunk import ByChunk
 from simpar.lower.frees import add_frees
 from simpar.lower.interleave import interleave, segments
 from simpar.lower.issue import Block, Issue, Issued, Run
@@ -51,7 +53,7 @@ def stages_of(
     tiles: int = 1,
     overlap: Overlap | None = None,
 ) -> list[StageOps]:
-    """The ops of every stage, each freeing what no later op of its stage reads.
+    """The ops of every stage, each freeing what no later op of its stage reads; of every chunk of it, the first first.
 
     Arguments: ``count``, how many stages there are; ``done``, (stage, kind) of all actions that are done; ``tiles`` of
     a product and the collective next to it. Raises ``Infeasible`` where ``recompute`` names
@@ -63,26 +65,29 @@ def stages_of(
     for op in tape.ops:
         ops[op.stage].append(op)
     reads = [{name for op in mine for name in op.reads} for mine in ops]
-    found = []
-    made: list[OpClass] = []
-    for stage, mine in enumerate(ops):
-        elsewhere = set().union(*(names for other, names in enumerate(reads) if other != stage))
+    others = [set().union(*(names for other, names in enumerate(reads) if other != stage)) for stage in range(count)]
+    ready = []
+    for stage, (mine, elsewhere) in enumerate(zip(ops, others, strict=True)):
         again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        ready = tiled(tape, again, elsewhere, tiles)
-        made += ready
-        found.append(_stage(tape, ready, elsewhere, overlap, split=(stage, 'I') in done, joint=(stage, 'B') in done))
+        ready.append(tiled(tape, again, elsewhere, tiles))
+    made = [op for mine in ready for op in mine]
     tape.notes += nothing_tiled(made, tiles)
-    return found
+    if tape.mesh.sequence_chunks > 1:
+        chunks = ByChunk.of(tape, made)
+        each = [_stage_in_chunks(chunks, *stage, overlap) for stage in zip(ready, others, strict=True)]
+        chunks.forget()
+        return [part for parts in each for part in parts]
+    return [
+        _stage(tape, mine, elsewhere, overlap, split=(stage, 'I') in done, joint=(stage, 'B') in done)
+        for stage, (mine, elsewhere) in enumerate(zip(ready, others, strict=True))
+    ]
 
 
 def _stage(
     tape: Tape, ops: list[OpClass], elsewhere: set[str], overlap: Overlap, *, split: bool, joint: bool
 ) -> StageOps:
     """Where a stage does both B and I with W, the order of its readers differs, and so do the ops that free."""
-    forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
-    backward = [op for op in ops if (op.phase != 'F' or is_recomputed(op)) and not _transfers(op)]
-    backward = recomputed_early(backward) if overlap.recompute_early else backward
-    transfers: dict[tuple[str, str], OpClass] = {(op.kind, op.phase): op for op in ops if _transfers(op)}
+    forward, backward, transfers = _parts(ops, overlap)
     inputs = [op for op in backward if op.phase != 'W']
     weights = [op for op in backward if op.phase == 'W']
     gathered = _gathered(tape)
@@ -105,6 +110,55 @@ def _stage(
         gathered=gathered,
         fill=overlap.fill,
     )
+
+
+def _stage_in_chunks(chunks: ByChunk, ops: list[OpClass], elsewhere: set[str], overlap: Overlap) -> list[StageOps]:
+    """The ops of a stage for each chunk of a sequence: what is freed follows from all of them together."""
+    gathered, numbers = _gathered(chunks.tape), range(chunks.count)
+    inputs = chunks.split(ops)
+    of = [_parts(chunks.ops(ops, number), overlap) for number in numbers]
+    of[0] = of[0]._replace(forward=[*inputs, *of[0].forward])
+
+    def transfer(number: int, kind: str, phase: str) -> list[OpClass]:
+        return [of[number].transfers[kind, phase]] if (kind, phase) in of[number].transfers else []
+
+    ordered: list[OpClass] = []
+    for number in numbers:
+        forward = [op for part in segments(of[number].forward, gathered) for op in part]
+        ordered += [*transfer(number, 'recv', 'F'), *forward, *transfer(number, 'send', 'F')]
+    # Gradients come back from the last chunk to the first.
+    for number in reversed(numbers):
+        backward = [op for part in segments(of[number].backward, gathered, fill=overlap.fill) for op in part]
+        ordered += [*transfer(number, 'recv', 'I'), *backward, *transfer(number, 'send', 'I')]
+    elsewhere = elsewhere.union(*(chunks.names(sorted(elsewhere), number) for number in numbers))
+    freeing = {op.name: op for op in add_frees(ordered, chunks.tape.tensors, elsewhere)}
+    return [
+        StageOps(
+            parts={
+                'F': tuple(freeing[op.name] for op in one.forward),
+                'B': tuple(freeing[op.name] for op in one.backward),
+            },
+            transfers={key: freeing[op.name] for key, op in one.transfers.items()},
+            gathered=gathered,
+            fill=overlap.fill,
+        )
+        for one in of
+    ]
+
+
+class _Parts(NamedTuple):
+    """The ops of a stage by what actions do with them."""
+
+    forward: list[OpClass]
+    backward: list[OpClass]
+    transfers: dict[tuple[str, str], OpClass]
+
+
+def _parts(ops: list[OpClass], overlap: Overlap) -> _Parts:
+    forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
+    backward = [op for op in ops if (op.phase != 'F' or is_recomputed(op)) and not _transfers(op)]
+    backward = recomputed_early(backward) if overlap.recompute_early else backward
+    return _Parts(forward, backward, {(op.kind, op.phase): op for op in ops if _transfers(op)})
 
 
 def _gathered(tape: Tape) -> frozenset[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from simpar.errors import Infeasible
+from simpar.lower.by_chunk import of_any_chunk
 from simpar.lower.mesh import PIPELINE
 from simpar.lower.optimizer_parallel import Shards
 from simpar.lower.tape import Tape
@@ -19,44 +21,65 @@ from simpar.program.tensor import BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """The ops of each end: ``ends``, what the end's own ops accumulate by → its send, receive and addition.
+class End:
+    """What a pipeline rank issues for a gradient that another one has, too.
 
-    Arguments: ``gradient``, its name; empty: nothing is held twice.
+    Arguments: ``gradient``, its name; ``adders``, the rank's own ops that add to it; ``ops``, send, receive and
+    addition.
     """
 
-    gradient: str = ''
-    ends: tuple[tuple[str, tuple[OpClass, ...]], ...] = ()
+    gradient: str
+    adders: frozenset[str]
+    ops: tuple[OpClass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """All gradients that two pipeline ranks have, in an order that is the same on both."""
+
+    ends: tuple[End, ...] = ()
 
     def ops(self, held: set[str], issued: Iterable[OpClass]) -> tuple[OpClass, ...]:
-        """What a pipeline rank issues behind its own sum of the gradient.
+        """What a pipeline rank issues behind its own sums of the gradients.
 
         Arguments: ``held``, gradients that the rank adds to; ``issued``, its ops so far.
         """
-        if self.gradient not in held:
-            return ()
-        # In a split backward the op that adds may have a name of its own.
-        names = {op.name.removesuffix('.split') for op in issued}
-        return next((ops for adder, ops in self.ends if adder in names), ())
+        ends = [end for end in self.ends if end.gradient in held]
+        # In a split backward the op that adds may have a name of its own, and so has that of a chunk.
+        names = {of_any_chunk(op.name.removesuffix('.split')) for op in issued} if ends else set()
+        return tuple(op for end in ends if not names.isdisjoint(end.adders) for op in end.ops)
 
 
 def exchange(tape: Tape, shards: Shards) -> Exchange:
-    """The exchange of the gradient, or of its shard, that two pipeline ranks accumulate, if there is one."""
+    """The exchange of every gradient, or of its shard, that two pipeline ranks accumulate.
+
+    Raises ``Infeasible`` where more than two do.
+    """
     adders: dict[str, list[OpClass]] = {}
     for op in tape.ops:
         for name in op.accumulates:
             adders.setdefault(name, []).append(op)
+    ends: list[End] = []
     for gradient, ops in adders.items():
-        places = [tape.mesh.pipeline_rank(op.stage) for op in ops]
-        # On one pipeline rank both stages add to one gradient, and nothing has to travel.
-        if len(set(places)) == 2:
-            (shard,) = shards.held([gradient])
-            ends = [
-                (op.name, _end(tape, shard, index, places[1 - index] - place, op.stage))
-                for index, (op, place) in enumerate(zip(ops, places, strict=True))
-            ]
-            return Exchange(shard, tuple(ends))
-    return Exchange()
+        places: dict[int, list[OpClass]] = {}
+        for op in ops:
+            places.setdefault(tape.mesh.pipeline_rank(op.stage), []).append(op)
+        # On one pipeline rank all stages add to one gradient, and nothing has to travel.
+        if len(places) == 1:
+            continue
+        if len(places) > 2:
+            weight = gradient.removeprefix('d:')
+            raise Infeasible(
+                f'plan.pipeline: not yet: {weight} is read on {len(places)} pipeline ranks, and a weight is shared '
+                f'by two at most; write a lower degree'
+            )
+        (shard,) = shards.held([gradient])
+        one, other = places
+        for index, (place, offset) in enumerate(((one, other - one), (other, one - other))):
+            own = places[place]
+            made = _end(tape, shard, index, offset, own[0].stage)
+            ends.append(End(shard, frozenset(op.name for op in own), made))
+    return Exchange(tuple(ends))
 
 
 def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[OpClass, ...]:

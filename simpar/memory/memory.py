@@ -18,7 +18,7 @@ from simpar.program import OpClass, Program, Role
 from simpar.trace import RankTimes, Times, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Memory:
     """What the ranks hold over a step.
 
@@ -31,6 +31,9 @@ class Memory:
     step: float
     ranks: tuple[RankMemory, ...]
     representative_of_rank: NDArray[np.int32]
+
+    def __repr__(self) -> str:
+        return f'Memory(peak={self.peak!r}, rank={self.fullest.rank}, ranks={len(self.representative_of_rank)})'
 
     @property
     def fullest(self) -> RankMemory:

@@ -15,7 +15,7 @@ import numpy as np
 from simpar.pipeline.action import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import column
+from simpar.program.rows import kept_column
 from simpar.trace import Trace
 
 _KINDS: Final[dict[Phase, Kind]] = {'F': 'F', 'I': 'I', 'W': 'W'}
@@ -57,7 +57,11 @@ def stages_of(program: Program, role: Role) -> tuple[int, ...]:
 
 def is_pipeline(program: Program) -> bool:
     """Whether a program has more than one stage."""
-    return bool(column(program.op_classes, lambda op: op.stage, np.int64).any())
+    return bool(kept_column(program.op_classes, _stage, np.int64).any())
+
+
+def _stage(op: OpClass) -> int:
+    return op.stage
 
 
 def actions_of(program: Program, role: Role) -> list[Work]:

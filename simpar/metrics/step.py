@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
-from simpar.interval_sets import Intervals, fold, length, union
+from simpar.interval_sets import Intervals, fold, length, seconds_of, union
 from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
@@ -73,7 +73,7 @@ class StepMetrics(StepSeconds[RankMetrics]):
         return next(metrics for metrics in self.ranks if metrics.rank == rank)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Metrics:
     """Metrics of a trace over three windows, each worked out when it is first asked for.
 
@@ -82,6 +82,9 @@ class Metrics:
     """
 
     trace: Trace
+
+    def __repr__(self) -> str:
+        return f'Metrics(of {self.trace!r})'
 
     @cached_property
     def steady(self) -> StepMetrics:
@@ -176,6 +179,7 @@ class _Kinds(NamedTuple):
     phases: tuple[Phase, ...]
 
     @staticmethod
+    @lru_cache(maxsize=4)
     def of(program: Program) -> _Kinds:
         """Those of a program."""
         ops = program.op_classes
@@ -260,14 +264,14 @@ def _seconds(ops: _Ops, rank: int, ranks: int) -> _Seconds:
     communication = union(ops.communicating(ops.communicates))
     transferring = ops.between(ops.start, ops.end, ops.communicates)
     step = window.end - window.begin
-    compute = length(computing)
+    compute = seconds_of(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
     occupied = length(np.concatenate((computing, communication)))
     seconds = RankSeconds(
         rank=rank,
         ranks=ranks,
         compute=compute,
-        communication=length(communication),
+        communication=seconds_of(communication),
         exposed=occupied - compute,
         idle=step - occupied,
         bubble=step - length(np.concatenate((computing, transferring))),

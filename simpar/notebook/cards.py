@@ -6,7 +6,7 @@ import base64
 import functools
 import html
 import io
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simpar import report
 from simpar.case import Case
@@ -20,6 +20,9 @@ from simpar.planner.verb import Planned
 from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 from simpar.sweep.table import best_summary, cells_of, heads_of, short_keys, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLE: Final = (
     '<style>.simpar table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:inline-block;'
@@ -44,7 +47,8 @@ def _(prediction: Prediction) -> str:
     """Headline, picture, figures and why."""
     parts = [
         f'<p><b>{html.escape(report.answer(prediction))}</b></p>',
-        _image(picture(prediction)),
+        image_of(prediction.timeline()),
+        '<p><small><code>.interactive()</code>: zoom in, and point at ops</small></p>',
         f'<div>{table_html(report.figures(prediction))}{why_html(prediction)}</div>',
         f'<p>{html.escape(prediction.critical_path.summary)}</p>',
         *(f'<p>Note: {html.escape(note)}</p>' for note in prediction.notes),
@@ -129,15 +133,11 @@ def _row(answer: SweepAnswer, place: int, columns: int) -> str:
     return f'<tr{weight}>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
-def picture(prediction: Prediction) -> bytes:
-    """The timeline as a small PNG."""
+def image_of(figure: Figure) -> str:
+    """A figure as a small PNG inside of HTML."""
     buffer = io.BytesIO()
-    prediction.timeline().savefig(buffer, format='png', dpi=_DPI)
-    return buffer.getvalue()
-
-
-def _image(png: bytes) -> str:
-    return f'<img style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    figure.savefig(buffer, format='png', dpi=_DPI)
+    return f'<img style="max-width:100%" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _framed(text: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from pathlib import Path
 
 from simpar.case import Case
+from simpar.notebook.measured import Measured, with_measurement
 from simpar.predict import Prediction
 from simpar.report import figures_of, render_parts
 from simpar.units import format_time
@@ -35,6 +37,21 @@ class Compared:
     def _answer(self) -> str:
         best = self.fastest
         return f'fastest of {len(self.predictions)}: {best.name}, {format_time(best.step)} a step'
+
+
+def compare(first: Case | Prediction, *others: Case | Prediction | str | Path) -> Compared | Measured:
+    """Cases and predictions side by side; or one of them beside a measurement, which is a path.
+
+    Raises ``ScheduleError`` for a measurement of another program.
+    Example: ``compare(case, case.what_if(copies=4))``, ``compare(case, 'measured.json')``.
+    """
+    files = [one for one in others if isinstance(one, str | Path)]
+    if not files:
+        return compare_cases(first, *(one for one in others if not isinstance(one, str | Path)))
+    if len(others) > 1:
+        raise TypeError('a measurement stands beside one case or prediction; compare each by itself')
+    prediction = first.predict() if isinstance(first, Case) else first
+    return with_measurement(prediction, Path(files[0]))
 
 
 def compare_cases(*answers: Case | Prediction) -> Compared:

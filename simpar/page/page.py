@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final
@@ -24,12 +24,15 @@ _MOST_PARTS: Final = 12
 """Parts of the critical path that are told apart."""
 
 
-def answer_page(prediction: Prediction, *, schedule: str = '', notes: Iterable[str] = ()) -> str:
+def answer_page(
+    prediction: Prediction, *, schedule: str = '', notes: Iterable[str] = (), ranks: Sequence[int] = ()
+) -> str:
     """The answer as an HTML page that stands alone.
 
     Arguments:
         schedule: the file's text, shown at the end.
         notes: what the reader should know besides the prediction's notes.
+        ranks: whose ops are shown; unless given, a few that differ.
     Does not show: ops of more ranks, or of longer steps, than a page of 3 MB holds; it says which.
     Example: ``Path('answer.html').write_text(answer_page(case.predict()))``.
     """
@@ -38,7 +41,7 @@ def answer_page(prediction: Prediction, *, schedule: str = '', notes: Iterable[s
     layers = layers_of(sides)
     data = {
         'unit': unit,
-        'sides': [timeline_of(side, unit) for side in sides],
+        'sides': [timeline_of(side, unit, ranks) for side in sides],
         'path': list(prediction.critical_path.shares.items())[:_MOST_PARTS],
         'memory': [memory_of(side, layers, unit) for side in sides],
     }

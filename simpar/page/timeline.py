@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from simpar.metrics import is_pipeline
@@ -20,14 +20,14 @@ MOST_RANKS: Final = 4
 """Ranks of one side whose ops it holds; of a pipeline, whose actions stand above, the first and the last."""
 
 
-def timeline_of(prediction: Prediction, unit: float) -> Columns:
+def timeline_of(prediction: Prediction, unit: float, ranks: Sequence[int] = ()) -> Columns:
     """What the page draws of one side.
 
-    Arguments: ``unit``, seconds of a tick.
+    Arguments: ``unit``, seconds of a tick; ``ranks`` to show, unless a few that differ shall be chosen.
     """
     trace = prediction.trace
     ops: dict[str, int] = {}
-    shown, left = _shown(trace)
+    shown, left = _shown(trace, ranks)
     groups = [_rank(trace, rank, ops, unit) for rank in shown]
     return {
         'name': prediction.name,
@@ -39,19 +39,31 @@ def timeline_of(prediction: Prediction, unit: float) -> Columns:
     }
 
 
-def _shown(trace: Trace) -> tuple[list[int], int]:
+def _shown(trace: Trace, asked: Sequence[int]) -> tuple[list[int], int]:
     """The ranks whose ops are shown, those that tell most first, and how many that differ are not."""
-    # Who ends last holds the step up, and is what one looks at.
-    ranked = sorted(trace.representatives, key=lambda one: -float(one.end_KS[-1].max()))
-    ends = [trace.representatives[0], trace.representatives[-1]] if is_pipeline(trace.program) else ranked[:MOST_RANKS]
     shown: list[int] = []
     spans = 0
-    for one in ends:
-        spans += one.end_KS.shape[1]
+    for rank in _asked(trace, asked) or _telling(trace):
+        spans += trace.times_of(rank).end_KS.shape[1]
         if shown and spans > MOST_SPANS:
             break
-        shown.append(one.rank)
-    return shown, len(ranked) - len(shown)
+        shown.append(rank)
+    seen = {int(trace.representative_of_rank[rank]) for rank in shown}
+    return shown, len(trace.representatives) - len(seen)
+
+
+def _asked(trace: Trace, ranks: Sequence[int]) -> list[int]:
+    """Those that it has: a baseline may have fewer ranks than the plan."""
+    return [rank for rank in ranks if 0 <= rank < trace.program.world]
+
+
+def _telling(trace: Trace) -> list[int]:
+    """Ranks that differ, the most telling first; of a pipeline the first and the last."""
+    if is_pipeline(trace.program):
+        return [trace.representatives[0].rank, trace.representatives[-1].rank]
+    # Who ends last holds the step up, and is what one looks at.
+    ranked = sorted(trace.representatives, key=lambda one: -float(one.end_KS[-1].max()))
+    return [one.rank for one in ranked[:MOST_RANKS]]
 
 
 def _rank(trace: Trace, rank: int, ops: dict[str, int], unit: float) -> Columns:

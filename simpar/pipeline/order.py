@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.pipeline.action import COMMUNICATION, Action
 
@@ -41,6 +41,13 @@ class Order:
         return len(self.placement)
 
     @property
+    def by_chunk(self) -> tuple[Row, ...]:
+        """The actions by micro-batches of their own, and stages numbered stage × sequence_chunks + chunk."""
+        if self.sequence_chunks == 1:
+            return self.actions
+        return tuple(tuple(_of_chunk(action, self.sequence_chunks) for action in row) for row in self.actions)
+
+    @property
     def communicates(self) -> bool:
         """Whether sends and receives are written down, or left to whoever carries the order out."""
         return any(action.kind in COMMUNICATION for row in self.actions for action in row)
@@ -57,6 +64,13 @@ class Order:
     def crosses(self, stage: int) -> bool:
         """Whether what passes between a stage and the next goes to another rank; False behind the last stage."""
         return stage + 1 < self.stages and self.placement[stage] != self.placement[stage + 1]
+
+
+def _of_chunk(action: Action, chunks: int) -> Action:
+    if action.micro_batch is None:
+        return action
+    micro_batch, chunk = divmod(action.micro_batch, chunks)
+    return replace(action, stage=action.stage * chunks + chunk, micro_batch=micro_batch)
 
 
 def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from simpar.planner.clock import Lasts, Timed
+from simpar.planner.clock import Lasts, Parts, Timed
+from simpar.planner.hiding import Speeds, least_beside, least_hidden
 from simpar.planner.pieces import Span
 from simpar.planner.sample import Sample
 
@@ -75,10 +78,12 @@ def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
     total = Span()
     if (block := blocks[begins]) is not None and ((forward and (first or done)) or last or begins != end):
         total = total + block.before
-    for layer in done[:-1]:
+    for layer, behind in pairwise(done):
         block = blocks[of(layer)]
         if block is not None and block.layers:
-            total = total + block.layers[0]
+            piece = block.layers[0]
+            # No sample has a layer behind one of another kind: of its chain only computation is sure.
+            total = total + (piece if of(layer) == of(behind) else piece.computed())
     block = blocks[ends]
     # The end of a stage that begins with a layer like the very first ones, and is not the first, is in no sample.
     if block is not None and not (not forward and not first and done[-1] < edge):
@@ -104,17 +109,23 @@ def least_seconds(sample: Sample, stages: list[list[int]], timed: Timed, travel:
         spans = [(kind, span(kind[0], stage, slowed=slowed)) for kind, stage in parts]
         forward = span('F', parts[0][1], slowed=slowed) if parts[0][0].endswith('+') else Span()
         rests = [rest_of(sample, stages, stage, kind[0], slowed=slowed) for kind, stage in parts]
-        seconds[parts, slowed] = _lasts(spans, rests, forward, sample.copies, travel)
+        joint = joint_of(sample, stages, parts, slowed=slowed)
+        seconds[parts, slowed] = _lasts(spans, rests, forward, sample.copies, travel, joint)
     return timed.period(seconds)
 
 
 def _lasts(
-    spans: Sequence[tuple[str, Span]], rests: Sequence[Span | None], forward: Span, copies: int, travel: float
+    spans: Sequence[tuple[str, Span]],
+    rests: Sequence[Span | None],
+    forward: Span,
+    copies: int,
+    travel: float,
+    joint: Joint | None,
 ) -> Lasts:
     """How long a task lasts at least, and when at the earliest its result is with the neighbour.
 
     Arguments: ``spans`` of its parts, by kind; ``rests``, what of them is behind all that is received, where that is
-    less; ``forward``, the span of the stage's forward where both are done as one.
+    less; ``forward``, the span of the stage's forward where both are done as one; ``joint``, both in closer parts.
     """
     if len(spans) > 1:
         lasts = max(sum(one.busy for _, one in spans), *(one.chain for _, one in spans))
@@ -127,7 +138,11 @@ def _lasts(
     if copies == 1 or not kind.endswith('+'):
         rest = rests[0] or one
         return Lasts(one.chain, one.ready + travel, min(rest.chain, one.chain), _given(one, rests[0]) + travel)
-    # Copies of a forward and of its backward interleave: only the first copy is surely behind its own forward.
+    # Copies of a forward and of its backward interleave.
+    if joint is not None:
+        last = joint.forward if kind == 'F+' else joint.backward
+        return Lasts(last, one.ready + travel, last if rests[0] is None else 0.0, one.ready + travel)
+    # Only the first copy is surely behind its own forward.
     if kind == 'F+':
         part = one.busy / copies
         return Lasts(part, part, part, part)
@@ -135,53 +150,45 @@ def _lasts(
     return Lasts(last, one.ready + travel, last, one.ready + travel)
 
 
+class Joint(NamedTuple):
+    """Least seconds of a forward up to its last layer, and from there on until its backward, done as one, ends."""
+
+    forward: float
+    backward: float
+
+
+def joint_of(sample: Sample, stages: list[list[int]], parts: Parts, *, slowed: bool) -> Joint | None:
+    """Of a task that is a forward or the backward behind it; None where copies go apart, or nothing is joined.
+
+    Copies that go through layers together are all in the last layer before one of them goes back, and all behind it
+    before one of them is in the layer before.
+    """
+    kind, stage = parts[0]
+    if len(parts) > 1 or not kind.endswith('+') or sample.copies == 1 or not sample.in_step:
+        return None
+    back = 'B' if kind == 'F+' else kind[0]
+    if sample.in_turn.intersection(('F', back)):
+        return None
+    front, behind = pieces_of(sample, stages, stage, 'F', slowed=slowed)
+    whole = stage_span(sample, stages, stage, back, slowed=slowed)
+    begin = _begin_of(sample, stages, stage, back, slowed=slowed)
+    chain = behind.busy + begin.busy + whole.chain - begin.chain if begin else 0.0
+    return Joint(front.chain, max(behind.busy + whole.busy, chain))
+
+
+def _begin_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> Span | None:
+    """A last stage's backward up to the second layer that it comes to; None where there is no such layer."""
+    done, edge, end = stages[stage][::-1], sample.few.edge, sample.stages - 1
+    blocks = [
+        sample.blocks.get((own, kind, slowed)) for own in (end, 0 if done and done[0] < edge else max(0, end - 1))
+    ]
+    if len(done) < 2 or blocks[0] is None or blocks[1] is None or not blocks[1].layers:
+        return None
+    return blocks[0].before + blocks[1].layers[0]
+
+
 def _given(one: Span, rest: Span | None) -> float:
     return one.ready if rest is None else min(rest.ready, one.ready)
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Speeds of what runs beside something else: of products and of other ops beside a message, of it beside them."""
-
-    matrix: float
-    memory: float
-    collective: float
-
-
-def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds) -> float:
-    """Least seconds of a step of one rank that computes and sends at once.
-
-    While both go on, computation takes longer and so does the message. So hiding messages has a price: of all ways to
-    lay them over idle time and computation, the one that ends first.
-
-    Arguments:
-        seconds, slowed: of all computation by itself, and beside messages all the time.
-        idle: in which the rank surely computes nothing.
-        wire: of all messages of one stream by themselves.
-    """
-    fast, slow, matrix = speeds.matrix, speeds.memory, _products(seconds, slowed, speeds)
-    # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
-    over = max(0.0, (wire - idle) / speeds.collective)
-    if over >= slowed:
-        # All computation is slowed, and the messages still need more time than that.
-        return max(idle + slowed, wire + (1 - speeds.collective) * slowed)
-    products = min(over, matrix / fast)
-    return idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
-
-
-def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
-    """The same for any idle time."""
-    # By idle time it is convex, and in straight pieces: the least is where one ends.
-    between = wire - speeds.collective * _products(seconds, slowed, speeds) / speeds.matrix
-    return min(least_beside(seconds, slowed, idle, wire, speeds) for idle in (0.0, min(wire, max(0.0, between)), wire))
-
-
-def _products(seconds: float, slowed: float, speeds: Speeds) -> float:
-    """Of all computation, that of products, as told by how much messages slow it."""
-    fast, slow = speeds.matrix, speeds.memory
-    if fast == slow:
-        return seconds
-    return min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
 
 
 def least_sharing(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
@@ -207,7 +214,8 @@ def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: flo
     for (parts, slowed), times in zip(timed.works, count, strict=True):
         pairs = [(kind, stage_span(sample, stages, stage, kind[0], slowed=True)) for kind, stage in parts]
         forward = stage_span(sample, stages, parts[0][1], 'F', slowed=True)
-        spans[parts, slowed] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0)
+        joint = joint_of(sample, stages, parts, slowed=True)
+        spans[parts, slowed] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0, joint)
         for slow in sums:
             busy = sum(stage_span(sample, stages, stage, kind[0], slowed=slow).busy for kind, stage in parts)
             sums[slow] += busy * times

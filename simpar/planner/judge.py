@@ -15,10 +15,8 @@ from simpar.lower.lower import order_of
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
 from simpar.planner.bound import (
-    Speeds,
     compute_of_one,
     least_alone,
-    least_beside,
     least_busy,
     least_mean,
     least_of_ranks,
@@ -27,6 +25,7 @@ from simpar.planner.bound import (
     least_slowed,
 )
 from simpar.planner.clock import Timed, timed
+from simpar.planner.hiding import Speeds, least_beside
 from simpar.planner.layers import few_of, layers_of_stages
 from simpar.planner.room import Shares, least_bytes, least_standing, standing_of
 from simpar.planner.rules import MEMORY, ORDER, Refusal
@@ -236,10 +235,11 @@ class Judge:
             return Judged()
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        least = least_bytes(sample, layers, clock, self._shares(self._shared_most(plan)), peaks=False)
+        most = max(self._space.values_of('copies'))
+        shares = self._shares(self._shared_most(plan))
+        least = least_bytes(sample, layers, clock, shares, peaks=False, copies=most)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        most = max(self._space.values_of('copies'))
         return Judged(least_busy(sample, layers, clock, 1.0, most), None, least)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.planner.hiding import Work, windows
 from simpar.program import OpClass, Program, Role
 
 Floats = NDArray[np.float64]
@@ -59,6 +60,10 @@ class Span(NamedTuple):
             self.lead + other.lead,
         )
 
+    def computed(self) -> Span:
+        """By its computation alone."""
+        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy)
+
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies
@@ -92,21 +97,28 @@ def layer_of(name: str) -> int | None:
 
 
 def block_of(
-    program: Program, role: Role, kind: str, seconds: Floats, layers: Sequence[int], wire: str
+    program: Program,
+    role: Role,
+    kind: str,
+    seconds: Floats,
+    layers: Sequence[int],
+    wire: str,
+    work: Work,
+    mark: str,
 ) -> Block | None:
-    """The block of an action kind of a role; None where it computes nothing, or copies go apart through its layers.
+    """The block of an action kind of a role; None where it computes nothing.
 
     Arguments: ``seconds``, of each op class; ``layers``, of the stage, in the order in which the action does them;
-    ``wire``, the partition whose messages are counted.
+    ``wire``, the partition whose messages are counted; ``work``, what ops cost beside each other;
+    ``mark``, the op with which a layer's piece begins; of none, the first of a layer.
     """
     slots = _slots(program, role, kind)
     computes = [slot for slot in slots if _op(program, role, slot).kind == 'compute']
     if not computes:
         return None
-    marks = _marks(program, role, computes, layers)
-    if not _in_step(program, role, computes, marks, layers):
-        return None
-    walk = _Walk(program, role, slots, seconds, wire)
+    every = _marks(program, role, computes, layers)
+    marks = every.get(mark) or next(iter(every.values()), [])
+    walk = _Walk(program, role, slots, seconds, wire, work)
     first, last = computes[0], computes[-1]
     if not marks:
         return Block(Span(), (), walk.tail(first, last, kind), early=True)
@@ -139,37 +151,78 @@ def _early(program: Program, role: Role, kind: str, computes: Sequence[int]) -> 
     return bool(received) and kind != 'W' and not received.intersection(role.need.items(computes[0]))
 
 
-def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequence[int]) -> list[int]:
-    """For each layer the slot of an op that every layer has: the first of its kind."""
+def mark_of(program: Program, stages: Sequence[tuple[Role, Sequence[int]]], kind: str, *, alike: bool) -> str | None:
+    """The op with which a layer's piece begins, in all stages; None where copies go apart, so that there is none.
+
+    Between two of them each copy does as much as is in a layer. Where layers are ``alike``, a part of it may be of the
+    next layer; else a piece would be of two kinds, and begins with the first op of its own.
+    """
+    apart = any(role.copy.any() for role, _ in stages)
+    found: list[list[str]] = []
+    for role, layers in stages:
+        computes = [slot for slot in _slots(program, role, kind) if _op(program, role, slot).kind == 'compute']
+        marks = _marks(program, role, computes, layers)
+        steps = {
+            name: not apart or _in_step(program, role, computes, each, layers, alike=alike)
+            for name, each in marks.items()
+        }
+        found.append(
+            [name for name, step in steps.items() if step] if alike else [*steps][: next(iter(steps.values()), False)]
+        )
+    if not alike:
+        return '' if all(found) or not apart else None
+    return next((name for name in found[-1] if all(name in names for names in found)), None if apart else '')
+
+
+def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequence[int]) -> dict[str, list[int]]:
+    """By what an op does, for each layer the slot of the first op that does it; of those that every layer has."""
     by_layer: dict[int, dict[str, int]] = {layer: {} for layer in layers}
     for slot in computes:
         found = _LAYER.match(_op(program, role, slot).name)
         if found and int(found[1]) in by_layer:
             by_layer[int(found[1])].setdefault(found[2], slot)
     every = list(by_layer.values())
-    common = [name for name in every[0] if all(name in one for one in every)] if every else []
-    for name in common:
-        marks = [one[name] for one in every]
-        if marks == sorted(marks):
-            return marks
-    return []
+    marks = {name: [one[name] for one in every] for name in every[0] if all(name in one for one in every)}
+    return {name: each for name, each in marks.items() if each == sorted(each)}
 
 
 def _in_step(
-    program: Program, role: Role, computes: Sequence[int], marks: Sequence[int], layers: Sequence[int]
+    program: Program,
+    role: Role,
+    computes: Sequence[int],
+    marks: Sequence[int],
+    layers: Sequence[int],
+    *,
+    alike: bool,
 ) -> bool:
-    """Whether all copies are through a layer before the next one begins; else a layer's piece has no begin and end."""
+    """Whether between two marks each copy does as much as is in a layer."""
     for layer, begin, end in zip(layers, marks, marks[1:], strict=False):
-        own = sum(layer_of(_op(program, role, slot).name) == layer for slot in computes)
-        if sum(begin <= slot < end for slot in computes) != own:
-            return not role.copy.any()
+        piece = [slot for slot in computes if begin <= slot < end]
+        own = [slot for slot in computes if layer_of(_op(program, role, slot).name) == layer]
+        if not alike and piece != own:
+            return False
+        # Each copy does all of a layer's ops once, and what stands between two layers, which is of neither.
+        does = [_kind_of(program, role, slot) for slot in piece]
+        copies = {copy for _, copy in does}
+        names = {name for name, _ in does}
+        whole = len(does) == len(names) * len(copies) == len(set(does))
+        if not whole or not {_kind_of(program, role, slot) for slot in own} <= set(does):
+            return False
     return True
+
+
+def _kind_of(program: Program, role: Role, slot: int) -> tuple[str, int]:
+    """What an op does in its layer, and for which copy."""
+    found = _LAYER.match(_op(program, role, slot).name)
+    return (found[2] if found else ''), role.copy.item(slot)
 
 
 class _Walk:
     """Longest chains among some slots of a role."""
 
-    def __init__(self, program: Program, role: Role, slots: Sequence[int], seconds: Floats, wire: str) -> None:
+    def __init__(
+        self, program: Program, role: Role, slots: Sequence[int], seconds: Floats, wire: str, work: Work
+    ) -> None:
         number = {slot: place for place, slot in enumerate(slots)}
         needs, on = role.need, role.stream.tolist()
         self._number = number
@@ -185,6 +238,9 @@ class _Walk:
                 before.append(latest[on[slot]])
             latest[on[slot]] = place
             self._before.append(before)
+        classes = [role.op_class.item(slot) for slot in slots]
+        computes = [op.kind == 'compute' for op in self._ops]
+        self._windows = windows(self._before, classes, computes, [on[slot] for slot in slots], work)
 
     def _starts(self, slot: int) -> list[float]:
         """Seconds at which the ops behind a slot's start may start."""
@@ -194,6 +250,8 @@ class _Walk:
         for place in range(first + 1, len(starts)):
             for before in self._before[place]:
                 starts[place] = max(starts[place], starts[before] + self._seconds[before])
+            for before, least in self._windows.get(place, ()):
+                starts[place] = max(starts[place], starts[before] + least)
         return starts
 
     def _busy(self, begin: int, end: int, *, inputs: bool = False) -> float:

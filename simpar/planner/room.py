@@ -30,12 +30,15 @@ class Shares:
         return Standing(**found)
 
 
-def least_bytes(sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True) -> float:
+def least_bytes(
+    sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True, copies: int = 1
+) -> float:
     """Least bytes of the fullest rank at its peak.
 
-    Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone.
+    Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone;
+    ``copies``, at most, where that is open: more than the sample has.
     """
-    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks) for rank in range(timed.ranks))
+    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies) for rank in range(timed.ranks))
 
 
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
@@ -50,10 +53,12 @@ def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[
     return max(total.values())
 
 
-def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool) -> float:
+def _of_rank(
+    sample: Sample, stages: list[list[int]], timed: Timed, rank: int, shares: Shares, *, peaks: bool, copies: int
+) -> float:
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
     standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
-    kept = {stage: _kept(sample, stages, stage) for stage in mine}
+    kept = {stage: _kept(sample, stages, stage, copies) for stage in mine}
     fixed = sum(one.parameter + one.state for one in standing.values())
     if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
         both = shares.bytes(twice(sample), Standing())
@@ -72,7 +77,8 @@ def _of_rank(sample: Sample, stages: list[list[int]], timed: Timed, rank: int, s
             most = max(most, held + (own.joined if joined else own.total))
             live[stage] += 1
         elif kind[0] in 'BI':
-            peak = own.most if peaks else own.total
+            # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
+            peak = own.most if peaks and not (joined and sample.again) else own.total
             most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if joined else peak))
             live[stage] -= 1
         if kind[0] == 'I':
@@ -103,7 +109,7 @@ class _Kept(NamedTuple):
     part: float = 1.0
 
 
-def _kept(sample: Sample, stages: list[list[int]], stage: int) -> _Kept:
+def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
     """What a micro-batch keeps in a stage."""
     layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
     if not layers:
@@ -120,9 +126,10 @@ def _kept(sample: Sample, stages: list[list[int]], stage: int) -> _Kept:
     like = sample.held[end if stage == len(stages) - 1 else of(layers[-1])]
     # Copies that go one after the other hold less at the peak of a single layer than at that of two, as in the sample.
     known = len(layers) > 1 or sample.copies == 1
-    part = 1 / sample.copies
+    part = 1 / max(sample.copies, copies)
     # Copies of a forward and of its backward interleave: in step, one is ahead of others in the last layer alone.
-    joined = inner + (total - inner) * part if sample.in_step else total * part
+    in_step = sample.in_step and sample.copies >= copies
+    joined = inner + (total - inner) * part if in_step else total * part
     waits = sum(sample.held[of(layer)].waits[0] for layer in layers[:-1]) + sample.held[of(layers[-1])].waits[1]
     return _Kept(total, total + (max(0.0, like.most - like.kept) if known else 0.0), joined, waits, part)
 

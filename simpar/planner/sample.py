@@ -15,8 +15,9 @@ from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.planner.held import Held, held_by, waits_of
+from simpar.planner.hiding import Speeds, Work
 from simpar.planner.layers import Few
-from simpar.planner.pieces import MIDDLE, Block, Floats, block_of, layer_of
+from simpar.planner.pieces import MIDDLE, Block, Floats, block_of, layer_of, mark_of
 from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
@@ -35,6 +36,8 @@ class Sample:
         send: an op class that sends an activation to the next stage.
         copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
         pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
+        in_turn: kinds of action whose copies are taken to be done one after the other.
+        again: whether any op is done again in the backward.
         known: what was worked out of it.
     """
 
@@ -46,6 +49,8 @@ class Sample:
     tiles: int = 1
     in_step: bool = True
     pace: float = float('inf')
+    in_turn: frozenset[str] = frozenset()
+    again: bool = False
     known: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -62,16 +67,18 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
     """
     program = _lowered(few, plan, size, split=False)
     costs = Pricer(program, _roomy(program, cluster)).costs()
-    blocks = _blocks(few, plan, program, costs, JOINT)
+    blocks = _blocks(few, plan, program, cluster, costs, JOINT)
     waits = [(0.0, 0.0, 0.0)] * len(few.stages)
     if split:
         apart = _lowered(few, plan, size, split=True)
-        blocks |= _blocks(few, plan, apart, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
+        blocks |= _blocks(few, plan, apart, cluster, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
         waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
-    if plan.copies > 1 and len(blocks) < 2 * len(few.stages) * len({*JOINT, *(APART if split else ())}):
-        # Copies that do not wait for messages are done one after the other, whole stages of each.
+    kinds = {*JOINT, *(APART if split else ())}
+    in_turn = frozenset(kinds - {kind for _, kind, _ in blocks})
+    if in_turn and plan.copies > 1:
+        # Copies that go apart are taken to be done one after the other, whole stages of each.
         alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
-        blocks = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items()}
+        blocks |= {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in in_turn}
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
     held = tuple(
         replace(held_by(program, role, layers), waits=later)
@@ -86,6 +93,8 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         plan.tiles,
         _in_step(few, plan, program),
         _pace(few, plan, program, costs),
+        in_turn,
+        plan.recompute != 'none',
     )
 
 
@@ -140,15 +149,27 @@ def _stages(few: Few, plan: Plan, program: Program) -> Iterator[tuple[Role, list
 
 
 def _blocks(
-    few: Few, plan: Plan, program: Program, costs: Costs, kinds: Sequence[str]
+    few: Few, plan: Plan, program: Program, cluster: Cluster, costs: Costs, kinds: Sequence[str]
 ) -> dict[tuple[int, str, bool], Block]:
-    isolated, slowed = _seconds(program, costs)
+    isolated, slowed, wires = _seconds(program, costs)
     wire = _busiest(program, isolated)
+    found = cluster.profile.slow_down
+    speeds = Speeds(found.matrix.value, found.memory.value, found.collective.value)
+    # What is slowed all the time is not slowed again.
+    both = (
+        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds)),
+        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, Speeds(1.0, 1.0, speeds.collective))),
+    )
     blocks: dict[tuple[int, str, bool], Block] = {}
-    for stage, (role, layers) in enumerate(_stages(few, plan, program)):
-        for kind in kinds:
-            for slow, seconds in ((False, isolated), (True, slowed)):
-                block = block_of(program, role, kind, seconds, layers if kind == 'F' else layers[::-1], wire)
+    stages = list(_stages(few, plan, program))
+    for kind in kinds:
+        turned = [(role, layers if kind == 'F' else layers[::-1]) for role, layers in stages]
+        mark = mark_of(program, turned, kind, alike=not few.edge)
+        if mark is None:
+            continue
+        for stage, (role, layers) in enumerate(turned):
+            for slow, seconds, work in both:
+                block = block_of(program, role, kind, seconds, layers, wire, work, mark)
                 if block is not None:
                     blocks[stage, kind, slow] = block
     return blocks
@@ -173,16 +194,20 @@ def _rows(stages: int, *, split: bool) -> tuple[str, ...]:
     return tuple(rows)
 
 
-def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats]:
-    """Seconds of each op class by itself, and with computation slowed by a message that is awaited."""
+def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats, dict[int, float]]:
+    """Seconds of each op class by itself, and with computation slowed by a message that is awaited; see ``Work``."""
     isolated = np.array(costs.compute, dtype=np.float64)
     slowed = isolated / costs.beside_communication
+    wires = {}
     for index, entries in costs.communication.items():
         # Of its groups the quickest: any stage may be the one.
         parts = entries.blocks if isinstance(entries, Entries) else entries
         seconds = min(one.alpha + one.transfer for one in parts)
         isolated[index] = slowed[index] = seconds
-    return isolated, slowed
+        if program.op_classes[index].kind == 'collective':
+            beside = float(costs.beside_compute[index])
+            wires[index] = min(one.alpha * beside + one.transfer for one in parts)
+    return isolated, slowed, wires
 
 
 def _roomy(program: Program, cluster: Cluster) -> Cluster:

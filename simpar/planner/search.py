@@ -10,6 +10,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from simpar.planner.judge import Judge, Judged
@@ -48,6 +49,7 @@ class Found:
         nodes: how many nodes were looked at.
         early: leaves that were predicted before the search came to them.
         complete: whether the search ended by itself.
+        widened: whether all choices of degrees are bounded.
     """
 
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Found:
     nodes: int = 0
     early: set[Path] = field(default_factory=set)
     complete: bool = False
+    widened: bool = False
 
     @property
     def best(self) -> tuple[float, Path] | None:
@@ -102,7 +105,11 @@ def search(
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
-        _begin(space, judge, found, evaluate, until, tell)
+        starts = Starts(space, judge).found(until)
+        _begin(islice(starts, 1), found, evaluate, until, tell)
+        _widen(space, judge, found, heap, leaves, until, ask)
+        found.widened = True
+        _begin(starts, found, evaluate, until, tell)
         while True:
             _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask)
             cut = _cut(found, gap)
@@ -120,16 +127,21 @@ def search(
                     tell(found)
             size = min(2 * size, LARGEST)
     except KeyboardInterrupt:
-        pass
+        if not found.widened:
+            # Some nodes are in nobody's hands: any plan may be open.
+            heap.append((0.0, 0, (), 0))
+            heapq.heapify(heap)
     _settle(found, heap, leaves)
     if found.complete:
         _cut_rest(space, found, heap, leaves)
     return found
 
 
-def _begin(space: Space, judge: Judge, found: Found, evaluate: Evaluate, until: float, tell: Tell | None) -> None:
+def _begin(
+    starts: Iterator[tuple[float, Path]], found: Found, evaluate: Evaluate, until: float, tell: Tell | None
+) -> None:
     """Predict some plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
-    for bound, path in Starts(space, judge).found(until):
+    for bound, path in starts:
         for one, outcome in evaluate([path]):
             found.outcomes[one] = outcome
             found.bounds[one] = bound
@@ -139,6 +151,31 @@ def _begin(space: Space, judge: Judge, found: Found, evaluate: Evaluate, until: 
                 tell(found)
         if time.monotonic() >= until:
             return
+
+
+def _widen(
+    space: Space,
+    judge: Judge,
+    found: Found,
+    heap: list[Node],
+    leaves: list[tuple[float, Path]],
+    until: float,
+    ask: Ask,
+) -> None:
+    """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon."""
+    ahead = [heap.pop()]
+    while ahead:
+        found.nodes += len(ahead)
+        ready = [node for node in ahead if node[3]]
+        for first in range(0, len(ready), BATCH):
+            batch = ready[first : first + BATCH]
+            if time.monotonic() < until:
+                _judge(space, judge, found, heap, batch, ask)
+            else:
+                for node in batch:
+                    heapq.heappush(heap, node)
+        ahead = [child for node in ahead if not node[3] for child in _opened(space, judge, found, leaves, node)]
+    _settle(found, heap, leaves)
 
 
 def _dig(

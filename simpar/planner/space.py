@@ -104,6 +104,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
         elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
             chosen[key] = values
     problems += _unknown_orders(schedule, chosen.get('order', ()))
+    problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
@@ -119,6 +120,14 @@ def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Proble
         where = schedule.where('planner.keys.plan.order')
         known = ', '.join((*ORDERS, *AUTOMATIC, TWO_HOMES))
         yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
+
+
+def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:
+    """The search's bounds of bubble and memory are those of whole samples, which chunks are below."""
+    if any(count != 1 for count in counts):
+        where = schedule.where('plan.sequence_chunks')
+        what = 'plan.sequence_chunks: the search does not know chunks of a sequence'
+        yield Problem(where, what, 'write 1, or compare them by a sweep: section')
 
 
 def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:

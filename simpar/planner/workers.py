@@ -15,7 +15,7 @@ from simpar.case import cluster_of
 from simpar.errors import RunFailed
 from simpar.planner.judge import Judge, Judged
 from simpar.planner.space import Space
-from simpar.sweep.processes import _context, _uninterrupted
+from simpar.sweep.processes import context, uninterrupted
 
 Path = tuple[int, ...]
 Asked = tuple[Path, int]
@@ -61,11 +61,11 @@ class Workers:
         return [found[number] for number in range(len(asked))]
 
     def _start(self) -> None:
-        context = _context()
-        with _uninterrupted():
+        started = context()
+        with uninterrupted():
             for _ in range(self._jobs - 1):
-                mine, other = context.Pipe()
-                process = context.Process(target=_work, args=(other, self._space), daemon=True)
+                mine, other = started.Pipe()
+                process = started.Process(target=_work, args=(other, self._space), daemon=True)
                 process.start()
                 other.close()
                 self._started.append((mine, process))
@@ -91,9 +91,10 @@ def workers(space: Space, judge: Judge, jobs: int) -> Iterator[Workers]:
 
 
 def _share_of(space: Space, path: Path) -> int:
-    """Which worker judges a node: nodes of one pipeline share orders, those of the same degrees share samples."""
+    """Which worker judges a node: each makes orders of its own; above these, samples of its own."""
     place = dict(zip(space.keys, path, strict=False))
-    return sum(place.get(key, 0) for key in ('tensor', 'context', 'pipeline'))
+    keys = ('pipeline', 'micro_batches', 'order', 'chunks') if 'order' in place else ('tensor', 'context')
+    return sum(place.get(key, 0) for key in keys)
 
 
 def _received(connection: Connection) -> list[Judged]:

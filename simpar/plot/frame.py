@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.files import write_atomically
+from simpar.plot.dark import darken
 from simpar.units import format_time
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def new_figure(height: float) -> Figure:
 
 
 def write_figure(path: Path, figure: Figure) -> None:
-    """Write a figure; the suffix says the format (png, svg, pdf). The same figure gives the same bytes.
+    """Write a figure; the suffix says the format (png, svg, pdf), ``.dark.png`` that its ground is dark.
+
+    The same figure gives the same bytes.
 
     Raises ``ValueError`` for a format that matplotlib does not know, ``OSError`` if it cannot be written.
     """
@@ -76,6 +79,8 @@ def write_figure(path: Path, figure: Figure) -> None:
     kind = path.suffix.removeprefix('.').lower() or 'png'
     # Files with a date would differ from run to run.
     unstamped = {'svg': {'Date': None}, 'pdf': {'CreationDate': None}}.get(kind)
+    if path.with_suffix('').suffix == '.dark':
+        darken(figure)
     buffer = io.BytesIO()
     # matplotlib names parts of an SVG at random unless it has a salt.
     with rc_context({'svg.hashsalt': 'simpar', 'hatch.linewidth': 0.7}):

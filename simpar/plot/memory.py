@@ -102,12 +102,14 @@ class _Page:
             axes = figure.add_axes((_LEFT, bottom, _RIGHT - _LEFT, _PANEL / self.height))
             axes.set_xlim(0, longest / seconds)
             axes.set_ylim(0, 1.12 * max(highest, limit or 0) / unit)
-            axes.set_ylabel(size_unit, fontsize=9)
+            axes.set_ylabel('held', fontsize=9)
+            axes.xaxis.set_major_formatter(f'{{x:g}} {time_unit}')
+            axes.yaxis.set_major_formatter(f'{{x:g}} {size_unit}')
             panel = _Panel(axes, rank, seconds, unit)
             used |= panel.draw(self.colours)
             number = rank.rank if self.asked is None else self.asked
             panel.frame(f'{name}: {_peak_text(rank, self.size)}; rank {number}', limit)
-        axes.set_xlabel(f'time in the step ({time_unit})', fontsize=9, labelpad=2)
+        axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
         self._headline(figure, used)
 
     def _headline(self, figure: Figure, used: set[str]) -> None:

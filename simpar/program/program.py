@@ -26,7 +26,7 @@ from simpar.program.turns import Turns, turns_of
 _cost_key: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 2**12)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """Roles × (rank → role) × partitions, and the tables of op classes and tensors that the roles index.
 
@@ -47,6 +47,9 @@ class Program:
     micro_batches: int = 1
     copies: int = 1
     notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f'Program({self.hash[:12]!r}, ranks={self.world}, roles={len(self.roles)})'
 
     @property
     def world(self) -> int:

@@ -49,7 +49,7 @@ def _splits(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple
     """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order
-    stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks).stages
+    stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks).stages
     if layers < stages:
         raise Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
     equal = stage_of_layer(layers, stages, ())

@@ -72,6 +72,7 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         recompute_stages=(),
         rows=(),
         chunks=0,
+        sequence_chunks=1,
         # Its backward is split, so that I and W have times of their own.
         order='zb-h1',
         micro_batches=1,

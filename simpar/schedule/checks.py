@@ -98,8 +98,9 @@ def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
     model = workload.model
     if isinstance(model, Transformer) and model.experts is not None and plan.search != 'none':
-        what = 'searches of strategies know no experts'
-        yield Problem(('plan', 'search'), what, 'leave it out, and write data, tensor, expert, or strategies')
+        what = 'searches of strategies know no experts: where a token goes is no layout that they could split'
+        instead = 'leave it out, and write data, tensor, expert, or strategies; simpar plan searches these degrees'
+        yield Problem(('plan', 'search'), what, instead)
 
 
 def _sequence_parallel(plan: Plan) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, WithJsonSchema
 
-from simpar.document import Short
+from simpar.document import Bytes, Short
 from simpar.plan import Plan
 from simpar.schedule.planner import Planner
 from simpar.workload import Workload
@@ -46,6 +46,10 @@ class ClusterReference:
         dict[Annotated[str, Field(min_length=1, max_length=1000)], Annotated[float, Field(gt=0, le=1_000_000)]],
         Field(description='links of the profile, by name, and what their bandwidth is multiplied with'),
     ] = field(default_factory=dict)
+    reserve: Annotated[
+        Bytes,
+        Field(description="of each device's memory: kept free for the framework's context, workspaces, fragmentation"),
+    ] = 0.0
     stack: Annotated[
         str,
         Field(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from simpar.document import Key
 from simpar.errors import Problem, ScheduleError
+from simpar.lower.sequence_chunks import sequence_chunks_fit
 from simpar.lower.two_homes import has_two_homes, order_of_a_half, two_homes_fit
 from simpar.model import Conv2d, Dense
 from simpar.model.model import Model
@@ -28,6 +29,10 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if term:
         yield Problem(('plan', 'order'), *term)
         return
+    chunked = list(sequence_chunks_fit(workload, plan))
+    if chunked:
+        yield from chunked
+        return
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows:
         if len(plan.stages) > 1:
             yield Problem(('plan', 'stages'), 'stages without a pipeline', 'set pipeline too')
@@ -35,7 +40,7 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if plan.order.endswith('.csv') and not plan.rows:
         return
     # Before the order is made: making it is what takes the time.
-    if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) > MOST_ACTIONS:
+    if plan.micro_batches * plan.pipeline * max(plan.chunks, 1) * plan.sequence_chunks > MOST_ACTIONS:
         what = f'{plan.micro_batches} micro-batches on {plan.pipeline} ranks are too many to simulate'
         yield Problem(('plan', 'micro_batches'), what, f'keep micro-batches × stages below {MOST_ACTIONS}')
         return
@@ -60,7 +65,11 @@ def _order(plan: Plan) -> Order:
     if plan.rows:
         return order_of_rows(plan.rows)
     return named_order(
-        '1f1b' if plan.order in AUTOMATIC else plan.order, plan.pipeline, plan.micro_batches, plan.chunks
+        '1f1b' if plan.order in AUTOMATIC else plan.order,
+        plan.pipeline,
+        plan.micro_batches,
+        plan.chunks,
+        plan.sequence_chunks,
     )
 
 
@@ -70,7 +79,7 @@ def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Problem]:
         yield Problem(
             key, f'is for {order.ranks} pipeline ranks, not {plan.pipeline}', f'write pipeline: {order.ranks}'
         )
-    if order.micro_batches != plan.micro_batches:
+    if order.micro_batches != plan.micro_batches * order.sequence_chunks:
         what = f'is for {order.micro_batches} micro-batches, not {plan.micro_batches}'
         yield Problem(key, what, f'write micro_batches: {order.micro_batches}')
 

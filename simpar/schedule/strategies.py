@@ -60,8 +60,11 @@ def _context(workload: Workload, plan: Plan) -> Iterator[Problem]:
         what = 'a network has no sequence that is known through all of its layers'
         yield Problem(key, what, 'write 1 and strategies that split its dims, or a transformer')
     elif plan.search != 'none':
-        what = 'searches of strategies know no ranks that share a sequence'
-        yield Problem(key, what, 'write 1, or leave search out')
+        what = (
+            'searches of strategies know no ranks that share a sequence: attention over these has no strategy that '
+            'they could split it by'
+        )
+        yield Problem(key, what, 'write 1, or leave search out; simpar plan searches degrees with context')
     if workload.loss_operators != 'one':
         what = 'operators of the loss take rows of samples and tokens together, which context ranks do not share'
         yield Problem(('workload', 'loss_operators'), what, 'write one, or context 1')

@@ -29,6 +29,7 @@ KEYS: Final[Mapping[str, str]] = {
     'plan.chunks': 'virtual_pipeline virtual_pipeline_parallel vpp vpp_size virtual_pp virtual_stages interleave '
     'virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size num_virtual_stages model_chunks '
     'pp_interleave_num num_virtual_stages_per_pipeline_rank num_model_chunks',
+    'plan.sequence_chunks': 'seq_split_num seq1f1b num_seq_splits pipe_sp_splits seq_split sequence_split',
     'plan.sequence_parallel': 'sp sequence_parallelism use_sequence_parallel enable_sequence_parallel use_seq_parallel '
     'megatron_sp sequence_parallel_enabled',
     'plan.micro_batches': 'gradient_accumulation_steps gradient_accumulation accumulate_grad_batches grad_accum '
@@ -189,7 +190,6 @@ ABSENT: Final[Mapping[str, str]] = {
     'local or asynchronous updates': 'local_sgd diloco async_sgd hogwild federated',
     'tensor parallelism in 2, 2.5 or 3 dimensions': 'tp_2d tp_x tp_y tensor_2d tensor_25d tensor_3d '
     'tensor_parallel_2d ndtp',
-    'a pipeline over parts of a sequence': 'seq_split_num sequence_chunks seq1f1b num_seq_splits pipe_sp_splits',
     'samples of unlike lengths': 'variable_seq_lengths variable_length',
     'encoders and cross-attention': 'encoder_decoder encoder_layers cross_attention bidirectional t5 bert '
     'encoder_num_layers decoder_num_layers',

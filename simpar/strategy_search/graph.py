@@ -148,17 +148,18 @@ class GraphBuilder:
         for step in layer.steps(reads, layer.result_shape(samples or shapes[0][0], *shapes)):
             called = f'{name}.{step.part}' if step.part else name
             # An empty name is what the step before has written.
-            inputs = tuple(self._read(name, one) or written for one in step.reads)
+            inputs = tuple(self._read(name, one, layer.tied) or written for one in step.reads)
             # Written operators are primitives of MindSpore, whose own rules hold; those of the library tell their
             # dims.
             named = None if layer.written or step.part else layer.axes(name, *shapes)
             written = self.add(step.primitive.name, called, inputs, step.shape, step.call, named)
         return written
 
-    def _read(self, name: str, one: str | Parameter) -> str:
+    def _read(self, name: str, one: str | Parameter, tied: str) -> str:
         if isinstance(one, str):
             return one
-        make = self.parameter if one.trained else self.constant
+        # The gradient of a tied weight is summed once, with that of the operator that owns it.
+        make = self.parameter if one.trained and not (tied and one.role == 'weight') else self.constant
         return make(f'{name}.{one.role}', *one.shape)
 
     def add(

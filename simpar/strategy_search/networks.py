@@ -41,7 +41,7 @@ def network_graph(network: Network, batch: int, loss: str, dataset: Dataset = 'f
 def model_graph(model: ModelGraph, loss: str, dataset: Dataset = 'full_batch') -> Graph:
     """A model's operators under the names that programs give them, and its loss.
 
-    A bias that another operator adds is not in it; a weight that two have is two.
+    A bias that another operator adds is not in it; a weight that two have is summed with the first.
     """
     build = GraphBuilder()
     first, *others = model.sources

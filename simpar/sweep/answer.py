@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simpar.lazy import card
+from simpar.lazy import card, dataframe
 from simpar.sweep.outcome import Outcome
 
 
@@ -49,7 +49,7 @@ class Result:
         return float('inf') if self.step is None else self.step / self.batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SweepAnswer:
     """All rows in the order given.
 
@@ -65,8 +65,16 @@ class SweepAnswer:
     against: Mapping[str, Any]
     changed_links: bool = False
 
+    def __repr__(self) -> str:
+        best = None if self.best is None else dict(self.results[self.best].settings)
+        return f'SweepAnswer(rows={len(self.results)}, keys={list(self.keys)}, best={best})'
+
     def _repr_html_(self) -> str:
         return card(self)
+
+    def to_dataframe(self) -> Any:
+        """A table of pandas, a row of the sweep each."""
+        return dataframe(self)
 
     @property
     def best(self) -> int | None:

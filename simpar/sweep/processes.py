@@ -88,12 +88,12 @@ def _received(connection: Connection, jobs: int) -> tuple[Place, Outcome]:
 
 
 def _started(jobs: int) -> dict[Connection, BaseProcess]:
-    context = _context()
+    way = context()
     started: dict[Connection, BaseProcess] = {}
-    with _uninterrupted():
+    with uninterrupted():
         for _ in range(jobs):
-            mine, other = context.Pipe()
-            process = context.Process(target=_work, args=(other, gc.get_threshold()), daemon=True)
+            mine, other = way.Pipe()
+            process = way.Process(target=_work, args=(other, gc.get_threshold()), daemon=True)
             process.start()
             # Only the process has it now, so that its death is the end of what can be read.
             other.close()
@@ -101,18 +101,18 @@ def _started(jobs: int) -> dict[Connection, BaseProcess]:
     return started
 
 
-def _context() -> Any:
+def context() -> Any:
     """Where processes come from; never a fork of this process, which may have threads."""
     if 'forkserver' not in get_all_start_methods():
         return get_context('spawn')
-    context = get_context('forkserver')
+    found = get_context('forkserver')
     # One process imports simpar, and all others are its forks: half a second of work, whatever their number.
-    context.set_forkserver_preload([__name__])
-    return context
+    found.set_forkserver_preload([__name__])
+    return found
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Processes that are started in it are never interrupted by Ctrl-C; this one is, when all are started."""
     # Ctrl-C reaches all processes of the terminal; tracebacks of workers would hide the parent's message.
     if not hasattr(signal, 'pthread_sigmask'):

@@ -39,7 +39,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], named: Mapping[str, A
     keywords = {name: _of(one, batch, samples) for name, one in named.items()}
     try:
         quiet = io.StringIO()
-        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet), _silent():
+        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet), _silent(), _uncached(module):
             # What torch tells of its own internals; what is wrong with the module is an exception.
             warnings.simplefilter('ignore')
             program = torch.export.export(module, arguments, keywords, strict=False)
@@ -82,6 +82,23 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _uncached(module: torch.nn.Module) -> Iterator[None]:
+    """Within it models of transformers return no keys and values of earlier tokens, which a training has no use for."""
+    configs: dict[int, Any] = {}
+    for one in module.modules():
+        config = getattr(one, 'config', None)
+        if config is not None and getattr(config, 'use_cache', None) is True:
+            configs[id(config)] = config
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
 
 
 def _of(value: Any, batch: int, samples: int) -> Any:

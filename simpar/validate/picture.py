@@ -35,7 +35,8 @@ def scatter(answers: Sequence[SetAnswer]) -> Figure:
 def _panel(panel: Axes, answer: SetAnswer) -> None:
     times = [time for pair in (*answer.pairs, *answer.fitted) for time in (pair.row.seconds, pair.seconds)]
     ends = (min(times, default=0.1) * 0.8, max(times, default=1.0) * 1.25)
-    panel.fill_between(ends, [(1 - _BAND) * end for end in ends], [(1 + _BAND) * end for end in ends], color='0.9')
+    panel.fill_between(ends, [(1 - _BAND) * end for end in ends], [(1 + _BAND) * end for end in ends], color='0.9',
+                       label=f'within {_BAND:.0%}')  # fmt: skip
     panel.plot(ends, ends, color='0.4', linewidth=0.8)
     for pairs, colour, name in ((answer.fitted, '#999999', 'kept for fitting'), (answer.pairs, '#0072B2', 'scored')):
         panel.scatter(
@@ -45,7 +46,9 @@ def _panel(panel: Axes, answer: SetAnswer) -> None:
     score = answer.score
     told = f': mean error {score.mape:.0%} of {score.rows}' if score else ''
     panel.set_title(f'{answer.name}{told}', fontsize=9)
-    panel.set_xlabel('measured step, s', fontsize=8)
-    panel.set_ylabel('predicted step, s', fontsize=8)
+    panel.set_xlabel('measured step', fontsize=8)
+    panel.set_ylabel('predicted step', fontsize=8)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter('{x:g} s')
     panel.tick_params(labelsize=7)
     panel.legend(fontsize=7, frameon=False, loc='upper left')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ from simpar.engine.compiled.records import (
     per_step_of,
 )  # fmt: skip
 from simpar.engine.graph import Graph
-from simpar.engine.node_costs import NodeCosts
+from simpar.engine.node_costs import KEPT, NodeCosts
+from simpar.kept import Kept, Same
 
 
 def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
@@ -32,31 +34,64 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     Arguments: ``links``, how many there are.
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
+    kept = len(graph) <= KEPT
+    still = _known.get(Same(graph, costs.beside, costs.kind), lambda: _still(graph, costs)) if kept else None
+    # The loop uses up what it is given; what is kept stays as it is.
+    still = still.copied() if still else _still(graph, costs)
+    ops, meetings = still.ops, still.meetings
+    ops['seconds'], meetings['alpha'] = costs.seconds, costs.alpha.take(meetings['op'])
+    count = len(still.streams)
+    loop = np.zeros(1, dtype=LOOP)
+    loop['ready'] = np.count_nonzero(still.streams['op'] != NONE)
+    on_links = np.zeros(links, dtype=LINK)
+    on_links['head'] = NONE
+    pairs = [pair for load in costs.loads for pair in load]
+    widest = max(map(len, costs.loads), default=0)
+    begun, touched, flowing = (np.zeros(count, dtype=np.uint32) for _ in range(3))
+    return World(
+        len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
+        ops, meetings, still.members, still.needs,
+        np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
+        np.array([link for link, _ in pairs], dtype=np.uint32), np.array([demand for _, demand in pairs], dtype=float),
+        still.devices, still.beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0),
+        still.streams, np.zeros(count + 1, dtype=EVENT), np.zeros(count, dtype=FLOW),
+        np.zeros(count * widest, dtype=ENTRY), on_links,
+        still.ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
+    )  # fmt: skip
+
+
+class _Still(NamedTuple):
+    """What of a world depends neither on seconds nor on steps; kept of the last few graphs that are not large."""
+
+    ops: NDArray[np.void]
+    meetings: NDArray[np.void]
+    members: NDArray[np.uint32]
+    needs: NDArray[np.uint32]
+    devices: NDArray[np.void]
+    beside: NDArray[np.uint32]
+    streams: NDArray[np.void]
+    ready: NDArray[np.uint32]
+
+    def copied(self) -> _Still:
+        """The same in arrays of its own."""
+        return _Still(**{name: array.copy() for name, array in self._asdict().items()})
+
+
+_known: Final[Kept[Same, _Still]] = Kept(4)
+
+
+def _still(graph: Graph, costs: NodeCosts) -> _Still:
+    """Before anything has begun."""
     ops, needs, heads = _ops(graph, costs)
     meetings, members, devices, beside = _meetings(graph, costs, ops)
     streams = np.zeros(len(heads), dtype=STREAM)
     streams['op'], streams['device'] = heads, np.repeat(np.arange(len(devices)), np.diff(graph.ops.first_stream))
     for name in ('place', 'lead', 'behind'):
         streams[name] = NONE
-    ready, begun, touched, flowing = (np.zeros(len(heads), dtype=np.uint32) for _ in range(4))
+    ready = np.zeros(len(heads), dtype=np.uint32)
     busy = np.flatnonzero(heads != NONE)
     ready[: len(busy)] = busy
-    loop = np.zeros(1, dtype=LOOP)
-    loop['ready'] = len(busy)
-    on_links = np.zeros(links, dtype=LINK)
-    on_links['head'] = NONE
-    pairs = [pair for load in costs.loads for pair in load]
-    widest = max(map(len, costs.loads), default=0)
-    return World(
-        len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
-        ops, meetings, members, needs,
-        np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
-        np.array([link for link, _ in pairs], dtype=np.uint32), np.array([demand for _, demand in pairs], dtype=float),
-        devices, beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0),
-        streams, np.zeros(len(heads) + 1, dtype=EVENT), np.zeros(len(heads), dtype=FLOW),
-        np.zeros(len(heads) * widest, dtype=ENTRY), on_links,
-        ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
-    )  # fmt: skip
+    return _Still(ops, meetings, members, needs, devices, beside, streams, ready)
 
 
 def _ops(graph: Graph, costs: NodeCosts) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.uint32]]:

@@ -356,10 +356,10 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
     if model.attention == 'unfused' and model.dropout and not asked.by_heads:
         what = 'not yet: dropout of probabilities that unfused attention has of a part of the tokens'
         yield Problem((*FILE, 'dropout'), what, 'write 0, attention: flash, or plan.context_kind: all_to_all')
-    if asked.by_heads and model.key_value_heads % (asked.context * asked.tensor):
+    if asked.by_heads and model.heads % (asked.context * asked.tensor):
         what = (
-            f'kv_heads {model.key_value_heads} cannot be exchanged among context {asked.context} × tensor '
-            f'{asked.tensor} ranks: each needs a whole head of keys and values'
+            f'heads {model.heads} cannot be exchanged among context {asked.context} × tensor {asked.tensor} ranks: '
+            f'each needs whole heads of queries'
         )
         yield Problem(('plan', 'context_kind'), what, 'write all_gather or ring, or lower degrees')
 

@@ -1,4 +1,4 @@
-"""Sizes of known models, as keys of a ``transformer:``: by name for ``simpar init``, by flavour for torchtitan.
+"""Sizes of known models, as keys of a ``transformer:``: by name, and by flavour for torchtitan.
 
 Those of Llama, Qwen and GPT-2 are of their published configs (docs/models.md has their sources), GPT-3's of Brown et
 al. 2020, table 2.1. DeepSeek-V3 and those of torchtitan's debug flavours are of torchtitan/models/*/__init__.py.
@@ -60,7 +60,7 @@ SIZES: Final[dict[str, Sizes]] = {
     'qwen3-14b': _qwen3(40, 5120, 40, 17408),
     'qwen3-32b': _qwen3(64, 5120, 64, 25600),
 }
-"""Models without experts, by the names that ``simpar init`` takes."""
+"""Models without experts, by name."""
 _QWEN_EXPERTS: Final = {'count': 128, 'top_k': 8}
 FLAVOURS: Final[dict[str, dict[str, Sizes]]] = {
     'llama3': {
@@ -93,6 +93,16 @@ FLAVOURS: Final[dict[str, dict[str, Sizes]]] = {
     },
 }  # fmt: skip
 """By torchtitan's ``model.name`` and ``model.flavor``."""
+MODELS: Final[dict[str, Sizes]] = {
+    **SIZES,
+    'mixtral-8x7b': {**_llama(32, 4096, 32, 8, 14336, 32000, 1e6), 'experts': {'count': 8, 'top_k': 2}},
+    'mixtral-8x22b': {**_llama(56, 6144, 48, 8, 16384, 32768, 1e6), 'experts': {'count': 8, 'top_k': 2}},
+    'qwen3-30b-a3b': FLAVOURS['qwen3']['30B-A3B'],
+    'qwen3-235b-a22b': FLAVOURS['qwen3']['235B-A22B'],
+    'deepseek-v2': FLAVOURS['deepseek_v3']['236B'],
+    'deepseek-v3': FLAVOURS['deepseek_v3']['671B'],
+}
+"""All that ``workload.model`` and ``simpar init`` know by name."""
 
 
 def flavour(name: str, size: str) -> Sizes | None:

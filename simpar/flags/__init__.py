@@ -1,0 +1,1 @@
+"""The flags of the command line: one function for each verb."""
