@@ -64,7 +64,7 @@ class Stream:
 class Event:
     """A point of a stream; ``record`` again moves it.
 
-    Arguments: ``external``, whether each replay of a graph that has it moves it; else it is inside of the graph.
+    Arguments: ``external``, whether a replay of the graph that has it moves it; else it is inside of the graph.
     """
 
     def __init__(self, enable_timing: bool = False, *, external: bool = False) -> None:

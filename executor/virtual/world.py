@@ -84,15 +84,10 @@ class VirtualWorld:
     ) -> VirtualWorld:
         """What a request asks for."""
         dtype = TORCH[request.dtype] if request.dtype else None
+        begin = (request.stretch or Stretch()).first
+        steps, seed = request.steps, request.seed
         return cls(
-            program,
-            steps=request.steps,
-            seed=request.seed,
-            dtype=dtype,
-            order=order,
-            begin=(request.stretch or Stretch()).first,
-            held=held,
-            issue=request.issue,
+            program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held, issue=request.issue
         )
 
     def run(self, *, keep: bool = True) -> Execution:
