@@ -35,8 +35,8 @@ from simpar.errors import Infeasible, ScheduleError
 PAGE = HERE.parent / 'docs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
 STEPS = 2
-SMALL = 16
-"""Stages × ranks of one × slices of the batch of plans that the suite trains."""
+SMALL = {'operators': 16, 'models': 16, 'chunks': 32}
+"""Stages × ranks of one × slices of the batch of plans that the suite trains, by array."""
 LONGEST = 300
 """Letters of a reason on the page."""
 
@@ -164,7 +164,7 @@ def outcome_of(tree):
 def small(name, count):
     """So many plans of an array that train fast: the first with few ranks, stages and slices of the batch."""
     features = ARRAYS[name]
-    return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL][:count]
+    return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL[name]][:count]
 
 
 def trained(numbers, tell=lambda number, found: None, jobs=1):
