@@ -51,6 +51,14 @@ def test_a_ring_over_one_link_for_each_rank(ranks, operator, passes):
     assert cost.links == tuple((f'wire/{rank}', 1.0) for rank in range(ranks))
 
 
+def test_over_a_shaped_link_there_is_the_executors_ring_whatever_library_the_devices_have():
+    wire = ClusterCollectives(cluster(shaped(load_profile('h100-sxm-8'), 'paced', 125e6, 50e-6), devices=8))
+    for ranks in (2, 4):
+        for operator, passes in (('all_reduce', 2), ('all_gather', 1)):
+            transfer = wire.cost(collective(operator, 4 * MIB), range(ranks)).transfer
+            assert transfer == pytest.approx(passes * (ranks - 1) * 4 * MIB / ranks / 125e6)
+
+
 @pytest.mark.parametrize('p', [2, 3, 4, 5, 8, 16])
 def test_the_algorithms_of_the_hccl_manual(p):
     """Steps and bytes (of n) for each algorithm as in HCCL's tables, for all-reduce; the others have half."""
