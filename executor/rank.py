@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, cast
@@ -24,6 +25,7 @@ from executor.faults import Fault
 from executor.link import Link
 from executor.memory import Memory
 from executor.real import Part, RealMachine
+from executor.scheduling import urgently
 from executor.status import Status
 from executor.streams import Streams
 from executor.stretch import Stretch
@@ -203,15 +205,18 @@ class Rank:
         channels = self._channels[program.hash]
         for channel in channels.values():
             channel.paced = channel.late = 0
+        # Where nothing is computed, there is nothing that communication could go before.
+        favour = request.favour and request.compute == 'real'
         streams = Streams(
-            program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=request.favour
+            program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=favour
         )
-        begin = agree()
-        machine.begin(begin)
-        # All ranks begin at one moment, so that traces have one zero.
-        self._clock.sleep_until(begin)
-        streams.start(begin)
-        watch(streams)
+        with nullcontext() if request.compute == 'real' else urgently():
+            begin = agree()
+            machine.begin(begin)
+            # All ranks begin at one moment, so that traces have one zero.
+            self._clock.sleep_until(begin)
+            streams.start(begin)
+            watch(streams)
         real = machine if isinstance(machine, RealMachine) else None
         keep = real if request.keep else None
         return Outcome(

@@ -3,6 +3,9 @@
 Linux's EEVDF scheduler lets a computing thread finish its slice (about 3 ms) before a message on the same core is dealt
 with. A niceness for threads that compute and short slices for all others bring communication beside computation back to
 the time that it takes alone. Neither needs rights; where the kernel refuses, nothing changes.
+
+Emulated runs compute nothing: they wait, and send when it is time. What else runs on the machine, down to the kernel's
+own threads, makes them wait 1 to 4 ms longer for a core. They run before all else, where the system allows it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import os
 import platform
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,16 +35,54 @@ def pin(rank: int) -> None:
 
 def favour_communication() -> None:
     """Give all threads of this process, and those that the calling one starts, short slices."""
-    if platform.system() == 'Linux':
-        # gloo has started its threads already, and does not tell their ids.
-        for task in Path('/proc/self/task').iterdir():
-            _set(int(task.name), nice=0, slice_ns=SLICE_NS)
+    for task in _tasks():
+        _set(task, nice=0, slice_ns=SLICE_NS)
 
 
 def yield_to_communication() -> None:
     """Make the calling thread, which computes, nice, with the kernel's own slice."""
     if platform.system() == 'Linux':
         _set(threading.get_native_id(), nice=NICE, slice_ns=0)
+
+
+@contextmanager
+def urgently() -> Iterator[None]:
+    """While entered, threads of this process, and those that they start, come before all else on its cores.
+
+    They get real-time priority where the system grants it (root, CAP_SYS_NICE or a limit of rtprio), and short slices
+    elsewhere. A process that somebody has made nice, or given another policy, stays as it is.
+    """
+    if not _plain():
+        yield
+        return
+    try:
+        for task in _tasks():
+            _real_time(task)
+        yield
+    finally:
+        # The next run of this process may compute for real, and would take its cores from all others.
+        for task in _tasks():
+            _set(task, nice=0, slice_ns=0)
+
+
+def _plain() -> bool:
+    """Whether the process has the priority that processes have unless somebody decides otherwise."""
+    return platform.system() == 'Linux' and os.sched_getscheduler(0) == os.SCHED_OTHER and os.nice(0) == 0
+
+
+def _tasks() -> list[int]:
+    """Threads of this process by the kernel's numbers; gloo has started its own already, and does not tell them."""
+    return [int(task.name) for task in Path('/proc/self/task').iterdir()] if platform.system() == 'Linux' else []
+
+
+def _real_time(task: int) -> None:
+    """Real-time priority, the lowest, or a short slice."""
+    # A thread may have ended since it was listed.
+    with suppress(ProcessLookupError):
+        try:
+            os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
+        except PermissionError:
+            _set(task, nice=0, slice_ns=SLICE_NS)
 
 
 def _set(task: int, nice: int, slice_ns: int) -> None:
