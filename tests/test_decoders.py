@@ -143,6 +143,7 @@ def test_a_part_that_does_something_else_is_found(case):
         ({'rotary_share': 0.75, 'head_dim': 4}, '3 features of a head cannot be turned in pairs'),
         ({'rotary_share': 0.1}, '0.1 of 4 features is none'),
         ({'rope_scaling': (2.0, 1.0, 2.0)}, '3 numbers, or a zero among them'),
+        ({'rope_scaling': (2.0, 0.0)}, '2 numbers, or a zero among them'),
         ({'rope_scaling': (2.0, 4.0, 1.0, 8.0)}, 'low 4 is not below high 1'),
         ({'longrope': LONG, 'rope_scaling': (2.0,)}, 'frequencies are scaled by rope_scaling, too'),
         ({'longrope': LONG, 'position': 'none'}, 'position is none'),

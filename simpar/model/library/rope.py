@@ -55,7 +55,8 @@ def rotation_of(model: Transformer, features: int) -> Rotation:
 
 def _stretched(theta: float, factor: float, positions: float, longest: int, features: int) -> float:
     """A base whose slowest frequency is divided by so much as a sample is longer than the positions (dynamic NTK)."""
-    if longest <= positions or features <= 2:
+    # A zero is told by ``rope_problems``; the only frequency of two features has no base.
+    if longest <= positions or positions == 0 or features <= 2:
         return theta
     return float(theta * (factor * longest / positions - (factor - 1)) ** (features / (features - 2)))
 
