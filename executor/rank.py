@@ -57,6 +57,7 @@ class Request:
         stretch: which part of a longer training this is.
         device: the kind of device; cpu: threads in place of its streams.
         transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
+        issue: ``eager``, op by op, or ``graph``, as captured graphs.
     """
 
     compute: Compute = 'real'
@@ -70,6 +71,7 @@ class Request:
     stretch: Stretch | None = None
     device: str = 'cpu'
     transport: str = ''
+    issue: str = 'eager'
 
     @property
     def threads(self) -> bool:

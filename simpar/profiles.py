@@ -271,7 +271,9 @@ def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:
     tables = profile.tables
     if profile.net != net:
         tables = dataclasses.replace(tables, collective=None)
-    return dataclasses.replace(profile, links=(link,), tables=tables, net=net)
+    # The executor's own rings run over it, whatever library the profile's devices have.
+    library = dataclasses.replace(profile.library, tuning='none')
+    return dataclasses.replace(profile, links=(link,), tables=tables, library=library, net=net)
 
 
 def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:

@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A case that another process holds up for 0.2 s says nothing of what is tested.
+settings.register_profile('no deadline', deadline=None)
+settings.load_profile('no deadline')
 
 MARKS = {
     'alone': {

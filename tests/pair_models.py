@@ -1,7 +1,8 @@
 """Schedules of the covering array of models that people train: each as small as it can be.
 
 Sizes divide wherever mathematics allows: 8 heads of which 4 have keys, 16 tokens or more, so that 4 ranks can share
-them. Products in 8 bits take multiples of 16, so that with them there are more tokens.
+them; llama has 2, which ranks have to repeat. Products in 8 bits take multiples of 16, so that with them there are more
+tokens.
 """
 
 import random
@@ -15,7 +16,7 @@ LATENT = {**RMS, 'kv_lora_rank': 16, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 
 GROUPED = {**RMS, 'kv_heads': KEYS}
 MODELS = {
     'gpt2': {'tied': True},
-    'llama': {**GROUPED, 'rope_scaling': [4.0, 1.0, 4.0, 8]},
+    'llama': {**RMS, 'kv_heads': 2, 'rope_scaling': [4.0, 1.0, 4.0, 8]},
     'mistral': {**GROUPED, 'window': 5},
     'qwen3': {**GROUPED, 'qk_norm': True, 'tied': True},
     'gemma': {**GROUPED, 'activation': 'geglu_tanh', 'post_norms': True, 'attention_softcap': 2.0,
@@ -88,7 +89,8 @@ def tree_of(row, number):
     # A slice is a sample, but where strategies may split samples over all ranks of a stage.
     samples = data * (tensor if row['strategies'] == 'one' else 1) * (2 if row['fp8'] != 'none' else 1)
     if row['strategies'] == 'one':
-        splits, lengths = Splits(row, draw), {'b': samples, 's': TOKENS, 'k': HEADS, 'n': HIDDEN}
+        keys = MODELS[row['model']].get('kv_heads', HEADS)
+        splits, lengths = Splits(row, draw), {'b': samples, 's': TOKENS, 'k': keys, 'n': HIDDEN}
         ((_, given),) = splits.of((('b', 's', 'k'), ('k', 'n')), lengths).items()
         plan[STRATEGIES_KEY] = {'layer0.proj': given}
     world = data * context * tensor * pipeline

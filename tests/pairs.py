@@ -24,6 +24,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import pair_chunks
 import pair_models
 import pair_plans
 from covering import Features, covered, rows_of
@@ -34,8 +35,8 @@ from simpar.errors import Infeasible, ScheduleError
 PAGE = HERE.parent / 'docs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
 STEPS = 2
-SMALL = 16
-"""Stages × ranks of one × slices of the batch of plans that the suite trains."""
+SMALL = {'operators': 16, 'models': 16, 'chunks': 32}
+"""Stages × ranks of one × slices of the batch of plans that the suite trains, by array."""
 LONGEST = 300
 """Letters of a reason on the page."""
 
@@ -48,8 +49,12 @@ ARRAYS = {
         pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 240, 20, pair_models.ALONE, pair_models.EXCUSES,
         pair_models.UNBUILT, pair_models.NEVER,
     ),
+    'chunks': Features(
+        pair_chunks.FACTORS, pair_chunks.tree_of, pair_chunks.size_of, 100, 30, pair_chunks.ALONE, pair_chunks.EXCUSES,
+        pair_chunks.UNBUILT, pair_chunks.NEVER,
+    ),
 }  # fmt: skip
-"""The first holds strategies, searches and networks; the second models that people train, and their axes."""
+"""Strategies, searches and networks; models that people train, and their axes; sequences in chunks."""
 MATHEMATICS = (r'do(es)? not divide',)
 """Messages of refusals that no program could avoid, beside those of pairs that ask for nothing."""
 
@@ -159,7 +164,7 @@ def outcome_of(tree):
 def small(name, count):
     """So many plans of an array that train fast: the first with few ranks, stages and slices of the batch."""
     features = ARRAYS[name]
-    return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL][:count]
+    return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL[name]][:count]
 
 
 def trained(numbers, tell=lambda number, found: None, jobs=1):
@@ -196,7 +201,7 @@ def counts(outcomes):
 
 INTRODUCTION = """# Every pair of features
 
-{plans} small plans in two arrays. Each array holds every pair of its levels below, and {triples} of the triples.
+{plans} small plans in three arrays. Each array holds every pair of its levels below, and {triples} of the triples.
 Each plan goes the way of a user: a schedule file, its checks, what is open resolved, lowered, and trained in
 process for {steps} steps in fp64.
 
@@ -212,6 +217,7 @@ world, at `{before[commit]}`, {before[trained]} of {before[plans]} plans of oper
 TITLES = {
     'operators': 'Operators, strategies and searches',
     'models': 'Models, experts and shared sequences',
+    'chunks': 'Sequences in chunks',
 }
 
 
@@ -219,7 +225,7 @@ def page(outcomes, commit, before):
     """The text of docs/pairs.md."""
     arrays = {name: {number: one for number, one in outcomes.items() if number.array == name} for name in ARRAYS}
     found = {name: covered(plans(name), features, 3) for name, features in ARRAYS.items()}
-    told = ' and '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())
+    told = ', '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())
     now = {name: counts(of) for name, of in arrays.items()}
     lines = [
         INTRODUCTION.format(plans=len(outcomes), triples=told, steps=STEPS, commit=commit, before=before),

@@ -11,7 +11,7 @@ from covering import covered, rows_of
 from pairs import ARRAYS, BEFORE, PAGE, Outcome, _level, numbers_of, plans, small, trained
 
 pytestmark = pytest.mark.torch
-TRAINED = {'operators': 12, 'models': 6}
+TRAINED = {'operators': 12, 'models': 6, 'chunks': 4}
 """Plans of each array that the suite trains; ``make prove-pairs`` trains all."""
 
 

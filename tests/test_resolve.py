@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
@@ -95,3 +96,17 @@ def test_what_is_open_is_refused_by_lowering():
 def test_a_plan_that_leaves_nothing_open_stays_as_it_is():
     plan = Plan(pipeline=4, data=2, micro_batches=8)
     assert resolve(HEAVY_HEAD, plan, H100) is plan
+
+
+@pytest.mark.parametrize(('stack', 'told'), [('', ''), (', stack: megatron-core', 'at the sustained clock, 0.83')])
+def test_it_says_at_which_clock_it_prices(stack, told, tmp_path, capsys):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(
+        f'simpar: 1\ncluster: {{profile: a100-sxm-8, nodes: 1, devices: 2{stack}}}\n'
+        'workload: {transformer: {layers: 2, hidden: 64, heads: 2, vocab: 64, sequence: 64}, batch: 2}\n',
+        encoding='utf-8',
+    )
+    assert cli.main(['resolve', str(path)]) == 0
+    found = capsys.readouterr().err
+    assert told in found
+    assert bool(told) == bool(found)

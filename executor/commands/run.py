@@ -85,6 +85,7 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         faults=tuple(options.fault),
         device=options.device,
         transport=options.transport,
+        issue=options.issue,
     )
 
 

@@ -85,9 +85,11 @@ def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
 
 def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[Problem]:
     kind = KINDS[options.device]
-    if options.issue == 'graph':
-        can = 'is not built yet' if kind.graphs else f'is not possible on {kind.name}, which captures none'
-        yield Problem('--issue graph', can, 'write --issue eager')
+    if options.issue == 'graph' and not kind.graphs:
+        yield Problem('--issue graph', f'is not possible on {kind.name}, which captures none', 'write --issue eager')
+    elif options.issue == 'graph' and options.transport == 'gloo':
+        what = 'messages by gloo wait for the host, which a graph cannot'
+        yield Problem('--issue graph', what, 'leave out --transport gloo')
     if options.order is not None and not in_one_process(options):
         yield Problem(
             '--order', 'only virtual accelerators of one process run in another order', 'add --device virtual'

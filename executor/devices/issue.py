@@ -209,14 +209,18 @@ class Issuer:
         marks = self._marks.pop(step)
         for slot in self._ends:
             marks.end[slot].synchronize()
+        self._read(step, marks)
+        # Milliseconds in single precision lose microseconds after a minute: so the origin goes with the steps.
+        first = self._ends[0]
+        self._origin = marks.end[first], self.end_KS[step, first]
+
+    def _read(self, step: int, marks: Marks) -> None:
+        """Read the times and losses of a step that is over."""
         assert self._origin is not None
         event, moment = self._origin
         for slot in range(len(self.slots)):
             self.arrive_KS[step, slot] = moment + 1e-3 * event.elapsed_time(marks.begin[slot])
             self.end_KS[step, slot] = moment + 1e-3 * event.elapsed_time(marks.end[slot])
-        # Milliseconds in single precision lose microseconds after a minute: so the origin goes with the steps.
-        first = self._ends[0]
-        self._origin = marks.end[first], self.end_KS[step, first]
         self.losses[step] = {part: loss.cpu() for part, loss in marks.losses.items()}
         self.memory.over(step)
         self._steps_over = step + 1
@@ -257,7 +261,7 @@ class Issuer:
         op, part = slot.op, slot.part
         reads = self.memory.read(op, *part, self._first + step)
         if op.kind == 'compute':
-            if op.phase == 'U' and step == self._last:
+            if op.phase == 'U' and self._remembers(step):
                 # Before the update, which may change or free its gradients.
                 self._remember(op, reads)
             results = self._bound[slot.index](where, reads)
@@ -278,6 +282,10 @@ class Issuer:
             shape, dtype = self._program.local_shape(target), torch_dtype(target.dtype, self._dtype)
             received = torch.empty(shape, dtype=dtype, device=self._device.name)
         return packing.unpacked(transfer(slot.op, transport, packing.packed(reads), received))
+
+    def _remembers(self, step: int) -> bool:
+        """Whether the gradients of a step are kept for the answer."""
+        return step == self._last
 
     def _remember(self, op: OpClass, reads: list[torch.Tensor]) -> None:
         for name, tensor in zip(op.reads, reads, strict=True):

@@ -16,7 +16,7 @@ class Kind:
         numbered: whether there are several, and a communicator is bound to one as soon as it is made.
         backend: the backend of ``torch.distributed`` whose collectives run on its streams.
         pins: whether copies to it need pinned memory to be asynchronous.
-        graphs: whether it captures what is issued and plays it again.
+        graphs: the class of its module that keeps what is issued, to be issued again by one call; empty: none.
         tried: where this has been run.
         attention: torch's fused kernel for attention there; empty: attention is products and a softmax.
         note: what a reader of a run's answer must know.
@@ -28,7 +28,7 @@ class Kind:
     numbered: bool
     backend: str
     pins: bool
-    graphs: bool
+    graphs: str
     tried: str
     attention: str = ''
     note: str = ''
@@ -46,7 +46,7 @@ KINDS: Final = {
             numbered=False,
             backend='gloo',
             pins=False,
-            graphs=False,
+            graphs='',
             tried='in the test suite',
             attention=FLASH,
         ),
@@ -57,7 +57,7 @@ KINDS: Final = {
             numbered=True,
             backend='nccl',
             pins=True,
-            graphs=True,
+            graphs='CUDAGraph',
             tried='built, not run',
         ),
         Kind(
@@ -67,7 +67,7 @@ KINDS: Final = {
             numbered=True,
             backend='hccl',
             pins=True,
-            graphs=False,
+            graphs='',
             tried='built, not run',
         ),
         Kind(
@@ -77,7 +77,7 @@ KINDS: Final = {
             numbered=True,
             backend='virtual',
             pins=False,
-            graphs=False,
+            graphs='Graph',
             tried='in the test suite',
             attention=FLASH,
             note='virtual accelerators show values and order; their times are those of a simulation in Python',

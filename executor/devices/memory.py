@@ -7,7 +7,7 @@ for that: this is known from the program's needs alone, and the host waits for n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from executor.tensors import inputs
 from simpar.program import OpClass, Program
 from simpar.program.touches import Instance, instance
 
+Pair = tuple[torch.Tensor, torch.Tensor]
 INPUT: Final = -1
 """The owner of inputs: the stream that copies them, whose memory is kept until the step is over."""
 
@@ -96,12 +97,24 @@ class DeviceMemory(FedMemory):
         for key, tensor in self._tensors.items():
             self._tensors[key] = self._hold(tensor.to(device.name), 0)
 
-    def feed(self, step: int) -> None:
-        """Copy a step's inputs to the device, on the current stream.
+    def feed(self, step: int) -> list[torch.Tensor]:
+        """Copy a step's inputs to the device, on the current stream; where they are.
 
         Arguments: ``step``, counted from the first of the run, as everywhere on a device.
         """
         copied = self._inputs[step] = []
+        for key, shard in self.shards(step):
+            moved = shard.to(self._device.name, non_blocking=True)
+            copied.append(moved)
+            old = self._tensors.get(key)
+            self._tensors[key] = self._hold(moved, INPUT)
+            self._drawn[key] = self._first + step
+            if old is not None:
+                self._release(old)
+        return copied
+
+    def shards(self, step: int) -> Iterator[tuple[Instance, torch.Tensor]]:
+        """A step's inputs on the host, in memory from which a copy is asynchronous."""
         number = self._first + step
         role = self._program.role(self._rank)
         read = {name for index in set(role.op_class.tolist()) for name in self._program.op_classes[index].reads}
@@ -114,16 +127,28 @@ class DeviceMemory(FedMemory):
                     shard = inputs(
                         self._program, tensor, self._rank, number, micro_batch, copy, self._seed, self._dtype
                     )
-                key = instance(tensor, micro_batch, copy)
-                if self._device.kind.pins:
-                    shard = shard.pin_memory()
-                moved = shard.to(self._device.name, non_blocking=True)
-                copied.append(moved)
-                old = self._tensors.get(key)
-                self._tensors[key] = self._hold(moved, INPUT)
-                self._drawn[key] = number
-                if old is not None:
-                    self._release(old)
+                yield instance(tensor, micro_batch, copy), shard.pin_memory() if self._device.kind.pins else shard
+
+    def restored(self, before: Mapping[Instance, torch.Tensor], live: Container[Instance]) -> Iterator[Pair]:
+        """Have tensors in the places of before again: of each that has moved and is live, where it is and was.
+
+        Tensors that are not live at the beginning of a step are forgotten.
+        """
+        for key, tensor in list(self._tensors.items()):
+            old = before.get(key)
+            if old is tensor:
+                continue
+            del self._tensors[key]
+            if old is not None and key in live:
+                yield tensor, old
+                self._tensors[key] = self._hold(old, 0)
+            self._release(tensor)
+        for key in before.keys() - self._tensors.keys():
+            self._tensors[key] = self._hold(before[key], 0)
+
+    def instances(self) -> dict[Instance, torch.Tensor]:
+        """All tensors that there are."""
+        return dict(self._tensors)
 
     def at(self, step: int, slot: int, stream: int) -> None:
         """The next op to be issued; what it may reuse is dropped."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from executor.collectives import Channel, Rings
+from executor.devices.graph import ISSUERS
 from executor.devices.issue import Issuer
 from executor.devices.native import Native
 from executor.devices.open import Device
@@ -39,6 +40,10 @@ def device_transports(
 ) -> Transports:
     """The transport of every communicator of a rank; all ranks must call this alike."""
     if not _is_native(program, device, request):
+        if request.issue == 'graph' and channels:
+            raise RunFailed(
+                '--issue graph: messages by gloo wait for the host, which a graph cannot; write --issue eager'
+            )
         return {key: Staged(Rings(channel)) for key, channel in channels.items()}
     found: Transports = {}
     for partition, stream in communicators(program):
@@ -98,7 +103,7 @@ def device_run(
     Arguments: ``held``, parameters and states before the first step; None, as the seed draws them.
     """
     stretch = request.stretch or Stretch()
-    issuer = Issuer(
+    issuer = ISSUERS[request.issue](
         program,
         rank,
         device,

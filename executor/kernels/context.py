@@ -20,7 +20,7 @@ class Context:
     Arguments:
         position: partition → the rank's position in its group.
         size: partition → ranks in a group.
-        step: the optimizer step, from 0.
+        step: the optimizer step, from 0; in a graph that is replayed, a number on the device.
         micro_batch, copy: the op's own, 0 where it has none.
         device: where its tensors are.
     """
@@ -28,7 +28,7 @@ class Context:
     rank: int
     position: dict[str, int]
     size: dict[str, int]
-    step: int = 0
+    step: int | torch.Tensor = 0
     micro_batch: int = 0
     copy: int = 0
     device: torch.device = CPU

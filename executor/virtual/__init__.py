@@ -16,7 +16,11 @@ import torch
 
 from executor.virtual import state
 from executor.virtual.engine import Queue
-from executor.virtual.races import Clock
+from executor.virtual.graphs import Capture, outside, record_in_capture, wait_in_capture
+from executor.virtual.graphs import Graph as Graph
+from executor.virtual.graphs import graph as graph
+from executor.virtual.graphs import graph_pool_handle as graph_pool_handle
+from executor.virtual.races import Clock, join
 from executor.virtual.tensor import KIND, register
 
 _names = itertools.count()
@@ -32,13 +36,10 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let what is issued from now on wait for an event; one that was never recorded is not waited for."""
-        if event.queue is None:
+        if event.capture is None and event.queue is None:
             return
-        tick, source = event.tick, event.queue
-        for stream, known in event.known.items():
-            if self.queue.known.get(stream, 0) < known:
-                self.queue.known[stream] = known
-        self.queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
+        wait_in_capture(self.queue, event)
+        self.queue.whenever(event.let_wait)
 
     def wait_stream(self, stream: Stream) -> None:
         """Wait for what another stream has to do now."""
@@ -61,22 +62,41 @@ class Stream:
 
 
 class Event:
-    """A point of a stream; ``record`` again moves it."""
+    """A point of a stream; ``record`` again moves it.
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    Arguments: ``external``, whether a replay of the graph that has it moves it; else it is inside of the graph.
+    """
+
+    def __init__(self, enable_timing: bool = False, *, external: bool = False) -> None:
         self.enable_timing = enable_timing
         self.queue: Queue | None = None
         self.tick = 0
         self.known: Clock = {}
         self.moment: list[float] = []
+        self.external = external
+        self.capture: Capture | None = None
+        self.seen: dict[int, int] = {}
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark the point that a stream has reached."""
-        queue = self.queue = (stream or current_stream()).queue
+        queue = (stream or current_stream()).queue
+        record_in_capture(queue, self)
+        queue.whenever(self._put)
+
+    def _put(self, queue: Queue) -> None:
+        self.queue = queue
         # A list of its own: what an earlier record has yet to write must not land in this one.
         moment = self.moment = list[float]()
         task = queue.put('an event', lambda: moment.append(queue.engine.now()))
         self.tick, self.known = task.tick, dict(queue.known)
+
+    def let_wait(self, queue: Queue) -> None:
+        """Have what a stream does from now on wait for it."""
+        if self.queue is None:
+            return
+        tick, source = self.tick, self.queue
+        join(queue.known, self.known)
+        queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let a stream wait for it."""
@@ -84,10 +104,12 @@ class Event:
 
     def query(self) -> bool:
         """Whether the point is reached."""
+        outside(self)
         return self.queue is None or self.queue.done >= self.tick
 
     def synchronize(self) -> None:
         """The host waits for it."""
+        outside(self)
         if self.queue is not None:
             self.queue.engine.wait_for(self.known, self.query)
 
@@ -155,23 +177,23 @@ def synchronize(device: Any = None) -> None:
 
 def memory_allocated(device: Any = None) -> int:
     """Bytes in tensors."""
-    return state.pool(torch.device(KIND, _index(device))).allocated
+    return sum(pool.allocated for pool in state.pools_of(_index(device)))
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """The most that there have been."""
-    return state.pool(torch.device(KIND, _index(device))).peak
+    return sum(pool.peak for pool in state.pools_of(_index(device)))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Count the most anew."""
-    pool = state.pool(torch.device(KIND, _index(device)))
-    pool.peak = pool.allocated
+    for pool in state.pools_of(_index(device)):
+        pool.peak = pool.allocated
 
 
 def memory_reserved(device: Any = None) -> int:
     """Bytes in tensors, and kept for later ones."""
-    return state.pool(torch.device(KIND, _index(device))).reserved
+    return sum(pool.reserved for pool in state.pools_of(_index(device)))
 
 
 def manual_seed_all(seed: int) -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
-from typing import Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from executor.virtual.races import Access, Clock, Races, join
-from simpar.errors import Deadlock
+from simpar.errors import Deadlock, ProgramError
+
+if TYPE_CHECKING:
+    from executor.virtual.graphs import Capture
 
 CHANGE: Final = 0.02
 """How often the favoured stream changes, of all tasks, where a seed decides."""
@@ -39,8 +42,20 @@ class Task:
         self.tick = tick
 
 
+class Touch(NamedTuple):
+    """Bytes of a place that a task reads or writes."""
+
+    place: Hashable
+    first: int
+    past: int
+    writes: bool
+
+
 class Queue:
-    """A stream of one device: tasks that have not run, and what the stream was made to wait for."""
+    """A stream of one device: tasks that have not run, and what the stream was made to wait for.
+
+    ``capture`` is the graph into which it is being captured, None: what is issued runs.
+    """
 
     def __init__(self, engine: Engine, device: int, number: int, name: str) -> None:
         self.engine = engine
@@ -52,7 +67,29 @@ class Queue:
         self.done = 0
         self.known: Clock = {}
         self.priority = 0.0
+        self.capture: Capture | None = None
         self._learned = 0
+
+    def issue(self, what: str, run: Callable[[], object], touches: Sequence[Touch] = ()) -> None:
+        """Append a task that touches some bytes, or have a graph append it whenever it is replayed."""
+
+        def put(queue: Queue) -> None:
+            queue.touch_all(touches, what)
+            queue.put(what, run)
+
+        self.whenever(put)
+
+    def whenever(self, put: Callable[[Queue], None]) -> None:
+        """Have a function append to this stream now; where it is captured, to that of the graph in every replay."""
+        if self.capture is None:
+            put(self)
+        else:
+            self.capture.add(self, put)
+
+    def touch_all(self, touches: Sequence[Touch], what: str) -> None:
+        """Say all that the task that comes next reads and writes."""
+        for place, first, past, writes in touches:
+            self.touch(place, first, past, writes=writes, what=what)
 
     def put(self, what: str, run: Callable[[], object], ready: Callable[[], bool] | None = None) -> Task:
         """Append a task."""
@@ -136,6 +173,8 @@ class Engine:
 
     def wait_for(self, known: Clock, until: Callable[[], bool]) -> None:
         """The host waits, and knows then what the event that it waited for knew."""
+        if any(queue.capture for queue in self.queues):
+            raise ProgramError('the host waits for a device while it captures a graph')
         self.host_waits += 1
         self.drain(until)
         join(self.host, known)

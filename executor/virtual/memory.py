@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from executor.virtual.engine import Queue
+from executor.virtual.engine import Queue, Touch
 
 GRAIN: Final = 512
 """Sizes are rounded up to a multiple of this, in bytes."""
@@ -67,8 +67,8 @@ class Pool:
             block = Block(size, queue)
             self.reserved += size
         # Whoever still reads it must be waited for, so this counts as a write, and spoils what was there.
-        queue.touch(id(block), 0, size, writes=True, what='an allocation')
-        queue.put('an allocation', lambda: block.memory.fill_(GARBAGE))
+        touches = (Touch(id(block), 0, size, True),)
+        queue.issue('an allocation', lambda: block.memory.fill_(GARBAGE), touches)
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
         return Lease(self, block)

@@ -12,6 +12,7 @@ from executor.virtual.memory import Pool
 DEVICES: Final = 64
 engine = Engine()
 pools: dict[int, Pool] = {}
+of_graphs: dict[int, list[Pool]] = {}
 defaults: dict[int, Queue] = {}
 current: dict[int, Queue] = {}
 libraries: list[torch.library.Library] = []
@@ -23,7 +24,7 @@ def reset(seed: int | None = None) -> Engine:
     """Begin anew, with devices that are empty; a seed picks the order in which streams run."""
     global engine, device, issuing
     engine, device, issuing = Engine(seed), 0, False
-    for table in (pools, defaults, current):
+    for table in (pools, of_graphs, defaults, current):
         table.clear()
     return engine
 
@@ -36,6 +37,16 @@ def with_index(where: torch.device) -> torch.device:
 def pool(where: torch.device) -> Pool:
     """The memory of a device."""
     return pools.setdefault(with_index(where).index, Pool())
+
+
+def pools_of(index: int) -> list[Pool]:
+    """All memory of a device: that of its graphs, too."""
+    return [pool(torch.device('virtual', index)), *of_graphs.get(index, ())]
+
+
+def pool_of(where: torch.device, queue: Queue) -> Pool:
+    """The memory from which a stream allocates: that of its graph while it is captured."""
+    return pool(where) if queue.capture is None else queue.capture.pool
 
 
 def default_queue(index: int) -> Queue:

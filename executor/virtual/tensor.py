@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from executor.virtual import state
-from executor.virtual.engine import Queue
+from executor.virtual.engine import Queue, Touch
 from executor.virtual.memory import Lease
 from simpar.errors import ProgramError
 
@@ -130,7 +130,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             if one.argument is not None:
                 lease = leaves[one.argument].lease
             else:
-                lease = leases[place] = state.pool(device).lease(one.bytes, queue)
+                lease = leases[place] = state.pool_of(device, queue).lease(one.bytes, queue)
             tensor = VirtualTensor(one.form, lease, device)
             results.append(tensor)
             if one.argument is None:
@@ -152,20 +152,22 @@ def _put(
     """A task for an operation."""
     what = str(func)
     real = list(leaves)
+    touches: list[Touch] = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if leaf.device != device and func not in COPIES and not (leaf.dim() == 0 and leaf.device == CPU):
                 raise ProgramError(f'{what} of tensors on {device} and on {leaf.device}')
             if isinstance(leaf, VirtualTensor):
-                queue.touch(id(leaf.lease.block), *_bytes(leaf.form), writes=place in written, what=what)
+                touches.append(Touch(id(leaf.lease.block), *_bytes(leaf.form), place in written))
                 real[place] = leaf.cells
             else:
+                if queue.capture is not None and leaf.dim():
+                    raise ProgramError(f'{what} in a graph reads memory of the host, which is not kept for its replays')
                 # The host may change its tensor before the task runs.
                 real[place] = leaf.clone()
         elif isinstance(leaf, torch.device):
             real[place] = CPU
-    for _, tensor in fresh:
-        queue.touch(id(tensor.lease.block), *_bytes(tensor.form), writes=True, what=what)
+    touches += [Touch(id(tensor.lease.block), *_bytes(tensor.form), True) for _, tensor in fresh]
     args, kwargs = _unflat(real, shape)
     targets = [(place, tensor.cells) for place, tensor in fresh]
 
@@ -174,7 +176,7 @@ def _put(
         for place, target in targets:
             target.copy_(found[place] if isinstance(found, tuple | list) else found)
 
-    queue.put(what, run)
+    queue.issue(what, run, touches)
 
 
 def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
@@ -220,7 +222,9 @@ def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
         raise ProgramError(f'{func} is read by the host inside of a step; a device would stand still meanwhile')
     ours = [leaf for leaf in leaves if isinstance(leaf, VirtualTensor)]
     queue = state.current_queue(ours[0].device)
-    touch(queue, ours, [], f'{func} for the host')
+    if queue.capture is not None:
+        raise ProgramError(f'{func} is read by the host while a graph is captured')
+    queue.touch_all(touches(ours, []), f'{func} for the host')
     found: list[Any] = []
     real = [leaf.cells if isinstance(leaf, VirtualTensor) else leaf for leaf in leaves]
     args, kwargs = _unflat(real, shape)
@@ -323,12 +327,14 @@ def _bytes(form: Form) -> tuple[int, int]:
     return first, first + _span(form.size, form.stride) * form.dtype.itemsize
 
 
-def touch(queue: Queue, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], what: str) -> None:
-    """Say what the task that comes next on a stream reads and writes."""
+def touches(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> list[Touch]:
+    """The bytes that a task reads and writes."""
+    found = []
     for tensors, changes in ((reads, False), (writes, True)):
         for tensor in tensors:
             assert isinstance(tensor, VirtualTensor)
-            queue.touch(id(tensor.lease.block), *_bytes(tensor.form), writes=changes, what=what)
+            found.append(Touch(id(tensor.lease.block), *_bytes(tensor.form), changes))
+    return found
 
 
 def register() -> None:

@@ -15,11 +15,12 @@ import torch
 
 from executor.tensors import all_reduce
 from executor.virtual import state
-from executor.virtual.engine import Queue, Task
-from executor.virtual.tensor import VirtualTensor, touch
+from executor.virtual.engine import Queue, Task, Touch
+from executor.virtual.tensor import VirtualTensor, touches
 from simpar.errors import ProgramError
 
 Cells = list[torch.Tensor]
+Cells_to = list[tuple[torch.Tensor, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -116,13 +117,24 @@ class VirtualTransport:
 
     def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
         """Send and receive at once, as one batch."""
-        queue, shared, mine = state.current_queue(self._device), self._communicator, self._position
+        what = f'a message on {self._communicator.name}'
+        touched = touches([tensor for tensor, _ in sends], [tensor for tensor, _ in receives])
+        out, into = ([(_cells(tensor), peer) for tensor, peer in messages] for messages in (sends, receives))
+
+        def put(queue: Queue) -> None:
+            queue.touch_all(touched, what)
+            self._exchange(queue, out, into)
+
+        state.current_queue(self._device).whenever(put)
+
+    def _exchange(self, queue: Queue, sends: Cells_to, receives: Cells_to) -> None:
+        """Put a batch of messages on a stream."""
+        shared, mine = self._communicator, self._position
         messages: list[tuple[Message, Callable[[], Message | None]]] = []
         for tensor, peer in sends:
-            messages.append(_posted(shared.sent[mine, peer], shared.wanted[mine, peer], _cells(tensor), queue))
+            messages.append(_posted(shared.sent[mine, peer], shared.wanted[mine, peer], tensor, queue))
         for tensor, peer in receives:
-            messages.append(_posted(shared.wanted[peer, mine], shared.sent[peer, mine], _cells(tensor), queue))
-        touch(queue, [tensor for tensor, _ in sends], [tensor for tensor, _ in receives], f'a message on {shared.name}')
+            messages.append(_posted(shared.wanted[peer, mine], shared.sent[peer, mine], tensor, queue))
         outgoing = len(sends)
 
         def ready() -> bool:
@@ -147,13 +159,27 @@ class VirtualTransport:
         work: Callable[[list[Cells]], list[Cells]],
     ) -> None:
         """A collective of all ranks."""
-        queue, shared = state.current_queue(self._device), self._communicator
-        what = f'{kind} on {shared.name}'
-        touch(queue, brings, gets, what)
+        touched = touches(brings, gets)
+        form = (kind, reduce, *(sum(tensor.numel() for tensor in brings),))
+        own, results = ([_cells(tensor) for tensor in tensors] for tensors in (brings, gets))
+        state.current_queue(self._device).whenever(lambda queue: self._seat(queue, form, own, results, touched, work))
+
+    def _seat(
+        self,
+        queue: Queue,
+        form: tuple[object, ...],
+        brings: Cells,
+        gets: Cells,
+        touched: list[Touch],
+        work: Callable[[list[Cells]], list[Cells]],
+    ) -> None:
+        """Put a collective on a stream."""
+        shared = self._communicator
+        what = f'{form[0]} on {shared.name}'
+        queue.touch_all(touched, what)
         number = shared.issued[self._position]
         shared.issued[self._position] += 1
-        form = (kind, reduce, *(sum(tensor.numel() for tensor in brings),))
-        seat = Seat(form, [_cells(tensor) for tensor in brings], [_cells(tensor) for tensor in gets], queue)
+        seat = Seat(form, brings, gets, queue)
         seats = shared.meetings.setdefault(number, {})
         seats[self._position] = seat
         lane = lanes[queue.device]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from executor.assemble import Execution, assemble_run
-from executor.devices.issue import Issuer, Slot
+from executor.devices.graph import ISSUERS
+from executor.devices.issue import Slot
 from executor.devices.open import open_device
 from executor.rank import Outcome, Request
 from executor.single_thread import single_thread
@@ -17,6 +18,7 @@ from executor.tensors import TORCH
 from executor.transport import Transport
 from executor.validate import communicators
 from executor.virtual import state
+from executor.virtual.engine import Touch
 from executor.virtual.transport import Communicator, VirtualTransport, lanes
 from simpar.program import Program
 from simpar.program.touches import instance
@@ -31,6 +33,7 @@ class VirtualWorld:
         order: a seed for the order in which streams run; None: they take turns.
         begin: the number that the first step has in the whole training.
         held: of each rank, parameters and states before it; None, as the seed draws them.
+        issue: ``eager``, op by op, or ``graph``.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class VirtualWorld:
         order: int | None = None,
         begin: int = 0,
         held: Sequence[Mapping[str, torch.Tensor]] | None = None,
+        issue: str = 'eager',
     ) -> None:
         open_device('virtual')
         self.engine = state.reset(order)
@@ -52,7 +56,7 @@ class VirtualWorld:
         transports = _transports(program)
         with single_thread():
             self.ranks = [
-                Issuer(
+                ISSUERS[issue](
                     program,
                     rank,
                     open_device('virtual', rank),
@@ -82,7 +86,9 @@ class VirtualWorld:
         dtype = TORCH[request.dtype] if request.dtype else None
         begin = (request.stretch or Stretch()).first
         steps, seed = request.steps, request.seed
-        return cls(program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held)
+        return cls(
+            program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held, issue=request.issue
+        )
 
     def run(self, *, keep: bool = True) -> Execution:
         """Train all steps.
@@ -131,12 +137,14 @@ class VirtualWorld:
         program = self._program
 
         def watch(slot: Slot, step: int, stream: Any) -> None:
-            op = slot.op
+            op, touches = slot.op, []
             for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
                 tensor = program.tensor[name]
                 writes = name in op.writes or name in op.accumulates or name in op.frees
                 place = (rank, *instance(tensor, *slot.part))
-                stream.queue.touch(place, 0, 1, writes=writes, what=f'{name} in {op.name}')
+                touches.append(Touch(place, 0, 1, writes))
+            what = f'the tensors of {op.name}'
+            stream.queue.whenever(lambda queue: queue.touch_all(touches, what))
 
         return watch
 

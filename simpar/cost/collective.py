@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final
 
@@ -51,6 +51,8 @@ class ClusterCollectives:
         self.topology = cluster.topology
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
+        # Measured curves hold what was chosen: they are carried to other groups and links by one algorithm.
+        self._plain = replace(self.library, tuning='none')
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
         # Clusters of a sweep over links lie alike, and their links have the same channels.
         self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
@@ -177,9 +179,10 @@ class ClusterCollectives:
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
             return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
-        formula = terms(op, shape, self.topology, self.library)
+        formula = terms(op, shape, self.topology, self._plain)
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
+            formula = terms(op, shape, self.topology, self.library)
             grade = worst(formula.figures)
             why = f'{formula.text}: {formula.alpha * 1e6:.3g} us + {_speed(op, formula.transfer)} ({grade})'
             return CollectiveCost(formula.alpha, formula.transfer, formula.transfer, (), why, grade), formula.loads
@@ -229,7 +232,7 @@ class ClusterCollectives:
         """A measured curve of another group size, α and transfer each scaled by the formula's ratio."""
         there = self._laid(group)
         near = self._read(curves[group], op, there, '')
-        other = terms(op, there, self.topology, self.library)
+        other = terms(op, there, self.topology, self._plain)
         alpha = near.alpha * formula.alpha / other.alpha if other.alpha else near.alpha
         ratio = formula.transfer / other.transfer
         text = f'measured {op.operator} of {group[0]}, scaled to {shape.ranks} by formula'
@@ -247,7 +250,7 @@ class ClusterCollectives:
         read = _Measured(min(curve.alpha, seconds), seconds, op.bytes * curve.best, text)
         if not self.cluster.links:
             return read
-        now, then = (terms(op, shape, links, self.library).transfer for links in (self.topology, self._measured_on))
+        now, then = (terms(op, shape, links, self._plain).transfer for links in (self.topology, self._measured_on))
         # The same to the bit: a link was changed that this group does not use.
         if now == then:
             return read
@@ -275,7 +278,7 @@ class ClusterCollectives:
         key = (op.operator, op.bytes, op.dtype, shape)
         found = self._inside.get(key)
         if found is None:
-            alone = terms(op, shape, self.topology, self.library)
+            alone = terms(op, shape, self.topology, self._plain)
             found = alone, self._measured(op, shape, alone)
             # Formulas over one level know nothing of links that are not used.
             if sum(members > 1 for members in shape.members) == 1:

@@ -8,9 +8,10 @@ another peer, whatever the algorithm of the link's other collectives; on a mesh 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from simpar.cost.nccl import SWITCH, Choice, choices, switch_rate
 from simpar.cost.roofline import Part, major
 from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import OpClass
@@ -75,7 +76,7 @@ _known: Final[dict[tuple[object, ...], tuple[tuple[object, ...], Terms]]] = {}
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
     """Seconds of a collective by formula; of a sweep's rows, those over links that did not change are worked out once.
 
-    Does not model: protocols that the library changes with the size of the message, trees between nodes.
+    A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
     used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library)
@@ -94,6 +95,8 @@ def _of_message(op: OpClass, shape: Shape, topology: Topology, library: Library,
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
     if exchanged(op, library):
         return _phases(op, shape, topology, library, [(crossed[-1], EXCHANGE, 1.0)])
+    if library.tuning != 'none' and op.operator != PAIRWISE:
+        return _chosen(op, shape, topology, library, crossed)
     if len(crossed) == 1:
         return _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
     if op.operator == PAIRWISE:
@@ -148,6 +151,31 @@ def _phases(
         loads[level] += load
         names.append(f'{operator} by {algorithm} of {members} over {link.name}')
     return _terms(op, shape, library, latencies, transfers, loads, ', then '.join(names))
+
+
+def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, crossed: list[int]) -> Terms:
+    """What NCCL takes: of its algorithms and protocols the one whose message is over first."""
+    passes = _PASSES[op.operator]
+    ring = _flat(op, shape, topology, library)
+    found = [
+        _under(choice, ring, op, shape, library)
+        for choice in choices(passes, op.bytes, shape, topology, library.tuning)
+    ]
+    link = topology.links[crossed[0]]
+    if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
+        switch = _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
+        transfer = switch.transfer / switch_rate(library.tuning)
+        found.append(replace(switch, alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
+    return min(found, key=lambda one: one.alpha + one.transfer)
+
+
+def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Library) -> Terms:
+    """A ring at its best, as another algorithm and protocol would do it."""
+    alpha = library.start.value + choice.alpha
+    transfer = max(ring.transfer * choice.longer, choice.least) * (1 + choice.idle)
+    text = ring.text if choice.algorithm == 'ring' else f'{op.operator} by one tree of {shape.ranks}'
+    loads = tuple(load * choice.longer for load in ring.loads)
+    return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
 
 
 def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:

@@ -157,6 +157,8 @@ class Library:
         inline: data types that are reduced on the way, at no cost; others pass ``reduce`` (bytes a second of results).
         exchange: all-reduces of up to so many bytes are exchanged: each rank sends all of its own to every other, in
             one step.
+        tuning: the row of NCCL's tables by which algorithm and protocol are chosen by size and ranks; ``none``: what a
+            link names, at its best.
     """
 
     name: Text
@@ -165,6 +167,7 @@ class Library:
     inline: tuple[Dtype, ...] = ('fp64', 'fp32', 'tf32', 'fp16', 'bf16')
     reduce: RateFigure | None = None
     exchange: SizeFigure | None = None
+    tuning: Literal['none', 'volta', 'ampere', 'hopper', 'blackwell'] = 'none'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
