@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import ceil, floor, log, pi
 from typing import Final, cast
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional
 from executor.dropout import kept
 from executor.reference_mixture import mixture, mixture_parameters
 from executor.reference_model import Declared, Input, OfModel, Parameters, Slices
+from executor.reference_rotary import places, rotated
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload
 
@@ -134,7 +134,7 @@ def _transformer(
 
     x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
     if model.position == 'learned':
-        x = x + parameters['position.weight'][_places(model)]
+        x = x + parameters['position.weight'][places(model)]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
     aux_loss = x.new_zeros(())
     for index in range(model.layers):
@@ -188,8 +188,8 @@ def _of_latents(
     latent = linear(f'{layer}.kv_down', y)
     kv = linear(f'{layer}.kv_up', norm(f'{layer}.kv_norm', latent[..., : model.kv_lora_rank]))
     kv = kv.unflatten(-1, (heads, -1)).transpose(1, 2)
-    shared = _rotated(model, latent[..., -rope:].unsqueeze(1)).expand(-1, heads, -1, -1)
-    turned = torch.cat([q[..., :nope], _rotated(model, q[..., nope:])], -1)
+    shared = rotated(model, latent[..., -rope:].unsqueeze(1)).expand(-1, heads, -1, -1)
+    turned = torch.cat([q[..., :nope], rotated(model, q[..., nope:])], -1)
     return turned, torch.cat([kv[..., :nope], shared], -1), kv[..., nope:]
 
 
@@ -208,7 +208,7 @@ def _together(
             for x, gain in zip((q, k), gains, strict=True)
         )
     if model.position == 'rotary':
-        q, k = (_rotated(model, x) for x in (q, k))
+        q, k = (rotated(model, x) for x in (q, k))
     return q, k, v
 
 
@@ -237,59 +237,6 @@ def _attention(
     scores = _capped(q @ k.mT * scale, model.attention_softcap)
     y = drop(scores.masked_fill(~seen, float('-inf')).softmax(-1)) @ v
     return y.transpose(1, 2).flatten(2)
-
-
-def _rotated(model: Transformer, x: torch.Tensor) -> torch.Tensor:
-    """Pairs of features as complex numbers, each turned by its own angle."""
-    count = (model.qk_rope_head_dim or int(model.head_width * model.rotary_share)) // 2
-    exponents = -torch.arange(count, dtype=torch.float64) / count
-    rates = torch.tensor([_scaled(model, rate) for rate in (model.rope_theta**exponents).tolist()], dtype=torch.float64)
-    yarn = len(model.rope_scaling) == 5
-    size = torch.tensor(model.rope_scaling[4] if yarn else 1.0, dtype=torch.float64)
-    turns = torch.polar(size, _places(model)[:, None] * rates)
-    one, other = x[..., :count], x[..., count : 2 * count]
-    if model.rope_interleaved:
-        one, other = x[..., 0 : 2 * count : 2], x[..., 1 : 2 * count : 2]
-    pairs = torch.complex(one, other) * turns.to(torch.complex(x, x).dtype)
-    return torch.cat([pairs.real, pairs.imag, x[..., 2 * count :]], -1)
-
-
-def _scaled(model: Transformer, rate: float) -> float:
-    """A rate of turning, by Llama 3.1's rule, or divided by a factor."""
-    if not model.rope_scaling:
-        return rate
-    factor, *band = model.rope_scaling
-    if not band:
-        return rate / factor
-    if len(band) == 4:
-        return _yarned(model, rate)
-    low, high, original = band
-    wave = 2 * pi / rate
-    if wave > original / low:
-        return rate / factor
-    if wave < original / high:
-        return rate
-    smooth = (original / wave - low) / (high - low)
-    return (1 - smooth) * rate / factor + smooth * rate
-
-
-def _places(model: Transformer) -> torch.Tensor:
-    """Positions of a sample's tokens, each document's from 0."""
-    return torch.cat([torch.arange(length) for length in model.packed or (model.sequence,)])
-
-
-def _yarned(model: Transformer, rate: float) -> float:
-    """By YaRN's ramp over features, whose ends are those that turn so often in the original positions."""
-    factor, original, fast, slow, _ = model.rope_scaling
-    features = model.qk_rope_head_dim or int(model.head_width * model.rotary_share)
-
-    def feature(turns: float) -> float:
-        return features / 2 * log(original / (2 * pi * turns)) / log(model.rope_theta)
-
-    low, high = max(floor(feature(fast)), 0), min(ceil(feature(slow)), features - 1)
-    place = -features / 2 * log(rate) / log(model.rope_theta)
-    ramp = min(max((round(place) - low) / ((high - low) or 0.001), 0.0), 1.0)
-    return rate * (1 - ramp) + rate / factor * ramp
 
 
 REFERENCE_OF_GPT: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)

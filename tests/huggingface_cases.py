@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import nullcontext
+from copy import deepcopy
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -35,6 +36,25 @@ TINY = {
     'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
     'deepseek_v2': {**BASE, **LATENT, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'attention_bias': True},
 }  # fmt: skip
+LONGROPE = {'type': 'longrope', 'short_factor': [1.1, 1.4], 'long_factor': [1.3, 3.7]}
+# transformers checks the factors of Phi-3 by hidden / heads, whatever head_dim says.
+PHI = {**BASE, 'model_type': 'phi3', 'max_position_embeddings': 32}
+STRETCHED = {
+    'longrope short': {**PHI, 'rope_scaling': LONGROPE, 'original_max_position_embeddings': 8},
+    'longrope long': {**PHI, 'rope_scaling': LONGROPE, 'original_max_position_embeddings': 7},
+    'longrope of a part': {**PHI, 'partial_rotary_factor': 0.5, 'original_max_position_embeddings': 4, 'rope_scaling':
+                           {'type': 'longrope', 'short_factor': [1.1], 'long_factor': [1.7]}},
+    'longrope as su': {**PHI, 'rope_scaling': {**LONGROPE, 'type': 'su', 'attention_factor': 1.25,
+                                            'original_max_position_embeddings': 4},
+                       'original_max_position_embeddings': 4},
+    'longrope of llama': {**TINY['llama'], 'max_position_embeddings': 5, 'rope_scaling': {**LONGROPE, 'factor': 6.0}},
+    # Bases that fp32 holds: at times transformers makes them of numbers of torch's default precision.
+    'dynamic short': {**TINY['llama'], 'max_position_embeddings': 8, 'rope_scaling':
+                      {'rope_type': 'dynamic', 'factor': 2.0}},
+    'dynamic long': {**TINY['llama'], 'max_position_embeddings': 4, 'rope_scaling':
+                     {'rope_type': 'dynamic', 'factor': 2.0}},
+}  # fmt: skip
+"""Rotary of kinds that look at how long a sample is, which has 8 tokens."""
 EXPERTS = {'moe_intermediate_size': 12, 'num_experts_per_tok': 2}
 MIXTURES = {
     'mixtral': {**BASE, 'model_type': 'mixtral', 'num_local_experts': 4, 'num_experts_per_tok': 2},
@@ -86,7 +106,8 @@ def transformers_model(config, dtype, *, patched=True):
     """A model of transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kept = {key: value for key, value in config.items() if key != 'model_type'}
+    # It writes into mappings that it is given.
+    kept = {key: value for key, value in deepcopy(config).items() if key != 'model_type'}
     # Fused kernels of experts take no fp64.
     plain = {'attn_implementation': 'eager', 'experts_implementation': 'eager'}
     made = AutoConfig.for_model(config['model_type'], **kept, **plain)

@@ -11,6 +11,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.lower import record as recording
+from simpar.model.library.rope import LongRope
 from simpar.model.model import Asked
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
@@ -21,8 +22,9 @@ from simpar.workload import AdamW, Muon, Transformer, Workload
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'llama3_8b_h100.yaml'
 SIZES = {'layers': 3, 'hidden': 16, 'heads': 4, 'kv_heads': 2, 'vocab': 24, 'sequence': 8, 'init_std': 0.3}
 LLAMA = Transformer(**SIZES, norm='rms_norm', activation='swiglu', bias=(), position='rotary', ffn=24)
+LONG = LongRope(short=(1.0, 2.0), long=(2.0, 3.0), original=4)
 MODELS = {
-    'qwen': replace(LLAMA, qk_norm=True, head_dim=8, tied=True, bias=('qkv',)),
+    'qwen': replace(LLAMA, qk_norm=True, head_dim=8, tied=True, bias=('qkv',), rope_scaling=(2.0, 3.0)),
     'scaled': replace(LLAMA, window=3, rope_scaling=(4.0, 1.0, 4.0, 16.0), rope_theta=50.0, norm='layer_norm'),
     'gemma': replace(
         LLAMA, window=(3, 0), activation='geglu_tanh', attention_softcap=2.0, logit_softcap=3.0, embedding_scale=4.0,
@@ -35,6 +37,7 @@ MODELS = {
     'phi': Transformer(
         **{**SIZES, 'kv_heads': 0}, parallel=True, position='rotary', rotary_share=0.5, activation='gelu_tanh',
         bias=('qkv', 'proj', 'ffn', 'head'), pad_vocab=64, norm_epsilon=1e-2, positions=0,
+        longrope=LongRope(short=(1.5,), long=(3.0,), original=7, magnitude=1.2),
     ),
     'gpt': Transformer(**SIZES, positions=12, activation='squared_relu', bias=('qkv',), rope_scaling=(2.0,)),
     'bare': Transformer(**SIZES, position='none', activation='silu', bias=()),
@@ -139,8 +142,12 @@ def test_a_part_that_does_something_else_is_found(case):
         ({'parallel': True, 'post_norms': True}, 'a parallel layer has none'),
         ({'rotary_share': 0.75, 'head_dim': 4}, '3 features of a head cannot be turned in pairs'),
         ({'rotary_share': 0.1}, '0.1 of 4 features is none'),
-        ({'rope_scaling': (2.0, 1.0)}, '2 numbers, or a zero among them'),
+        ({'rope_scaling': (2.0, 1.0, 2.0)}, '3 numbers, or a zero among them'),
+        ({'rope_scaling': (2.0, 0.0)}, '2 numbers, or a zero among them'),
         ({'rope_scaling': (2.0, 4.0, 1.0, 8.0)}, 'low 4 is not below high 1'),
+        ({'longrope': LONG, 'rope_scaling': (2.0,)}, 'frequencies are scaled by rope_scaling, too'),
+        ({'longrope': LONG, 'position': 'none'}, 'position is none'),
+        ({'longrope': replace(LONG, short=(1.0,))}, '1 factors for 2 pairs of features'),
         ({'position': 'learned', 'positions': 4}, '8 tokens, but only 4 positions'),
     ],
 )

@@ -9,6 +9,7 @@ from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.huggingface.families import FAMILIES
 from simpar.huggingface.family import IGNORED, NOT_YET, ONLY
+from simpar.model.library.rope import LongRope
 from simpar.schedule import load_rows, load_schedule, schedule_schema, written
 from simpar.workload import Transformer
 
@@ -118,6 +119,13 @@ def test_what_is_written_again_needs_no_config(tmp_path):
          {'rope_scaling': (4.0, 32.0, 32.0, 1.0, 1.138629436111989)}),
         ({'model_type': 'deepseek_v2', 'first_k_dense_replace': 4, 'num_key_value_heads': None, 'q_lora_rank': None},
          {'kv_lora_rank': 512, 'q_lora_rank': 0, 'rope_interleaved': True, 'head_width': 192, 'v_head_dim': 128}),
+        ({'rope_scaling': {'type': 'dynamic', 'factor': 2}, 'max_position_embeddings': 16},
+         {'rope_scaling': (2.0, 16.0)}),
+        # √(1 + ln 32 / ln 4096) of 131,072 positions of 4,096, as Phi-3 with 128k.
+        ({'model_type': 'phi3', 'max_position_embeddings': 131072,
+          'rope_scaling': {'type': 'longrope', 'short_factor': [1, 1, 1, 1.5], 'long_factor': [2, 3, 4, 5]}},
+         {'rope_scaling': (), 'longrope': LongRope(short=(1, 1, 1, 1.5), long=(2, 3, 4, 5), original=4096,
+                                                   magnitude=1.1902380714238083)}),
         ({'model_type': 'phi', 'partial_rotary_factor': 0.5}, {'parallel': True, 'rotary_share': 0.5}),
     ],
 )  # fmt: skip
@@ -138,7 +146,14 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
         ({'hidden_size': 30}, ['config.json:4: hidden_size: 30 does not divide by heads 4; write a multiple of 4']),
         ({'num_key_value_heads': 3}, ['config.json:8: num_key_value_heads: 3 does not divide heads 4; write one of ']),
         ({'hidden_act': 'tanh'}, ["config.json:10: hidden_act: no such activation (got 'tanh'); write one of silu, "]),
-        ({'rope_scaling': {'type': 'dynamic'}}, ['config.json:10: rope_scaling: not yet: rotary scaled as dynamic; ']),
+        ({'rope_scaling': {'type': 'magic'}}, ['config.json:10: rope_scaling: not yet: rotary scaled as magic; ']),
+        ({'rope_scaling': {'type': 'dynamic'}}, ['config.json:10: rope_scaling: dynamic without a number for fac']),
+        ({'rope_scaling': {'type': 'dynamic', 'factor': 2}, 'max_position_embeddings': None},
+         ['config.json:10: rope_scaling: without a positive number for max_position_embeddings (got None); write ']),
+        ({'model_type': 'phi3', 'rope_scaling': {'type': 'longrope', 'short_factor': [1.0, 0]}},
+         ['config.json:10: rope_scaling: longrope without positive numbers as short_factor; write a list of numbers']),
+        ({'model_type': 'phi3', 'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0] * 4}},
+         ['config.json:10: rope_scaling.short: 1 factors for 4 pairs of features; write 4 numbers']),
         ({'rope_scaling': {'type': 'yarn', 'factor': 4}}, ['config.json:10: rope_scaling: yarn without a number for ']),
         ({'rope_scaling': {'type': 'yarn', 'factor': 4, 'original_max_position_embeddings': 16, 'truncate': False}},
          ['config.json:10: rope_scaling: not modelled: yarn without truncate; leave truncate out']),

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytest.importorskip('transformers', reason='needs the extra test')
 
-from huggingface_cases import PLANS, SEQUENCE, TINY, Unnarrowed, schedule_of, their_names, transformers_model
+from huggingface_cases import PLANS, SEQUENCE, STRETCHED, TINY, Unnarrowed, schedule_of, their_names, transformers_model
 
 from executor.inprocess import InProcess
 from executor.reference import Reference
@@ -90,6 +90,20 @@ def test_losses_and_gradients_are_those_of_transformers(kind, plan, folder):
 @pytest.mark.parametrize('kind', ALSO)
 def test_other_families_compute_what_transformers_computes(kind, folder):
     assert compared(kind, folder, *PLANS['data-tensor-sequence-zero']) <= TOLERANCE
+
+
+@pytest.mark.parametrize('name', STRETCHED)
+def test_rotary_that_looks_at_the_length_is_that_of_transformers(name, folder):
+    config = STRETCHED[name]
+    workload = schedule_of(config, folder).workload
+    oracle = computed(config['model_type'], workload, config)
+    plans = ('data-tensor-sequence-zero',) if 'long' in name.split() else ()
+    for plan in ('tensor-pipeline-copies', *plans):
+        assert deviation(config['model_type'], workload, oracle, *PLANS[plan]) <= TOLERANCE
+    # Not what is computed without it, but where a base that grows is given no more tokens than it is for.
+    plain = schedule_of({**config, 'rope_scaling': None}, folder).workload
+    same = abs(computed(config['model_type'], plain, {**config, 'rope_scaling': None})[0] - oracle[0]) < 1e-9
+    assert same == (name == 'dynamic short')
 
 
 def test_the_plans_cover_every_pair_of_axes():

@@ -52,12 +52,18 @@ def _yarn(found: torch.Tensor, theta: float, factor: float, original: float, fas
     return found * (1 - divided + divided / factor)
 
 
+def _numbers(op: OpClass, key: str) -> list[float]:
+    return [float(number) for number in str(op.attributes.get(key, '')).split()]
+
+
 def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) -> torch.Tensor:
     """x [B, S, ..., features], every feature turned by its position; ``back``, the transpose of that."""
     sequence = x.shape[1]
-    scaling = [float(number) for number in str(op.attributes.get('scaling', '')).split()]
+    scaling, factors = _numbers(op, 'scaling'), _numbers(op, 'factors')
     radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
-    magnitude = scaling[4] if len(scaling) == 5 else 1.0
+    if factors:
+        radians = radians / torch.tensor(factors, dtype=torch.float64)
+    magnitude = scaling[4] if len(scaling) == 5 else float(op.attributes.get('magnitude', 1.0))
     angles = torch.outer(places(op, where, sequence).double(), radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
     both = (angles.cos(), angles.sin() * (-1 if back else 1))
     cos, sin = (on_device((part * magnitude).to(wide(x).dtype), x) for part in both)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any, Final
 
-from simpar.huggingface import deepseek, mixtures
+from simpar.huggingface import deepseek, mixtures, stretched
 from simpar.huggingface.family import Config, Family, Refused, Says
+from simpar.huggingface.rotary import ROPE, rope, rope_of_part
 
 GATES: Final = {
     'silu': 'swiglu',
@@ -24,7 +25,6 @@ PLAIN: Final = {
     **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new'), 'gelu_tanh'),
 }
 SLIDING, FULL = 'sliding_attention', 'full_attention'
-ROPE: Final = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
 
 
 def _activation(names: Mapping[str, str], *keys: str) -> Any:
@@ -39,54 +39,6 @@ def _activation(names: Mapping[str, str], *keys: str) -> Any:
         yield Says('activation', names[config[key]], key)
 
     return rule
-
-
-def _rope(config: Config) -> Iterator[Says]:
-    """Base and scaling; all features are turned."""
-    by, told = deepseek.rope(config)
-    share, key = _share(config)
-    if share not in (None, 1):
-        what = f'these models turn all features, whatever it says (got {share!r})'
-        raise Refused(key, what, 'leave it out, or write rotary_share beside model', 'rotary_share')
-    yield from _turns(config, by, told)
-
-
-def _rope_of_part(config: Config) -> Iterator[Says]:
-    """The same of a share of the features."""
-    by, told = deepseek.rope(config)
-    share, key = _share(config)
-    if share is not None:
-        yield Says('rotary_share', share, key)
-    yield from _turns(config, by, told)
-
-
-def _share(config: Config) -> tuple[Any, str]:
-    """The share of features that are turned, None: not told; and the key that tells it."""
-    by, told = deepseek.rope(config)
-    key = 'partial_rotary_factor'
-    return (told[key], by) if key in told else (config[key], key)
-
-
-def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
-    theta = told.get('rope_theta', config['rope_theta'])
-    yield Says('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
-    kind = str(told.get('rope_type', told.get('type', 'default')))
-    keys = {'default': (), 'linear': ('factor',), 'llama3': LLAMA3, 'yarn': YARN}.get(kind)
-    if keys is None:
-        what = f'not yet: rotary scaled as {kind[:20]}'
-        instead = 'write rope_type: default, linear, llama3 or yarn, or beside model rope_scaling: [], a step as long'
-        raise Refused(by, what, instead, 'rope_scaling')
-    missing = [key for key in keys if not isinstance(told.get(key), int | float)]
-    if missing:
-        raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
-    if kind == 'yarn':
-        yield Says('rope_scaling', deepseek.yarn(dict(told), by), by)
-    elif keys:
-        yield Says('rope_scaling', [float(told[key]) for key in keys], by)
-
-
-YARN: Final = ('factor', 'original_max_position_embeddings')
-LLAMA3: Final = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_max_position_embeddings')
 
 
 def _biases(**parts: str) -> Any:
@@ -242,7 +194,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always=_ALWAYS,
         defaults=_DEFAULTS,
         only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias',
+        rules=(_activation(GATES, 'hidden_act'), rope, _biases(qkv='attention_bias', proj='attention_bias',
                ffn='mlp_bias')),
         reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias'),
     ),
@@ -252,7 +204,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always={**_ALWAYS, 'bias': []},
         defaults={**_DEFAULTS, 'num_key_value_heads': 8, 'sliding_window': 4096},
         only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, _window),
+        rules=(_activation(GATES, 'hidden_act'), rope, _window),
         reads=('hidden_act', *ROPE, 'sliding_window'),
     ),
     'qwen2': Family(
@@ -261,7 +213,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always={**_ALWAYS, 'bias': ['qkv']},
         defaults=_QWEN,
         only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, _windows),
+        rules=(_activation(GATES, 'hidden_act'), rope, _windows),
         reads=('hidden_act', *ROPE, *_WINDOWS),
     ),
     'qwen3': Family(
@@ -270,7 +222,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always={**_ALWAYS, 'qk_norm': True},
         defaults={**_QWEN, 'head_dim': 128},
         only=_NO_DROPOUT,
-        rules=(_activation(GATES, 'hidden_act'), _rope, _windows, _biases(qkv='attention_bias',
+        rules=(_activation(GATES, 'hidden_act'), rope, _windows, _biases(qkv='attention_bias',
                proj='attention_bias')),
         reads=('hidden_act', *ROPE, *_WINDOWS, 'attention_bias'),
     ),
@@ -281,7 +233,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_DEFAULTS, **mixtures.AUX_LOSS, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
                   'sliding_window': None, 'num_local_experts': 8, 'num_experts_per_tok': 2},
         only={**_NO_DROPOUT, 'router_jitter_noise': (0, None)},
-        rules=(_activation(GATES, 'hidden_act'), _rope, _window, mixtures.mixtral),
+        rules=(_activation(GATES, 'hidden_act'), rope, _window, mixtures.mixtral),
         reads=('hidden_act', *ROPE, 'sliding_window', *mixtures.MIXTRAL_KEYS),
     ),
     'qwen2_moe': Family(
@@ -291,7 +243,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_QWEN_MOE, 'num_key_value_heads': 16, 'moe_intermediate_size': 1408, 'num_experts_per_tok': 4,
                   'num_experts': 60, mixtures.SHARED: 5632, 'qkv_bias': True},
         only={**_NO_DROPOUT, **_NO_WINDOW},
-        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='qkv_bias'), mixtures.qwen),
+        rules=(_activation(GATES, 'hidden_act'), rope, _biases(qkv='qkv_bias'), mixtures.qwen),
         reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'qkv_bias', mixtures.SHARED, *mixtures.QWEN_KEYS),
     ),
     'qwen3_moe': Family(
@@ -301,7 +253,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_QWEN_MOE, 'num_key_value_heads': 4, 'moe_intermediate_size': 768, 'num_experts_per_tok': 8,
                   'num_experts': 128, 'attention_bias': False},
         only={**_NO_DROPOUT, **_NO_WINDOW},
-        rules=(_activation(GATES, 'hidden_act'), _rope, _biases(qkv='attention_bias', proj='attention_bias'),
+        rules=(_activation(GATES, 'hidden_act'), rope, _biases(qkv='attention_bias', proj='attention_bias'),
                mixtures.qwen),
         reads=('hidden_act', *ROPE, *_UNUSED_WINDOW, 'attention_bias', *mixtures.QWEN_KEYS),
     ),
@@ -312,7 +264,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_DEFAULTS, 'num_key_value_heads': 16, 'head_dim': 256, 'tie_word_embeddings': True,
                   'hidden_act': 'gelu_pytorch_tanh'},
         only={**_NO_DROPOUT, **_BIDIRECTIONAL},
-        rules=(_gemma_activation, _rope, _gemma, _biases(qkv='attention_bias',
+        rules=(_gemma_activation, rope, _gemma, _biases(qkv='attention_bias',
                proj='attention_bias')),
         reads=('hidden_activation', 'hidden_act', *ROPE, 'attention_bias'),
     ),
@@ -324,7 +276,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                   'hidden_activation': 'gelu_pytorch_tanh', 'query_pre_attn_scalar': 256, 'sliding_window': 4096,
                   'attn_logit_softcapping': 50.0, 'final_logit_softcapping': 30.0},
         only={**_NO_DROPOUT, **_BIDIRECTIONAL},
-        rules=(_activation(GATES, 'hidden_activation'), _rope, _gemma, _gemma2, _windows,
+        rules=(_activation(GATES, 'hidden_activation'), rope, _gemma, _gemma2, _windows,
                _biases(qkv='attention_bias', proj='attention_bias')),
         # Gemma 2 looks at hidden_activation alone; files have the other key, too.
         reads=('hidden_activation', 'hidden_act', *ROPE, 'attention_bias', 'query_pre_attn_scalar', 'sliding_window',
@@ -337,7 +289,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_DEFAULTS, 'layer_norm_eps': 1e-5, 'hidden_act': 'gelu_new', 'partial_rotary_factor': 0.5,
                   'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
         only={'qk_layernorm': (False, None)},
-        rules=(_activation(PLAIN, 'hidden_act'), _rope_of_part,
+        rules=(_activation(PLAIN, 'hidden_act'), rope_of_part,
                _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
         reads=('hidden_act', *ROPE, 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
     ),
@@ -345,9 +297,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         copied=_LLAMA,
         needed=_NEEDED,
         always={**_ALWAYS, 'bias': []},
-        defaults={**_DEFAULTS, 'rms_norm_eps': 1e-5, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0},
+        defaults={**_DEFAULTS, 'rms_norm_eps': 1e-5, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'attention_dropout': 0.0,
+                  'max_position_embeddings': 4096, stretched.ORIGINAL: 4096},
         only={'attention_bias': (False, None)},
-        rules=(_activation(GATES, 'hidden_act'), _rope_of_part, _window,
+        rules=(_activation(GATES, 'hidden_act'), rope_of_part, _window,
                _dropouts('resid_pdrop', 'embd_pdrop', 'attention_dropout')),
         reads=('hidden_act', *ROPE, 'sliding_window', 'resid_pdrop', 'embd_pdrop', 'attention_dropout'),
     ),
@@ -360,7 +313,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                   'n_shared_experts': 2, 'routed_scaling_factor': 1.0, 'topk_method': 'greedy',
                   'moe_intermediate_size': 1407, 'output_router_logits': False},
         only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('softmax',)},
-        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, mixtures.deepseek_v2, deepseek.further,
+        rules=(_activation(GATES, 'hidden_act'), rope, deepseek.scores, mixtures.deepseek_v2, deepseek.further,
                _biases(qkv='attention_bias', proj='attention_bias', ffn='mlp_bias')),
         reads=('hidden_act', *ROPE, 'attention_bias', 'mlp_bias', 'topk_method', *deepseek.READ,
                *mixtures.DEEPSEEK_KEYS),
@@ -374,7 +327,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
                   'routed_scaling_factor': 2.5, 'n_group': 8, 'topk_group': 4, 'num_experts_per_tok': 8,
                   'norm_topk_prob': True, 'moe_intermediate_size': 2048, 'output_router_logits': False},
         only={**deepseek.ONLY, 'moe_layer_freq': (1,), 'scoring_func': ('sigmoid',), 'topk_method': ('noaux_tc',)},
-        rules=(_activation(GATES, 'hidden_act'), _rope, deepseek.scores, deepseek.interleaved, mixtures.deepseek_v3,
+        rules=(_activation(GATES, 'hidden_act'), rope, deepseek.scores, deepseek.interleaved, mixtures.deepseek_v3,
                deepseek.further, _biases(qkv='attention_bias', proj='attention_bias')),
         reads=('hidden_act', *ROPE, 'attention_bias', *deepseek.READ, *mixtures.DEEPSEEK_KEYS),
     ),

@@ -89,7 +89,8 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     '_attn_implementation_autoset use_flash_attention_2 _flash_attn_2_enabled reorder_and_upcast_attn',
     'the same sums in another order': 'pretraining_tp chunk_size_feed_forward tie_encoder_decoder '
     'gradient_checkpointing',
-    'the longest sequence, which is sequence here': 'max_position_embeddings original_max_position_embeddings n_ctx',
+    'the longest sequence, which is sequence here; rotary of some kinds reads it': 'max_position_embeddings '
+    'original_max_position_embeddings n_ctx',
     'an auxiliary loss that transformers does not add: write experts: {aux_loss: ...} beside model': 'aux_loss_alpha '
     'seq_aux',
     'how experts are shared out, which is plan.expert here': 'ep_size',

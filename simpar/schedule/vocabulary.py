@@ -93,6 +93,7 @@ KEYS: Final[Mapping[str, str]] = {
     f'{TRANSFORMER}rope_theta': 'rotary_base rope_base',
     f'{TRANSFORMER}rotary_share': 'rotary_percent rotary_pct rotary_dim partial_rotary_factor',
     f'{TRANSFORMER}rope_scaling: [8]': 'rotary_seq_len_interpolation_factor rope_scaling_factor',
+    f'{TRANSFORMER}longrope': 'short_factor long_factor rope_factors',
     f'{TRANSFORMER}window': 'sliding_window sliding_window_size window_size window_attn attention_window '
     'local_attention sliding_window_attention',
     f'{TRANSFORMER}documents': 'packing sequence_packing packed_sequence packed_documents thd reset_attention_mask '

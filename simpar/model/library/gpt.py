@@ -19,6 +19,7 @@ from simpar.model.keys import Deviation, Size
 from simpar.model.library.decoder import TOKENS, decoder_nodes
 from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
+from simpar.model.library.rope import LongRope, rope_problems, rotation_of
 from simpar.model.model import Asked, Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Heads
@@ -95,10 +96,14 @@ class Transformer(Model):
         tuple[Number, ...],
         Field(
             max_length=5,
-            description='[factor] divides positions, [factor, low, high, original] is that of Llama 3.1, [factor, '
-            'original, fast, slow, magnitude] that of YaRN; empty: none',
+            description='[factor] divides positions, [factor, positions] stretches the base for longer samples '
+            '(dynamic NTK), [factor, low, high, original] is that of Llama 3.1, [factor, original, fast, slow, '
+            'magnitude] that of YaRN; empty: none',
         ),
     ] = ()
+    longrope: Annotated[
+        LongRope | None, Field(description='frequencies of rotary divided by a factor each (LongRoPE); none: they stay')
+    ] = None
     rope_interleaved: Annotated[bool, Field(description='each feature is turned with its neighbour (DeepSeek)')] = False
     kv_lora_rank: Annotated[
         Rank, Field(description='features of the latent that keys and values come from (MLA); 0: no latent attention')
@@ -175,9 +180,7 @@ class Transformer(Model):
 
     def turned(self, features: int) -> Rotation:
         """A rotation of so many features."""
-        return Rotation(
-            features=features, theta=self.rope_theta, scaling=self.rope_scaling, interleaved=self.rope_interleaved
-        )
+        return rotation_of(self, features)
 
     @property
     def packed(self) -> tuple[int, ...]:
@@ -283,19 +286,10 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.position == 'learned' and 0 < model.positions < model.sequence:
         what = f'{model.sequence} tokens, but only {model.positions} positions'
         yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
-    if len(model.rope_scaling) not in (0, 1, 4, 5) or 0 in model.rope_scaling:
-        what = f'{len(model.rope_scaling)} numbers, or a zero among them'
-        forms = '[factor], [factor, low, high, original positions], or [factor, original, fast, slow, magnitude]'
-        yield Problem((*FILE, 'rope_scaling'), what, f'write {forms}')
-    elif len(model.rope_scaling) == 5 and model.rope_scaling[2] <= model.rope_scaling[3]:
-        what = f'fast {model.rope_scaling[2]:g} is not above slow {model.rope_scaling[3]:g}'
-        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, original, fast, slow, magnitude]')
-    elif len(model.rope_scaling) == 4 and model.rope_scaling[1] >= model.rope_scaling[2]:
-        what = f'low {model.rope_scaling[1]:g} is not below high {model.rope_scaling[2]:g}'
-        yield Problem((*FILE, 'rope_scaling'), what, 'write [factor, low, high, original positions]')
     if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
         # Told already; features of a head are not known.
         return
+    yield from rope_problems(model)
     if model.rotation and model.rotation.features % 2:
         what = f'{model.rotation.features} features of a head cannot be turned in pairs'
         yield Problem((*FILE, 'rotary_share'), what, 'write a share that leaves an even count, e.g. 1')

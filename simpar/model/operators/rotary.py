@@ -31,6 +31,8 @@ class Rotation:
             magnitude): those that turn less than ``slow`` times in the original positions are divided by the factor,
             those that turn more than ``fast`` times stay, a ramp over features lies between, and what is turned is
             multiplied by the magnitude (YaRN, Peng et al. 2023).
+        factors: each frequency is divided by its own; empty: none (LongRoPE, Ding et al. 2024). ``magnitude``: what is
+            turned is multiplied by it.
         interleaved: each feature is turned with its neighbour (the order of RoFormer and DeepSeek); the first of each
             pair come out in front of all others.
     """
@@ -38,6 +40,8 @@ class Rotation:
     features: int
     theta: float = 10000.0
     scaling: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
     interleaved: bool = False
 
     @property
@@ -47,6 +51,8 @@ class Rotation:
             'rotated': self.features,
             'theta': self.theta,
             **({'scaling': ' '.join(map(repr, self.scaling))} if self.scaling else {}),
+            **({'factors': ' '.join(map(repr, self.factors))} if self.factors else {}),
+            **({'magnitude': self.magnitude} if self.magnitude != 1 else {}),
             **({'interleaved': True} if self.interleaved else {}),
         }
 
