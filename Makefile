@@ -1,7 +1,7 @@
 # make demo   install into .venv and predict the multi-copy tutorial, with its plot and trace
 # make test   install into .venv-test (with torch) and run the whole suite
 # make prove-tables   compare the op tables of all examples and 200 fuzzed schedules with the recorded ones
-# make prove-pairs    train every pair of features in 820 small plans, and write docs/pairs.md
+# make prove-pairs    train every pair of features in 900 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of ten properties, of which the suite trains every sixth
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs

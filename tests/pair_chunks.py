@@ -1,7 +1,7 @@
 """Schedules of the covering array of sequences in chunks: each as small as it can be.
 
-What chunks are refused beside by name (docs/pipeline_orders.md) is no feature here: experts, context, strategies,
-attention that is not fused.
+What is refused by name beside chunks (experts, context, strategies, unfused attention, other orders) is in the array of
+models, and counted there.
 """
 
 import random
@@ -9,8 +9,8 @@ import random
 from pair_models import FFN, HEADS, HIDDEN, MODEL_OPTIMIZERS, MODELS, TOKENS, VOCAB
 from pair_plans import FORM_KEY, FUSIONS, SHARDING
 
-CHUNK_ORDERS = {'seqpipe': (2, 2, 4), 'seqvpp': (2, 4, 4), 'seqsmartvpp': (2, 4, 4)}
-"""Pipeline ranks, stages and micro-batches; orders of MindSpore 2.10."""
+CHUNK_ORDERS = {'seqpipe': (2, 2, 4), 'seqpipe twice': (2, 4, 4), 'seqvpp': (2, 4, 4), 'seqsmartvpp': (2, 4, 4)}
+"""Pipeline ranks, stages and micro-batches; orders of MindSpore 2.10, ``twice`` with two stages on a rank."""
 
 
 def _counts(row):
@@ -43,6 +43,7 @@ def tree_of(row, number):
             'optimizer': {row['optimizer']: MODEL_OPTIMIZERS[row['optimizer']]},
             'fp8': row['fp8'],
             **({'clip_norm': 1.0} if row['clip'] else {}),
+            'phase': row['phase'],
         },
         'plan': {
             'data': data,
@@ -50,7 +51,8 @@ def tree_of(row, number):
             'sequence_parallel': row['sequence_parallel'],
             'pipeline': pipeline,
             'micro_batches': micro_batches,
-            'order': f'mindspore-2.10/{row["order"]}',
+            'order': f'mindspore-2.10/{row["order"].split()[0]}',
+            'chunks': stages // pipeline,
             'sequence_chunks': row['sequence_chunks'],
             'copies': copies,
             'reduce': row['reduce'],
@@ -89,9 +91,13 @@ FACTORS = {
     'documents': ('one', 'packed'),
     'dropout': (False, True),
     'clip': (False, True),
+    'phase': ('train', 'forward'),
 }
-ALONE = {(('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with'}
-EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: '}
+ALONE = {
+    (('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with',
+    (('dropout', True), ('phase', 'forward')): 'nothing is dropped where nothing is trained',
+}
+EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: ', 'phase': r'^workload\.transformer\.dropout: nothing is'}
 UNBUILT: dict = {}
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),

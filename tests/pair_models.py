@@ -17,11 +17,12 @@ GROUPED = {**RMS, 'kv_heads': KEYS}
 MODELS = {
     'gpt2': {'tied': True},
     'llama': {**RMS, 'kv_heads': 2, 'rope_scaling': [4.0, 1.0, 4.0, 8]},
-    'mistral': {**GROUPED, 'window': 5},
+    'mistral': {**GROUPED, 'window': 5, 'rope_scaling': [2.0, 9.0]},
     'qwen3': {**GROUPED, 'qk_norm': True, 'tied': True},
     'gemma': {**GROUPED, 'activation': 'geglu_tanh', 'post_norms': True, 'attention_softcap': 2.0,
               'logit_softcap': 3.0, 'embedding_scale': 5.6},
-    'phi': {'position': 'rotary', 'rotary_share': 0.5, 'parallel': True},
+    'phi': {'position': 'rotary', 'rotary_share': 0.5, 'parallel': True,
+            'longrope': {'short': [1.5], 'long': [2.5], 'original': 9, 'magnitude': 1.2}},
     'latent': {**LATENT, 'q_lora_rank': 16},
 }  # fmt: skip
 EXPERTS = {
@@ -51,6 +52,9 @@ MODEL_ORDERS = {
     'v-min': (2, 4, 4),
     'v-half': (2, 4, 4),
     'dualpipe': (2, 2, 4),
+    'mindspore-2.10/seqpipe': (2, 2, 3),
+    'mindspore-2.10/seqvpp': (2, 4, 2),
+    'mindspore-2.10/seqsmartvpp': (2, 4, 2),
 }
 """Pipeline ranks, stages and micro-batches."""
 MODEL_OPTIMIZERS = {
@@ -66,7 +70,7 @@ def tree_of(row, number):
     pipeline, stages, most = MODEL_ORDERS[row['order']]
     micro_batches = most if stages > 1 else draw.randint(1, most)
     data, tensor, copies = row['data'] * row['expert'], row['tensor'], row['copies']
-    context = 1 if row['context'] == 'none' else 4 if data * tensor * pipeline == 1 else 2
+    context = _context(row, data * tensor * pipeline)
     plan = {
         'data': data,
         'expert': row['expert'],
@@ -76,6 +80,7 @@ def tree_of(row, number):
         'sequence_parallel': row['sequence_parallel'],
         'pipeline': pipeline,
         'micro_batches': micro_batches,
+        'sequence_chunks': row['sequence_chunks'],
         'copies': copies,
         'reduce': row['reduce'],
         'fusion': FUSIONS[row['fusion']],
@@ -110,6 +115,14 @@ def tree_of(row, number):
     }
 
 
+def _context(row, others):
+    """Ranks that share a sequence; of llama's two keys, where heads are exchanged, always more than there are keys."""
+    if row['context'] == 'none':
+        return 1
+    repeats = row['model'] == 'llama' and row['context'].startswith('heads') and row['tensor'] == 1
+    return 4 if repeats or others == 1 else 2
+
+
 def _patterns(row):
     """What is recomputed by name."""
     return ['layer*.norm?', f'layer*{MODELS[row["model"]].get("activation", "gelu")}']
@@ -135,7 +148,7 @@ def _model(row, layers, draw):
 def size_of(row):
     """About how many times a plan computes a layer."""
     _, stages, micro_batches = MODEL_ORDERS[row['order']]
-    context = 1 if row['context'] == 'none' else 2
+    context = (1 if row['context'] == 'none' else 2) * row['sequence_chunks']
     return stages * micro_batches * row['data'] * row['expert'] * row['tensor'] * row['copies'] * context
 
 
@@ -153,6 +166,7 @@ FACTORS = {
     'strategies': ('none', 'one'),
     'copies': (1, 2),
     'order': tuple(MODEL_ORDERS),
+    'sequence_chunks': (1, 2),
     'sharding': tuple(SHARDING),
     'form': ('none', 'dim', 'padded', 'flat'),
     'fusion': tuple(name for name in FUSIONS if name != 'ids'),
@@ -168,13 +182,29 @@ FACTORS = {
 ALONE = {
     (('tensor', 1), ('sequence_parallel', True)): 'one tensor rank has no other to share a sequence with',
     (('experts', 'none'), ('expert', 2)): 'there are no experts to share',
+    (('order', 'none'), ('sequence_chunks', 2)): 'without a pipeline there is nothing that chunks could fill',
 }
-EXCUSES = {'sequence_parallel': r'^plan\.sequence_parallel: ', 'expert': r'^plan\.expert: '}
+EXCUSES = {
+    'sequence_parallel': r'^plan\.sequence_parallel: ',
+    'expert': r'^plan\.expert: ',
+    'sequence_chunks': r'^plan\.sequence_chunks: (there is no pipeline|\S+ takes whole samples)',
+}
 MIXTURES = tuple(name for name in EXPERTS if name != 'none')
 SHARED = tuple(name for name in CONTEXT if name != 'none')
-UNBUILT: dict = {}
+CHUNKS = ('sequence_chunks', 2)
+WHOLE = tuple(name for name in MODEL_ORDERS if name != 'none' and not name.startswith('mindspore'))
+UNBUILT = {
+    **{(CHUNKS, ('experts', name)): r'^workload\.transformer\.experts: not built beside' for name in MIXTURES},
+    **{(CHUNKS, ('context', name)): r'^plan\.context: not built beside' for name in SHARED},
+    (CHUNKS, ('strategies', 'one')): r'^plan\.sequence_chunks: strategies do not know chunks',
+    (CHUNKS, ('attention', 'unfused')): r'^plan\.sequence_chunks: unfused attention over chunks is not built',
+    **{(CHUNKS, ('order', name)): r'^plan\.sequence_chunks: \S+ takes whole samples' for name in WHOLE},
+}
 NEVER = (
     *((('sharding', 'off'), ('form', form)) for form in FACTORS['form'][1:]),
     *((('sharding', sharding), ('form', 'none')) for sharding in FACTORS['sharding'][1:]),
     *((('experts', 'none'), ('aux', aux)) for aux in AUX[1:]),
+    # These need experts, which are refused beside chunks.
+    *((CHUNKS, ('aux', aux)) for aux in AUX[1:]),
+    (CHUNKS, ('expert', 2)),
 )

@@ -46,11 +46,11 @@ ARRAYS = {
         pair_plans.UNBUILT, pair_plans.NEVER,
     ),
     'models': Features(
-        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 240, 20, pair_models.ALONE, pair_models.EXCUSES,
+        pair_models.FACTORS, pair_models.tree_of, pair_models.size_of, 300, 20, pair_models.ALONE, pair_models.EXCUSES,
         pair_models.UNBUILT, pair_models.NEVER,
     ),
     'chunks': Features(
-        pair_chunks.FACTORS, pair_chunks.tree_of, pair_chunks.size_of, 100, 30, pair_chunks.ALONE, pair_chunks.EXCUSES,
+        pair_chunks.FACTORS, pair_chunks.tree_of, pair_chunks.size_of, 120, 30, pair_chunks.ALONE, pair_chunks.EXCUSES,
         pair_chunks.UNBUILT, pair_chunks.NEVER,
     ),
 }  # fmt: skip
