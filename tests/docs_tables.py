@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from launch_sources import FOLDER, SOURCES, model_beside
 
 from simpar.huggingface import table
@@ -18,7 +19,7 @@ from simpar.torch_module.table import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
 STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('strategies', 'models', 'import'))
-MODULES, SETTINGS = DOCS / 'modules.md', DOCS / 'import_settings.md'
+MODULES, SETTINGS, STACKS = DOCS / 'modules.md', DOCS / 'import_settings.md', DOCS / 'stacks.md'
 
 KEYS = DOCS / 'keys.md'
 LAYER_KEYS = DOCS / 'keys_network.md'
@@ -129,6 +130,19 @@ def imported_table() -> list[str]:
     return lines
 
 
+STACKED = '| stack | extends | what it is |'
+
+
+def stack_table() -> list[str]:
+    """A line for each stack that comes with simpar."""
+    found = [STACKED, '|---|---|---|']
+    for path in sorted(STACKS.parent.parent.glob('hw_profiles/stacks/*.yaml')):
+        told = yaml.safe_load(path.read_text(encoding='utf-8'))
+        above = f'`{told["extends"]}`' if 'extends' in told else ''
+        found.append(f'| `{told["name"]}` | {above} | {told["description"]} |')
+    return found
+
+
 TABLES = (
     *(
         (LAYER_KEYS if topic == NETWORK else KEYS, topic_head(topic), '|', partial(topic_table, topic))
@@ -139,6 +153,7 @@ TABLES = (
     (MODELS, table.IGNORED, '|', table.ignored_table),
     (MODELS, table.LATER, '|', table.later_table),
     (IMPORT, IMPORTED, '|', imported_table),
+    (STACKS, STACKED, '|', stack_table),
     *(
         entry
         for name in import_tables.TABLES

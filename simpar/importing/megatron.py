@@ -151,7 +151,7 @@ IDLE: Final = {
     'apply-layernorm-1p no-weight-decay-* embedding-init-method-std adam-* warmup',
     'how processes find one another': 'master-addr master-port master-addr master-port node-rank node-rank rdzv-* '
     'local-rank max-restarts max-restarts rdzv-* distributed-backend distributed-timeout-minutes '
-    'use-tp-pp-dp-mapping use-gloo-process-groups disable-gloo-process-groups nccl-* lazy-mpu-init tee redirects '
+    'use-gloo-process-groups disable-gloo-process-groups nccl-* lazy-mpu-init tee redirects '
     'hostfile include exclude no-ssh no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
     'enable-ft-package *-timeout local-worker-num log-dir',
     'the way of ops that simpar takes anyway': 'use-mcore-models no-masked-softmax-fusion no-bias-gelu-fusion '
@@ -187,7 +187,9 @@ MISSING: Final = {
     'overlap of expert exchange and compute': 'moe-shared-expert-overlap overlap-moe-* moe-alltoall-* '
     'moe-fb-overlap delay-wgrad-compute moe-enable-deepep moe-flex-*',
     'capacity of experts as padding': 'moe-pad-expert-input-to-capacity',
-    'groups of gradients': 'ddp-bucket-size ddp-num-buckets ddp-average-in-collective '
+    'how ranks lie on nodes: stages inside of data ranks': 'use-tp-pp-dp-mapping',
+    'a size of buckets, for which plan.fusion is to be written by hand': 'ddp-bucket-size ddp-num-buckets',
+    'groups of gradients': 'ddp-average-in-collective '
     'num-distributed-optimizer-instances align-* no-align-* overlap-param-gather-with-optimizer-step '
     'delay-grad-reduce ddp-pad-buckets-for-high-nccl-busbw',
     'context parallelism in levels': 'hierarchical-context-parallel-sizes dynamic-context-parallel',
