@@ -134,7 +134,9 @@ class Workload:
         ),
         Field(alias=MODEL),
     ]
-    batch: Annotated[Size, Field(description='samples in a step, over all ranks; a multiple of data × micro_batches × copies')]
+    batch: Annotated[
+        Size, Field(description='samples in a step, over all ranks; a multiple of data × micro_batches × copies')
+    ]
     loss: Annotated[
         Literal['cross-entropy', 'mse', 'mae'],
         Field(description='mean over the samples of a copy; mse and mae for a network only'),
