@@ -28,15 +28,17 @@ CLONE_NEWNET: Final = 0x40000000
 DEVICE: Final = 'eth0'
 NETWORK: Final = '10.77.0'
 MAX_RANKS: Final = 250
-BURST: Final = '12kb'
-"""Larger bursts let small messages through for nothing, smaller ones cost throughput."""
+BURST: Final = 0.25e-3
+"""Seconds of the link that may pass at once: what a class that was idle sends first goes for nothing."""
 HELP: Final = 'run it as root, or under `unshare -Urn`, or take --net paced:RATE,LATENCY'
 FLOWS: Final = 256
 """Queues that the connections of a rank are spread over; those in one queue go first in, first out."""
 FIRST_FLOW: Final = 0x10100
-QUANTUM: Final = 16384
-"""Bytes that a queue sends before it is the turn of the next, and the most that the kernel hands over as one packet: a
-queue sends one at least, so that larger ones would take more than their turn."""
+LEAST, MOST = 3028, 16384
+"""Bytes of a quantum: two frames of Ethernet at least; small packets cost cores more than links of 0.5 Gbit/s gain."""
+LENT: Final = 8
+"""Bits/s that a flow has of its own, the least that HTB takes: what it has goes beside the link's rate, so all that it
+sends is borrowed from there."""
 FLOW_OF_PORTS: Final = (
     '40 0 0 34',  # source port, behind 14 bytes of Ethernet and 20 of IP
     '7 0 0 0',
@@ -86,25 +88,34 @@ def enter() -> None:
         raise RunFailed(f'no network namespace: {os.strerror(ctypes.get_errno())}; {HELP}')
 
 
+def quantum(rate: float) -> int:
+    """Bytes that a queue sends before it is the turn of the next, and the most that the kernel hands over at once.
+
+    A queue sends one packet at least, so that larger ones would take more than their turn; and a link that was idle
+    lets its first packet pass for nothing. Arguments: ``rate`` of the link in bytes/s.
+    """
+    return int(min(max(rate * BURST, LEAST), MOST))
+
+
 def shape(rank: int, rate: float) -> None:
     """Give this namespace's end of the cable its address, and shape what it sends.
 
     Arguments: ``rate`` in bytes/s, headers included.
     """
-    bits = int(rate * 8)
+    bits, size = int(rate * 8), quantum(rate)
     # ``cburst`` bounds bursts at the ceiling as ``burst`` does at the rate.
-    limit = f'rate {bits}bit ceil {bits}bit burst {BURST} cburst {BURST} quantum 60000'
+    limit = f'rate {bits}bit ceil {bits}bit burst {size}b cburst {size}b quantum 60000'
     _do(f'ip addr add {address(rank)}/24 dev {DEVICE}')
     _do('ip link set lo up')
     # Larger packets than a queue's turn would let one connection take more than its share.
-    _do(f'ip link set {DEVICE} gso_max_size {QUANTUM} up')
+    _do(f'ip link set {DEVICE} gso_max_size {size} up')
     # Unclassified packets (ARP) go with the small ones.
     _do(f'tc qdisc add dev {DEVICE} root handle 1: htb default 10 r2q 1000')
     _do(f'tc class add dev {DEVICE} parent 1: classid 1:1 htb {limit}')
     _do(f'tc class add dev {DEVICE} parent 1:1 classid 1:10 htb {limit} prio 0')
     _do(f'tc qdisc add dev {DEVICE} parent 1:10 pfifo limit 1000')
     # Hundreds of classes; one process instead of hundreds.
-    _do('tc -batch -', '\n'.join(_flows(bits)) + '\n')
+    _do('tc -batch -', '\n'.join(_flows(bits, size)) + '\n')
     # IP length below 128 bytes: acknowledgements, which must not queue behind data of the other direction.
     small = 'match u16 0x0000 0xff80 at 2'
     _do(f'tc filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 {small} flowid 1:10')
@@ -114,11 +125,10 @@ def shape(rank: int, rate: float) -> None:
         Path(f'/proc/sys/net/ipv4/{name}').write_text(value, encoding='utf-8')
 
 
-def _flows(bits: int) -> Iterator[str]:
+def _flows(bits: int, size: int) -> Iterator[str]:
     """A class and its queue for every flow: an equal share of the link, and all of it where no other wants it."""
-    # HTB wants a guaranteed rate above zero; the ceiling lets a single flow have all of the link.
-    share = max(bits // FLOWS, 8)
-    limit = f'rate {share}bit ceil {bits}bit burst {QUANTUM}b cburst {BURST} quantum {QUANTUM} prio 1'
+    # The ceiling lets a single flow have all of the link.
+    limit = f'rate {LENT}bit ceil {bits}bit burst {size}b cburst {size}b quantum {size} prio 1'
     for flow in range(FLOWS):
         minor = f'1:{(FIRST_FLOW & 0xFFFF) + flow:x}'
         yield f'class add dev {DEVICE} parent 1:1 classid {minor} htb {limit}'
