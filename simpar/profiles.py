@@ -39,6 +39,7 @@ MOST_BYTES: Final = 64 * 2**20
 Row = tuple[Any, ...]
 
 
+@functools.cache
 def profile_folder() -> Path:
     """Where the profiles that come with simpar are: in the package, or beside it in a checkout."""
     here = Path(__file__).parent
@@ -56,11 +57,11 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
 
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
-    path = Path(name)
-    # A known name goes before a file that happens to be called so. Only a name has no folders.
-    known = profile_folder() / str(name) / FILE
-    if path.name == str(name) and known.is_file():
+    # A known name goes before a file that happens to be called so.
+    known = _shipped(str(name))
+    if known:
         return known
+    path = Path(name)
     if path.is_dir() and (path / FILE).is_file():
         return path / FILE
     if path.is_file() or path.suffix in {'.yaml', '.yml'}:
@@ -71,6 +72,14 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     guess = f'did you mean {close[0]}? ' if close else ''
     instead = f'{guess}profiles: {", ".join(names)}; or the path of a {FILE}'
     raise ProfileError(Problem('cluster', f'unknown profile {str(name)[:80]!r}', instead))
+
+
+@functools.lru_cache(maxsize=64)
+def _shipped(name: str) -> Path | None:
+    """The file of a profile that comes with simpar, by its name; None of others. Rows of a sweep all ask."""
+    path = profile_folder() / name / FILE
+    # Only a name has no folders.
+    return path if Path(name).name == name and path.is_file() else None
 
 
 def load_profile(name: str | os.PathLike[str]) -> Profile:

@@ -8,8 +8,7 @@ another peer, whatever the algorithm of the link's other collectives; on a mesh 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.cost.nccl import SWITCH, Choice, choices, switch_rate
 from simpar.cost.roofline import Part, major
@@ -57,8 +56,7 @@ def share(algorithm: str, operator: str, members: int) -> float:
     return passes * (members - 1) / members
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """``alpha`` and ``transfer``, seconds; ``loads``, seconds of work on a channel of each level; what is used."""
 
     alpha: float
@@ -70,7 +68,7 @@ class Terms:
 
 _MOST: Final = 1024
 _known: Final[dict[tuple[object, ...], tuple[tuple[object, ...], Terms]]] = {}
-"""Of messages by what they are and the very links and library; these are kept, too, so that their ids stay theirs."""
+"""Of messages by what they are and the very links, library and shape; these are kept, too, so that ids stay theirs."""
 
 
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
@@ -79,8 +77,8 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
-    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library)
-    key = (op.operator, op.bytes, op.dtype, shape, *map(id, used))
+    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library, shape)
+    key = (op.operator, op.bytes, op.dtype, *map(id, used))
     found = _known.get(key)
     if found is None:
         if len(_known) >= _MOST:
@@ -165,7 +163,7 @@ def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, cro
     if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
         switch = _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
         transfer = switch.transfer / switch_rate(library.tuning)
-        found.append(replace(switch, alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
+        found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
     return min(found, key=lambda one: one.alpha + one.transfer)
 
 

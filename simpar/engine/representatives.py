@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.costs import Communication, Costs, entry_of, same_messages
 from simpar.cost.entries import Entries
+from simpar.cost.links import Demands
 from simpar.engine.hashed import hashed_colours
 from simpar.kept import Kept, Same
 from simpar.program import OpClass, Partition, Program
@@ -30,13 +30,10 @@ Edges = list[list[tuple[int, int]]]
 """For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
 0."""
 
-Numbered = tuple[tuple[int, ...], tuple[int, ...]]
-"""The links of a message, and for each the number of its demand."""
+Numbered = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The links of a message; the number of the demand of the first few, of the next few, and so on; and how many each."""
 Pattern = tuple[tuple[int, Numbered], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and the links of each."""
-
-_LINK: Final = itemgetter(0)
-_DEMAND: Final = itemgetter(1)
 
 
 class Groups:
@@ -299,13 +296,10 @@ def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list
     return tuple(zip(seconds, links, strict=True))
 
 
-def _numbered(links: tuple[tuple[int, float], ...], demands: dict[float, int]) -> Numbered:
+def _numbered(links: Sequence[tuple[int, float]], demands: dict[float, int]) -> Numbered:
     """The links of a message, and the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
-    asked = tuple(map(_DEMAND, links))
-    # Few are different, so only those are looked at one by one.
-    for demand in dict.fromkeys(asked):
-        demands.setdefault(demand, len(demands))
-    return tuple(map(_LINK, links)), tuple(map(demands.__getitem__, asked))
+    over = Demands.of(links)
+    return over.channels, tuple([demands.setdefault(part, len(demands)) for part in over.parts]), over.widths
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
@@ -336,7 +330,8 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
 
 
 def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int, Numbered]) -> Exchange:
-    return Exchange(kind, ranks, sends, pattern[0], tuple(zip(*pattern[1], strict=True)))
+    cost, (links, demands, widths) = pattern
+    return Exchange(kind, ranks, sends, cost, tuple(Demands(links, demands, widths)))
 
 
 @lru_cache(maxsize=4)
