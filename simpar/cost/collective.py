@@ -56,6 +56,22 @@ class _Measured(NamedTuple):
     grades: tuple[Grade, ...] = ()
 
 
+class _InNode(NamedTuple):
+    """What the part of a group in one node says of the group.
+
+    Arguments: ``alpha``, ``transfer`` and ``best`` as of ``_Measured``, of the bytes that the group sends;
+    ``formula_alpha``, latency by formula; ``level`` of the links in the node.
+    """
+
+    alpha: float
+    formula_alpha: float
+    transfer: float
+    best: float
+    level: int
+    text: str
+    grades: tuple[Grade, ...]
+
+
 class ClusterCollectives:
     """Collectives on a cluster's links and library.
 
@@ -248,31 +264,39 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        shape = self._places.shape(tuple(range(inner)))
-        alone, read = self._inwards(op, shape)
-        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
-        inside = next(level for level, load in enumerate(alone.loads) if load)
-        ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
-        alpha = exact.alpha + max(formula.alpha - alone.alpha, 0.0)
-        network = max(load for level, load in enumerate(formula.loads) if level != inside)
+        part = self._part_in_node(op, ranks, inner)
+        alpha = part.alpha + max(formula.alpha - part.formula_alpha, 0.0)
+        network = max([load for level, load in enumerate(formula.loads) if level != part.level])
         # Links inside and between nodes work at once: the slower sets the pace.
-        transfer = max((exact.seconds - exact.alpha) * ratio, network)
-        text = f'measured {op.operator} of {inner} in a node, formula between nodes'
-        best = max(exact.best * ratio, network)
-        return _Measured(alpha, alpha + transfer, best, text, (*exact.grades, *(f.grade for f in formula.figures)))
+        transfer = max(part.transfer, network)
+        grades = (*part.grades, *[figure.grade for figure in formula.figures])
+        return _Measured(alpha, alpha + transfer, max(part.best, network), part.text, grades)
 
-    def _inwards(self, op: OpClass, shape: Shape) -> tuple[Terms, _Measured | None]:
-        """A group inside a node by formula and by table; once for all that changes between nodes alone."""
-        key = (op.operator, op.bytes, op.dtype, shape)
+    def _part_in_node(self, op: OpClass, ranks: int, inner: int) -> _InNode:
+        """What the part in one node says of a group over nodes; once for all that changes between nodes alone."""
+        key = (op.operator, op.bytes, op.dtype, ranks, inner, self.topology.node)
         found = self._inside.get(key)
-        if found is None:
-            alone = terms(op, shape, self.topology, self._plain)
-            found = alone, self._measured(op, shape, alone)
-            # Formulas over one level know nothing of links that are not used.
-            if sum(members > 1 for members in shape.members) == 1:
-                if len(self._inside) >= _MOST_INSIDE:
-                    self._inside.clear()
-                self._inside[key] = found
+        if found is not None:
+            return found
+        shape = self._places.shape(tuple(range(inner)))
+        alone = terms(op, shape, self.topology, self._plain)
+        read = self._measured(op, shape, alone)
+        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
+        found = _InNode(
+            exact.alpha,
+            alone.alpha,
+            (exact.seconds - exact.alpha) * ratio,
+            exact.best * ratio,
+            next(level for level, load in enumerate(alone.loads) if load),
+            f'measured {op.operator} of {inner} in a node, formula between nodes',
+            exact.grades,
+        )
+        # Formulas over one level know nothing of links that are not used.
+        if sum(members > 1 for members in shape.members) == 1:
+            if len(self._inside) >= _MOST_INSIDE:
+                self._inside.clear()
+            self._inside[key] = found
         return found
 
     def _algorithm(self, op: OpClass) -> str:
@@ -293,8 +317,8 @@ class ClusterCollectives:
 _plain_of: Final[Facts[Library, Library]] = Facts(lambda library: replace(library, tuning='none'), 8)
 """The same for all clusters of a library, whose terms are then told to be the same."""
 _MOST_INSIDE: Final = 1024
-_insides: Final[Kept[Same, dict[tuple[object, ...], tuple[Terms, _Measured | None]]]] = Kept(4)
-"""Of groups inside a node, by profile and links there: what a formula and what a table says of a message."""
+_insides: Final[Kept[Same, dict[tuple[object, ...], _InNode]]] = Kept(4)
+"""Of parts in a node, by profile and links there: what a formula and what a table says of a message."""
 
 
 _curves_of: Final[Kept[tuple[tuple[Row, ...], float], Curves]] = Kept(8)

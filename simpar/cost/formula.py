@@ -176,26 +176,62 @@ def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Libr
     return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
 
 
+class _Ring(NamedTuple):
+    """A ring through all levels, whatever it sends.
+
+    Arguments: ``latencies`` of start and levels; for each level the ``parts`` of the vector that go over a channel, how
+    many ``sharers`` it has, its ``rates`` and ``figures``.
+    """
+
+    latencies: list[Part]
+    parts: list[float]
+    sharers: list[int]
+    rates: list[float]
+    figures: list[tuple[Figure, ...]]
+    text: str
+
+
+_rings: Final[dict[tuple[object, ...], tuple[tuple[object, ...], _Ring]]] = {}
+"""As ``_known``, of messages of any size."""
+
+
 def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
     """One ring through all levels at once; its rings leave a domain by all of its members' channels.
 
     α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
     that it crosses. The level that is slowest sets the pace.
     """
+    used = (*topology.links, library, shape)
+    key = (op.operator, *map(id, used))
+    found = _rings.get(key)
+    if found is None:
+        if len(_rings) >= _MOST:
+            _rings.clear()
+        found = _rings[key] = (used, _ring(op, shape, topology, library))
+    ring = found[1]
+    loads = [
+        op.bytes * part * sharers / rate
+        for part, sharers, rate in zip(ring.parts, ring.sharers, ring.rates, strict=True)
+    ]
+    slowest = loads.index(max(loads))
+    return _terms(op, shape, library, ring.latencies, [(loads[slowest], ring.figures[slowest])], loads, ring.text)
+
+
+def _ring(op: OpClass, shape: Shape, topology: Topology, library: Library) -> _Ring:
     passes, ranks = _PASSES[op.operator], shape.ranks
     latencies: list[Part] = [(library.start.value, (library.start,))]
-    loads: list[Part] = []
+    parts = []
     below, inside = ranks, 1
     for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
         # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
-        part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
+        parts.append(share('ring', op.operator, ranks) / inside if below > domains else 0.0)
         latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
-        loads.append((op.bytes * part * _sharers(link, shape) / link.rate, (link.bandwidth, link.share)))
         below, inside = domains, inside * members
-    crossed = ' and '.join(link.name for link, (load, _) in zip(topology.links, loads, strict=True) if load)
-    slowest = max(loads, key=lambda part: part[0])
+    links = topology.links
+    crossed = ' and '.join(link.name for link, part in zip(links, parts, strict=True) if part)
     text = f'{op.operator} by one ring of {ranks} over {crossed}'
-    return _terms(op, shape, library, latencies, [slowest], [load for load, _ in loads], text)
+    sharers, rates = [_sharers(link, shape) for link in links], [link.rate for link in links]
+    return _Ring(latencies, parts, sharers, rates, [(link.bandwidth, link.share) for link in links], text)
 
 
 def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:

@@ -8,10 +8,12 @@ its representative, and it is the one that is simulated.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -172,6 +174,8 @@ class LoadedRepresentatives(Representatives):
         first = list(dict(zip(reversed(links), range(len(links) - 1, -1, -1), strict=True)).values())
         self._is_first[first] = True
         self._firsts = frozenset(first)
+        # Shared with all that are made of this one: they simulate the same links.
+        self._places: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
     def at(self, costs: Costs) -> LoadedRepresentatives:
         """The same at other costs, which tell the same ranks and links apart."""
@@ -205,7 +209,7 @@ class LoadedRepresentatives(Representatives):
         """What messages in these groups ask of the links that are simulated."""
         if not isinstance(by_group, Entries):
             for group in groups.tolist():
-                yield from ((link, demand) for link, demand in by_group[group].links if link in self._firsts)
+                yield from self._simulated(Demands.of(by_group[group].links))
             return
         if id(by_group) not in self._touching:
             self._touching[id(by_group)] = by_group.touching(self._is_first)
@@ -214,6 +218,16 @@ class LoadedRepresentatives(Representatives):
         # A group stands there as often as it is sent in, where its pairs cost the same.
         often = np.searchsorted(groups, touching, side='right') - np.searchsorted(groups, touching)
         yield from zip(np.repeat(links, often).tolist(), np.repeat(demands, often).tolist(), strict=True)
+
+    def _simulated(self, over: Demands) -> Iterator[tuple[int, float]]:
+        """Those of a message's links that are simulated, and what it demands of each."""
+        # Hundreds of ranks have hundreds of links; where one was found, all costs like these have it.
+        places = self._places.get(over.channels)
+        if places is None:
+            found = [(place, link) for place, link in enumerate(over.channels) if link in self._firsts]
+            places = self._places[over.channels] = tuple(found)
+        ends = tuple(accumulate(over.widths))
+        return ((link, over.parts[bisect_right(ends, place)]) for place, link in places)
 
 
 def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:
