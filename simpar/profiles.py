@@ -106,7 +106,8 @@ def profile_of_flag(name: str, flag: str) -> Profile:
         ) from None
 
 
-@functools.lru_cache(maxsize=8)
+# A sweep over profiles checks all of them before it predicts with the first.
+@functools.lru_cache(maxsize=256)
 def _load(path: Path, stamp: int, size: int) -> Profile:
     """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
     prepare = functools.partial(_whole, path, ())
