@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -54,7 +54,10 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; arrays, numbers and tuples of them are what it may be given."""
-        kinds, words = zip(*_flat(arguments), strict=True)
+        found: list[Any] = []
+        words: list[Any] = []
+        _flatten(arguments, found, words)
+        kinds = tuple(found)
         call = self._loaded.get(kinds)
         if call is None:
             with _lock:
@@ -103,22 +106,23 @@ def _folders(told: str, beside: Path, own: Path) -> tuple[Path, ...]:
     return (Path(told),) if told else (beside, own)
 
 
-def _flat(values: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The kind of each value, and the words that it is passed as: those of numba's convention."""
+def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
+    """Append the kind of each value, and the words that it is passed as: those of numba's convention."""
     for value in values:
         if isinstance(value, np.ndarray):
-            # Not by the array interface, which describes every field of a record.
-            at = value.ctypes.data
-            kind = ('array', value.dtype, value.ndim, value.flags.num & _LAYOUT)
-            # The first two are of arrays that numba itself has made, or that Python objects own.
-            yield kind, (None, None, value.size, value.itemsize, at, *value.shape, *value.strides)
+            kinds.append(('array', value.dtype, value.ndim, value.flags.num & _LAYOUT))
+            # The first two are of arrays that numba itself has made, or that Python objects own. Where it lies is not
+            # asked of the array interface, which describes every field of a record.
+            words += (None, None, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
         elif isinstance(value, tuple):
-            yield ('tuple', type(value).__qualname__, len(value)), ()
-            yield from _flat(value)
+            kinds.append(('tuple', type(value).__qualname__, len(value)))
+            _flatten(value, kinds, words)
         elif isinstance(value, (bool, np.bool_)):
-            yield ('bool',), (value,)
+            kinds.append(('bool',))
+            words.append(value)
         elif isinstance(value, (int, np.integer)):
-            yield ('number', value.dtype if isinstance(value, np.integer) else 'int'), (int(value),)
+            kinds.append(('number', value.dtype if isinstance(value, np.integer) else 'int'))
+            words.append(int(value))
         else:
             raise TypeError(f'a kernel takes no {type(value).__name__}')
 
@@ -140,9 +144,9 @@ def _linked(code: _Code, kinds: tuple[Any, ...]) -> Callable[..., Any]:
     types = [ctypes.c_void_p, ctypes.c_void_p, *(word for kind in kinds for word in _words_of(kind))]
     function = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(_address(code))
 
-    def call(_: tuple[Any, ...], words: tuple[tuple[Any, ...], ...]) -> Any:
+    def call(_: tuple[Any, ...], words: list[Any]) -> Any:
         value, error = (result or ctypes.c_int64)(), ctypes.c_void_p()
-        done = function(ctypes.addressof(value), ctypes.addressof(error), *(word for some in words for word in some))
+        done = function(ctypes.addressof(value), ctypes.addressof(error), *words)
         if done not in _DONE:
             raise RuntimeError(f'the kernel {code.symbol} failed with status {done}')
         return value.value if result else None

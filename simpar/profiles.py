@@ -11,6 +11,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,11 +57,11 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
 
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
-    path = Path(name)
-    # A known name goes before a file that happens to be called so. Only a name has no folders.
-    known = profile_folder() / str(name) / FILE
-    if path.name == str(name) and known.is_file():
+    # A known name goes before a file that happens to be called so.
+    known = _shipped(str(name), __file__)
+    if known:
         return known
+    path = Path(name)
     if path.is_dir() and (path / FILE).is_file():
         return path / FILE
     if path.is_file() or path.suffix in {'.yaml', '.yml'}:
@@ -71,6 +72,14 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     guess = f'did you mean {close[0]}? ' if close else ''
     instead = f'{guess}profiles: {", ".join(names)}; or the path of a {FILE}'
     raise ProfileError(Problem('cluster', f'unknown profile {str(name)[:80]!r}', instead))
+
+
+@functools.lru_cache(maxsize=64)
+def _shipped(name: str, package: str) -> Path | None:
+    """The file of a profile that comes with this package, by its name; None of others. Rows of a sweep all ask."""
+    path = profile_folder() / name / FILE
+    # Only a name has no folders.
+    return path if Path(name).name == name and path.is_file() else None
 
 
 def load_profile(name: str | os.PathLike[str]) -> Profile:
@@ -97,7 +106,8 @@ def profile_of_flag(name: str, flag: str) -> Profile:
         ) from None
 
 
-@functools.lru_cache(maxsize=8)
+# A sweep over profiles checks all of them before it predicts with the first.
+@functools.lru_cache(maxsize=256)
 def _load(path: Path, stamp: int, size: int) -> Profile:
     """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
     prepare = functools.partial(_whole, path, ())
@@ -326,12 +336,40 @@ def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: li
         return
     # By name: a table may have more columns, in any order.
     places = [header.index(column) for column in columns]
+    good = _good(kind, places, [words for _, words in lines[1:]])
+    if good is not None:
+        yield from good
+        return
     for number, words in lines[1:]:
         row = _row(kind, places, words)
         if isinstance(row, str):
             problems.append(Problem(f'{name}:{number}', row, f'columns: {",".join(columns)}'))
         else:
             yield row
+
+
+def _good(kind: str, places: list[int], lines: list[list[str]]) -> list[Row] | None:
+    """The rows of all lines, read by columns: a table has thousands; None where something is wrong with any."""
+    try:
+        found = zip(*map(itemgetter(*places), lines), strict=True)
+        columns = [_column(kind, column, words) for column, words in zip(COLUMNS[kind], found, strict=True)]
+    # A line that is too short, what is no number, no line at all.
+    except (IndexError, ValueError):
+        return None
+    return list(zip(*columns, strict=True))
+
+
+def _column(kind: str, column: str, words: tuple[str, ...]) -> tuple[str | float, ...]:
+    """A column as ``_cell`` reads it; raises ``ValueError`` where one of its words is wrong."""
+    if column in _WORDS:
+        for word in set(words):
+            _cell(kind, column, word)
+        return words
+    values = tuple(map(float, words))
+    # A comparison that NaN fails, too.
+    if not all(0 < value < math.inf for value in values):
+        raise ValueError(column)
+    return values
 
 
 def _row(kind: str, places: list[int], words: list[str]) -> Row | str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +14,39 @@ from numpy.typing import NDArray
 from simpar.cost.entries import Alike
 from simpar.cost.formula import EXCHANGE, SEND, Terms, exchanged, share, terms
 from simpar.cost.interpolate import Curve
-from simpar.cost.links import demand, demands
+from simpar.cost.links import Demands, demand, demands
+from simpar.cost.lying import Lying, places_of
 from simpar.cost.model import CollectiveCost
-from simpar.hardware import Cluster, Grade, Shape, worst
-from simpar.kept import Kept, Same
+from simpar.hardware import Cluster, Grade, Library, Shape, worst
+from simpar.kept import Facts, Kept, Same
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
 Groups = NDArray[np.int32]
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
+Asked = tuple[tuple[int, float], ...]
+"""Pairs (level, demand)."""
 Curves = dict[str, dict[Group, Curve]]
 """By algorithm and group."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Alone(NamedTuple):
+    """A message in groups of one shape, as of ``CollectiveCost``; ``loads``, seconds of work on each level."""
+
+    alpha: float
+    transfer: float
+    best: float
+    why: str
+    grade: Grade
+    loads: tuple[float, ...]
+
+    def over(self, links: Sequence[tuple[str, float]]) -> CollectiveCost:
+        """The same over a group's links."""
+        return CollectiveCost(self.alpha, self.transfer, self.best, links, self.why, self.grade)
+
+
+class _Measured(NamedTuple):
     """``alpha`` and ``seconds`` of a message, ``best`` without latency; in words; what it rests on beside the table."""
 
     alpha: float
@@ -38,6 +54,22 @@ class _Measured:
     best: float
     text: str
     grades: tuple[Grade, ...] = ()
+
+
+class _InNode(NamedTuple):
+    """What the part of a group in one node says of the group.
+
+    Arguments: ``alpha``, ``transfer`` and ``best`` as of ``_Measured``, of the bytes that the group sends;
+    ``formula_alpha``, latency by formula; ``level`` of the links in the node.
+    """
+
+    alpha: float
+    formula_alpha: float
+    transfer: float
+    best: float
+    level: int
+    text: str
+    grades: tuple[Grade, ...]
 
 
 class ClusterCollectives:
@@ -52,43 +84,40 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         # Measured curves hold what was chosen: they are carried to other groups and links by one algorithm.
-        self._plain = replace(self.library, tuning='none')
-        self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
+        self._plain = _plain_of(self.library)
         # Clusters of a sweep over links lie alike, and their links have the same channels.
-        self._shapes = _shapes_of(self.topology.sizes, self.topology.node)
-        names = tuple([(link.name, link.per) for link in self.topology.links])
-        self._level_channels = _channels_of(self.topology.sizes, self.topology.node, names)
-        self._known_links: dict[object, tuple[tuple[str, float], ...]] = {}
-        self._costs: dict[tuple[object, tuple[int, ...]], CollectiveCost] = {}
+        self._places = places_of(self.topology)
+        # By ids of what the places keep.
+        self._alone: dict[tuple[object, int], _Alone] = {}
+        self._known_links: dict[tuple[int, Asked], Demands] = {}
+        self._costs: dict[tuple[object, int], CollectiveCost] = {}
         node = self.topology.node
-        # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
-        self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
         levels = zip(self.topology.links, self.topology.sizes, strict=True)
         inside = [link for link, size in levels if 0 < size <= node]
         self._inside = _insides.get(Same(cluster.profile, *inside), dict)
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
-        members = tuple(ranks)
         pair = op.kind != 'collective'
         key = ('send' if pair else op.operator, op.bytes, op.dtype)
+        lying = self._places.group(tuple(ranks), pair)
         # Ops of one message in one group are asked for once: a thousand layers have the same few messages.
-        found = self._costs.get((key, members))
+        found = self._costs.get((key, id(lying)))
         if found is None:
-            # A message goes out of its sender's ports; what comes in by the same ports goes the other way.
-            users = members[:1] if pair else members
-            found = self._costs[key, members] = self._cost(op, key, members, users)
+            alone = self._alone_in(op, key, lying.shape)
+            links = self._links(lying, demands(self.topology, alone.loads, alone.transfer))
+            found = self._costs[key, id(lying)] = alone.over(links)
         return found
 
     @functools.cached_property
     def shapes_tell(self) -> bool:
         """Whether groups that lie alike from their first node on cost the same on channels that lie alike, too."""
         # Channels between pairs are too many to be numbered.
-        return bool(self._node) and all(link.per != 'pair' for link in self.topology.links)
+        return bool(self._places.node) and all(link.per != 'pair' for link in self.topology.links)
 
     def lying_alike(self, groups: Groups) -> list[NDArray[np.int64]]:
         """The rows of groups that lie alike from their first node on. Arguments: ``groups``, shape [groups, ranks]."""
-        return _equal_rows(groups - groups[:, :1] // self._node * self._node)
+        return _equal_rows(groups - groups[:, :1] // self._places.node * self._places.node)
 
     def by_shape(self, op: OpClass, groups: Groups, alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
         """Isolated costs of a collective, or a send and its receive, in many groups.
@@ -100,13 +129,10 @@ class ClusterCollectives:
         found = []
         for rows in alike:
             members = groups[rows].astype(np.int64)
-            shape = self._shape(tuple(members[0].tolist()))
-            alone = self._alone.get((key, shape))
-            if alone is None:
-                alone = self._alone[key, shape] = self._price(op, shape)
-            cost, loads = alone
+            alone = self._alone_in(op, key, self._places.shape(tuple(members[0].tolist())))
             # A message goes out of its sender's ports.
-            found.append(Alike(rows, cost, *self._channels(members[:, :1] if pair else members, loads, cost.transfer)))
+            channels = self._channels(members[:, :1] if pair else members, alone.loads, alone.transfer)
+            found.append(Alike(rows, alone.over(()), *channels))
         return tuple(found)
 
     def _channels(
@@ -122,8 +148,8 @@ class ClusterCollectives:
             ports = users
             if link.per == 'node':
                 # All groups lie alike, so that the same columns have the nodes of the first.
-                _, first = np.unique(users[0] // self._node, return_index=True)
-                ports = users[:, first] // self._node
+                _, first = np.unique(users[0] // self._places.node, return_index=True)
+                ports = users[:, first] // self._places.node
             found.append(level * self.cluster.world + ports)
             parts.append(demand(load, transfer))
         return np.concatenate(found, axis=1), tuple(parts), tuple([one.shape[1] for one in found[1:]])
@@ -134,63 +160,40 @@ class ClusterCollectives:
         link = self.topology.links[level]
         return f'{link.name}/{"node" if link.per == "node" else ""}{port}'
 
-    def _cost(self, op: OpClass, key: object, members: tuple[int, ...], users: tuple[int, ...]) -> CollectiveCost:
-        shape = self._shape(members)
-        alone = self._alone.get((key, shape))
-        if alone is None:
-            alone = self._alone[key, shape] = self._price(op, shape)
-        cost, loads = alone
-        links = self._links(members, users, demands(self.topology, loads, cost.transfer))
-        # A thousand ranks ask thousands of times, and `replace` takes twice as long.
-        return CollectiveCost(cost.alpha, cost.transfer, cost.best, links, cost.why, cost.grade)
+    def _alone_in(self, op: OpClass, key: object, shape: Shape) -> _Alone:
+        """A message in groups of a shape; ``key``, what tells it from others."""
+        found = self._alone.get((key, id(shape)))
+        if found is None:
+            found = self._alone[key, id(shape)] = self._price(op, shape)
+        return found
 
-    def _shape(self, members: tuple[int, ...]) -> Shape:
-        """How a group lies; groups that lie alike from their first node on are looked at once."""
-        if self._node:
-            first = members[0] // self._node * self._node
-            members = tuple([rank - first for rank in members])
-        if members not in self._shapes:
-            self._shapes[members] = self.topology.shape(members)
-        return self._shapes[members]
-
-    def _links(
-        self, members: tuple[int, ...], users: tuple[int, ...], asked: tuple[tuple[int, float], ...]
-    ) -> tuple[tuple[str, float], ...]:
+    def _links(self, lying: Lying, asked: Asked) -> Demands:
         """Pairs (channel, demand) of the channels that a group uses at some levels.
 
         Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
         once.
         """
-        key = (members, users, asked)
-        if key not in self._known_links:
-            found: list[tuple[str, float]] = []
-            for level, part in asked:
-                over = members if self.topology.links[level].per == 'pair' else users
-                found += zip(self._of_level(over, level), repeat(part))
-            self._known_links[key] = tuple(found)
-        return self._known_links[key]
+        found = self._known_links.get((id(lying), asked))
+        if found is None:
+            names, counts = lying.over(tuple([level for level, _ in asked]))
+            found = self._known_links[id(lying), asked] = Demands.on(names, [part for _, part in asked], counts)
+        return found
 
-    def _of_level(self, ranks: tuple[int, ...], level: int) -> tuple[str, ...]:
-        """The channels of a level that ranks use."""
-        if (ranks, level) not in self._level_channels:
-            self._level_channels[ranks, level] = self.topology.channels(ranks, level)
-        return self._level_channels[ranks, level]
-
-    def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+    def _price(self, op: OpClass, shape: Shape) -> _Alone:
         if shape.ranks < 2 or not op.bytes:
-            return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
+            return _Alone(0.0, 0.0, 0.0, 'nothing to send', 'measured', ())
         formula = terms(op, shape, self.topology, self._plain)
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
             formula = terms(op, shape, self.topology, self.library)
             grade = worst(formula.figures)
             why = f'{formula.text}: {formula.alpha * 1e6:.3g} us + {_speed(op, formula.transfer)} ({grade})'
-            return CollectiveCost(formula.alpha, formula.transfer, formula.transfer, (), why, grade), formula.loads
+            return _Alone(formula.alpha, formula.transfer, formula.transfer, why, grade, formula.loads)
         transfer = max(found.seconds - found.alpha, 0.0)
         grade = worst([table.grade, *found.grades])
         why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
         best = min(found.best, found.seconds)
-        return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
+        return _Alone(found.alpha, transfer, best, why, grade, formula.loads)
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
         curves = self._curves.get(self._algorithm(op), {})
@@ -242,7 +245,8 @@ class ClusterCollectives:
     def _laid(self, group: Group) -> Shape:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
-        return self._shape(tuple([place // inner * self.topology.node + place % inner for place in range(group[0])]))
+        node = self.topology.node
+        return self._places.shape(tuple([place // inner * node + place % inner for place in range(group[0])]))
 
     def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
@@ -260,31 +264,39 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        shape = self._shape(tuple(range(inner)))
-        alone, read = self._inwards(op, shape)
-        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
-        inside = next(level for level, load in enumerate(alone.loads) if load)
-        ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
-        alpha = exact.alpha + max(formula.alpha - alone.alpha, 0.0)
-        network = max(load for level, load in enumerate(formula.loads) if level != inside)
+        part = self._part_in_node(op, ranks, inner)
+        alpha = part.alpha + max(formula.alpha - part.formula_alpha, 0.0)
+        network = max([load for level, load in enumerate(formula.loads) if level != part.level])
         # Links inside and between nodes work at once: the slower sets the pace.
-        transfer = max((exact.seconds - exact.alpha) * ratio, network)
-        text = f'measured {op.operator} of {inner} in a node, formula between nodes'
-        best = max(exact.best * ratio, network)
-        return _Measured(alpha, alpha + transfer, best, text, (*exact.grades, *(f.grade for f in formula.figures)))
+        transfer = max(part.transfer, network)
+        grades = (*part.grades, *[figure.grade for figure in formula.figures])
+        return _Measured(alpha, alpha + transfer, max(part.best, network), part.text, grades)
 
-    def _inwards(self, op: OpClass, shape: Shape) -> tuple[Terms, _Measured | None]:
-        """A group inside a node by formula and by table; once for all that changes between nodes alone."""
-        key = (op.operator, op.bytes, op.dtype, shape)
+    def _part_in_node(self, op: OpClass, ranks: int, inner: int) -> _InNode:
+        """What the part in one node says of a group over nodes; once for all that changes between nodes alone."""
+        key = (op.operator, op.bytes, op.dtype, ranks, inner, self.topology.node)
         found = self._inside.get(key)
-        if found is None:
-            alone = terms(op, shape, self.topology, self._plain)
-            found = alone, self._measured(op, shape, alone)
-            # Formulas over one level know nothing of links that are not used.
-            if sum(members > 1 for members in shape.members) == 1:
-                if len(self._inside) >= _MOST_INSIDE:
-                    self._inside.clear()
-                self._inside[key] = found
+        if found is not None:
+            return found
+        shape = self._places.shape(tuple(range(inner)))
+        alone = terms(op, shape, self.topology, self._plain)
+        read = self._measured(op, shape, alone)
+        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
+        found = _InNode(
+            exact.alpha,
+            alone.alpha,
+            (exact.seconds - exact.alpha) * ratio,
+            exact.best * ratio,
+            next(level for level, load in enumerate(alone.loads) if load),
+            f'measured {op.operator} of {inner} in a node, formula between nodes',
+            exact.grades,
+        )
+        # Formulas over one level know nothing of links that are not used.
+        if sum(members > 1 for members in shape.members) == 1:
+            if len(self._inside) >= _MOST_INSIDE:
+                self._inside.clear()
+            self._inside[key] = found
         return found
 
     def _algorithm(self, op: OpClass) -> str:
@@ -302,23 +314,11 @@ class ClusterCollectives:
         return _curves_of.get(key, lambda: _collective_curves(*key))
 
 
-@functools.lru_cache(maxsize=8)
-def _shapes_of(sizes: tuple[int, ...], node: int) -> dict[tuple[int, ...], Shape]:
-    """The shapes of groups by their ranks, in clusters whose levels have these sizes; it is filled as they are met."""
-    return {}
-
-
-@functools.lru_cache(maxsize=8)
-def _channels_of(
-    sizes: tuple[int, ...], node: int, links: tuple[tuple[str, str], ...]
-) -> dict[tuple[tuple[int, ...], int], tuple[str, ...]]:
-    """The channels of groups by ranks and level, in clusters whose links have these names; filled as they are met."""
-    return {}
-
-
+_plain_of: Final[Facts[Library, Library]] = Facts(lambda library: replace(library, tuning='none'), 8)
+"""The same for all clusters of a library, whose terms are then told to be the same."""
 _MOST_INSIDE: Final = 1024
-_insides: Final[Kept[Same, dict[tuple[object, ...], tuple[Terms, _Measured | None]]]] = Kept(4)
-"""Of groups inside a node, by profile and links there: what a formula and what a table says of a message."""
+_insides: Final[Kept[Same, dict[tuple[object, ...], _InNode]]] = Kept(4)
+"""Of parts in a node, by profile and links there: what a formula and what a table says of a message."""
 
 
 _curves_of: Final[Kept[tuple[tuple[Row, ...], float], Curves]] = Kept(8)

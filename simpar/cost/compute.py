@@ -13,6 +13,7 @@ from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
 from simpar.cost.model import ComputeCost
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
+from simpar.kept import Facts
 from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
@@ -192,16 +193,13 @@ class DeviceCompute:
         return rates[dtype]
 
 
-# Built once for each table, whatever is priced and how often; rows are compared by their content.
-@functools.lru_cache(maxsize=8)
-def _matmul_grid(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
+def _grid_of_products(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
     """Seconds by m, n, k where the rows are a full grid; the points measured; the best FLOP/s among them."""
     fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
     return Grid(MATMUL_AXES, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
 
 
-@functools.lru_cache(maxsize=8)
-def _attention_grid(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
+def _grid_of_attention(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
     grid, longest = Grid(_ATTENTION, rows), float(max(row[2] for row in rows))
 
@@ -215,12 +213,18 @@ def _attention_grid(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]
     return seconds, fastest
 
 
-@functools.lru_cache(maxsize=8)
-def _curves(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
+def _curves_by_operator(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for operator, phase, size, seconds in rows:
         points.setdefault((operator, phase), []).append((size, seconds))
     return {key: Curve(curve) for key, curve in points.items()}
+
+
+# Built once for each table, whatever is priced and how often. Told by the very rows, which are kept as long as their
+# file stays as it is: to compare thousands takes longer than to price with them.
+_matmul_grid: Final = Facts(_grid_of_products, 8)
+_attention_grid: Final = Facts(_grid_of_attention, 8)
+_curves: Final = Facts(_curves_by_operator, 8)
 
 
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:

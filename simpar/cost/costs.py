@@ -26,7 +26,7 @@ class Communication:
 
     alpha: float
     transfer: float
-    links: tuple[tuple[int, float], ...] = ()
+    links: Sequence[tuple[int, float]] = ()
 
 
 class ByKey(Mapping[int, Sequence[Communication]]):

@@ -8,8 +8,7 @@ another peer, whatever the algorithm of the link's other collectives; on a mesh 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.cost.nccl import SWITCH, Choice, choices, switch_rate
 from simpar.cost.roofline import Part, major
@@ -57,8 +56,7 @@ def share(algorithm: str, operator: str, members: int) -> float:
     return passes * (members - 1) / members
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """``alpha`` and ``transfer``, seconds; ``loads``, seconds of work on a channel of each level; what is used."""
 
     alpha: float
@@ -70,7 +68,7 @@ class Terms:
 
 _MOST: Final = 1024
 _known: Final[dict[tuple[object, ...], tuple[tuple[object, ...], Terms]]] = {}
-"""Of messages by what they are and the very links and library; these are kept, too, so that their ids stay theirs."""
+"""Of messages by what they are and the very links, library and shape; these are kept, too, so that ids stay theirs."""
 
 
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
@@ -79,8 +77,8 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
-    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library)
-    key = (op.operator, op.bytes, op.dtype, shape, *map(id, used))
+    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library, shape)
+    key = (op.operator, op.bytes, op.dtype, *map(id, used))
     found = _known.get(key)
     if found is None:
         if len(_known) >= _MOST:
@@ -165,7 +163,7 @@ def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, cro
     if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
         switch = _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
         transfer = switch.transfer / switch_rate(library.tuning)
-        found.append(replace(switch, alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
+        found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
     return min(found, key=lambda one: one.alpha + one.transfer)
 
 
@@ -178,26 +176,62 @@ def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Libr
     return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
 
 
+class _Ring(NamedTuple):
+    """A ring through all levels, whatever it sends.
+
+    Arguments: ``latencies`` of start and levels; for each level the ``parts`` of the vector that go over a channel, how
+    many ``sharers`` it has, its ``rates`` and ``figures``.
+    """
+
+    latencies: list[Part]
+    parts: list[float]
+    sharers: list[int]
+    rates: list[float]
+    figures: list[tuple[Figure, ...]]
+    text: str
+
+
+_rings: Final[dict[tuple[object, ...], tuple[tuple[object, ...], _Ring]]] = {}
+"""As ``_known``, of messages of any size."""
+
+
 def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
     """One ring through all levels at once; its rings leave a domain by all of its members' channels.
 
     α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
     that it crosses. The level that is slowest sets the pace.
     """
+    used = (*topology.links, library, shape)
+    key = (op.operator, *map(id, used))
+    found = _rings.get(key)
+    if found is None:
+        if len(_rings) >= _MOST:
+            _rings.clear()
+        found = _rings[key] = (used, _ring(op, shape, topology, library))
+    ring = found[1]
+    loads = [
+        op.bytes * part * sharers / rate
+        for part, sharers, rate in zip(ring.parts, ring.sharers, ring.rates, strict=True)
+    ]
+    slowest = loads.index(max(loads))
+    return _terms(op, shape, library, ring.latencies, [(loads[slowest], ring.figures[slowest])], loads, ring.text)
+
+
+def _ring(op: OpClass, shape: Shape, topology: Topology, library: Library) -> _Ring:
     passes, ranks = _PASSES[op.operator], shape.ranks
     latencies: list[Part] = [(library.start.value, (library.start,))]
-    loads: list[Part] = []
+    parts = []
     below, inside = ranks, 1
     for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
         # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
-        part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
+        parts.append(share('ring', op.operator, ranks) / inside if below > domains else 0.0)
         latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
-        loads.append((op.bytes * part * _sharers(link, shape) / link.rate, (link.bandwidth, link.share)))
         below, inside = domains, inside * members
-    crossed = ' and '.join(link.name for link, (load, _) in zip(topology.links, loads, strict=True) if load)
-    slowest = max(loads, key=lambda part: part[0])
+    links = topology.links
+    crossed = ' and '.join(link.name for link, part in zip(links, parts, strict=True) if part)
     text = f'{op.operator} by one ring of {ranks} over {crossed}'
-    return _terms(op, shape, library, latencies, [slowest], [load for load, _ in loads], text)
+    sharers, rates = [_sharers(link, shape) for link in links], [link.rate for link in links]
+    return _Ring(latencies, parts, sharers, rates, [(link.bandwidth, link.share) for link in links], text)
 
 
 def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:

@@ -16,7 +16,7 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.cost.model import ComputeCost
 from simpar.hardware import Cluster, Profile
-from simpar.kept import Kept
+from simpar.kept import Facts, Kept
 from simpar.program import Program
 from simpar.units import quantise
 
@@ -92,8 +92,16 @@ def locally(program: Program, key: tuple[object, ...], make: Callable[[], Local]
 
 def _stamps(profile: Profile) -> Stamps:
     """When the tables of a profile were written: one that is written again is read again."""
+    return tuple(map(_written, _files(profile)))
+
+
+def _files_of(profile: Profile) -> list[str]:
     tables = (getattr(profile.tables, field.name) for field in fields(profile.tables))
-    return tuple([_written(table.file) for table in tables if table])
+    return [table.file for table in tables if table]
+
+
+_files: Final[Facts[Profile, list[str]]] = Facts(_files_of, 8)
+"""The files of a profile's tables."""
 
 
 def _written(file: str) -> int:

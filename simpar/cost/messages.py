@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from operator import itemgetter, lt
-from typing import TYPE_CHECKING, Final
+from collections.abc import Hashable, Sequence
+from operator import lt
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import Communication
-from simpar.cost.links import demand
+from simpar.cost.links import NOTHING, Demands, demand
 from simpar.cost.model import CollectiveCost
 from simpar.units import quantise
 
 if TYPE_CHECKING:
     from simpar.cost.price import Effects
-
-_NAME: Final = itemgetter(0)
-_DEMAND: Final = itemgetter(1)
 
 
 class Messages:
@@ -27,36 +24,40 @@ class Messages:
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._made: dict[Hashable, Communication] = {}
-        self._shares: dict[int, tuple[tuple[int, float], ...]] = {}
+        self._shares: dict[int, Demands] = {}
         self._numbers: dict[tuple[str, ...], tuple[tuple[int, ...], bool]] = {}
         self.links: dict[str, int] = {}
 
     def message(self, cost: CollectiveCost) -> Communication:
         """A collective's cost in one group."""
-        links = cost.links if self._effects.link_sharing else ()
+        links = cost.links if self._effects.link_sharing else NOTHING
         # Equal links are mostly the same object, and are told by it: they may be many.
         key = (cost.alpha, cost.transfer, cost.best, id(links))
         if key not in self._made:
             self._made[key] = self._make(cost, links)
         return self._made[key]
 
-    def _make(self, cost: CollectiveCost, links: tuple[tuple[str, float], ...]) -> Communication:
-        alpha, transfer, parts = isolated(self._effects, cost, tuple(map(_DEMAND, links)))
+    def _make(self, cost: CollectiveCost, links: Sequence[tuple[str, float]]) -> Communication:
+        over = Demands.of(links)
+        alpha, transfer, parts = isolated(self._effects, cost, over.parts)
         # Of costs as they are, links are told once; only these live as long as this does.
         same = links is cost.links and self._effects.small_operator
         shares = self._shares.get(id(links)) if same and parts else None
         if shares is None:
-            # Sorted, so that equal costs are equal whatever order their links were found in.
-            numbers, rise = self._numbers_of(links) if parts else ((), True)
-            pairs = zip(numbers, parts, strict=True)
-            shares = tuple(pairs if rise else sorted(pairs))
+            shares = self._shared(over, parts) if parts else NOTHING
             if same and parts:
                 self._shares[id(links)] = shares
         return Communication(alpha=alpha, transfer=transfer, links=shares)
 
-    def _numbers_of(self, links: tuple[tuple[str, float], ...]) -> tuple[tuple[int, ...], bool]:
+    def _shared(self, over: Demands, parts: tuple[float, ...]) -> Demands:
+        """Pairs (number of the link, demand), by number."""
+        numbers, rise = self._numbers_of(over.channels)
+        made = Demands.on(numbers, parts, over.widths)
+        # Sorted, so that equal costs are equal whatever order their links were found in.
+        return made if rise else Demands.of(sorted(made))
+
+    def _numbers_of(self, names: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
         """The numbers of links, and whether each is above the one before; the same links are numbered once."""
-        names = tuple(map(_NAME, links))
         found = self._numbers.get(names)
         if found is None:
             numbers = tuple([self.links.setdefault(name, len(self.links)) for name in names])

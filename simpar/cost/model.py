@@ -39,7 +39,7 @@ class CollectiveCost:
     alpha: float
     transfer: float
     best: float
-    links: tuple[tuple[str, float], ...]
+    links: Sequence[tuple[str, float]]
     why: str
     grade: Grade
 

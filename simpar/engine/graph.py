@@ -204,6 +204,8 @@ def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     # The first op of a stream follows the last one of the step before.
     pairs += [_pairs(ops.carry), (order[heads], order[ends])]
     op, node = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    # Of every rank of a thousand these arrays are what memory goes into.
+    del pairs, inside, ends, heads
     by_op = np.argsort(op, kind='stable')
     return op[by_op], node[by_op], by_op >= same
 

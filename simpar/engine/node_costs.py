@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives, Representatives
 from simpar.kept import Kept, Same
 from simpar.program import Program
-from simpar.program.rows import like_of, stand
+from simpar.program.op import computes as op_computes
+from simpar.program.rows import kept_column, like_of, stand
 from simpar.trace import Times
 from simpar.units import GRID, quantise
 
@@ -23,32 +25,57 @@ KEPT: Final = 50_000
 """Of how many ops in a step arrays are kept at most; of more, memory counts for more than what is saved."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeCosts:
-    """What each node costs, at its number; shape [N].
-
-    Arguments:
-        seconds: isolated; of a communication, of its transfer. alpha: latency; 0 of a compute op.
-        beside: speed of a compute op while a collective runs on its device; highest speed of a communication while one
-            of its devices computes.
-        kind: of a communication with links, the row of ``loads``; -1 of all else.
-        loads: what a communication asks of one link of each class, in all groups that it stands for.
-        issued: seconds, when the host has issued an op; shape [steps, N].
-        waiting_slows: as of ``Costs``.
-    """
+class Rows(NamedTuple):
+    """What nodes cost, each way of it once; shape [rows]; as of ``NodeCosts``."""
 
     seconds: Times
     alpha: Times
     beside: Times
     kind: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCosts:
+    """What each node costs.
+
+    Arguments:
+        row: of each node, shape [N], the row of ``rows`` that has its costs: of a million ranks' ops few differ.
+        loads: what a communication asks of one link of each class, in all groups that it stands for.
+        issued: seconds, when the host has issued an op; shape [steps, N].
+        waiting_slows: as of ``Costs``.
+        interferes: whether anything can slow anything.
+    """
+
+    row: Ints
+    rows: Rows
     loads: list[Load]
     issued: Times
     waiting_slows: bool
+    interferes: bool
 
-    @property
-    def interferes(self) -> bool:
-        """Whether anything can slow anything."""
-        return bool((self.beside < 1.0).any()) or bool((self.kind != NONE).any())
+    @cached_property
+    def seconds(self) -> Times:
+        """Isolated seconds of each node; of a communication, of its transfer."""
+        return self.rows.seconds.take(self.row)
+
+    @cached_property
+    def alpha(self) -> Times:
+        """Latency of each node; 0 of a compute op."""
+        return self.rows.alpha.take(self.row)
+
+    @cached_property
+    def beside(self) -> Times:
+        """Speed beside what slows it.
+
+        Of a compute op that is while a collective runs on its device; of a communication, its highest while one of its
+        devices computes.
+        """
+        return self.rows.beside.take(self.row)
+
+    @cached_property
+    def kind(self) -> Ints:
+        """Of a communication with links, the row of ``loads``; -1 of all else."""
+        return self.rows.kind.take(self.row)
 
     @property
     def links(self) -> list[Load]:
@@ -64,60 +91,70 @@ def node_costs(
     """The costs of the ops of a program's representatives."""
     own = _own(ops, program, costs, representatives, steps)
     made = [_communication(program, costs, representatives, *kind) for kind in own.kinds]
-    alpha, seconds = np.zeros(len(ops)), own.seconds if len(ops) > KEPT else own.seconds.copy()
-    alpha[own.nodes] = _quantise(np.array([latency for latency, _, _ in made]))[own.kind_of]
-    seconds[own.nodes] = _quantise(np.array([transfer for _, transfer, _ in made]))[own.kind_of]
+    seconds, alpha = own.seconds.copy(), np.zeros(len(own.seconds))
+    alpha[own.first :] = _quantise(np.array([latency for latency, _, _ in made]))
+    seconds[own.first :] = _quantise(np.array([transfer for _, transfer, _ in made]))
+    loaded = tuple([bool(load) for _, _, load in made])
     return NodeCosts(
-        seconds=seconds,
-        alpha=alpha,
-        beside=own.beside,
-        kind=own.loaded(tuple([bool(load) for _, _, load in made])),
+        row=own.row,
+        rows=Rows(seconds, alpha, own.beside, own.loaded(loaded)),
         loads=[load for _, _, load in made],
         issued=own.issued,
         waiting_slows=costs.waiting_slows,
+        interferes=own.slowed or any(loaded),
     )
 
 
 class _Own:
     """What nodes cost besides their messages: the same in all rows of a sweep over links.
 
-    Arguments: ``nodes``, those that communicate; ``kind_of``, the place of each in ``kinds``, pairs (representative,
-    op class) of which all cost the same. ``seconds``, ``beside`` and ``issued`` as of ``NodeCosts``.
+    Arguments: ``row`` as of ``NodeCosts``; ``first``, the row of the first kind of message, behind which all others
+    stand; ``kinds``, pairs (representative, op class) of which all cost the same. ``seconds`` and ``beside`` of rows,
+    those of messages still 0; ``slowed``, whether any node is ever slower beside others.
     """
 
     def __init__(self, ops: Ops, program: Program, costs: Costs, representatives: Representatives, steps: int) -> None:
-        devices = len(representatives.ranks)
-        # Behind the devices stand hosts that wait for them, if any do.
-        speed = np.ones(len(ops.roles))
-        speed[:devices] = [costs.rank_speed[ranks[0]] for ranks in representatives.ranks]
-        seconds = costs.compute[ops.op_class] / speed[ops.representative]
-        self.beside = np.ones(len(ops))
+        count = len(program.op_classes)
+        # Rows of op classes at each speed of a device; of hosts, and of the first that a host does in a step.
+        speeds, speed = np.unique([costs.rank_speed[ranks[0]] for ranks in representatives.ranks], return_inverse=True)
+        seconds = [costs.compute / one for one in speeds.tolist()]
+        computes = kept_column(program.op_classes, op_computes, np.bool_)
         # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
-        self.beside[ops.computes] = costs.beside_communication[ops.op_class[ops.computes]]
+        beside = [np.where(computes, costs.beside_communication, 1.0)] * len(speeds)
+        self.row = ops.op_class.copy()
+        devices = len(representatives.ranks)
+        own = int(ops.first[devices])
+        if len(speeds) > 1:
+            self.row[:own] += (speed * count).astype(np.int32)[ops.representative[:own]]
         if len(ops.roles) > devices:
-            own = int(ops.first[devices])
-            seconds[own:], self.beside[own:] = costs.host[ops.op_class[own:]], 1.0
+            # Behind the devices stand hosts that wait for them.
+            self.row[own:] += np.int32(len(seconds) * count)
             # A rank may have nothing to issue.
             first = ops.first[devices:]
-            seconds[first[:-1][np.diff(first) > 0]] += costs.host_step
-        self.seconds = _quantise(seconds)
-        self.nodes = np.flatnonzero(ops.leads)
-        self.beside[self.nodes] = costs.beside_compute[ops.op_class[self.nodes]]
-        count = len(program.op_classes)
+            self.row[first[:-1][np.diff(first) > 0]] += np.int32(count)
+            seconds += [costs.host, costs.host + costs.host_step]
+            beside += [np.ones(count)] * 2
+        self.first = len(seconds) * count
+        nodes = np.flatnonzero(ops.leads)
         # Ops of one class on one representative cost the same, so each kind is worked out once.
-        op_class = _same(program, costs)[ops.op_class[self.nodes]]
-        kinds, self.kind_of = np.unique(
-            ops.representative[self.nodes].astype(np.int64) * count + op_class, return_inverse=True
-        )
+        op_class = _same(program, costs)[ops.op_class[nodes]]
+        kinds, kind_of = np.unique(ops.representative[nodes].astype(np.int64) * count + op_class, return_inverse=True)
+        self.row[nodes] = self.first + kind_of
         self.kinds = [divmod(kind, count) for kind in kinds.tolist()]
+        of_kinds = costs.beside_compute[kinds % count]
+        self.seconds = _quantise(np.concatenate((*seconds, np.zeros(len(kinds)))))
+        self.beside = np.concatenate((*beside, of_kinds))
+        used = np.zeros(len(self.beside), dtype=bool)
+        used[self.row] = True
+        self.slowed = bool((self.beside[used] < 1.0).any())
         self.issued = _issued(ops, costs, steps)
         self._loaded: dict[tuple[bool, ...], Ints] = {}
 
     def loaded(self, loaded: tuple[bool, ...]) -> Ints:
-        """``kind`` of ``NodeCosts``, by which kinds use links; the same array for equal ones."""
+        """``kind`` of all rows, by which kinds of messages use links; the same array for equal ones."""
         if loaded not in self._loaded:
             kind = np.full(len(self.seconds), NONE, dtype=np.int32)
-            kind[self.nodes] = np.where(np.array(loaded, dtype=bool)[self.kind_of], self.kind_of, NONE)
+            kind[self.first :] = np.where(loaded, np.arange(len(loaded)), NONE)
             self._loaded[loaded] = kind
         return self._loaded[loaded]
 
@@ -140,10 +177,10 @@ def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepres
 def _same(program: Program, costs: Costs) -> Ints:
     """For each op class the first that meets the same ranks at the same costs, as far as that is plain."""
     like = like_of(program.op_classes)
-    first: dict[tuple[int, int], int] = {}
+    first: dict[tuple[int, int, float], int] = {}
     # Equal costs share the tuple itself (see ``price``).
     same = {
-        index: first.setdefault((like.item(index), id(by_group)), index)
+        index: first.setdefault((like.item(index), id(by_group), costs.beside_compute.item(index)), index)
         for index, by_group in costs.communication.items()
     }
     found = np.arange(len(like))

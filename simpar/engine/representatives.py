@@ -8,11 +8,12 @@ its representative, and it is the one that is simulated.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from operator import itemgetter
+from itertools import accumulate
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.costs import Communication, Costs, entry_of, same_messages
 from simpar.cost.entries import Entries
+from simpar.cost.links import Demands
 from simpar.engine.hashed import hashed_colours
 from simpar.kept import Kept, Same
 from simpar.program import OpClass, Partition, Program
@@ -30,13 +32,10 @@ Edges = list[list[tuple[int, int]]]
 """For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
 0."""
 
-Numbered = tuple[tuple[int, ...], tuple[int, ...]]
-"""The links of a message, and for each the number of its demand."""
+Numbered = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The links of a message; the number of the demand of the first few, of the next few, and so on; and how many each."""
 Pattern = tuple[tuple[int, Numbered], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and the links of each."""
-
-_LINK: Final = itemgetter(0)
-_DEMAND: Final = itemgetter(1)
 
 
 class Groups:
@@ -175,6 +174,8 @@ class LoadedRepresentatives(Representatives):
         first = list(dict(zip(reversed(links), range(len(links) - 1, -1, -1), strict=True)).values())
         self._is_first[first] = True
         self._firsts = frozenset(first)
+        # Shared with all that are made of this one: they simulate the same links.
+        self._places: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = {}
 
     def at(self, costs: Costs) -> LoadedRepresentatives:
         """The same at other costs, which tell the same ranks and links apart."""
@@ -208,7 +209,7 @@ class LoadedRepresentatives(Representatives):
         """What messages in these groups ask of the links that are simulated."""
         if not isinstance(by_group, Entries):
             for group in groups.tolist():
-                yield from ((link, demand) for link, demand in by_group[group].links if link in self._firsts)
+                yield from self._simulated(Demands.of(by_group[group].links))
             return
         if id(by_group) not in self._touching:
             self._touching[id(by_group)] = by_group.touching(self._is_first)
@@ -217,6 +218,16 @@ class LoadedRepresentatives(Representatives):
         # A group stands there as often as it is sent in, where its pairs cost the same.
         often = np.searchsorted(groups, touching, side='right') - np.searchsorted(groups, touching)
         yield from zip(np.repeat(links, often).tolist(), np.repeat(demands, often).tolist(), strict=True)
+
+    def _simulated(self, over: Demands) -> Iterator[tuple[int, float]]:
+        """Those of a message's links that are simulated, and what it demands of each."""
+        # Hundreds of ranks have hundreds of links; where one was found, all costs like these have it.
+        places = self._places.get(over.channels)
+        if places is None:
+            found = [(place, link) for place, link in enumerate(over.channels) if link in self._firsts]
+            places = self._places[over.channels] = tuple(found)
+        ends = tuple(accumulate(over.widths))
+        return ((link, over.parts[bisect_right(ends, place)]) for place, link in places)
 
 
 def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRepresentatives:
@@ -299,13 +310,10 @@ def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list
     return tuple(zip(seconds, links, strict=True))
 
 
-def _numbered(links: tuple[tuple[int, float], ...], demands: dict[float, int]) -> Numbered:
+def _numbered(links: Sequence[tuple[int, float]], demands: dict[float, int]) -> Numbered:
     """The links of a message, and the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
-    asked = tuple(map(_DEMAND, links))
-    # Few are different, so only those are looked at one by one.
-    for demand in dict.fromkeys(asked):
-        demands.setdefault(demand, len(demands))
-    return tuple(map(_LINK, links)), tuple(map(demands.__getitem__, asked))
+    over = Demands.of(links)
+    return over.channels, tuple([demands.setdefault(part, len(demands)) for part in over.parts]), over.widths
 
 
 def _exchanges(program: Program, told: _Told) -> list[Exchange]:
@@ -336,7 +344,8 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
 
 
 def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int, Numbered]) -> Exchange:
-    return Exchange(kind, ranks, sends, pattern[0], tuple(zip(*pattern[1], strict=True)))
+    cost, (links, demands, widths) = pattern
+    return Exchange(kind, ranks, sends, cost, tuple(Demands(links, demands, widths)))
 
 
 @lru_cache(maxsize=4)

@@ -8,6 +8,7 @@ to the bit. Definitions, with a picture, are in docs/answers.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, seconds_of, union
+from simpar.metrics.actions import is_pipeline
 from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
@@ -93,11 +95,11 @@ class Metrics:
 
     @cached_property
     def steady_seconds(self) -> StepSeconds[RankSeconds]:
-        """The same without what it is told by, for whoever predicts thousands of plans."""
-        window = self._last
+        """The same without what it is told by, for whoever predicts thousands of plans; bubbles of pipelines only."""
+        window, bubble = self._last, is_pipeline(self.trace.program)
         return StepSeconds(
             step=window.end - window.begin,
-            ranks=[_seconds(*own).of for own in _each_rank(self.trace, self._kinds, window)],
+            ranks=[_seconds(*own, bubble=bubble).of for own in _each_rank(self.trace, self._kinds, window)],
         )
 
     @property
@@ -256,13 +258,13 @@ class _Seconds(NamedTuple):
     computing: Intervals
 
 
-def _seconds(ops: _Ops, rank: int, ranks: int) -> _Seconds:
-    """What a representative rank spends a window on; it stands for ``ranks`` ranks."""
+def _seconds(ops: _Ops, rank: int, ranks: int, *, bubble: bool = True) -> _Seconds:
+    """What a representative rank spends a window on; it stands for ``ranks`` ranks. ``bubble``: else it is NaN."""
     window = ops.window
     # Unions, not sums: two streams that compute at once count once. They are made once: what is joined is short.
     computing = union(ops.between(ops.start, ops.end, ~ops.communicates))
     communication = union(ops.communicating(ops.communicates))
-    transferring = ops.between(ops.start, ops.end, ops.communicates)
+    transferring = ops.between(ops.start, ops.end, ops.communicates) if bubble else None
     step = window.end - window.begin
     compute = seconds_of(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
@@ -274,7 +276,7 @@ def _seconds(ops: _Ops, rank: int, ranks: int) -> _Seconds:
         communication=seconds_of(communication),
         exposed=occupied - compute,
         idle=step - occupied,
-        bubble=step - length(np.concatenate((computing, transferring))),
+        bubble=math.nan if transferring is None else step - length(np.concatenate((computing, transferring))),
     )
     return _Seconds(seconds, computing)
 

@@ -7,7 +7,7 @@ from typing import Final
 from simpar.engine.compiled.records import CHAINED, COMPUTES, NEXT_STEP, NONE, SEVERAL
 from simpar.jit import Array, kernel
 
-HELPERS: Final = '470e116c24df996c'
+HELPERS: Final = 'c2ca1a8d1f7409ff'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 
 
@@ -22,6 +22,7 @@ def arrange_ops(
     carry_item: Array,
     stream_start: Array,
     stream_item: Array,
+    row: Array,
     seconds: Array,
     beside: Array,
     needed: Array,
@@ -34,13 +35,13 @@ def arrange_ops(
     Arguments, by op where nothing else is said:
         node, leads, computes; rows of needs, and of needs of the step before: as of ``Ops`` and ``Graph``.
         stream_start, stream_item: of each stream its ops.
-        seconds, beside: as of ``NodeCosts``.
+        row: as of ``NodeCosts``; seconds, beside: of its rows.
         needed: is used up.
     """
     meetings, at = 0, 0
     for number in range(len(ops)):
         op = ops[number]
-        op.seconds, op.beside, op.waiter = seconds[number], beside[number], NONE
+        op.seconds, op.beside, op.waiter = seconds[row[number]], beside[row[number]], NONE
         if leads[number]:
             op.meeting = meetings
             meetings += 1
@@ -87,6 +88,7 @@ def arrange_meetings(
     ops: Array,
     node: Array,
     stream: Array,
+    row: Array,
     alpha: Array,
     load: Array,
     first_stream: Array,
@@ -100,7 +102,7 @@ def arrange_meetings(
 
     Arguments:
         ops: as ``arrange_ops`` writes them.
-        node, stream, alpha, load: of each op.
+        node, stream: of each op; row: as of ``NodeCosts``; alpha, load: of its rows.
         first_stream: of each device, and at last how many streams there are.
         kinds: of each stream, 1 where it ever computes, + 2 where it ever communicates; 0 at first.
     """
@@ -113,8 +115,8 @@ def arrange_meetings(
         meeting = meetings[which]
         meeting.members += 1
         if node[number] == number:
-            meeting.op, meeting.lead, meeting.alpha = number, stream[number], alpha[number]
-            meeting.load = load[number] if load[number] >= 0 else NONE
+            meeting.op, meeting.lead, meeting.alpha = number, stream[number], alpha[row[number]]
+            meeting.load = load[row[number]] if load[row[number]] >= 0 else NONE
     first = 0
     for which in range(len(meetings)):
         meetings[which].first = first

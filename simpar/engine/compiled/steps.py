@@ -38,4 +38,5 @@ def steps_of(graph: Graph, costs: NodeCosts) -> Steps:
     op, before, node = (numbers.astype(np.int32, copy=False) for numbers in (graph.op, graph.before, graph.node))
     arrange_nodes(order, node, op, before, graph.carried, count, first, second, more)
     time = graph.latest(costs.issued).ravel()
-    return Steps(order, first, second, more, costs.alpha + costs.seconds, per_step, time)
+    lasts = (costs.rows.alpha + costs.rows.seconds).take(costs.row)
+    return Steps(order, first, second, more, lasts, per_step, time)

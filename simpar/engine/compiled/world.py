@@ -35,11 +35,16 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
     kept = len(graph) <= KEPT
-    still = _known.get(Same(graph, costs.beside, costs.kind), lambda: _still(graph, costs)) if kept else None
+    same = Same(graph, costs.row, costs.rows.beside, costs.rows.kind)
+    still = _known.get(same, lambda: _still(graph, costs)) if kept else None
     # The loop uses up what it is given; what is kept stays as it is.
-    still = still.copied() if still else _still(graph, costs)
+    if still:
+        still = still.copied()
+        rows = costs.row.take(still.meetings['op'])
+        still.ops['seconds'], still.meetings['alpha'] = costs.rows.seconds.take(costs.row), costs.rows.alpha.take(rows)
+    else:
+        still = _still(graph, costs)
     ops, meetings = still.ops, still.meetings
-    ops['seconds'], meetings['alpha'] = costs.seconds, costs.alpha.take(meetings['op'])
     count = len(still.streams)
     loop = np.zeros(1, dtype=LOOP)
     loop['ready'] = np.count_nonzero(still.streams['op'] != NONE)
@@ -107,7 +112,8 @@ def _ops(graph: Graph, costs: NodeCosts) -> tuple[NDArray[np.void], NDArray[np.u
     rows[: len(of.streams.start)] = of.streams.start
     arrange_ops(
         _narrow(graph.node), of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item,
-        rows, of.streams.item, costs.seconds, costs.beside, np.zeros(len(graph), dtype=bool), ops, needs, heads,
+        rows, of.streams.item, costs.row, costs.rows.seconds, costs.rows.beside, np.zeros(len(graph), dtype=bool), ops,
+        needs, heads,
     )  # fmt: skip
     return ops, needs, heads
 
@@ -124,7 +130,7 @@ def _meetings(
     # A stream may compute and communicate.
     beside = np.empty(2 * first_stream[-1], dtype=np.uint32)
     arrange_meetings(
-        ops, _narrow(graph.node), _narrow(of.stream), costs.alpha, _narrow(costs.kind), first_stream,
+        ops, _narrow(graph.node), _narrow(of.stream), costs.row, costs.rows.alpha, costs.rows.kind, first_stream,
         np.zeros(first_stream[-1], dtype=np.uint8), meetings, members, devices, beside,
     )  # fmt: skip
     return meetings, members, devices, beside
