@@ -35,6 +35,8 @@ BEAT: Final = 0.25
 SILENT: Final = 1.0
 """Seconds without a report after which a rank counts as gone, once something has failed."""
 PINGS: Final = 16
+SOONER: Final = 16
+"""The first look at the store comes so many times sooner than later ones follow one another."""
 REFUSAL: Final = 10.0
 """Seconds for which a rank that will not run looks for the others."""
 Finish = Callable[[Execution, Sequence[Outcome]], None]
@@ -185,7 +187,8 @@ class External:
         if self._ready is None:
             world = self._program.world
             self._ready = Rank(self._rank, world, self._base, net, self._status, self._timeout, self._clock)
-            self._ready.load(self._program)
+        # Programs may follow one another; one that is known is not loaded again.
+        self._ready.load(self._program)
         self._status.clear()
         return self._ready
 
@@ -196,9 +199,12 @@ class External:
 
     def _await(self, keys: list[str]) -> None:
         """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
-        # The more ranks, the less often each asks.
+        # The more ranks, the less often each asks; at first more often, for most have come by then.
+        pause = longest = max(POLL, self._program.world / 5000)
+        pause /= SOONER
         while not self._store.check(keys):
-            time.sleep(max(POLL, self._program.world / 5000))
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def _agree(self) -> float:
         """Wait until all ranks are ready, and return the moment that rank 0 chooses."""

@@ -26,6 +26,7 @@ class Pulse:
         connect: gives a connection to the store, of its own: those that wait block all others on theirs.
         done: the key of ranks that are through, and need give no more signs.
         end: what ends the process, given the reason.
+        when: in words, when it may happen.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Pulse:
         cards: Sequence[Card],
         done: str,
         end: Callable[[str], None] | None = None,
+        when: str = ' outside of a step',
     ) -> None:
+        self._when = when
         self._connect = connect
         self._rank = rank
         self._cards = cards
@@ -88,7 +91,7 @@ class Pulse:
 
     def _told(self, lost: Sequence[int]) -> str:
         hosts = ', '.join(dict.fromkeys(self._cards[rank].host.name for rank in lost))
-        return f'{many("rank", lost)} on {hosts} died or lost the network outside of a step'
+        return f'{many("rank", lost)} on {hosts} died or lost the network{self._when}'
 
 
 def _leave(reason: str) -> None:
