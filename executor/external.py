@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import math
 import os
 import socket
 import time
@@ -293,7 +294,8 @@ class External:
             # A rank that has said why it failed may have ended since.
             elif age > SILENT and not told:
                 host = on_host(card, self._cards)
-                quiet = f'{host}has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
+                since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
+                quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet
         seen = Seen(dead, frozenset(stopped), busy)
         explained = explain(self._program, self._status, seen, failures, self._timeout)
@@ -302,9 +304,9 @@ class External:
         return explained if self._rank == alive else explained.splitlines()[0]
 
     def _hear(self, rank: int) -> float:
-        """Take over what a rank said last; returns how many seconds ago that was."""
+        """Take over what a rank said last; returns how many seconds ago that was, without end where it said nothing."""
         if not self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
-            return self._timeout
+            return math.inf
         self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
         return self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
 

@@ -44,12 +44,16 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
         if launch is not None:
             refuse_external(launch, str(error))
         raise
-    if launch is None:
-        assert journal is not None
-        with progress() as reporter:
-            _write(options, _alone(options, on, programs, journal, reporter), journal)
-    else:
-        _among(options, launch, on, of, programs, journal)
+    try:
+        if launch is not None:
+            _among(options, launch, on, of, programs, journal)
+        elif journal is not None:
+            with progress() as reporter:
+                _write(options, _alone(options, on, programs, journal, reporter), journal)
+    except BaseException:
+        if journal is not None:
+            journal.leave()
+        raise
 
 
 def _checked(options: argparse.Namespace, launch: Launch | None) -> On:

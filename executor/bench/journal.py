@@ -21,7 +21,7 @@ from executor.bench.ranks import Timed, Timer
 from executor.rank import Outcome
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, ScheduleError
-from simpar.files import naming, read_regular, write_atomically
+from simpar.files import read_regular, write_atomically
 from simpar.hardware.net import Net
 from simpar.program import Program
 
@@ -35,20 +35,25 @@ class Journal:
 
     Arguments:
         of: topic → what the bench is, in words: runs of another bench are of no use.
-    Raises ``ScheduleError`` where the folder holds another bench, ``OSError`` where it cannot be written.
+    Raises ``ScheduleError`` where the folder holds another bench, or cannot be written.
     """
 
     def __init__(self, folder: Path, of: Mapping[str, str]) -> None:
         self.folder = folder
         self._timer: Timer | None = None
         self._next = 0
-        with naming(folder):
-            folder.mkdir(exist_ok=True)
         head = folder / HEAD
-        if head.exists():
-            _require_same(folder, json.loads(read_regular(head, MOST)), of)
-        else:
+        try:
+            folder.mkdir(exist_ok=True)
+            if head.exists():
+                _require_same(folder, json.loads(read_regular(head, MOST)), of)
+            # Also where it is there already: what cannot be written now cannot be written later.
             write_atomically(head, json.dumps(dict(of)) + '\n')
+        except OSError as error:
+            what = f'cannot be written: {error.strerror or error}'
+            raise ScheduleError(Problem(str(folder), what, 'name a folder by --journal DIR')) from error
+        except ValueError as error:
+            raise ScheduleError(Problem(str(head), 'is no head of a journal', 'delete the folder')) from error
         self.kept = _kept(folder)
         """Runs that are there already."""
 
@@ -97,6 +102,11 @@ class Journal:
     def remove(self) -> None:
         """The bench is over, and its record written."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def leave(self) -> None:
+        """The bench broke: keep what there is; of nothing at all, nothing stays."""
+        if not _kept(self.folder):
+            self.remove()
 
 
 def _require_same(folder: Path, found: Mapping[str, str], of: Mapping[str, str]) -> None:

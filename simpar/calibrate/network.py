@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -17,8 +18,6 @@ from simpar.hardware.net import parse_net
 
 CROWDED: Final = 0.95
 """Share of one stream's rate that several at once must carry; below it the link is not all that they share."""
-ONE_CARD: Final = 1.5
-"""Groups across hosts that take so many times as long together as alone share one network card a host."""
 
 
 def network(record: Record) -> dict[str, Number]:
@@ -38,7 +37,10 @@ def per(record: Record) -> str:
     alone, together = ([row for row in record.crossing if (row.groups == 1) is one] for one in (True, False))
     if not alone or not together:
         return 'device'
-    return 'node' if low(together[0].seconds) > ONE_CARD * low(alone[0].seconds) else 'device'
+    # All at once, groups take as long as one where each device has a card, and as many times as long as there are of
+    # them where they share one: the bound is half way between, as ratios are. Low quantiles would miss one another.
+    bound = math.sqrt(together[0].groups)
+    return 'node' if together[0].seconds.median > bound * alone[0].seconds.median else 'device'
 
 
 def _link(record: Record, rows: Sequence[CollectiveRow]) -> dict[str, Number]:
