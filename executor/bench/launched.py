@@ -22,13 +22,14 @@ from executor.bench.compute import matmul
 from executor.bench.item import program_of
 from executor.bench.ranks import Timed, cpu_times, on_clock, use_timed_machines, with_cpu
 from executor.clock import sharpen_sleep
-from executor.external import External, of_rank, store_of
+from executor.external import External, of_rank
 from executor.handshake import Store
 from executor.launch import Launch
 from executor.preflight import Place, places_of
 from executor.pulse import Pulse
 from executor.rank import Outcome, Request
 from executor.scheduling import pin
+from executor.store import store_of
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed
 from simpar.hardware.net import Net
