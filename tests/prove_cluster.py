@@ -124,7 +124,10 @@ class OpenMpi(Job):
     def start(self):
         path = self.folder / f'{self.log}.sh'
         text = self.script('mpirun').replace('python -m executor', f'{self.rank} -m executor')
-        for word, here in (('mpirun -n', self.agent), ('mpiexec -n', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT')):
+        for word, here in (
+            ('mpirun -n', self.agent),
+            ('mpiexec -n', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT'),
+        ):
             text = text.replace(word, f'{here} -n'.replace('AGENT', str(self.folder / 'agent')))
         (self.folder / 'bin' / self.log).mkdir(parents=True)
         (self.folder / 'bin' / self.log / 'mpirun').symlink_to(shutil.which(self.mpirun))
