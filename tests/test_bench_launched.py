@@ -152,7 +152,7 @@ def test_a_journal_of_another_bench_is_refused(tmp_path):
     with pytest.raises(ScheduleError, match='no head of a journal'):
         Journal(folder, {})
     (tmp_path / 'file').write_text('')
-    with pytest.raises(ScheduleError, match='cannot be written: .*; name a folder by --journal'):
+    with pytest.raises(ScheduleError, match=r'cannot be written: .*; name a folder by --journal'):
         Journal(tmp_path / 'file', {})
 
 
