@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import math
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,24 +17,29 @@ import torch
 import torch.distributed as dist
 
 from executor.assemble import Execution, assemble_run
-from executor.clock import Clock, host_identity, offset_by_ping, sharpen_sleep
-from executor.handshake import POLL, Card, Store, asked, let_all_see, on_host, refuse, shake_hands
+from executor.clock import sharpen_sleep
+from executor.guard import Guard
+from executor.handshake import POLL, Card, asked, let_all_see, on_host, refuse, shake_hands
 from executor.launch import Launch
-from executor.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
+from executor.preflight import bytes_of_ranks, clocks_apart, places_of, preflight
 from executor.pulse import Pulse
 from executor.rank import INIT_TIMEOUT, Outcome, Rank, Request, Watched
 from executor.route import interface_to
 from executor.status import Status
+from executor.store import common_clock, store_of
 from executor.watchdog import BusyThreads, Failure, Seen, explain
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
 from simpar.program import Program
 
+UNANSWERED: Final = 5.0
+"""Seconds without an answer of the store, after which it counts as lost."""
 BEAT: Final = 0.25
 """Seconds between two reports of a rank to the others."""
 SILENT: Final = 1.0
 """Seconds without a report after which a rank counts as gone, once something has failed."""
-PINGS: Final = 16
+SOONER: Final = 16
+"""The first look at the store comes so many times sooner than later ones follow one another."""
 REFUSAL: Final = 10.0
 """Seconds for which a rank that will not run looks for the others."""
 Finish = Callable[[Execution, Sequence[Outcome]], None]
@@ -123,6 +128,8 @@ class External:
         _set_interface(launch.host, launch.rank, self._cards)
         self._status = Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
+        # While ops may go on, the store is given as long as they are.
+        self._waiting, self._guard = Guard(timeout, self._cut_off), Guard(UNANSWERED, self._cut_off)
 
     def preflight(self, needs: Sequence[int]) -> None:
         """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
@@ -185,7 +192,8 @@ class External:
         if self._ready is None:
             world = self._program.world
             self._ready = Rank(self._rank, world, self._base, net, self._status, self._timeout, self._clock)
-            self._ready.load(self._program)
+        # Programs may follow one another; one that is known is not loaded again.
+        self._ready.load(self._program)
         self._status.clear()
         return self._ready
 
@@ -196,9 +204,12 @@ class External:
 
     def _await(self, keys: list[str]) -> None:
         """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
-        # The more ranks, the less often each asks.
+        # The more ranks, the less often each asks; at first more often, for most have come by then.
+        pause = longest = max(POLL, self._program.world / 5000)
+        pause /= SOONER
         while not self._store.check(keys):
-            time.sleep(max(POLL, self._program.world / 5000))
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def _agree(self) -> float:
         """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
@@ -215,7 +226,8 @@ class External:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
         busy: BusyThreads | None = None
-        self._report([], busy)
+        with self._waiting:
+            self._report([], busy)
         while not streams.wait(BEAT):
             now, still = self._status.finished(), time.perf_counter() - moved
             if now != finished:
@@ -224,7 +236,8 @@ class External:
             elif busy is None and still > self._timeout / 2:
                 busy = BusyThreads(self._status, {self._rank: os.getpid()})
             # Also without progress: a rank that reports is alive, and only waits.
-            self._report([], busy)
+            with self._waiting:
+                self._report([], busy)
             if still > self._timeout:
                 break
         else:
@@ -248,15 +261,22 @@ class External:
         if not self._served and self._cards[0].process.state in ('stopped', 'gone'):
             return self._by_itself(failures, busy)
         try:
+            with self._guard:
+                self._store.check(['simpar/begin'])
             # Long enough that a dead rank's last report counts as old, so that the dead are told from the waiting.
             until = time.perf_counter() + SILENT + BEAT
             while time.perf_counter() < until:
-                self._report(failures, busy)
+                with self._guard:
+                    self._report(failures, busy)
                 time.sleep(BEAT)
             return self._ask_the_others()
         # The store is gone, and with it rank 0: what this rank knows is all there is.
         except (RuntimeError, OSError):
             return self._by_itself(failures, busy)
+
+    def _cut_off(self) -> str:
+        """What this rank knows where nobody answers at the store."""
+        return self._by_itself([], None)
 
     def _by_itself(self, failures: list[Failure], busy: BusyThreads | None) -> str:
         """What this rank knows where rank 0, and so the store, cannot be reached."""
@@ -265,7 +285,8 @@ class External:
         stopped = frozenset(rank for rank, state in states.items() if state == 'stopped')
         seen = Seen(dead, stopped, busy.found() if busy else {})
         reason = explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
-        return f"{reason}; rank 0, which serves the ranks' store, cannot be reached"
+        server = f'the launcher on {self._cards[0].host.name}' if self._served else 'rank 0'
+        return f"{reason}; {server}, which serves the ranks' store, cannot be reached"
 
     def _ask_the_others(self) -> str:
         dead: dict[int, str] = {}
@@ -273,21 +294,23 @@ class External:
         busy: dict[tuple[int, int], float] = {}
         failures: list[Failure] = []
         for rank, card in enumerate(self._cards):
-            age = self._hear(rank)
-            if self._store.check([f'simpar/busy/{rank}']):
-                found = json.loads(self._store.get(f'simpar/busy/{rank}'))
-                busy |= {(of, stream): share for of, stream, share in found}
-            told = self._store.check([f'simpar/failures/{rank}'])
-            if told:
-                reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
-                failures += [Failure(**failure) for failure in reported]
+            with self._guard:
+                age = self._hear(rank)
+                if self._store.check([f'simpar/busy/{rank}']):
+                    found = json.loads(self._store.get(f'simpar/busy/{rank}'))
+                    busy |= {(of, stream): share for of, stream, share in found}
+                told = self._store.check([f'simpar/failures/{rank}'])
+                if told:
+                    reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
+                    failures += [Failure(**failure) for failure in reported]
             state = card.process.state
             if state == 'stopped':
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
             elif age > SILENT and not told:
                 host = on_host(card, self._cards)
-                quiet = f'{host}has said nothing for {age:.1f} s: it was killed or stopped, or its host is lost'
+                since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
+                quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet
         seen = Seen(dead, frozenset(stopped), busy)
         explained = explain(self._program, self._status, seen, failures, self._timeout)
@@ -296,67 +319,11 @@ class External:
         return explained if self._rank == alive else explained.splitlines()[0]
 
     def _hear(self, rank: int) -> float:
-        """Take over what a rank said last; returns how many seconds ago that was."""
+        """Take over what a rank said last; returns how many seconds ago that was, without end where it said nothing."""
         if not self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
-            return self._timeout
+            return math.inf
         self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
         return self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
-
-
-def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
-    """Return rank 0's clock, and a note where ranks on other hosts estimate it by pings."""
-    store.set(f'simpar/host/{rank}', host_identity().encode())
-    # Only ranks away from rank 0 need pings: one host has one monotonic clock.
-    hosts = [store.get(f'simpar/host/{other}') for other in range(world)]
-    away = [other for other in range(world) if hosts[other] != hosts[0]]
-    notes = (f'clocks of {len(away)} ranks on other hosts were aligned by pings',) if away else ()
-    if rank == 0:
-        for other in away:
-            for turn in range(PINGS):
-                # One ping at a time: two at once would queue, and bias the estimate.
-                store.wait([f'simpar/ping/{other}/{turn}'])
-                store.set(f'simpar/pong/{other}/{turn}', repr(time.perf_counter()))
-    if rank not in away:
-        return Clock(), notes
-    turns = iter(range(PINGS))
-    offset, _ = offset_by_ping(lambda: _ping(store, rank, next(turns)), PINGS)
-    return Clock(offset), notes
-
-
-def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
-    sent = time.perf_counter()
-    store.set(f'simpar/ping/{rank}/{turn}', b'1')
-    stamped = float(store.get(f'simpar/pong/{rank}/{turn}'))
-    return sent, stamped, time.perf_counter()
-
-
-def store_of(launch: Launch, seconds: float = INIT_TIMEOUT, noun: str = 'rank') -> Store:
-    """The store at which all ranks meet.
-
-    Arguments: ``seconds`` to wait for it; ``noun``, what meets there, ranks or hosts.
-    """
-    timeout = datetime.timedelta(seconds=seconds)
-    serve = launch.rank == 0 and not launch.served
-    place = f'{launch.host}:{launch.port}'
-    try:
-        # A name that nobody knows would be asked for again and again for a minute.
-        socket.getaddrinfo(launch.host, launch.port)
-        # torch waits twice as long as it is told to, and prints its C++ stack.
-        if not serve and (reason := knock(launch.host, launch.port, seconds)):
-            server = f'the launcher on {launch.host}' if launch.served else f'{noun} 0 (on {launch.host})'
-            raise RunFailed(
-                f'{noun} {launch.rank}: nothing answers at {place} ({reason}): {server} did not come within '
-                f'{seconds:g} s, or a firewall keeps it away'
-            )
-        # Without waiting for workers: ranks arrive in any order, and the timeout belongs to what they wait for.
-        store = dist.TCPStore(launch.host, launch.port, is_master=serve, timeout=timeout, wait_for_workers=False)
-        # torchrun's own store outlives a restart of the ranks, with all that was written there before.
-        return dist.PrefixStore(f'simpar/{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
-    except (RuntimeError, OSError) as error:
-        text = str(error).splitlines()[0]
-        if serve and ('EADDRINUSE' in text or 'in use' in text):
-            raise RunFailed(f'{noun} 0: port {launch.port} is taken; choose another by MASTER_PORT') from None
-        raise RunFailed(f'{noun} {launch.rank}: no store at {place}: {text}') from None
 
 
 def _packed(outcome: Outcome) -> bytes:

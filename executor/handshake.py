@@ -73,10 +73,7 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
     """What must be equal on all ranks, topic by topic; the program comes last, since any other topic may explain it."""
     return {
         'ranks': str(program.world),
-        'version of simpar': __version__,
-        'version of torch': str(torch.__version__),
-        'version of numpy': np.__version__,
-        'version of Python': '.'.join(platform.python_version_tuple()[:2]),
+        **software(),
         'seed': str(request.seed),
         'steps': str(request.steps),
         'dtype': request.dtype or "the job's own",
@@ -88,6 +85,16 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         **_stretch(request.stretch),
         'costs': _digest_of_costs(request.costs),
         'program': program.hash[:12],
+    }
+
+
+def software() -> dict[str, str]:
+    """Versions that all ranks must share."""
+    return {
+        'version of simpar': __version__,
+        'version of torch': str(torch.__version__),
+        'version of numpy': np.__version__,
+        'version of Python': '.'.join(platform.python_version_tuple()[:2]),
     }
 
 

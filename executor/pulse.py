@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from executor.guard import Guard, leave
 from executor.handshake import Card, many
 from simpar.errors import RunFailed
 
@@ -26,6 +25,7 @@ class Pulse:
         connect: gives a connection to the store, of its own: those that wait block all others on theirs.
         done: the key of ranks that are through, and need give no more signs.
         end: what ends the process, given the reason.
+        when: in words, when it may happen.
     """
 
     def __init__(
@@ -35,12 +35,15 @@ class Pulse:
         cards: Sequence[Card],
         done: str,
         end: Callable[[str], None] | None = None,
+        when: str = ' outside of a step',
     ) -> None:
+        self._when = when
         self._connect = connect
         self._rank = rank
         self._cards = cards
         self._done = done
-        self._end = end or _leave
+        self._end = end or leave
+        self._guard = Guard(LOST, self._unanswered, self._end)
         self._through = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -60,17 +63,25 @@ class Pulse:
             number = 0
             while not self._through.wait(PERIOD):
                 number += 1
-                store.set(f'simpar/pulse-{self._done}/{self._rank}', str(number))
-                if lost := self._lost(store, seen):
-                    store.set('simpar/lost', self._told(lost))
-                if store.check(['simpar/lost']):
-                    self._end(store.get('simpar/lost').decode())
+                with self._guard:
+                    store.set(f'simpar/pulse-{self._done}/{self._rank}', str(number))
+                    if lost := self._lost(store, seen):
+                        store.set('simpar/lost', self._told(lost))
+                    told = store.get('simpar/lost').decode() if store.check(['simpar/lost']) else ''
+                if told:
+                    self._end(told)
                     return
         # The store is gone, and with it who serves it.
         except (RuntimeError, OSError, RunFailed):
             if not self._through.is_set():
                 host = self._cards[0].host.name
                 self._end(f'rank 0 on {host}, or the launcher there, was lost: its store is gone')
+
+    def _unanswered(self) -> str:
+        """No answer within ``LOST`` seconds."""
+        host = self._cards[0].host.name
+        where = f'rank 0 on {host}, or the launcher there, cannot be reached'
+        return f'rank {self._rank}: {where}: its host or network is lost'
 
     def _lost(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> list[int]:
         """Ranks whose beat has not changed for long. Arguments: ``seen``, rank → its last beat and when that came."""
@@ -88,10 +99,4 @@ class Pulse:
 
     def _told(self, lost: Sequence[int]) -> str:
         hosts = ', '.join(dict.fromkeys(self._cards[rank].host.name for rank in lost))
-        return f'{many("rank", lost)} on {hosts} died or lost the network outside of a step'
-
-
-def _leave(reason: str) -> None:
-    """End the process: its main thread is in torch's C++, which cannot be called back."""
-    print(RunFailed(reason), file=sys.stderr, flush=True)
-    os._exit(RunFailed.exit_code)
+        return f'{many("rank", lost)} on {hosts} died or lost the network{self._when}'

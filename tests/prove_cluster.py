@@ -25,7 +25,7 @@ SEED = 2026
 MEET, QUIET = 6, 8
 JOB = ['examples/multi_copy.yaml', '--set', 'cluster.profile=cpu-gloo', '--set', 'cluster.devices=2', '--set',
        'cluster.nodes=2', '--set', 'plan.tensor=2']  # fmt: skip
-SAID = 'did not come|said nothing|was killed|died|lost|another run|reset by peer|closed by peer'
+SAID = 'starts no process|did not come|said nothing|was killed|died|lost|another run|reset by peer|closed by peer'
 NAMED = re.compile(rf'^.*(?:node1|ranks? [23]\b|ranks 1, [23]).*(?:{SAID}).*$|^.*Remote daemon.*node1$', re.MULTILINE)
 MARK = re.compile(r'-m executor|torchrun|mpirun|mpiexec|orted|hydra_pmi|srun')
 PARTS = {
@@ -43,9 +43,9 @@ class Job:
         self.hosts, self.scenario, self.steps = hosts, scenario, steps
         self.folder = hosts.folder
         self.log = f'{type(self).__name__.lower()}-{scenario}'
-        other = self.folder / 'other' / 'simpar-9.9.dist-info'
-        other.mkdir(parents=True, exist_ok=True)
-        (other / 'METADATA').write_text('Metadata-Version: 2.1\nName: simpar\nVersion: 9.9\n')
+        other = self.folder / 'other' / 'sitecustomize.py'
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("import simpar\n\nsimpar.__version__ = '9.9'\n")
         cause = {
             'never': '[ "$(hostname)" = node1 ] && exec sleep 60',
             'version': f'[ "$(hostname)" = node1 ] && export PYTHONPATH={other.parent}:$PYTHONPATH',
@@ -124,8 +124,11 @@ class OpenMpi(Job):
     def start(self):
         path = self.folder / f'{self.log}.sh'
         text = self.script('mpirun').replace('python -m executor', f'{self.rank} -m executor')
-        for word, here in (('mpirun', self.agent), ('mpiexec', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT')):
-            text = text.replace(f'exec {word}', f'exec {here}'.replace('AGENT', str(self.folder / 'agent')))
+        for word, here in (
+            ('mpirun -n', self.agent),
+            ('mpiexec -n', 'mpiexec.hydra -launcher ssh -launcher-exec AGENT'),
+        ):
+            text = text.replace(word, f'{here} -n'.replace('AGENT', str(self.folder / 'agent')))
         (self.folder / 'bin' / self.log).mkdir(parents=True)
         (self.folder / 'bin' / self.log / 'mpirun').symlink_to(shutil.which(self.mpirun))
         path.write_text(text)
@@ -147,6 +150,8 @@ def agent(hosts):
     path = hosts.folder / 'agent'
     path.write_text(
         f'#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$1; shift\ncase $host in {cases} esac\n'
+        # As ssh does where a host is dead.
+        f'[ -e {hosts.folder}/dead-$host ] && exit 255\n'
         f'exec nsenter -t $pid --net --uts --mount --wd={os.getcwd()} -- /bin/bash -c "$*"\n'
     )
     path.chmod(0o755)
@@ -198,9 +203,9 @@ def plain():
 
 def scenarios(kind, hosts_of, same):
     """Run all; yields (what, seconds, what was said, good)."""
-    for scenario in ('good', 'never', 'dies', 'version'):
+    for scenario in ('good', 'never', 'dies', 'cut', 'version'):
         with hosts_of() as hosts:
-            job = kind(hosts, scenario, 3_000 if scenario == 'dies' else 5)
+            job = kind(hosts, scenario, 3_000 if scenario in ('dies', 'cut') else 5)
             begin = time.monotonic()
             job.start()
             if scenario in ('never', 'version'):
@@ -211,7 +216,13 @@ def scenarios(kind, hosts_of, same):
                 job.wait(60, lambda text: 'all meet' in text)
                 time.sleep(20)
                 begin = time.monotonic()
+                (hosts.folder / 'dead-node1').touch()
                 hosts.kill(1)
+            if scenario == 'cut':
+                job.wait(60, lambda text: 'all meet' in text)
+                time.sleep(20)
+                begin = time.monotonic()
+                hosts.cut(1)
             if scenario != 'good':
                 named = job.wait(90, NAMED.search)
                 seconds = time.monotonic() - begin
@@ -224,7 +235,7 @@ def scenarios(kind, hosts_of, same):
             left = job.left()
             line = NAMED.search(job.said())
             told = line[0] if line and scenario != 'good' else f'losses {losses_of(job.said())}'
-            limit = {'good': 90, 'never': MEET + 10, 'dies': QUIET + 10, 'version': 30}[scenario]
+            limit = {'good': 90, 'never': MEET + 10, 'dies': QUIET + 10, 'cut': QUIET + 10, 'version': 30}[scenario]
             good = bool(named) and seconds <= limit and not left
             if not good:
                 print(job.said()[-3000:], left, file=sys.stderr)
@@ -235,6 +246,7 @@ WORDS = {
     'good': 'both hosts come: losses equal those of one machine, to the bit',
     'never': f'node1 never comes (timeout {MEET} s)',
     'dies': f'node1 dies while it trains (timeout {QUIET} s)',
+    'cut': f'the cable of node1 is cut while it trains (timeout {QUIET} s)',
     'version': 'node1 has another version of simpar',
 }
 

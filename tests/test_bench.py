@@ -299,7 +299,7 @@ def test_the_command_line_writes_the_record_of_a_schedule(tmp_path):
     )
     assert {program.copies for program in schedule_programs(schedule)} == {1, 2, 4}
     out = tmp_path / 'bench.json'
-    flags = ['--sizes', 'tiny', '--net', 'paced:1Gbit/s,50us', '--output', str(out), '--for', str(schedule)]
+    flags = ['--sizes', 'least', '--net', 'paced:1Gbit/s,50us', '--output', str(out), '--for', str(schedule)]
     run = subprocess.run(
         [sys.executable, '-m', 'executor.bench', *flags], capture_output=True, text=True, check=False, timeout=120
     )

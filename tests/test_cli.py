@@ -36,7 +36,7 @@ FLAGS = {
         '--set', '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
-    'calibrate': ['--compute', '--json', '--net', '--quick', '--ranks', 'output'],
+    'calibrate': ['--compute', '--device', '--dtype', '--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],

@@ -339,15 +339,15 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
 def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
     """Two ranks that believe to be on two hosts, but have one clock: nothing is left to align."""
     dist = pytest.importorskip('torch.distributed', reason='needs the extra torch')
-    from executor import external
+    from executor import store as meeting
 
     store, found = dist.HashStore(), {}
     hosts = threading.local()
-    monkeypatch.setattr(external, 'host_identity', lambda: hosts.name)
+    monkeypatch.setattr(meeting, 'host_identity', lambda: hosts.name)
 
     def meet(rank):
         hosts.name = f'host{rank}'
-        found[rank] = external.common_clock(store, rank, 2)
+        found[rank] = meeting.common_clock(store, rank, 2)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from executor.devices.flags import TRANSPORTS
+from executor.devices.kinds import KINDS
+from executor.launch import detect
+from executor.options import DTYPES
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import USAGE, parse_net
+from simpar.units import parse
 
 WRONG_USE = 2
 INTERNAL = 70
@@ -21,7 +25,7 @@ INTERRUPTED = 130
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = argparse.ArgumentParser(prog='python -m executor.bench', description=__doc__, allow_abbrev=False)
-    top.add_argument('--ranks', type=int, default=2, metavar='N', help='processes, 2 or more (default: 2)')
+    top.add_argument('--ranks', type=int, default=0, metavar='N', help='processes to start, 2 or more (default: 2)')
     top.add_argument('--net', type=_net, default='none', metavar='NET', help=f'{USAGE} (default: none)')
     top.add_argument(
         '--compute',
@@ -30,8 +34,12 @@ def parser() -> argparse.ArgumentParser:
         help='emulated: measure the messages of emulated compute alone (default: real)',
     )
     top.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute instead of five')
-    top.add_argument('--sizes', choices=('tiny', 'quick', 'full'), default='', help=argparse.SUPPRESS)
-    top.add_argument('--output', type=Path, required=True, metavar='JSON', help='where the record goes')
+    top.add_argument('--sizes', choices=('least', 'tiny', 'quick', 'full'), default='', help=argparse.SUPPRESS)
+    top.add_argument('--output', type=Path, metavar='JSON', help='where the record goes')
+    top.add_argument('--profile', type=Path, metavar='YAML', help='where the profile goes, with its tables and stack')
+    top.add_argument(
+        '--journal', type=Path, metavar='DIR', help='where finished runs are kept (default: beside what is written)'
+    )
     top.add_argument(
         '--for',
         dest='schedule',
@@ -41,6 +49,17 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument('--seed', type=int, default=0, help='of the shuffled orders (default: 0)')
     top.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
+    top.add_argument('--device', choices=tuple(KINDS), default='cpu', help='what computes (default: cpu)')
+    top.add_argument(
+        '--transport', choices=TRANSPORTS, default='', help='what carries messages (default: native on devices)'
+    )
+    top.add_argument('--dtype', choices=DTYPES, default='fp32', help='of products and all else (default: fp32)')
+    top.add_argument(
+        '--meet', type=_time, default=60.0, metavar='TIME', help='in which launched ranks must come (default: 60s)'
+    )
+    top.add_argument(
+        '--timeout', type=_time, default=60.0, metavar='TIME', help='give up when nothing finishes (default: 60s)'
+    )
     return top
 
 
@@ -73,29 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     if importlib.util.find_spec('torch') is None:
         raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
-    from executor.bench.bench import bench, bench_messages
-    from executor.bench.jobs import schedule_programs
-    from executor.bench.progress import progress
-    from executor.bench.sizes import NAMED
-    from simpar.files import write_atomically
+    # ``--ranks`` says that ranks are started here, whatever a batch system has put into the environment.
+    launch = None if options.ranks else detect(os.environ)
+    if launch is not None and launch.idle:
+        return
+    from executor.bench.command import run
 
-    programs = schedule_programs(options.schedule) if options.schedule else ()
-    net, sizes = parse_net(options.net), NAMED[options.sizes or ('quick' if options.quick else 'full')]
-    with progress() as reporter:
-        if options.compute == 'emulated':
-            record = bench_messages(options.ranks, net, sizes, reporter, net_name=options.net, seed=options.seed)
-        else:
-            record = bench(
-                options.ranks,
-                net,
-                sizes,
-                reporter,
-                net_name=options.net,
-                programs=programs,
-                seed=options.seed,
-                favour=options.favour_communication,
-            )
-    write_atomically(options.output, json.dumps(record) + '\n')
+    run(options, launch)
+
+
+def _time(text: str) -> float:
+    """Seconds of a text with a unit."""
+    try:
+        return parse(text, 'time')
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _net(text: str) -> str:

@@ -51,11 +51,20 @@ def partition_name(size: int) -> str:
     return f'of{size}'
 
 
-def group_sizes(world: int) -> list[int]:
-    """Sizes of groups that ``world`` ranks can be split into: powers of two, and all."""
+def group_sizes(world: int, per_host: int = 0) -> list[int]:
+    """Sizes of groups that ``world`` ranks can be split into: powers of two, and all.
+
+    Arguments: ``per_host``, ranks of a host; 0: all. Groups then fill hosts, or hosts hold full groups.
+    """
     # Groups must be equal, and plans use powers of two mostly; all sizes would take too long.
     powers = {2**power for power in range(1, 20) if world % 2**power == 0}
-    return sorted(powers | ({world} if world > 1 else set()))
+    sizes = sorted(powers | ({per_host, world} - {0, 1} if world > 1 else set()))
+    return [size for size in sizes if not per_host or per_host % size == 0 or size % per_host == 0]
+
+
+def hosts_of(size: int, per_host: int) -> int:
+    """Hosts that a group of neighbours touches."""
+    return max(1, size // per_host) if per_host else 1
 
 
 def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ()) -> Program:
@@ -63,7 +72,8 @@ def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ())
 
     Arguments: ``streams`` to have, those that the items need unless given.
     """
-    sizes = group_sizes(world)
+    # Groups that no op uses cost nothing.
+    sizes = [size for size in range(2, world + 1) if world % size == 0]
     ranks = np.arange(world, dtype=np.int32)
     builder = ProgramBuilder(world, [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes])
     # Items share operands of one shape (see ``operand``), so that a bench fits in memory.

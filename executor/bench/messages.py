@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from executor.bench.item import DRAWN, group_sizes
-from executor.bench.ranks import Timed, TimedPool
+from executor.bench.item import DRAWN, group_sizes, hosts_of
+from executor.bench.ranks import Timed, Timer
 from executor.collectives import SMALL
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
@@ -34,12 +35,35 @@ Price = Callable[[Program], Costs]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A collective, or a send, in groups of so many ranks, of these ``sizes`` in bytes, on ``streams`` at once."""
+    """A collective, or a send, in groups of so many ranks, of these ``sizes`` in bytes, on ``streams`` at once.
+
+    Arguments:
+        hosts: how many a group touches.
+        stride: from one member of a group to the next; 1: neighbours.
+        crowded: whether all groups communicate at once; else the first one does, and the others stand by.
+    """
 
     operator: str
     ranks: int
     sizes: tuple[int, ...]
     streams: int = 1
+    hosts: int = 1
+    stride: int = 1
+    crowded: bool = True
+
+    def groups(self, world: int) -> NDArray[np.int32]:
+        """The ranks of every group, shape [groups, ranks]; of sends of neighbours, all ranks are one."""
+        ranks = np.arange(world, dtype=np.int32)
+        if self.operator == 'send' and self.stride == 1:
+            return ranks.reshape(1, -1)
+        return ranks.reshape(-1, self.ranks, self.stride).swapaxes(1, 2).reshape(-1, self.ranks)
+
+    def talking(self, world: int) -> list[list[int]]:
+        """The ranks that communicate, group by group; of a send its source and its target."""
+        groups: list[list[int]] = self.groups(world).tolist()
+        if self.operator == 'send':
+            return [groups[0][:2]]
+        return groups if self.crowded else groups[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +74,12 @@ class Found:
     cpu: list[float] = field(default_factory=list)
 
 
-def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float) -> list[Kind]:
+def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float, per_host: int = 0) -> list[Kind]:
     """Every kind in groups of every size, over sizes on both sides of the executor's change of algorithm.
 
-    Arguments: ``seconds``, how long the largest message may take on a shaped network.
+    Arguments:
+        seconds: how long the largest message may take on a shaped network.
+        per_host: ranks of a host; 0: all. Of several hosts, groups with one rank of each are measured too, alone.
     """
     largest = net.rate * seconds
     fitting = sorted(size for size in sizes if size <= largest) or [min(sizes)]
@@ -62,19 +88,38 @@ def kinds(world: int, sizes: Iterable[int], net: Net, seconds: float) -> list[Ki
     fitting += [int(largest)] if net.shaped and largest > fitting[-1] else []
     found = []
     for operator in KINDS:
-        for ranks in (2,) if operator == 'send' else group_sizes(world):
-            # What is exchanged, or sent, need not be split.
-            wanted = {rounded(size, 1 if size <= SMALL and operator == 'all_reduce' else ranks) for size in fitting}
-            if operator == 'all_reduce':
-                # The last size that is exchanged, and the first that goes around a ring.
-                wanted |= {SMALL, rounded(SMALL + 1, ranks)}
-            found.append(Kind(operator, ranks, tuple(sorted(wanted))))
+        for ranks in (2,) if operator == 'send' else group_sizes(world, per_host):
+            hosts = 2 if operator == 'send' and per_host == 1 else hosts_of(ranks, per_host)
+            found.append(Kind(operator, ranks, _wanted(operator, ranks, fitting), hosts=hosts))
+        hosts = world // per_host if per_host > 1 else 1
+        for ranks in (hosts,) * (hosts > 1) if operator == 'send' else group_sizes(hosts):
+            wanted = _wanted(operator, ranks, fitting)
+            found.append(Kind(operator, ranks, wanted, hosts=ranks, stride=per_host, crowded=False))
     return found
 
 
-def at_once(world: int, size: int) -> list[Kind]:
+def _wanted(operator: str, ranks: int, fitting: Sequence[int]) -> tuple[int, ...]:
+    # What is exchanged, or sent, need not be split.
+    wanted = {rounded(size, 1 if size <= SMALL and operator == 'all_reduce' else ranks) for size in fitting}
+    if operator == 'all_reduce':
+        # The last size that is exchanged, and the first that goes around a ring.
+        wanted |= {SMALL, rounded(SMALL + 1, ranks)}
+    return tuple(sorted(wanted))
+
+
+def at_once(world: int, size: int, per_host: int = 0) -> list[Kind]:
     """All-reduces of all ranks on several streams that never wait for one another."""
-    return [Kind('all_reduce', world, (rounded(size, world),) * 2, streams) for streams in STREAMS]
+    hosts = hosts_of(world, per_host)
+    return [Kind('all_reduce', world, (rounded(size, world),) * 2, streams, hosts) for streams in STREAMS]
+
+
+def crossing(world: int, size: int, per_host: int) -> list[Kind]:
+    """All-reduces of groups with one rank of each host: of one group alone, and of all groups at once."""
+    hosts = world // per_host
+    sizes = (rounded(size, hosts),)
+    return [
+        Kind('all_reduce', hosts, sizes, hosts=hosts, stride=per_host, crowded=crowded) for crowded in (False, True)
+    ]
 
 
 def rounded(size: int, ranks: int) -> int:
@@ -96,9 +141,7 @@ def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
 
     Arguments: ``computes``: a compute op stands before each message, as emulated ranks have them.
     """
-    pairs = kind.operator == 'send'
-    # A send has one pair of all ranks: the others stand by, as in a pipeline.
-    groups = np.arange(world, dtype=np.int32).reshape(-1, world if pairs else kind.ranks)
+    pairs, groups = kind.operator == 'send', kind.groups(world)
     names = [f'{GROUP}{stream}' for stream in range(kind.streams)]
     builder = ProgramBuilder(world, [Partition(name, groups) for name in names])
     if computes:
@@ -114,7 +157,10 @@ def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
                 builder.add_tensor(replace(tensor, initial=DRAWN if part == 'in' else 'zeros'))
             for end in ends:
                 builder.add_op_class(_op(end, name, place, size, kind.ranks))
-    roles = {'send': [0], 'recv': [1], 'idle': [*range(2, world)]} if pairs else {kind.operator: [*range(world)]}
+    # A send has one pair of all ranks: the others stand by, as in a pipeline.
+    talking = [rank for group in kind.talking(world) for rank in group]
+    roles = {'send': talking[:1], 'recv': talking[1:]} if pairs else {kind.operator: sorted(talking)}
+    roles['idle'] = [rank for rank in range(world) if rank not in set(talking)]
     for role, ranks in roles.items():
         if ranks:
             builder.add_role(role, ranks, _slots(role, names, kind, computes=computes), _streams(names, computes))
@@ -157,8 +203,9 @@ class Messages:
     Arguments: ``price``, costs of programs where compute is emulated; None: compute is real.
     """
 
-    def __init__(self, pool: TimedPool, kinds: Sequence[Kind], price: Price | None, seed: int = 0) -> None:
+    def __init__(self, pool: Timer, kinds: Sequence[Kind], price: Price | None, seed: int = 0) -> None:
         self._pool = pool
+        self.world = pool.world
         self._shuffled = random.Random(seed)
         self.kinds = list(kinds)
         self._programs = [program_of(kind, pool.world, computes=price is not None) for kind in kinds]
@@ -178,7 +225,7 @@ class Messages:
         if kind.streams > 1:
             self.found[index][kind.sizes[0]].wall.extend(together(run, warm_up))
             return
-        for size, wall, cpu in by_size(run, warm_up):
+        for size, wall, cpu in by_size(run, warm_up, kind.talking(self._pool.world)):
             self.found[index][size].wall.extend(wall)
             self.found[index][size].cpu.extend(cpu)
 
@@ -210,8 +257,11 @@ def halves_differ(seconds: Sequence[float]) -> float:
     return abs(one - other) / min(one, other)
 
 
-def by_size(run: Timed, warm_up: int) -> Iterable[tuple[int, list[float], list[float]]]:
-    """Of every message bytes, seconds of each repeat and group, and CPU seconds of each rank."""
+def by_size(run: Timed, warm_up: int, groups: Sequence[list[int]]) -> Iterable[tuple[int, list[float], list[float]]]:
+    """Of every message bytes, seconds of each repeat and group, and CPU seconds of each rank.
+
+    Arguments: ``groups``, the ranks that communicate, see ``Kind.talking``.
+    """
     trace = run.trace
     program = trace.program
     role = program.roles[0]
@@ -220,15 +270,13 @@ def by_size(run: Timed, warm_up: int) -> Iterable[tuple[int, list[float], list[f
         if op.kind == 'compute':
             continue
         wall: list[float] = []
-        for group in program.partitions[op.partition].groups_GP.tolist():
-            members = group[:2] if op.kind == 'send' else group
-            times = [trace.times_of(rank) for rank in members]
+        for group in groups:
+            times = [trace.times_of(rank) for rank in group]
             # It starts when its last rank has arrived, and ends when its last one has: that is what others wait for.
             start: Times = np.max([one.start_KS[warm_up:, slot] for one in times], axis=0)
             end: Times = np.max([one.end_KS[warm_up:, slot] for one in times], axis=0)
             wall += (end - start).tolist()
-        ranks = [0, 1] if op.kind == 'send' else range(program.world)
-        cpu = [run.process_RKS[rank, warm_up:, slot] for rank in ranks]
+        cpu = [run.process_RKS[rank, warm_up:, slot] for group in groups for rank in group]
         yield int(op.bytes), wall, np.concatenate(cpu).tolist()
 
 
@@ -249,8 +297,9 @@ def rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, An
     return [
         {
             'operator': kind.operator,
-            'ranks': kind.ranks,
-            'nodes': 1,
+            # A send has two ends, of however large a group.
+            'ranks': 2 if kind.operator == 'send' else kind.ranks,
+            'nodes': min(kind.hosts, 2) if kind.operator == 'send' else kind.hosts,
             'bytes': size,
             'algorithm': algorithm(kind.operator, size),
             'weight': 1,
@@ -259,9 +308,20 @@ def rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, An
             'cpu': figures(np.maximum(one.cpu, 1e-9)),
         }
         for kind, found in zip(messages.kinds, messages.found, strict=True)
-        if kind.streams == 1
+        # All groups across hosts at once have rows of their own.
+        if kind.streams == 1 and (kind.stride == 1 or not kind.crowded)
         for size, one in found.items()
     ]
+
+
+def crossing_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """Two rows: seconds of an all-reduce of one rank of each host, alone and while all other ranks do the same."""
+    found = []
+    for kind, times in zip(messages.kinds[-2:], messages.found[-2:], strict=True):
+        groups, size = len(kind.talking(messages.world)), kind.sizes[0]
+        seconds = figures(np.array(times[size].wall))
+        found.append({'groups': groups, 'ranks': kind.ranks, 'bytes': size, 'seconds': seconds})
+    return found
 
 
 def stream_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 from executor.bench.communication import collective
 from executor.bench.compute import matmul, program_items
 from executor.bench.item import COMMUNICATION, COMPUTE, Item, program_of
-from executor.bench.ranks import Timed, TimedPool
+from executor.bench.ranks import Timed, Timer
 from executor.bench.sample import WARM_UP
 from executor.bench.sizes import Sizes
 from executor.measure import Statistics
@@ -57,20 +57,21 @@ class Stretch:
 
 
 def measure_overlap(
-    pool: TimedPool, sizes: Sizes, largest: float, said: Callable[[], None] = lambda: None
+    pool: Timer, sizes: Sizes, largest: float, said: Callable[[], None] = lambda: None
 ) -> list[Stretch]:
     """Run kernels alone, collectives alone and both at once, in turns.
 
     Arguments:
         largest: bytes of the largest message.
-        said: called ``2 × sizes.rounds`` times.
+        said: called ``2 × sizes.rounds`` times for each kind of collective.
     """
     size = int(min(max(largest, SMALLEST), LARGEST))
-    messages = [collective('all_reduce', pool.world, part) for part in (size, size // 4)]
     found: list[Stretch] = []
     kinds: tuple[Kernels, ...] = ('matrix', 'memory')
-    for what in kinds:
-        found += _Pair(pool, kernels(what), messages).measure(what, sizes.rounds, said)
+    for operator in sizes.beside:
+        messages = [collective(operator, pool.world, part) for part in (size, size // 4)]
+        for what in kinds:
+            found += _Pair(pool, kernels(what), messages).measure(what, operator, sizes.rounds, said)
     return found
 
 
@@ -86,7 +87,7 @@ def kernels(what: Kernels) -> list[Item]:
 class _Pair:
     """Kernels and messages, and the programs that run either and both; the two streams never wait for one another."""
 
-    def __init__(self, pool: TimedPool, kernels: list[Item], messages: list[Item]) -> None:
+    def __init__(self, pool: Timer, kernels: list[Item], messages: list[Item]) -> None:
         self._pool = pool
         self._items = {COMPUTE: kernels, COMMUNICATION: messages}
         self._alone = [program_of(items, pool.world) for items in self._items.values()]
@@ -95,8 +96,11 @@ class _Pair:
         self._run_alone()
         self._both = self._program()
 
-    def measure(self, what: Kernels, rounds: int, said: Callable[[], None]) -> list[Stretch]:
-        """How the kernels stretch beside the messages, and the messages beside the kernels."""
+    def measure(self, what: Kernels, operator: str, rounds: int, said: Callable[[], None]) -> list[Stretch]:
+        """How the kernels stretch beside the messages, and the messages beside the kernels.
+
+        Arguments: ``operator``, the kind of the messages.
+        """
         both = []
         # Alone and together in turns, so that a slow minute of the machine hits both sides of the ratio.
         for _ in range(rounds):
@@ -108,9 +112,10 @@ class _Pair:
         shaped = self._pool.net.kind != 'none'
         kernels = [factor for run in both for factor in kernel_stretches(run, alone, shaped=shaped)]
         messages = [factor for run in both for factor in message_stretches(run.trace, alone)]
+        called, of = f'{operator.replace("_", "-")}s', '' if operator == 'all_reduce' else f' ({operator})'
         return [
-            Stretch(what, 'all-reduces', Statistics(np.array(kernels))),
-            Stretch('collective', f'{what} kernels', Statistics(np.array(messages))),
+            Stretch(what, called, Statistics(np.array(kernels))),
+            Stretch('collective', f'{what} kernels{of}', Statistics(np.array(messages))),
         ]
 
     def _run(self, program: Program) -> Timed:

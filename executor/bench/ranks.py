@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from executor.process import Setup
 from executor.rank import Compute, Request
 from executor.real import RealMachine
 from simpar.cost.costs import Costs
+from simpar.hardware.net import Net
 from simpar.program import Program
 from simpar.trace import Times, Trace
 
@@ -40,35 +41,71 @@ class Timed:
     process_RKS: Times
 
 
+class Timer(Protocol):
+    """Ranks that run a program and say how long its ops took: own ones, or those that a launcher has started."""
+
+    @property
+    def world(self) -> int:
+        """How many."""
+
+    @property
+    def net(self) -> Net:
+        """What joins them."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the times must know."""
+
+    def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
+        """Run a program for some steps, back to back.
+
+        Arguments: ``costs``, for emulated compute; None: compute is real. ``issue``, as of ``Request``.
+        """
+
+
+def on_clock(trace: Trace) -> Timed:
+    """A run on devices, whose events tell all there is: no processor is shared with others."""
+    seconds = np.zeros((trace.program.world, trace.steps, max(map(len, trace.program.roles))))
+    for one in range(trace.program.world):
+        times = trace.times_of(one)
+        seconds[one, :, : times.end_KS.shape[1]] = times.end_KS - times.start_KS
+    return Timed(trace, seconds, seconds)
+
+
 class TimedPool(Pool):
     """A pool of ranks with one thread for computation each.
 
-    Arguments: as of ``Pool``; ``favour``: communication is scheduled before computation.
+    Arguments:
+        favour: communication is scheduled before computation.
+        device, transport: as of ``Request``.
+        others: as of ``Pool``.
     """
 
-    def __init__(self, world: int, *, favour: bool = False, **more: Any) -> None:
-        self._favour = favour
+    def __init__(
+        self,
+        world: int,
+        *,
+        favour: bool = False,
+        device: str = 'cpu',
+        transport: str = '',
+        dtype: str = '',
+        **more: Any,
+    ) -> None:
+        self._request = Request(favour=favour, device=device, transport=transport, dtype=dtype)
         super().__init__(world, **more)
 
     def __enter__(self) -> TimedPool:
         return self
 
-    def timed(self, program: Program, steps: int, costs: Costs | None = None) -> Timed:
-        """Run a program for some steps, back to back; see ``Pool.run``.
-
-        Arguments: ``costs``, for emulated compute; None: compute is real.
-        """
+    def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
+        """Run a program for some steps, back to back; see ``Timer``."""
         compute: Compute = 'real' if costs is None else 'emulated'
-        execution = self.perform(program, Request(compute=compute, costs=costs, steps=steps, favour=self._favour))
-        # Ranks that stand by have fewer slots than others: what they have none of took no time.
-        found = np.zeros((2, program.world, steps, max(map(len, program.roles))))
-        for one in range(program.world):
-            slots = len(program.role(one))
-            # Through files, since outcomes of ranks have no room for times that only a bench wants.
-            if slots:
-                cpu = np.fromfile(_file(self._folder, one)).reshape(2, -1, slots)
-                found[:, one, :, :slots] = cpu[:, :steps]
-        return Timed(execution.trace, *found)
+        request = replace(self._request, compute=compute, costs=costs, steps=steps, issue=issue)
+        trace = self.perform(program, request).trace
+        if not request.threads:
+            return on_clock(trace)
+        # Through files, since outcomes of ranks have no room for times that only a bench wants.
+        return with_cpu(trace, [cpu_times(self._folder, one, program) for one in range(program.world)])
 
     def _start(self, target: Callable[..., object], *arguments: object) -> Any:
         return super()._start(main if target is process.main else target, *arguments)
@@ -76,11 +113,32 @@ class TimedPool(Pool):
 
 def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     """A rank's process, in which the machine of real compute is one that reads CPU clocks."""
-    TimedMachine.place = TimedEmulation.place = _file(setup.folder, setup.rank)
+    use_timed_machines(setup.folder, setup.rank)
+    process.main(replace(setup, threads=1), pipe, lifeline)
+
+
+def with_cpu(trace: Trace, cpu: Sequence[Times]) -> Timed:
+    """A run on processors. Arguments: ``cpu``, as of ``cpu_times``, rank by rank."""
+    # Ranks that stand by have fewer slots than others: what they have none of took no time.
+    found = np.zeros((2, trace.program.world, trace.steps, max(map(len, trace.program.roles))))
+    for one, seconds in enumerate(cpu):
+        if seconds.size:
+            found[:, one, :, : seconds.shape[2]] = seconds[:, : trace.steps]
+    return Timed(trace, *found)
+
+
+def cpu_times(folder: Path, rank: int, program: Program) -> Times:
+    """CPU seconds that a rank's machine has left, shape [thread and process, steps, slots]."""
+    slots = len(program.role(rank))
+    return np.fromfile(_file(folder, rank)).reshape(2, -1, slots) if slots else np.zeros((2, 0, 0))
+
+
+def use_timed_machines(folder: Path, one: int) -> None:
+    """Have this rank's process run machines that read CPU clocks."""
+    TimedMachine.place = TimedEmulation.place = _file(folder, one)
     # In the rank's own process alone; the parent and other pools keep the plain machines.
     vars(rank)['RealMachine'] = TimedMachine
     vars(rank)['EmulatedMachine'] = TimedEmulation
-    process.main(replace(setup, threads=1), pipe, lifeline)
 
 
 class TimedMachine(RealMachine):

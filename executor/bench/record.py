@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from executor.bench.item import Item
+from executor.bench.on import On
 from executor.bench.overlap import Stretch
 from executor.bench.sample import Samples
 from executor.measure import Statistics
@@ -64,17 +65,20 @@ def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
     return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor.samples)} for one in found]
 
 
-def environment(ranks: int, net: str) -> dict[str, Any]:
+def environment(ranks: int, net: str, on: On | None = None, per_host: int = 0) -> dict[str, Any]:
     """Where the times are from, in general words."""
+    on = on or On()
     return {
         'format': FORMAT,
         'date': datetime.date.today().isoformat(),
-        'machine': machine(),
+        'machine': machine() if on.threads else on.name,
         'cores': os.cpu_count() or 1,
-        'memory': memory(),
+        'memory': memory() if on.threads else on.memory,
         'software': {'Python': platform.python_version(), 'torch': str(torch.__version__), 'simpar': __version__},
         'ranks': ranks,
+        'hosts': ranks // per_host if per_host else 1,
         'net': net,
+        **({} if on.threads else {'device': on.device, 'dtype': on.dtype or 'fp32', 'library': on.library}),
     }
 
 

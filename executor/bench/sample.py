@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.bench.item import Item, program_of
-from executor.bench.ranks import Timed, TimedPool
+from executor.bench.ranks import Timed, Timer
 from simpar.trace import Times
 
 WARM_UP = 2
@@ -49,7 +49,7 @@ class Samples:
 
 
 def sample(
-    pool: TimedPool, items: Sequence[Item], orders: int, trials: int, seed: int, said: Callable[[], None] = lambda: None
+    pool: Timer, items: Sequence[Item], orders: int, trials: int, seed: int, said: Callable[[], None] = lambda: None
 ) -> list[Samples]:
     """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
 

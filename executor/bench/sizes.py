@@ -26,6 +26,8 @@ class Sizes:
         probes: see ``Probe``; ``moved``: operators that move more bytes are left out.
         messages: bytes of collectives; on a shaped network, up to ``message_seconds`` of its rate.
         orders: shuffled orders of all items; ``trials`` of each that count; ``rounds`` of overlapped runs.
+        beside: kinds of collectives that run beside kernels.
+        load_seconds: for how long a device makes large products, to see which clock it keeps; ``load``: m, n and k.
     """
 
     products: tuple[int, ...]
@@ -40,6 +42,9 @@ class Sizes:
     orders: int
     trials: int
     rounds: int
+    beside: tuple[str, ...] = ('all_reduce',)
+    load_seconds: float = 5.0
+    load: int = 8192
 
 
 QUICK: Final = Sizes(
@@ -83,6 +88,8 @@ FULL: Final = Sizes(
     orders=4,
     trials=8,
     rounds=16,
+    beside=('all_reduce', 'all_gather', 'reduce_scatter'),
+    load_seconds=20.0,
 )
 TINY: Final = Sizes(
     products=(16, 256),
@@ -97,5 +104,23 @@ TINY: Final = Sizes(
     orders=2,
     trials=5,
     rounds=2,
+    load_seconds=0.05,
+    load=32,
 )
-NAMED: Final = {'tiny': TINY, 'quick': QUICK, 'full': FULL}
+LEAST: Final = Sizes(
+    products=(16,),
+    head_dims=(16,),
+    sequences=(16,),
+    pairs=(2,),
+    scores=2**12,
+    probes=(Probe(2, 8, 32, 64),),
+    moved=1e6,
+    messages=(2**10, 2**16),
+    message_seconds=0.01,
+    orders=1,
+    trials=2,
+    rounds=1,
+    load_seconds=0.02,
+    load=16,
+)
+NAMED: Final = {'least': LEAST, 'tiny': TINY, 'quick': QUICK, 'full': FULL}

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from simpar.calibrate.fit import Fit, relative_fit
+from simpar.calibrate.fit import relative_fit
+from simpar.calibrate.host import host
+from simpar.calibrate.network import network
+from simpar.calibrate.number import MOST_RESIDUAL, Fitted, Number, inverse
 from simpar.calibrate.record import AttentionRow, Record, Stretch
-from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low, usual
-from simpar.cost.formula import share, steps
-from simpar.hardware import Grade
-from simpar.hardware.net import parse_net
+from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low
 
-MOST_RESIDUAL: Final = 0.05
-"""A median relative error of a fit above which its coefficients are estimates."""
 STREAMING: Final = frozenset({'residual', 'add', 'relu', 'bias', 'scale'})
 """Operators that hardly compute: their seconds are those of memory."""
 TINY: Final = 1e-9
@@ -27,34 +24,11 @@ GUESS: Final = 0.8
 NEAR: Final = 1.25
 """A fitted limit of the rate of products counts up to so many times the best that was seen."""
 NOTHING: Final = 'emulated compute takes nothing from messages'
-CROWDED: Final = 0.95
-"""Share of one stream's rate that several at once must carry; below it the link is not all that they share."""
+VECTOR: Final = 'device.vector.fp32'
+UNITS: Final = 1 / 16
+"""Rate of vector units, of that of matrix units, where it is not measured."""
 NARROW: Final = {'fp64': 0.5, 'bf16': 0.25, 'fp16': 0.25}
 """Rates of data types that are not measured, of that of fp32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A number of the profile.
-
-    Arguments:
-        value: the number in SI units.
-        kind: the kind of quantity as in ``simpar.units``, or empty.
-        source: how it was found.
-        flags: what is wrong with it, in words.
-        guessed: not measured at all.
-    """
-
-    value: float
-    source: str
-    kind: str = ''
-    flags: tuple[str, ...] = ()
-    guessed: bool = False
-
-    @property
-    def grade(self) -> Grade:
-        """``estimate`` where something is wrong with it."""
-        return 'estimate' if self.flags or self.guessed else 'measured'
 
 
 def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]:
@@ -63,19 +37,27 @@ def numbers_of(record: Record, tables: Mapping[str, Table]) -> dict[str, Number]
     Does not measure: other data types than fp32, the host, which CPU threads do not have.
     """
     if record.compute == 'emulated':
-        return _network(record) | {'slow_down.collective': Number(value=1.0, source=NOTHING)}
-    found = _matmul(tables['matmul'].lines)
-    peak = found['device.vector.fp32'].value
-    for dtype, part in NARROW.items():
-        source = f'not measured: {part:g} of fp32'
-        found[f'device.vector.{dtype}'] = Number(value=peak * part, kind='flops', source=source, guessed=True)
+        return network(record) | {'slow_down.collective': Number(value=1.0, source=NOTHING)}
+    peak_key = peak_of(record)
+    found = _matmul(tables['matmul'].lines, peak_key)
+    peak = found[peak_key].value
+    if peak_key == VECTOR:
+        for dtype, part in NARROW.items():
+            source = f'not measured: {part:g} of fp32'
+            found[f'device.vector.{dtype}'] = Number(value=peak * part, kind='flops', source=source, guessed=True)
+    else:
+        source = f'not measured: {UNITS:g} of the matrix units in {record.dtype}'
+        found[VECTOR] = Number(value=peak * UNITS, kind='flops', source=source, guessed=True)
     found |= _memory(record, _streaming(tables['operator'].lines))
     found |= _attention(record, tables['attention'].lines if 'attention' in tables else (), peak)
-    found |= _network(record)
+    found |= network(record)
     found |= _slow_down(record.overlap)
-    source = 'a thread for each stream calls its kernels itself: there is no host beside the device'
-    found['host.issue.eager'] = Number(value=0.0, kind='time', source=source)
-    return found
+    return found | host(record)
+
+
+def peak_of(record: Record) -> str:
+    """The key of the rate of products: that of vector units in fp32, else that of matrix units."""
+    return VECTOR if record.dtype == 'fp32' else f'device.matrix.{record.dtype}'
 
 
 def _flops(line: Line) -> float:
@@ -83,7 +65,7 @@ def _flops(line: Line) -> float:
     return 2.0 * m * n * k
 
 
-def _matmul(lines: Sequence[Line]) -> dict[str, Number]:
+def _matmul(lines: Sequence[Line], peak_key: str) -> dict[str, Number]:
     """The peak and the four constants of ``simpar.cost.roofline.matmul``: kernel + 2 / F · (mn + area) · (k + depth).
 
     The peak is the best rate that was seen, or the limit F of endless products where that is near.
@@ -101,10 +83,10 @@ def _matmul(lines: Sequence[Line]) -> dict[str, Number]:
     area, depth = by_k / work, by_mn / work
     # Multiplied out, the formula's product of area and depth is constant and lies in the fixed term.
     kernel = fixed - work * area * depth
-    made = _Fitted(fit, f'{len(lines)} matrix products')
+    made = Fitted(fit, f'{len(lines)} matrix products')
     quickest = Number(value=best, kind='flops', source='the quickest of the matrix products')
     return {
-        'device.vector.fp32': quickest if best == peak else made.number(peak, 'flops', negative=False),
+        peak_key: quickest if best == peak else made.number(peak, 'flops', negative=False),
         'device.kernel.matrix': made.number(max(kernel, 0.0), 'time', negative=kernel < -TINY or 0 in fit.negative),
         'device.matmul.share': made.number(limit / peak, negative=1 in fit.negative),
         'device.matmul.half_area': made.number(max(area, TINY), negative=2 in fit.negative),
@@ -122,14 +104,16 @@ def _memory(record: Record, lines: Sequence[Line]) -> dict[str, Number]:
     moved, seconds = np.array([float(line.key[2]) for line in lines]), np.array([line.seconds for line in lines])
     fit = relative_fit(np.column_stack([np.ones(len(lines)), moved]), seconds)
     best = float(np.max(moved / seconds))
-    made = _Fitted(fit, f'{len(lines)} operators that hardly compute')
-    size = record.memory / record.ranks
-    whole = f'the memory of the machine over {record.ranks} ranks' if size else 'a guess'
+    made = Fitted(fit, f'{len(lines)} operators that hardly compute')
+    # A device has memory of its own; the ranks of a processor share it.
+    size = record.memory / (record.per_host if record.device == 'cpu' else 1)
+    shared = f'the memory of the machine over {record.per_host} ranks'
+    whole = (shared if record.device == 'cpu' else 'as the device tells') if size else 'a guess'
     return {
         'device.kernel.memory': made.number(fit.values[0], 'time', negative=0 in fit.negative),
         'device.memory.size': Number(value=size or 8e9, kind='size', source=whole, guessed=not size),
         'device.memory.bandwidth': Number(value=best, kind='rate', source='the quickest operator that hardly computes'),
-        'device.memory.share': made.number(min(_inverse(fit.values[1], best) / best, 1.0), negative=1 in fit.negative),
+        'device.memory.share': made.number(min(inverse(fit.values[1], best) / best, 1.0), negative=1 in fit.negative),
     }
 
 
@@ -149,11 +133,11 @@ def _attention(record: Record, lines: Sequence[Line], peak: float) -> dict[str, 
     # Two products of sequence² × head_dim a head, halved by the causal mask.
     flops = [2.0 * float(line.key[3]) * float(line.key[2]) ** 2 * float(line.key[1]) for line in lines]
     fit = relative_fit(np.column_stack([np.ones(len(lines)), flops]), [line.seconds for line in lines])
-    rate = _inverse(fit.values[1], peak)
+    rate = inverse(fit.values[1], peak)
     quarter, median, three_quarters = (_quantile(ratios, weights, part) for part in (0.25, 0.5, 0.75))
     spread = (three_quarters - quarter) / median
     return {
-        'device.attention.share': _Fitted(fit, f'{len(lines)} sizes of attention').number(
+        'device.attention.share': Fitted(fit, f'{len(lines)} sizes of attention').number(
             min(rate / peak, 1.0), negative=1 in fit.negative
         ),
         'device.attention.backward': Number(
@@ -180,58 +164,6 @@ def _quantile(values: Sequence[float], weights: Sequence[int], part: float) -> f
     return order[-1][0]
 
 
-def _network(record: Record) -> dict[str, Number]:
-    """start + steps · latency + bytes over a channel / bandwidth, of all collectives that go around a ring."""
-    # Other algorithms have other numbers of steps; mixed, the fit would hide the latency.
-    rings = [row for row in record.tables.collective if row.algorithm == 'ring'] or record.tables.collective
-    passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
-    terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
-    take = usual if record.compute == 'emulated' else low
-    seconds = np.array([take(counted(row)) for row in rings])
-    fit = relative_fit(terms, seconds)
-    start, latency, inverse = fit.values
-    made = _Fitted(fit, f'{len(rings)} collectives')
-    bandwidth = _inverse(inverse, float(np.max(np.array(passed) / seconds)))
-    alone = made.number(bandwidth, 'rate', negative=2 in fit.negative)
-    return {
-        'links.bandwidth': _at_once(record, _paced(record, alone)),
-        'links.latency': made.number(latency, 'time', negative=1 in fit.negative),
-        'library.start': made.number(start, 'time', negative=0 in fit.negative),
-    }
-
-
-def _paced(record: Record, alone: Number) -> Number:
-    """The rate of a paced link as it was asked for, where it was found again."""
-    try:
-        net = parse_net(record.net)
-    # A record may say anything of its network.
-    except ValueError:
-        return alone
-    if net.kind != 'paced' or abs(alone.value / net.rate - 1) > MOST_RESIDUAL:
-        return alone
-    return replace(alone, value=net.rate, source=f'as --net says; {alone.source}')
-
-
-def _at_once(record: Record, alone: Number) -> Number:
-    """What a link carries: of one stream, or of several at once where these carry more."""
-    carried = [
-        (row.streams * share('ring', 'all_reduce', row.ranks) * row.bytes / low(row.seconds), row)
-        for row in record.streams
-    ]
-    if not carried:
-        return alone
-    most, row = max(carried, key=lambda pair: pair[0])
-    least, crowd = min(carried, key=lambda pair: pair[0])
-    flags = alone.flags
-    if least < CROWDED * alone.value:
-        flags += (f'{crowd.streams} streams at once carry {least / alone.value:.0%} of what one does',)
-    # A shaped link carries what several streams fill it with: one of them waits for its peers now and then.
-    if record.net.startswith('paced') or (most <= alone.value and record.net == 'none'):
-        return replace(alone, flags=flags)
-    source = f'what {row.streams} streams carry at once; one alone: {alone.source}'
-    return replace(alone, value=most, source=source, flags=flags)
-
-
 def _slow_down(overlap: Iterable[Stretch]) -> dict[str, Number]:
     """Speeds beside one another, of 1."""
     found: dict[str, list[Stretch]] = {'matrix': [], 'memory': [], 'collective': []}
@@ -254,26 +186,3 @@ def _speed(what: str, stretches: Sequence[Stretch]) -> Number:
     how = 'the 10th percentile' if what == 'collective' else 'the median'
     source = f'{how} of all runs beside {" and ".join(other for other, _ in known)}'
     return Number(value=min(speed, 1.0), source=source, flags=tuple(flags))
-
-
-def _inverse(value: float, otherwise: float) -> float:
-    return 1.0 / value if value > 0 else otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    """A fit, and what it was made of, in words."""
-
-    fit: Fit
-    over: str
-
-    def number(self, value: float, kind: str = '', *, negative: bool) -> Number:
-        """A coefficient, or what was made of some.
-
-        Arguments: ``negative``: it would have been below zero.
-        """
-        missed, worst = self.fit.typical, self.fit.worst
-        flags = [f'the fit misses {missed:.0%} in the median'] if missed > MOST_RESIDUAL else []
-        flags += ['came out negative'] if negative else []
-        source = f'relative least squares over {self.over}, which it misses by {missed:.1%} (median) to {worst:.0%}'
-        return Number(value=value, kind=kind, source=source, flags=tuple(flags))

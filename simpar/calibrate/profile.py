@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import yaml
 
-from simpar.calibrate.figures import Number, numbers_of
+from simpar.calibrate.figures import numbers_of
+from simpar.calibrate.network import per
+from simpar.calibrate.number import Number
 from simpar.calibrate.record import Record
 from simpar.calibrate.table import Table, tables_of
 from simpar.errors import Problem, ScheduleError
@@ -20,7 +22,6 @@ SHOWN: Final = 3
 """Lines of a table that are named on the screen."""
 SUFFIXES: Final = ('.yaml', '.yml')
 GIVEN: Final = 'cpu-gloo'
-DTYPE: Final = 'fp32'
 PREFIXES: Final = {
     'flops': ((1e12, 'TFLOP/s'), (1e9, 'GFLOP/s'), (1e6, 'MFLOP/s'), (1.0, 'FLOP/s')),
     'rate': ((1e9, 'GB/s'), (1e6, 'MB/s'), (1.0, 'B/s')),
@@ -101,6 +102,9 @@ def write_profile(path: Path, calibration: Calibration) -> list[Path]:
     for kind, table in calibration.tables.items():
         written.append(path.with_name(_table_name(path, kind)))
         write_atomically(written[-1], table.text(calibration.source))
+    if calibration.record.launches:
+        written.append(path.with_name(f'{path.stem}.stack.yaml'))
+        write_atomically(written[-1], stack_text(path, calibration))
     # The profile last: a reader that finds it finds its tables too.
     write_atomically(path, profile_text(path, calibration))
     return written
@@ -120,6 +124,19 @@ def profile_text(path: Path, calibration: Calibration) -> str:
     head += ['# Uncertain, and therefore of grade estimate:', *(f'#   {line}' for line in wrong)] if wrong else []
     body = yaml.dump(_tree(path, calibration), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return '\n'.join(head) + '\n' + body
+
+
+def stack_text(path: Path, calibration: Calibration) -> str:
+    """The YAML of a stack: what the executor's host takes to issue; only devices have such a host."""
+    figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
+    tree = {
+        'format': 1,
+        'name': f'{path.stem}.stack',
+        'description': "simpar's executor, op by op, as it was measured",
+        'source': calibration.source,
+        'host': _under(figure, 'stack'),
+    }
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -143,43 +160,68 @@ def _tree(path: Path, calibration: Calibration) -> dict[str, Any]:
     # ``folder/profile.yaml`` is called by its folder, as the profiles that come with simpar are.
     name = path.parent.resolve().name if path.name == FILE else path.stem
     figure = {key: _figure(number, calibration) for key, number in calibration.numbers.items()}
-    of = {prefix: _under(figure, prefix) for prefix in ('device.vector', 'device.memory', 'device.kernel',
-          'device.matmul', 'device.attention', 'slow_down', 'library')}  # fmt: skip
-    one = _Leaf(value=1, source='all of what was measured', grade=figure['links.bandwidth']['grade'])
     given = _given() if record.compute == 'emulated' else {}
     compute = ', emulated compute' if given else ''
+    where = f' on {record.hosts} hosts' if record.hosts > 1 else ''
+    ranks = f'{record.ranks} ranks{where} over {record.library}'
     return {
         'format': 1,
         'name': name,
-        'description': f'{record.ranks} ranks over gloo, network {record.net}{compute}: {calibration.source}',
-        'devices': record.ranks,
-        'device': given.get('device')
-        or {
-            'name': 'CPU core',
-            # A CPU core has no matrix unit of its own; products run at the vector rates.
-            'matrix': _Leaf(),
-            'vector': of['device.vector'],
-            'memory': of['device.memory'],
-            'kernel': of['device.kernel'],
-            'matmul': of['device.matmul'],
-            'attention': of['device.attention'],
+        'description': f'{ranks}, network {record.net}{compute}: {calibration.source}',
+        # Of one node; a schedule tells how many nodes it has.
+        'devices': record.per_host,
+        'device': given.get('device') or _device(record, figure),
+        'host': given.get('host') or {'mode': 'eager', 'issue': _under(figure, 'host.issue')},
+        'links': _links(record, figure),
+        'library': {'name': _library(record), 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
+        'slow_down': {
+            **given.get('slow_down', {}),
+            **_under(figure, 'slow_down'),
+            # The kernels of these libraries hold their multiprocessors while they wait; a thread that waits sleeps.
+            'waiting': record.library != 'gloo',
         },
-        'host': given.get('host') or {'mode': 'eager', 'issue': {'eager': figure['host.issue.eager']}},
-        'links': [
-            {
-                'name': 'loopback' if record.net == 'none' else 'wire',
-                'devices': 0,
-                'per': 'device',
-                'bandwidth': figure['links.bandwidth'],
-                'share': one,
-                'latency': figure['links.latency'],
-                'algorithm': _Leaf({2: 'ring'}),
-            }
-        ],
-        'library': {'name': 'gloo', 'across': 'flat', 'start': figure['library.start'], **_exchange(record)},
-        'slow_down': {**given.get('slow_down', {}), **of['slow_down'], 'waiting': False},
         'tables': {kind: _table(path, table, calibration) for kind, table in calibration.tables.items()},
         'net': record.net,
+    }
+
+
+def _library(record: Record) -> str:
+    return {'nccl': 'NCCL', 'hccl': 'HCCL'}.get(record.library, record.library)
+
+
+def _device(record: Record, figure: dict[str, _Leaf]) -> dict[str, Any]:
+    of = {
+        prefix: _under(figure, f'device.{prefix}') for prefix in ('vector', 'memory', 'kernel', 'matmul', 'attention')
+    }
+    under_load = {'sustained': figure['device.sustained'], 'power_bound': True} if record.sustained else {}
+    return {
+        'name': 'CPU core' if record.device == 'cpu' else record.machine,
+        # A CPU core has no matrix unit of its own; products run at the vector rates.
+        'matrix': _Leaf(_under(figure, 'device.matrix')),
+        **of,
+        **under_load,
+    }
+
+
+def _links(record: Record, figure: dict[str, _Leaf]) -> list[dict[str, Any]]:
+    """One link, or that inside of a host and that between hosts."""
+    if 'across.bandwidth' not in figure:
+        near = 'loopback' if record.net == 'none' and record.hosts == 1 else 'wire'
+        return [_link(near, 0, 'device', figure, 'links')]
+    inside = _link('host', record.per_host, 'device', figure, 'links')
+    return [inside, _link('network', 0, per(record), figure, 'across')]
+
+
+def _link(name: str, devices: int, per: str, figure: dict[str, _Leaf], of: str) -> dict[str, Any]:
+    bandwidth = figure[f'{of}.bandwidth']
+    return {
+        'name': name,
+        'devices': devices,
+        'per': per,
+        'bandwidth': bandwidth,
+        'share': _Leaf(value=1, source='all of what was measured', grade=bandwidth['grade']),
+        'latency': figure[f'{of}.latency'],
+        'algorithm': _Leaf({2: 'ring'}),
     }
 
 
@@ -191,7 +233,8 @@ def _given() -> dict[str, Any]:
 
 def _exchange(record: Record) -> dict[str, _Leaf]:
     """Up to how many bytes all-reduces were exchanged."""
-    most = max((row.bytes for row in record.tables.collective if row.algorithm == 'exchange'), default=0)
+    rows = record.tables.collective if record.library == 'gloo' else []
+    most = max((row.bytes for row in rows if row.algorithm == 'exchange'), default=0)
     source = 'the largest all-reduce that was measured so; longer ones go around a ring'
     return {'exchange': _Leaf(value=f'{most} B', source=source, grade='measured')} if most else {}
 
@@ -209,7 +252,7 @@ def _figure(number: Number, calibration: Calibration) -> _Leaf:
 
 def _table(path: Path, table: Table, calibration: Calibration) -> dict[str, Any]:
     doubtful = f', {len(table.flagged)} of them uncertain' if table.flagged else ''
-    dtype = {'dtype': DTYPE} if table.kind in ('matmul', 'attention') else {}
+    dtype = {'dtype': calibration.record.dtype} if table.kind in ('matmul', 'attention') else {}
     source = f'{len(table.lines)} lines{doubtful}, spread {table.spread:.1%}; {calibration.source}'
     return {'file': _table_name(path, table.kind), 'source': source, 'grade': table.grade, **dtype}
 

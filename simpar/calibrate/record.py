@@ -103,6 +103,36 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossingRow:
+    """``groups`` all-reduces of ``bytes`` at once, each of ``ranks`` on as many hosts: seconds of one of them."""
+
+    groups: Count
+    ranks: Annotated[int, Field(ge=2)]
+    bytes: Count
+    seconds: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """What the host takes to issue an ``op`` in a phase, one by one or captured, and a ``step`` beside its ops."""
+
+    mode: Literal['eager', 'graph']
+    phase: Literal['F', 'I']
+    op: Figures
+    step: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sustained:
+    """A product of ``size`` cubed, at the beginning and at the end of ``seconds`` of nothing else."""
+
+    size: Count
+    seconds: Positive
+    early: Figures
+    late: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The rows of every table; of emulated compute, of collectives alone."""
 
@@ -130,6 +160,8 @@ class Record:
         memory: bytes of the machine, 0 if not known.
         net: the network as the user wrote it.
         compute: with ``emulated`` messages alone were measured, those of emulated compute.
+        hosts: how many, with as many ranks each.
+        device: the kind of device; ``dtype`` of what it computed, ``library`` of its messages.
     """
 
     format: Literal['simpar bench 1']
@@ -145,6 +177,18 @@ class Record:
     notes: list[Word]
     compute: Literal['real', 'emulated'] = 'real'
     streams: list[StreamRow] = field(default_factory=list)
+    hosts: Count = 1
+    crossing: list[CrossingRow] = field(default_factory=list)
+    device: Word = 'cpu'
+    dtype: Literal['fp32', 'fp64', 'bf16', 'fp16'] = 'fp32'
+    library: Word = 'gloo'
+    launches: list[LaunchRow] = field(default_factory=list)
+    sustained: Sustained | None = None
+
+    @property
+    def per_host(self) -> int:
+        """Ranks of a host."""
+        return self.ranks // self.hosts
 
 
 def load_record(path: Path) -> Record:
@@ -168,7 +212,10 @@ def load_record(path: Path) -> Record:
 
 
 def _whole(path: Path, record: Record) -> Record:
-    """The record, if it has rows of every table that it needs."""
+    """The record, if it has rows of every table that it needs, and hosts with as many ranks each."""
+    if record.ranks % record.hosts:
+        what = f'hosts: {record.ranks} ranks are not as many on each of {record.hosts}'
+        raise ScheduleError(Problem(str(path), what, EXPECTED))
     missing = [name for name in ('matmul', 'attention', 'operator') if not getattr(record.tables, name)]
     if record.compute == 'real' and missing:
         raise ScheduleError([Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
+from simpar.calibrate.figures import peak_of
 from simpar.commands.executor import need_torch
 from simpar.errors import Problem, ScheduleError
 from simpar.profiles import load_profile
@@ -25,10 +26,13 @@ def command(options: argparse.Namespace) -> int:
     if options.ranks < 2:
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
     need_torch()
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / 'bench.json'
         flags = ['--ranks', str(options.ranks), '--net', options.net, '--compute', options.compute]
-        flags += ['--output', str(file)]
+        flags += ['--device', options.device, '--dtype', options.dtype]
+        # Beside the profile: a calibration that was broken off goes on there.
+        flags += ['--output', str(file), '--journal', f'{options.output}.journal']
         # In a process of its own, since simpar never imports torch.
         code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
         if code:
@@ -48,7 +52,9 @@ def to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
     """The answer as one object; times in seconds, rates in bytes and operations a second."""
     return {
         'profile': str(written[0]),
-        'tables': {kind: str(path) for kind, path in zip(found.tables, written[1:], strict=True)},
+        # A stack, which devices have, comes behind them.
+        'tables': {kind: str(path) for kind, path in zip(found.tables, written[1:], strict=False)},
+        'stack': str(written[-1]) if found.record.launches else None,
         'source': found.source,
         'net': found.record.net,
         'numbers': {
@@ -70,7 +76,7 @@ def render(found: Calibration, written: list[Path]) -> str:
     compute = ', emulated compute' if emulated else ''
     lines = [
         f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
-        *([] if emulated else _computing(value)),
+        *([] if emulated else _computing(value, peak_of(found.record))),
         f'  network          {format_rate(value["links.bandwidth"])}, {alpha}',
         f'  spread           {_spread(found)}',
         *([] if emulated else [_beside(value)]),
@@ -82,9 +88,9 @@ def render(found: Calibration, written: list[Path]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def _computing(value: dict[str, float]) -> list[str]:
+def _computing(value: dict[str, float], peak: str) -> list[str]:
     return [
-        f'  matrix products  up to {value["device.vector.fp32"] / 1e9:.4g} GFLOP/s in fp32',
+        f'  matrix products  up to {value[peak] / 1e9:.4g} GFLOP/s in {peak.rpartition(".")[2]}',
         f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
     ]
 

@@ -129,9 +129,16 @@ if mpirun --version | grep -q 'Open MPI'; then
     python {job.run}
 fi
 # MPICH and Intel MPI
-exec mpiexec -n {job.ranks} -ppn {job.each} -hosts "$HOSTS" \\
+code=0
+mpiexec -n {job.ranks} -ppn {job.each} -hosts "$HOSTS" \\
   -genv MASTER_ADDR "$MASTER_ADDR" -genv MASTER_PORT "$MASTER_PORT" \\
-  python {job.run}
+  python {job.run} || code=$?
+# Where a host dies, MPICH ends all ranks at once and says nothing.
+for name in $([ "$code" = 0 ] || echo "${{NAMES[@]}}"); do
+  timeout 5 mpiexec -n 1 -hosts "$name" true < /dev/null > /dev/null 2>&1 ||
+    echo "mpiexec ended with $code, and $name starts no process any more: it died, or lost the network" >&2
+done
+exit "$code"
 """
 
 

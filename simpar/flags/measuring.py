@@ -51,6 +51,8 @@ def calibrate(verb: ArgumentParser) -> None:
         default='real',
         help='emulated: measure the messages of emulated compute alone (default: real)',
     )
+    verb.add_argument('--device', default='cpu', choices=('cpu', 'cuda', 'npu'), help='what computes (default: cpu)')
+    verb.add_argument('--dtype', default='fp32', choices=('fp32', 'bf16', 'fp16'), help='on a device (default: fp32)')
     verb.add_argument('--quick', action='store_true', help='fewer sizes and repeats: a minute')
 
 
