@@ -18,7 +18,7 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--fit', '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps',
+        '--chakra', '--fit', '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set', '--steps',
         '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],

@@ -14,7 +14,7 @@ FLOORS = [
         *('hardware', 'extended', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
-    ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'headline', 'plot'],
+    ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [
         *('throughput', 'budget', 'strategy_search', 'schedule', 'clocks', 'interval'),
         *('predict', 'diagnosis', 'recording', 'report', 'page'),

@@ -125,6 +125,11 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
         written.append(str(options.html))
     if options.trace:
         written += _write_traces(options, prediction, case)
+    if options.chakra:
+        from simpar.chakra import write_chakra
+
+        paths = write_chakra(options.chakra, prediction.trace, options.file.stem)
+        written.append(f'{paths[0]} to {paths[-2].name}, {paths[-1].name}')
     if options.save:
         from simpar.saved_answer import to_answer
         from simpar.trace_files import save_trace

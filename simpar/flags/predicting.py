@@ -22,6 +22,9 @@ def run(verb: ArgumentParser) -> None:
     )
     verb.add_argument('--trace-steps', type=positive, metavar='N', help='with --trace, the last N steps (default: all)')
     verb.add_argument(
+        '--chakra', type=Path, metavar='DIR', help='write Chakra execution traces, NAME.RANK.et for each rank'
+    )
+    verb.add_argument(
         '--save', type=Path, metavar='JSON', help='write the answer for `simpar compare` and `simpar diff`'
     )
     verb.add_argument(
@@ -60,7 +63,10 @@ def sweep(verb: ArgumentParser) -> None:
 
 def replay(verb: ArgumentParser) -> None:
     """Of ``simpar replay``."""
-    verb.add_argument('file', type=Path, metavar='FILE', help='recorded ops: CSV, .csv.gz or Parquet')
+    verb.add_argument(
+        'file', type=Path, metavar='FILE',
+        help='recorded ops: CSV, .csv.gz or Parquet; or Chakra traces: their folder, or one of its .et files',
+    )  # fmt: skip
     verb.add_argument(
         '--scale', action='append', default=[], metavar='OPS:FACTOR',
         help='what if these lasted so many times as long, e.g. data=0,stage=1,optype=forward-*:0.5; may be repeated',

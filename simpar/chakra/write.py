@@ -1,0 +1,155 @@
+"""Writing: the last step of a trace as Chakra's files, one a rank, and a file of the groups that communicate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.chakra import schema
+from simpar.errors import Problem, ScheduleError
+from simpar.files import write_atomically
+from simpar.program import OpClass, Role
+from simpar.trace import Trace
+
+GROUPS: Final = 'comm_groups.json'
+MOST_NODES: Final = 2_000_000
+"""Of all files together: they take a few hundred bytes each, and some 10 us to write."""
+
+
+def write_chakra(folder: Path, trace: Trace, name: str) -> list[Path]:
+    """Write ``NAME.R.et`` for each rank R, and ``comm_groups.json``; returns the files.
+
+    Arguments:
+        folder: made if it does not exist.
+        trace: its last step is written; ops last as they do there.
+        name: what the files begin with.
+    A node waits, by ``data_deps``, for what its op needs and for the op before on its stream. Durations are whole
+    microseconds, as the format has them, and exact in the attribute ``seconds``. ``comm_size`` is the full vector: the
+    input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather. A step of a ring is a send and a
+    receive. Raises ``ScheduleError`` for more than two million nodes, ``SimparError`` where protobuf is missing.
+    Does not write: what an op needs of the step before, tensors, the host's launches.
+    """
+    program = trace.program
+    total = sum(len(program.role(rank)) for rank in range(program.world))
+    if total > MOST_NODES:
+        what = f'{total:,} nodes in {program.world:,} files, and two million are the most'
+        raise ScheduleError(Problem('--chakra', what, 'write a plan of fewer ranks or micro-batches'))
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = _Groups(trace)
+    paths = [folder / f'{name}.{rank}.et' for rank in range(program.world)]
+    head = {'simpar program': ('string_val', program.hash)}
+    for rank, path in enumerate(paths):
+        write_atomically(path, schema.packed(_Rank(trace, rank, groups).nodes(), head))
+    # Behind the nodes, which are what numbers the groups.
+    write_atomically(folder / GROUPS, json.dumps(groups.ranks) + '\n')
+    return [*paths, folder / GROUPS]
+
+
+class _Groups:
+    """Numbers of groups, as texts, and their ranks; from 1, as 0 stands for nothing; ``tags``, of streams by name."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._partitions = trace.program.partitions
+        streams = sorted({name for role in trace.program.roles for name in role.streams})
+        self.tags = {name: tag for tag, name in enumerate(streams)}
+        self._number: dict[tuple[int, ...], str] = {}
+
+    def of(self, op: OpClass, rank: int) -> tuple[int, ...]:
+        """The ranks of a rank's group."""
+        return self._partitions[op.partition].members(rank)
+
+    def number(self, members: tuple[int, ...]) -> str:
+        """Its number."""
+        return self._number.setdefault(members, str(len(self._number) + 1))
+
+    @property
+    def ranks(self) -> dict[str, list[int]]:
+        """The ranks of every group by its number."""
+        return {number: list(members) for members, number in self._number.items()}
+
+
+class _Rank:
+    """The nodes of one rank, numbered as they are issued."""
+
+    def __init__(self, trace: Trace, rank: int, groups: _Groups) -> None:
+        self._trace, self._rank, self._groups = trace, rank, groups
+        times = trace.times_of(rank)
+        self._role: Role = trace.role(times)
+        # Seconds of the last step; a message's begin when its last rank has come.
+        self._start = times.start_KS[-1]
+        self._seconds = times.end_KS[-1] - self._start
+        self._of_slot: list[list[int]] = []
+        self._next = 0
+
+    def nodes(self) -> Iterator[Any]:
+        """The nodes, in issue order."""
+        before: dict[int, int] = {}
+        needs, streams = self._role.needs(), self._role.stream.tolist()
+        for slot, stream in enumerate(streams):
+            behind = {*needs[slot], *([before[stream]] if stream in before else [])}
+            waits = sorted(node for one in behind for node in self._of_slot[one])
+            made = list(self._made(slot, waits))
+            self._of_slot.append([one.id for one in made])
+            before[stream] = slot
+            yield from made
+
+    def _made(self, slot: int, waits: list[int]) -> Iterator[Any]:
+        op = self._trace.program.op(self._role, slot)
+        if op.kind == 'compute':
+            work = {'num_ops': ('int64_val', int(op.flops)), 'tensor_size': ('uint64_val', int(op.bytes))}
+            yield self._node(slot, schema.COMPUTE, waits, work)
+        elif op.operator in schema.COLLECTIVES:
+            members = self._groups.of(op, self._rank)
+            talk = {
+                'comm_type': ('int64_val', schema.COLLECTIVES[op.operator]),
+                'comm_size': ('int64_val', int(op.bytes)),
+                'pg_name': ('string_val', self._groups.number(members)),
+            }
+            yield self._node(slot, schema.COLLECTIVE, waits, talk)
+        else:
+            yield from self._messages(slot, op, waits)
+
+    def _messages(self, slot: int, op: OpClass, waits: list[int]) -> Iterator[Any]:
+        """A send or a receive, or both: a step of a ring, to the rank behind and from the one before."""
+        members = self._groups.of(op, self._rank)
+        place = members.index(self._rank)
+        # The two ends of a message name their streams alike, so that streams tell messages of one pair apart.
+        tag = self._groups.tags[self._role.streams[int(self._role.stream[slot])]]
+        ends = {'send': [(schema.SEND, op.peer)], 'recv': [(schema.RECV, op.peer)]}.get(
+            op.kind, [(schema.SEND, 1), (schema.RECV, -1)]
+        )
+        for kind, offset in ends:
+            peer = members[(place + offset) % len(members)]
+            source, target = (self._rank, peer) if kind == schema.SEND else (peer, self._rank)
+            talk = {
+                'comm_src': ('int32_val', source),
+                'comm_dst': ('int32_val', target),
+                'comm_tag': ('int32_val', tag),
+                'comm_size': ('int64_val', int(op.bytes)),
+            }
+            yield self._node(slot, kind, waits, talk)
+
+    def _node(self, slot: int, kind: int, waits: list[int], more: dict[str, tuple[str, Any]]) -> Any:
+        role, seconds = self._role, float(self._seconds[slot])
+        number, self._next = self._next, self._next + 1
+        op = self._trace.program.op(role, slot)
+        # Only what is split has a number behind its name.
+        parts = [('micro-batch', int(role.micro_batch[slot])), ('copy', int(role.copy[slot]))]
+        said = ''.join(f' {word} {one}' for word, one in parts if one)
+        told = {
+            'is_cpu_op': ('bool_val', False),
+            **more,
+            'stream': ('string_val', role.streams[int(role.stream[slot])]),
+            'seconds': ('double_val', seconds),
+        }
+        return schema.messages().Node(
+            id=number,
+            name=op.name + said,
+            type=kind,
+            data_deps=waits,
+            start_time_micros=round(max(0.0, float(self._start[slot])) * 1e6),
+            duration_micros=max(1, round(seconds * 1e6)) if seconds > 0 else 0,
+            attr=schema.attributes(told),
+        )
