@@ -23,6 +23,7 @@
 # make prove-culprit  sabotage of simulated runs: which cause is named first; writes docs/diagnosis_proof.md
 # make prove-culprit-runs  sabotage of real runs on 2 and 4 ranks; 10 minutes; goes on where it stopped; writes docs/diagnosis_runs.md
 # make prove-cluster  two hosts in namespaces under torchrun, and hosts that fail (needs root)
+# make prove-bench    calibrate two hosts in namespaces under torchrun, and hosts that fail (needs root)
 # make prove-slurm    the same under Debian's Slurm; says what is missing (needs root)
 # make prove-mpi      the same under Debian's Open MPI and MPICH; says what is missing (needs root)
 # make prove-kept     checkpoints resharded, and a rank killed under torchrun; writes docs/training_proof.md
@@ -191,6 +192,9 @@ prove-cluster: .venv-test/installed
 
 prove-slurm: .venv-test/installed
 	.venv-test/bin/python -m tests.prove_cluster slurm --write
+
+prove-bench: .venv-test/installed
+	.venv-test/bin/python -m tests.prove_bench --write
 
 prove-mpi: .venv-test/installed
 	.venv-test/bin/python -m tests.prove_cluster mpi --write

@@ -108,6 +108,10 @@ class Hosts:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def shape(self, index, queue):
+        """Hold the card of a host back. Arguments: ``queue``, as `tc` takes it."""
+        self._in(self._inside[index], f'tc qdisc add dev eth0 root {queue}')
+
     def cut(self, index):
         """Take out the cable of a host."""
         self._in(self._hub, f'ip link set node{index} down')

@@ -17,7 +17,8 @@ from executor.bench.compute import attention, grid_items, matmul, program_items,
 from executor.bench.in_order import STEPS, InOrder
 from executor.bench.item import group_sizes, program_of, twice
 from executor.bench.jobs import schedule_programs
-from executor.bench.messages import KINDS, Found, Messages
+from executor.bench.kinds import KINDS
+from executor.bench.messages import Found, Messages
 from executor.bench.overlap import kernel_stretches, message_stretches
 from executor.bench.progress import Lines
 from executor.bench.ranks import Timed

@@ -14,9 +14,10 @@ from executor.bench.__main__ import main
 from executor.bench.bench import bench
 from executor.bench.item import program_of
 from executor.bench.journal import HEAD, Journal
+from executor.bench.kinds import crossing, kinds
+from executor.bench.kinds import program_of as messages_of
 from executor.bench.launched import _per_host
-from executor.bench.messages import Messages, crossing, kinds
-from executor.bench.messages import program_of as messages_of
+from executor.bench.messages import Messages
 from executor.bench.on import look_at
 from executor.bench.progress import Lines
 from executor.bench.ranks import Timed

@@ -11,7 +11,8 @@ from executor.bench.compute import grid_items, program_items, unique
 from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.item import Item, twice
 from executor.bench.journal import Journal
-from executor.bench.messages import Kind, Messages, Price, at_once, crossing, crossing_rows, kinds, rows, stream_rows
+from executor.bench.kinds import Kind, at_once, crossing, kinds
+from executor.bench.messages import Messages, Price, crossing_rows, rows, stream_rows
 from executor.bench.of_device import of_device
 from executor.bench.on import On
 from executor.bench.overlap import measure_overlap

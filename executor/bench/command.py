@@ -37,16 +37,17 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
     try:
         on = _checked(options, launch)
         programs = schedule_programs(options.schedule) if options.schedule else []
-        of = _identity(options, launch, on, programs)
+        kind = machine() if on.threads else on.name
+        of = _identity(options, launch, programs)
         # Before minutes of measuring, and on rank 0 alone, which writes.
-        journal = Journal(_folder(options), of) if launch is None or launch.rank == 0 else None
+        journal = Journal(_folder(options), {**of, 'machine': kind}) if launch is None or launch.rank == 0 else None
     except (SimparError, OSError) as error:
         if launch is not None:
             refuse_external(launch, str(error))
         raise
     try:
         if launch is not None:
-            _among(options, launch, on, of, programs, journal)
+            _among(options, launch, on, of, programs, journal, kind)
         elif journal is not None:
             with progress() as reporter:
                 _write(options, _alone(options, on, programs, journal, reporter), journal)
@@ -97,15 +98,12 @@ def _folder(options: argparse.Namespace) -> Path:
     return options.journal or written.with_name(f'{written.name}.journal')
 
 
-def _identity(
-    options: argparse.Namespace, launch: Launch | None, on: On, programs: Sequence[Program]
-) -> dict[str, str]:
+def _identity(options: argparse.Namespace, launch: Launch | None, programs: Sequence[Program]) -> dict[str, str]:
     """What must be equal on all ranks, and where a bench goes on."""
     return {
         'ranks': str(launch.world if launch else options.ranks or OWN),
         'started by': launch.by if launch else 'itself',
         **software(),
-        'machine': machine() if on.threads else on.name,
         'sizes': options.sizes or ('quick' if options.quick else 'full'),
         'seed': str(options.seed),
         'network': options.net,
@@ -135,10 +133,11 @@ def _among(
     of: dict[str, str],
     programs: Sequence[Program],
     journal: Journal | None,
+    kind: str,
 ) -> None:
     """As one of the ranks that a launcher has started; rank 0 writes."""
     request = Request(device=on.device, transport=on.transport, dtype=on.dtype, favour=options.favour_communication)
-    ranks = LaunchedPool(launch, of, request, parse_net(options.net), options.timeout, options.meet)
+    ranks = LaunchedPool(launch, of, request, parse_net(options.net), options.timeout, options.meet, kind)
     with ranks:
         if journal is None:
             ranks.follow()

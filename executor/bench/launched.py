@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -40,6 +41,8 @@ from simpar.trace import Times
 
 TINY: Final = 8
 """Sizes of the product that stands for a program before there is one."""
+LATER: Final = 2.0
+"""Seconds in which others may say by themselves why a run broke."""
 LEFT: Final = ('outcome', 'cpu')
 """Keys of each rank that rank 0 deletes behind every run, for they are large."""
 
@@ -49,6 +52,7 @@ class LaunchedPool(External):
 
     Arguments:
         wanted: what must be equal on all ranks, see ``shake_hands``.
+        machine: the kind of this one; where they differ, a note says so.
         request: device, transport, dtype and scheduling.
         timeout: seconds without progress after which a run has failed.
         meet: seconds in which all ranks must come.
@@ -56,7 +60,14 @@ class LaunchedPool(External):
     """
 
     def __init__(
-        self, launch: Launch, wanted: Mapping[str, str], request: Request, net: Net, timeout: float, meet: float
+        self,
+        launch: Launch,
+        wanted: Mapping[str, str],
+        request: Request,
+        net: Net,
+        timeout: float,
+        meet: float,
+        machine: str = '',
     ) -> None:
         sharpen_sleep()
         if request.threads:
@@ -77,6 +88,7 @@ class LaunchedPool(External):
         remove_at_the_end(self._folder)
         use_timed_machines(self._folder, self._rank)
         self._place(places)
+        self._notes += self._unlike(machine)
         self._jobs = 0
         self._stack = ExitStack()
 
@@ -90,6 +102,12 @@ class LaunchedPool(External):
         if self._request.threads and len(mine.ranks) <= mine.host.cores:
             pin(local)
         keep_memory()
+
+    def _unlike(self, machine: str) -> tuple[str, ...]:
+        """A note where ranks are on machines of several kinds, whose times a row mixes."""
+        self._base.set(f'simpar/machine/{self._rank}', machine)
+        found = dict.fromkeys(self._base.get(f'simpar/machine/{rank}').decode() for rank in range(self.world))
+        return (f'hosts are unlike, and rows mix them: {"; ".join(found)}',) if len(found) > 1 else ()
 
     def __enter__(self) -> LaunchedPool:
         again = replace(self._meeting, served=True)
@@ -105,10 +123,15 @@ class LaunchedPool(External):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(RuntimeError):
-            self._base.set(f'bench/simpar/over/{self._rank}', b'1')
+            told = '' if kind is None else (str(error).splitlines() or [kind.__name__])[0]
             if self._rank == 0:
-                told = str(error).splitlines()[0] if error is not None and str(error) else kind and kind.__name__
-                self._say({'stop': told or ''})
+                self._say({'stop': told})
+            if told:
+                # Most know why by themselves by then; those that wait for this rank are told by their pulse.
+                time.sleep(LATER)
+                self._base.set('bench/simpar/lost', f'rank {self._rank} stopped: {told}')
+            else:
+                self._base.set(f'bench/simpar/over/{self._rank}', b'1')
         self._stack.close()
 
     @property
