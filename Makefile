@@ -32,7 +32,7 @@
 # make prove-evidence  52 drawn schedules on paced and kernel-shaped links (root); 30 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; 10 minutes
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
-# make prove-mistakes  make 146 mistakes, and write docs/mistakes.md (three minutes)
+# make prove-mistakes  make 149 mistakes, and write docs/mistakes.md (three minutes)
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make prove-docs  run every command and block of the docs; writes docs/commands.md
 # make prove-browser  the page and the notebook in Chromium, sliders moved; writes screenshots of the docs

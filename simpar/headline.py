@@ -26,6 +26,11 @@ def change_in_words(old: float, new: float) -> str:
     return 'as long' if change < 0.0005 else f'{change * 100:.1f} % {_word(new, old)}'
 
 
+def gain_in_words(gain: float) -> str:
+    """A gain, seconds of the baseline / seconds of the step − 1, by the same definition: −0.203 is 25.5 % slower."""
+    return change_in_words(1 + gain, 1)
+
+
 def headline_of_rates(plan: tuple[str, float], baseline: tuple[str, float], unit: str) -> str:
     """The same where steps are of different batches, so that rates are compared; arguments: names and rates."""
     change = max(plan[1], baseline[1]) / min(plan[1], baseline[1]) - 1

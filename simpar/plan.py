@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import Field as Named
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -323,6 +324,15 @@ class Plan:
         | Literal['default'],
         Field(max_length=7, description="passes as keys of MindSpore's parallel_speed_up.json, no others; or default"),
     ] = 'default'
+
+    def __repr__(self) -> str:
+        # Some forty keys are as they are by default; what is left tells two plans apart all the same.
+        told = ((one.name, getattr(self, one.name), _default(one)) for one in fields(self))
+        return f'Plan({", ".join(f"{key}={value!r}" for key, value, default in told if value != default)})'
+
+
+def _default(one: Named[Any]) -> Any:
+    return one.default_factory() if callable(one.default_factory) else one.default
 
 
 # A notebook asks ``simpar.plan('schedule.yaml')``, and this module has that name.

@@ -32,6 +32,8 @@ MENDED = {
     'cluster: a list of two': 'asked for text; it says now that all devices are of one kind',
     'planner: a gap in percent': 'gave the bounds alone; it says now that 5 % is written 0.05',
     'init: a batch in words': 'named a function of ours; it says now what to write',
+    "a model's config in place of the schedule": 'called every key of the config unknown; it says now what the file is, and how one writes a schedule of it',
+    'calibrate: a profile over the schedule': 'measured for minutes, and would have written over the schedule; refused now before',
 }
 """By mistake: what the message said, and says."""
 

@@ -63,7 +63,7 @@ def test_why_the_runner_up_loses_adds_up_to_what_it_loses(planned):
     loses = planned.answer.runner_up.step - planned.choice.step
     assert sum(row.seconds for row in planned.why.explanation) == loses
     assert planned.why.baseline.step == planned.answer.runner_up.step
-    assert f'{loses / planned.choice.step:.1%} slower' in str(planned)
+    assert f'{loses / planned.choice.step * 100:.1f} % slower' in str(planned)
 
 
 def test_the_choice_is_tried_with_slower_links_a_slow_rank_and_a_fuller_expert(planned):

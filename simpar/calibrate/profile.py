@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from simpar.calibrate.network import per
 from simpar.calibrate.number import Number
 from simpar.calibrate.record import Record
 from simpar.calibrate.table import Table, tables_of
+from simpar.document import read
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.profiles import FILE, profile_path
@@ -89,6 +91,17 @@ def require_profile_path(path: Path) -> None:
         raise ScheduleError(Problem(str(path), 'not the name of a profile', f'write a name that ends in {SUFFIXES[0]}'))
     if path.is_dir():
         raise ScheduleError(Problem(str(path), 'is a folder', f'write the name of a file, e.g. {path.stem}/{FILE}'))
+    if _is_schedule(path):
+        what = 'is a schedule, and the profile would be written over it'
+        raise ScheduleError(Problem(str(path), what, f'write the name of a new file, e.g. {path.stem}-profile.yaml'))
+
+
+def _is_schedule(path: Path) -> bool:
+    # What cannot be read is no schedule of anybody's.
+    with suppress(ScheduleError):
+        root = read(path).root if path.is_file() else None
+        return isinstance(root, dict) and 'workload' in root
+    return False
 
 
 def write_profile(path: Path, calibration: Calibration) -> list[Path]:

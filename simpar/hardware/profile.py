@@ -234,5 +234,9 @@ class Profile:
     net: str = ''
     extends: str = ''
 
+    def __repr__(self) -> str:
+        # Its figures alone would be 6,000 characters.
+        return f'Profile({self.name!r}, devices={self.devices!r})'
+
     def _repr_html_(self) -> str:
         return card(self)

@@ -104,6 +104,12 @@ class Cluster:
     links: Mapping[str, float] = field(default_factory=dict)
     stack: Stack | None = None
 
+    def __repr__(self) -> str:
+        # Figures of the profile and of the stack would be 6,000 characters and more.
+        changed = ''.join(f', {key}={value!r}' for key, value in (('slow', self.slow), ('links', self.links)) if value)
+        stack = f', stack={self.stack.name!r}' if self.stack else ''
+        return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed}{stack})'
+
     @property
     def world(self) -> int:
         """Number of devices."""

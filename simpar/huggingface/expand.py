@@ -54,6 +54,9 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
     Arguments: ``folder``, where the path starts, unless it was typed: then it starts where the user is.
     """
     workload = tree.get(('workload',))
+    if isinstance(tree.root, dict) and 'model_type' in tree.root and workload is None:
+        what = "a model's config, not a schedule"
+        raise ScheduleError(Problem(tree.where(()), what, 'write one of it: simpar init --model FILE --output YAML'))
     if not isinstance(workload, dict) or 'model' not in workload:
         return Expanded(tree)
     where = tree.where(MODEL_KEY)

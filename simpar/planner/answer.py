@@ -122,6 +122,12 @@ class Answer:
                 found.append(one)
         return tuple(found)
 
+    def __repr__(self) -> str:
+        # The ranking alone may hold hundreds of plans.
+        choice = self.choice
+        best = f'choice={dict(choice.settings)}, step={choice.step!r}' if choice else 'choice=None'
+        return f'Answer(plans={self.plans}, {best}, gap={self.gap:.3g}, complete={self.complete})'
+
     def _repr_html_(self) -> str:
         return card(self)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from simpar import report
+from simpar.headline import change_in_words
 from simpar.planner.answer import Answer, Ranked
 from simpar.planner.robust import Robustness
 from simpar.planner.robust import words as trials_of
@@ -103,8 +104,8 @@ def _why(why: Prediction | None) -> Iterator[str]:
     """The table of the gain over the rival; rows that save nothing are left out."""
     if why is None or why.baseline is None:
         return
-    behind = why.baseline.step / why.step - 1
-    how = f'{abs(behind):.1%} {"slower" if behind >= 0 else "faster, and less simple"}'
+    how = change_in_words(why.step, why.baseline.step)
+    how += ', and less simple' if why.baseline.step < why.step else ''
     yield f'The runner-up has {why.baseline.name}: {how}, against {why.name}. Why:'
     rows = report.why(why, why.baseline)
     cells = [[str(cell) for cell in column.cells] for column in rows.columns[:2]]
@@ -134,7 +135,7 @@ def _pruned(answer: Answer) -> Iterator[str]:
     if not answer.pruned:
         return
     yield f'{count(answer.plans)} plans; cut off without a prediction, by rule:'
-    rows = [[count(one.plans), one.rule, _RULES.get(one.rule, one.example)[:72]] for one in answer.pruned[:_ROWS]]
+    rows = [[count(one.plans), one.rule, _RULES.get(one.rule, one.example)] for one in answer.pruned[:_ROWS]]
     left = answer.pruned[_ROWS:]
     if left:
         rows.append([count(sum(one.plans for one in left)), f'{len(left)} more', 'see --json'])

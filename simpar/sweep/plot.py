@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from simpar.headline import gain_in_words
 from simpar.plot.frame import EXPOSED, FORWARD, HATCH, HIDDEN, WIDTH, new_figure, time_unit, title
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.sweep.table import best_summary, name_of, short_keys, shown
@@ -142,5 +143,5 @@ class _Page:
             return result.outcome.reason
         text = format_time(self._length(result, 'step'))
         if result.gain is not None and not result.is_baseline:
-            text += f', {result.gain * 100:+.1f} %'
+            text += f', {gain_in_words(result.gain)}'
         return f'{text}, {format_size(result.outcome.peak)}'

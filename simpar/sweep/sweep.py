@@ -26,6 +26,9 @@ class Sweep:
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
 
+    def __repr__(self) -> str:
+        return f'Sweep(rows={len(self.rows)}, keys={list(self.keys)})'
+
     @property
     def against(self) -> Mapping[str, Any]:
         """The differences of every row's own baseline; empty where none is given."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.headline import headline
+from simpar.headline import gain_in_words, headline
 from simpar.report import render_parts
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.units import format_size, format_time
@@ -51,9 +51,9 @@ def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
         step = best.step or 0.0
         return lead + headline((name, step), None if brief or seconds is None else (reference, seconds))
     text = f'{lead}{name}: {_rate(best)}'
-    return (
-        text if brief or best.is_baseline or best.gain is None else f'{text}, {best.gain * 100:+.1f} % over {reference}'
-    )
+    if brief or best.is_baseline or best.gain is None:
+        return text
+    return f'{text}, {gain_in_words(best.gain)} {"as" if abs(best.gain) < 0.0005 else "than"} {reference}'
 
 
 def _reference(answer: SweepAnswer, result: Result) -> tuple[str, float | None]:
@@ -149,7 +149,7 @@ def cells_of(answer: SweepAnswer, result: Result) -> list[str]:
 def _gain(result: Result) -> str:
     if result.is_baseline:
         return 'baseline'
-    return '?' if result.gain is None else f'{result.gain * 100:+.1f} %'
+    return '?' if result.gain is None else gain_in_words(result.gain)
 
 
 def _rate(result: Result) -> str:
