@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.planner.clock import Lasts, Parts, Timed
 from simpar.planner.hiding import Speeds, least_beside, least_hidden
-from simpar.planner.pieces import Span
+from simpar.planner.pieces import Block, Span
 from simpar.planner.sample import Sample
 
 
@@ -20,7 +20,8 @@ def rest_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, s
     key = ('early', kind, slowed, stage == len(stages) - 1)
     if key not in sample.known:
         own = sample.stages - 1 if kind == 'F' else 0
-        blocks = [sample.blocks.get((one, kind, slowed)) for one in {own, max(0, sample.stages - 2)}]
+        both = (sample.blocks, sample.mixed)
+        blocks = [each.get((one, kind, slowed)) for one in {own, max(0, sample.stages - 2)} for each in both]
         sample.known[key] = any(block is not None and block.early for block in blocks)
     if not sample.known[key] or (kind == 'F' and stage == 0) or (kind != 'F' and stage == len(stages) - 1):
         return None
@@ -31,10 +32,20 @@ def rest_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, s
     fewer = [*stages]
     fewer[stage] = layers[1:] if kind == 'F' else layers[:-1]
     front, behind = pieces_of(sample, fewer, stage, kind, slowed=slowed)
-    block = sample.blocks.get((max(0, sample.stages - 2) if kind != 'F' else sample.stages - 1, kind, slowed))
-    before = block.before if block else Span()
+    own = max(0, sample.stages - 2) if kind != 'F' else sample.stages - 1
+    before = max(
+        (block.before for one in (fewer[stage], layers) if (block := block_of_kind(sample, one, own, kind, slowed))),
+        default=Span(),
+    )
     # Without what stands before the first layer.
     return Span(front.chain - before.chain, ready=front.lead - before.lead) + behind
+
+
+def block_of_kind(sample: Sample, layers: Sequence[int], own: int, kind: str, slowed: bool) -> Block | None:
+    """The block of a stage of the small program, for a stage of these layers."""
+    key = (own, kind, slowed)
+    mixed = any(layer < sample.few.edge for layer in layers)
+    return sample.mixed[key] if mixed and key in sample.mixed else sample.blocks.get(key)
 
 
 def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> Span:
@@ -64,7 +75,7 @@ def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
     end = sample.stages - 1
     forward = kind == 'F'
     edge = sample.few.edge
-    blocks = {own: sample.blocks.get((own, kind, slowed)) for own in range(sample.stages)}
+    blocks = {own: block_of_kind(sample, layers, own, kind, slowed) for own in range(sample.stages)}
 
     def of(own: int) -> int:
         """The small program's stage whose layers are like a layer."""
@@ -167,7 +178,8 @@ def joint_of(sample: Sample, stages: list[list[int]], parts: Parts, *, slowed: b
     if len(parts) > 1 or not kind.endswith('+') or sample.copies == 1 or not sample.in_step:
         return None
     back = 'B' if kind == 'F+' else kind[0]
-    if sample.in_turn.intersection(('F', back)):
+    mixed = {one for _, one, _ in sample.mixed} if stages[stage] and stages[stage][0] < sample.few.edge else set()
+    if (sample.in_turn | mixed).intersection(('F', back)):
         return None
     front, behind = pieces_of(sample, stages, stage, 'F', slowed=slowed)
     whole = stage_span(sample, stages, stage, back, slowed=slowed)

@@ -8,9 +8,12 @@ pieces of a longer stage add up: a chain behind a chain is a chain.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import and_, or_
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,6 +24,8 @@ from simpar.program import OpClass, Program, Role
 
 Floats = NDArray[np.float64]
 _LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
+_READER: Final = re.compile(r'@layer\d+\.')
+"""Of a cast's name, the layer that reads it."""
 MIDDLE: Final = 1
 """The micro-batch of three that is neither the first nor the last."""
 PARTS: Final = {'F': ('F',), 'B': ('I', 'W'), 'I': ('I',), 'W': ('W',)}
@@ -206,15 +211,34 @@ def _in_step(
         copies = {copy for _, copy in does}
         names = {name for name, _ in does}
         whole = len(does) == len(names) * len(copies) == len(set(does))
-        if not whole or not {_kind_of(program, role, slot) for slot in own} <= set(does):
+        if whole and {_kind_of(program, role, slot) for slot in own} <= set(does):
+            continue
+        if not alike or not _is_layer(program, role, computes, layers, does):
             return False
     return True
+
+
+def _is_layer(
+    program: Program, role: Role, computes: Sequence[int], layers: Sequence[int], does: Sequence[tuple[str, int]]
+) -> bool:
+    """Whether what is done is what every layer does, and what some do, by each copy alike: how often, too.
+
+    A stage's last layers do more or less than those between: they pass on, or have no gradient to add to.
+    """
+    each: list[Counter[tuple[str, int]]] = []
+    for layer in layers:
+        own = [slot for slot in computes if layer_of(_op(program, role, slot).name) == layer]
+        each.append(Counter(_kind_of(program, role, slot) for slot in own))
+    mine = Counter(does)
+    by_copy = [Counter(name for name, one in does if one == copy) for copy in {copy for _, copy in does}]
+    alike = len(by_copy) == role.copy.max() + 1 and all(one == by_copy[0] for one in by_copy)
+    return alike and reduce(and_, each) <= mine <= reduce(or_, each)
 
 
 def _kind_of(program: Program, role: Role, slot: int) -> tuple[str, int]:
     """What an op does in its layer, and for which copy."""
     found = _LAYER.match(_op(program, role, slot).name)
-    return (found[2] if found else ''), role.copy.item(slot)
+    return (_READER.sub('@', found[2]) if found else ''), role.copy.item(slot)
 
 
 class _Walk:

@@ -37,6 +37,8 @@ class Sample:
         copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
         pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
         in_turn: kinds of action whose copies are taken to be done one after the other.
+        mixed: blocks as above, of stages with any of the first layers that are unlike the others, where it is so there
+            alone.
         again: whether any op is done again in the backward.
         known: what was worked out of it.
     """
@@ -51,6 +53,7 @@ class Sample:
     pace: float = float('inf')
     in_turn: frozenset[str] = frozenset()
     again: bool = False
+    mixed: dict[tuple[int, str, bool], Block] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -75,10 +78,14 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
     kinds = {*JOINT, *(APART if split else ())}
     in_turn = frozenset(kinds - {kind for _, kind, _ in blocks})
-    if in_turn and plan.copies > 1:
+    apart_at_first = kinds - {kind for stage, kind, _ in blocks if stage == 0}
+    mixed: dict[tuple[int, str, bool], Block] = {}
+    if apart_at_first and plan.copies > 1:
         # Copies that go apart are taken to be done one after the other, whole stages of each.
         alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
-        blocks |= {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in in_turn}
+        turned = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in apart_at_first}
+        mixed = {key: block for key, block in turned.items() if key[1] not in in_turn}
+        blocks = turned | blocks
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
     held = tuple(
         replace(held_by(program, role, layers), waits=later)
@@ -95,6 +102,7 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         _pace(few, plan, program, costs),
         in_turn,
         plan.recompute != 'none',
+        mixed,
     )
 
 
@@ -164,10 +172,14 @@ def _blocks(
     stages = list(_stages(few, plan, program))
     for kind in kinds:
         turned = [(role, layers if kind == 'F' else layers[::-1]) for role, layers in stages]
+        first = 0
         mark = mark_of(program, turned, kind, alike=not few.edge)
+        if mark is None and few.edge:
+            # The first layers are unlike the others; among these copies may go together all the same.
+            first, mark = 1, mark_of(program, turned[1:], kind, alike=True)
         if mark is None:
             continue
-        for stage, (role, layers) in enumerate(turned):
+        for stage, (role, layers) in list(enumerate(turned))[first:]:
             for slow, seconds, work in both:
                 block = block_of(program, role, kind, seconds, layers, wire, work, mark)
                 if block is not None:
