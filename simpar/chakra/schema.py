@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from importlib.util import find_spec
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, Final
@@ -50,9 +49,10 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, int, bool], ...]]] = {
 @cache
 def messages() -> SimpleNamespace:
     """The classes of the messages. Raises ``SimparError`` where protobuf is not installed."""
-    if find_spec('google') is None or find_spec('google.protobuf') is None:
-        raise SimparError('Chakra traces need protobuf; install simpar-parallel[chakra]')
-    factory = importlib.import_module('google.protobuf.message_factory')
+    try:
+        factory = importlib.import_module('google.protobuf.message_factory')
+    except ImportError:
+        raise SimparError('Chakra traces need protobuf; install simpar-parallel[chakra]') from None
     pools = importlib.import_module('google.protobuf.descriptor_pool')
     described = importlib.import_module('google.protobuf.descriptor_pb2')
     file = described.FileDescriptorProto(name='simpar/chakra.proto', package='simpar.chakra', syntax='proto3')

@@ -18,6 +18,9 @@ def command(options: argparse.Namespace) -> int:
     """Read the recorded ops, replay them, tell what is lost."""
     if is_chakra(options.file):
         return _chakra(options)
+    if options.file.is_dir():
+        what = 'a folder without Chakra traces, NAME.RANK.et'
+        raise ScheduleError(Problem(str(options.file), what, 'name a file of recorded ops, or another folder'))
     job = read_job(options.file)
     scale = chosen_ops(job, options.scale)
     with Progress() as progress:
