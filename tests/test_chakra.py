@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from simpar.engine import simulate
 from simpar.errors import ScheduleError
 
 RECORDED = Path(__file__).parent / 'recorded' / 'chakra'
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'multi_copy.yaml'
 PLAN = """simpar: 1
 cluster: {profile: h100-sxm-8}
 workload:
@@ -128,6 +131,16 @@ TALK = {'kind': COLLECTIVE, 'comm_type': 0, 'comm_size': 64}
 def test_what_cannot_be_replayed_is_named(tmp_path, ranks, groups, what):
     with pytest.raises(ScheduleError, match=what):
         read_chakra(written(tmp_path / 'et', *ranks, **groups))
+
+
+def test_a_missing_protobuf_is_named_with_its_extra(tmp_path):
+    without = "import sys; sys.modules['google'] = None; from simpar.cli import main; sys.exit(main(sys.argv[1:]))"
+    for words in (['run', EXAMPLE, '--chakra', tmp_path], ['replay', RECORDED]):
+        told = subprocess.run(
+            [sys.executable, '-c', without, *map(str, words)], capture_output=True, text=True, check=False
+        )
+        assert 'pip install "simpar-parallel[chakra]"' in told.stderr
+        assert told.returncode == 2
 
 
 def test_files_that_are_broken_or_missing_are_named(tmp_path):

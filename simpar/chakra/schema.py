@@ -13,7 +13,7 @@ from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, Final
 
-from simpar.errors import SimparError
+from simpar.errors import Problem, ScheduleError
 
 VERSION: Final = '0.0.4'
 METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(1, 8)
@@ -48,11 +48,12 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, int, bool], ...]]] = {
 
 @cache
 def messages() -> SimpleNamespace:
-    """The classes of the messages. Raises ``SimparError`` where protobuf is not installed."""
+    """The classes of the messages. Raises ``ScheduleError`` where protobuf is not installed."""
     try:
         factory = importlib.import_module('google.protobuf.message_factory')
     except ImportError:
-        raise SimparError('Chakra traces need protobuf; install simpar-parallel[chakra]') from None
+        instead = 'install the extra: pip install "simpar-parallel[chakra]"'
+        raise ScheduleError(Problem('Chakra traces', 'protobuf is not installed', instead)) from None
     pools = importlib.import_module('google.protobuf.descriptor_pool')
     described = importlib.import_module('google.protobuf.descriptor_pb2')
     file = described.FileDescriptorProto(name='simpar/chakra.proto', package='simpar.chakra', syntax='proto3')
@@ -86,9 +87,9 @@ def valued(node: Any) -> dict[str, Any]:
 
 def packed(nodes: Iterable[Any], head: dict[str, tuple[str, Any]]) -> bytes:
     """A file. Arguments: ``head``, attributes of the whole."""
-    proto = importlib.import_module('google.protobuf.proto')
-    out = BytesIO()
+    # First of all, as this says where protobuf is missing.
     first = messages().GlobalMetadata(version=VERSION, attr=attributes(head))
+    proto, out = importlib.import_module('google.protobuf.proto'), BytesIO()
     for one in (first, *nodes):
         proto.serialize_length_prefixed(one, out)
     return out.getvalue()
@@ -96,9 +97,9 @@ def packed(nodes: Iterable[Any], head: dict[str, tuple[str, Any]]) -> bytes:
 
 def unpacked(data: bytes) -> Iterator[Any]:
     """The nodes of a file. Raises ``ValueError`` where it is none."""
+    source, kind = BytesIO(data), messages().GlobalMetadata
     proto = importlib.import_module('google.protobuf.proto')
     broken: Sequence[type[Exception]] = (importlib.import_module('google.protobuf.message').DecodeError, ValueError)
-    source, kind = BytesIO(data), messages().GlobalMetadata
     try:
         while source.tell() < len(data):
             found = proto.parse_length_prefixed(kind, source)

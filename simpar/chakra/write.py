@@ -28,7 +28,7 @@ def write_chakra(folder: Path, trace: Trace, name: str) -> list[Path]:
     A node waits, by ``data_deps``, for what its op needs and for the op before on its stream. Durations are whole
     microseconds, as the format has them, and exact in the attribute ``seconds``. ``comm_size`` is the full vector: the
     input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather. A step of a ring is a send and a
-    receive. Raises ``ScheduleError`` for more than two million nodes, ``SimparError`` where protobuf is missing.
+    receive. Raises ``ScheduleError`` for more than two million nodes, or where protobuf is missing.
     Does not write: what an op needs of the step before, tensors, the host's launches.
     """
     program = trace.program
