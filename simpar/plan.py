@@ -150,7 +150,10 @@ class Plan:
     ] = ()
     stages: Annotated[
         tuple[Annotated[int, Field(ge=0, le=2**12)], ...] | Literal['balanced'],
-        Field(description='layers of each stage; empty: equal counts; balanced: by predicted time and memory'),
+        Field(
+            description='layers of each stage, pipeline × chunks numbers in the order of the model; '
+            'empty: equal counts; balanced: by predicted time and memory'
+        ),
     ] = ()
     receive: Annotated[
         Literal['early', 'late'],
@@ -239,7 +242,8 @@ class Plan:
         Field(
             max_length=2**12,
             description='made again in the backward instead of kept: none, full (layers), selective (attention), '
-            'or a list of patterns of operator names',
+            'or a list of patterns of operator names (check --ir writes them), '
+            'e.g. layer3.*',
         ),
     ] = 'none'
     recompute_stages: Annotated[
