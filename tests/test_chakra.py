@@ -80,7 +80,7 @@ def test_a_ring_that_others_wrote_takes_its_seven_reductions(tmp_path):
 
 def test_a_collective_that_others_wrote_is_one_of_all_ranks():
     (op,) = read_chakra(RECORDED).program.op_classes
-    assert (op.kind, op.operator, op.bytes, op.partition) == ('collective', 'all_gather', 2.0**20, 'world')
+    assert (op.kind, op.operator, op.bytes, op.partition) == ('collective', 'all_gather', 4 * 2.0**20, 'world')
 
 
 def node(number, kind=COMPUTE, waits=(), micros=10, **told):
@@ -118,14 +118,16 @@ TALK = {'kind': COLLECTIVE, 'comm_type': 0, 'comm_size': 64}
     [
         ([[node(1, waits=(2,)), node(2, waits=(1,))]], {}, 'in a circle'),
         ([[node(1, waits=(8,))]], {}, 'waits for node 8, which is not there'),
+        ([[node(1)]], {'a\nb': 3}, r"group 'a\\nb': not a list"),
         ([[node(1), node(1)]], {}, 'two nodes have one id'),
+        ([[node(1)], []], {}, 'rank 1 has no node'),
         ([[node(1, kind=9)]], {}, 'type 9 is none that is replayed'),
         ([[node(1, **{**TALK, 'comm_type': 77})]], {}, 'comm_type is no collective'),
         ([[node(1, kind=SEND, comm_dst=4)]], {}, 'is none of 1 ranks'),
         ([[node(1, **TALK, pg_name='g')], []], {}, 'group g is not told'),
         ([[node(1, **TALK, pg_name='g')], []], {'g': [0, 7]}, 'not a list of ranks below 2'),
         ([[node(1, **TALK)], [node(1, **{**TALK, 'comm_size': 32})]], {}, 'unlike collectives'),
-        ([[node(1, **TALK, pg_name='g')], [], []], {'g': [0, 1]}, 'make no groups of its size'),
+        ([[node(1, **TALK, pg_name='g')], [node(1)], [node(1)]], {'g': [0, 1]}, 'make no groups of its size'),
     ],
 )
 def test_what_cannot_be_replayed_is_named(tmp_path, ranks, groups, what):

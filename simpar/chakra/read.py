@@ -15,7 +15,7 @@ import numpy as np
 from simpar.chakra import schema
 from simpar.chakra.write import MOST_NODES
 from simpar.cost.costs import Communication, Costs
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, shown_part
 from simpar.files import read_regular
 from simpar.program import OpClass, Partition, Program, ProgramBuilder
 from simpar.program.op import OpKind
@@ -23,6 +23,7 @@ from simpar.units import quantise
 
 NAMED: Final = re.compile(r'(.*)\.(\d+)\.et')
 MOST_BYTES: Final = 2**28
+MOST_SECONDS: Final = 1e9
 WORLD: Final = 'world'
 COMPUTES: Final = (schema.LOAD, schema.STORE, schema.COMPUTE)
 
@@ -110,9 +111,9 @@ def _nodes(file: Path, rank: int, world: int) -> list[Recorded]:
         # Who sends need not say from where, nor who receives to whom.
         told = {'comm_src': rank, 'comm_dst': rank, **schema.valued(node)}
         if wrong := _wrong(node.type, told, world):
-            raise ScheduleError(Problem(str(file), f'node {node.id}, {node.name[:80]}: {wrong}'))
+            raise ScheduleError(Problem(str(file), f'node {node.id}, {shown_part(node.name)}: {wrong}'))
         exact = told.get('seconds')
-        seconds = exact if isinstance(exact, float) and 0 <= exact < np.inf else node.duration_micros * 1e-6
+        seconds = exact if isinstance(exact, float) else node.duration_micros * 1e-6
         waits = tuple(dict.fromkeys([*node.data_deps, *node.ctrl_deps]))
         found.append(Recorded(node.id, node.name, node.type, waits, float(seconds), told))
     return found
@@ -120,6 +121,9 @@ def _nodes(file: Path, rank: int, world: int) -> list[Recorded]:
 
 def _wrong(kind: int, told: Mapping[str, object], world: int) -> str:
     """Why a node cannot be replayed."""
+    exact = told.get('seconds', 0.0)
+    if isinstance(exact, float) and not 0 <= exact <= MOST_SECONDS:
+        return f'seconds {exact} is no time of a step'
     if kind in COMPUTES:
         return ''
     if kind == schema.COLLECTIVE:
@@ -143,7 +147,7 @@ def _ordered(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
     for node in nodes:
         for one in node.waits:
             if one not in by_id:
-                what = f'node {node.id}, {node.name[:80]}, waits for node {one}, which is not there'
+                what = f'node {node.id}, {shown_part(node.name)}, waits for node {one}, which is not there'
                 raise ScheduleError(Problem(str(file), what))
             behind.setdefault(one, []).append(node.id)
     free = [number for number, count in left.items() if not count]
@@ -183,14 +187,14 @@ def _groups(folder: Path, world: int) -> dict[str, tuple[int, ...]]:
     for file in sorted(folder.glob('*.json')):
         try:
             told = json.loads(read_regular(file, MOST_BYTES))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ScheduleError(Problem(str(file), f'cannot be read: {error}')) from None
         if not isinstance(told, dict):
             raise ScheduleError(Problem(str(file), 'no mapping of groups to their ranks'))
         for name, ranks in told.items():
             inside = isinstance(ranks, list) and all(isinstance(one, int) and 0 <= one < world for one in ranks)
             if not inside or len(set(ranks)) < len(ranks) or not ranks:
-                raise ScheduleError(Problem(str(file), f'group {name}: not a list of ranks below {world}'))
+                raise ScheduleError(Problem(str(file), f'group {shown_part(name)}: not a list of ranks below {world}'))
             found[name] = tuple(ranks)
     return found
 
@@ -210,6 +214,9 @@ class _Job:
     def replayed(self) -> Replayed:
         """The program, its costs, and how many messages take no time."""
         roles = [list(self._slots(rank, nodes)) for rank, nodes in enumerate(self._ranks)]
+        for rank, slots in enumerate(roles):
+            if not slots:
+                raise ScheduleError(Problem(str(self._folder), f'rank {rank} has no node that is replayed'))
         build = ProgramBuilder(self._world, self._partitions().values())
         for made in self._classes.values():
             build.add_op_class(made)
@@ -242,9 +249,13 @@ class _Job:
         if node.kind == schema.COLLECTIVE:
             group = str(node.told.get('pg_name') or '')
             if rank not in self._groups.get(group, ()):
-                what = f'rank {rank}, node {node.id}, {node.name[:80]}: group {group} is not told, or has not this rank'
+                where = f'rank {rank}, node {node.id}, {shown_part(node.name)}'
+                what = f'{where}: group {shown_part(group)} is not told, or has not this rank'
                 raise ScheduleError(Problem(str(self._folder), what, 'add a JSON file of groups and their ranks'))
             operator = schema.KINDS[cast('int', node.told['comm_type'])]
+            if operator == 'all_gather':
+                # There it is what each rank gives, here what all have then.
+                size *= len(self._groups[group])
             partition = group or WORLD
             name = f'{operator}.{turn} of {node.stream}'
             # Nobody adds, so that a sum need not be told from a copy.

@@ -26,9 +26,9 @@ def write_chakra(folder: Path, trace: Trace, name: str) -> list[Path]:
         trace: its last step is written; ops last as they do there.
         name: what the files begin with.
     A node waits, by ``data_deps``, for what its op needs and for the op before on its stream. Durations are whole
-    microseconds, as the format has them, and exact in the attribute ``seconds``. ``comm_size`` is the full vector: the
-    input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather. A step of a ring is a send and a
-    receive. Raises ``ScheduleError`` for more than two million nodes, or where protobuf is missing.
+    microseconds, as the format has them, and exact in the attribute ``seconds``. ``comm_size`` is what each
+    rank gives, as astra-sim reads it: the full vector, of an all-gather the rank's part. A step of a ring is a send
+    and a receive. Raises ``ScheduleError`` for more than two million nodes, or where protobuf is missing.
     Does not write: what an op needs of the step before, tensors, the host's launches.
     """
     program = trace.program
@@ -102,9 +102,11 @@ class _Rank:
             yield self._node(slot, schema.COMPUTE, waits, work)
         elif op.operator in schema.COLLECTIVES:
             members = self._groups.of(op, self._rank)
+            # What each rank gives: of an all-gather its part.
+            size = op.bytes / len(members) if op.operator == 'all_gather' else op.bytes
             talk = {
                 'comm_type': ('int64_val', schema.COLLECTIVES[op.operator]),
-                'comm_size': ('int64_val', int(op.bytes)),
+                'comm_size': ('int64_val', int(size)),
                 'pg_name': ('string_val', self._groups.number(members)),
             }
             yield self._node(slot, schema.COLLECTIVE, waits, talk)
