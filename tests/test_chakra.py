@@ -12,7 +12,19 @@ import pytest
 
 from simpar.case import load_case
 from simpar.chakra import read_chakra, write_chakra
-from simpar.chakra.schema import COLLECTIVE, COMPUTE, RECV, SEND, attributes, messages, packed, unpacked, valued
+from simpar.chakra.schema import (
+    COLLECTIVE,
+    COMPUTE,
+    LOAD,
+    METADATA,
+    RECV,
+    SEND,
+    attributes,
+    messages,
+    packed,
+    unpacked,
+    valued,
+)
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 
@@ -80,7 +92,7 @@ def test_a_ring_that_others_wrote_takes_its_seven_reductions(tmp_path):
 
 def test_a_collective_that_others_wrote_is_one_of_all_ranks():
     (op,) = read_chakra(RECORDED).program.op_classes
-    assert (op.kind, op.operator, op.bytes, op.partition) == ('collective', 'all_gather', 4 * 2.0**20, 'world')
+    assert (op.kind, op.operator, op.bytes, op.partition) == ('collective', 'all_gather', 4 * 2.0**20, 'all ranks')
 
 
 def node(number, kind=COMPUTE, waits=(), micros=10, **told):
@@ -99,6 +111,17 @@ def written(folder, *ranks, **groups):
     if groups:
         (folder / 'groups.json').write_text(json.dumps(groups))
     return folder
+
+
+def test_nodes_about_the_trace_pass_their_waits_on(tmp_path):
+    # Converted traces hang what runs behind nodes that only tell of a process group.
+    one = [
+        node(1),
+        node(2, kind=METADATA, waits=(1,)),
+        node(3, kind=LOAD, waits=(2,)),
+        node(4, is_cpu_op=1, waits=(2,)),
+    ]
+    assert replayed(written(tmp_path / 'et', one)) == pytest.approx(20e-6, rel=1e-6)
 
 
 def test_what_waits_for_what_decides_the_step(tmp_path):
@@ -124,6 +147,9 @@ TALK = {'kind': COLLECTIVE, 'comm_type': 0, 'comm_size': 64}
         ([[node(1, kind=9)]], {}, 'type 9 is none that is replayed'),
         ([[node(1, **{**TALK, 'comm_type': 77})]], {}, 'comm_type is no collective'),
         ([[node(1, kind=SEND, comm_dst=4)]], {}, 'is none of 1 ranks'),
+        ([[node(1, kind=SEND, comm_dst=0)]], {}, 'rank 0 sends to itself'),
+        ([[node(1, kind=SEND, comm_src=1, comm_dst=0)], [node(1)]], {}, 'in the file of rank 0, and is of rank 1'),
+        ([[node(1, **TALK, pg_name='g' * 90)]], {}, 'pg_name is longer than 80 letters'),
         ([[node(1, **TALK, pg_name='g')], []], {}, 'group g is not told'),
         ([[node(1, **TALK, pg_name='g')], []], {'g': [0, 7]}, 'not a list of ranks below 2'),
         ([[node(1, **TALK)], [node(1, **{**TALK, 'comm_size': 32})]], {}, 'unlike collectives'),

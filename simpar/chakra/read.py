@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import numpy as np
 
 from simpar.chakra import schema
+from simpar.chakra.node import COMPUTES, MOST_BYTES, Recorded, nodes_of
 from simpar.chakra.write import MOST_NODES
 from simpar.cost.costs import Communication, Costs
 from simpar.errors import Problem, ScheduleError, shown_part
@@ -22,30 +22,8 @@ from simpar.program.op import OpKind
 from simpar.units import quantise
 
 NAMED: Final = re.compile(r'(.*)\.(\d+)\.et')
-MOST_BYTES: Final = 2**28
-MOST_SECONDS: Final = 1e9
-WORLD: Final = 'world'
-COMPUTES: Final = (schema.LOAD, schema.STORE, schema.COMPUTE)
-
-
-class Recorded(NamedTuple):
-    """A node: what it is, and which nodes of its rank it waits for."""
-
-    id: int
-    name: str
-    kind: int
-    waits: tuple[int, ...]
-    seconds: float
-    told: Mapping[str, object]
-
-    @property
-    def stream(self) -> str:
-        """Where it runs: the host's nodes apart, all other computation in one queue, a queue for each group or pair."""
-        if self.kind == schema.COLLECTIVE:
-            return f'group {self.told.get("pg_name") or WORLD}'
-        if self.kind in (schema.SEND, schema.RECV):
-            return f'{self.told["comm_src"]} to {self.told["comm_dst"]} tag {self.told.get("comm_tag", 0)}'
-        return 'host' if self.told.get('is_cpu_op') else 'compute'
+WORLD: Final = 'all ranks'
+"""The partition of all; those of groups begin with ``group``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +54,7 @@ def read_chakra(path: Path) -> Replayed:
     """
     folder = path.parent if path.suffix == '.et' else path
     files = _files(path, folder)
-    ranks = [_handed_over(_ordered(file, _nodes(file, rank, len(files)))) for rank, file in enumerate(files)]
+    ranks = [nodes_of(file, rank, len(files)) for rank, file in enumerate(files)]
     if (total := sum(map(len, ranks))) > MOST_NODES:
         raise ScheduleError(Problem(str(folder), f'{total:,} nodes, and {MOST_NODES:,} are the most'))
     return _Job(folder, ranks, _groups(folder, len(files))).replayed()
@@ -95,90 +73,6 @@ def _files(path: Path, folder: Path) -> list[Path]:
     if missing := [rank for rank in range(len(ranks)) if rank not in ranks]:
         raise ScheduleError(Problem(str(folder), f'{name} has no file of rank {missing[0]}', 'add it'))
     return [found[name, rank] for rank in ranks]
-
-
-def _nodes(file: Path, rank: int, world: int) -> list[Recorded]:
-    try:
-        nodes = list(schema.unpacked(read_regular(file, MOST_BYTES)))
-    except ValueError as error:
-        raise ScheduleError(Problem(str(file), f'is no Chakra trace: {error}')) from None
-    except OSError as error:
-        raise ScheduleError(Problem(str(file), f'cannot be read: {error.strerror or error}')) from None
-    found = []
-    for node in nodes:
-        if node.type == schema.METADATA:
-            continue
-        # Who sends need not say from where, nor who receives to whom.
-        told = {'comm_src': rank, 'comm_dst': rank, **schema.valued(node)}
-        if wrong := _wrong(node.type, told, world):
-            raise ScheduleError(Problem(str(file), f'node {node.id}, {shown_part(node.name)}: {wrong}'))
-        exact = told.get('seconds')
-        seconds = exact if isinstance(exact, float) else node.duration_micros * 1e-6
-        waits = tuple(dict.fromkeys([*node.data_deps, *node.ctrl_deps]))
-        found.append(Recorded(node.id, node.name, node.type, waits, float(seconds), told))
-    return found
-
-
-def _wrong(kind: int, told: Mapping[str, object], world: int) -> str:
-    """Why a node cannot be replayed."""
-    exact = told.get('seconds', 0.0)
-    if isinstance(exact, float) and not 0 <= exact <= MOST_SECONDS:
-        return f'seconds {exact} is no time of a step'
-    if kind in COMPUTES:
-        return ''
-    if kind == schema.COLLECTIVE:
-        number = told.get('comm_type')
-        known = isinstance(number, int) and 0 <= number < len(schema.KINDS)
-        return '' if known else 'comm_type is no collective'
-    if kind not in (schema.SEND, schema.RECV):
-        return f'type {kind} is none that is replayed'
-    ends = [told[key] for key in ('comm_src', 'comm_dst')]
-    inside = all(isinstance(end, int) and 0 <= end < world for end in ends)
-    return '' if inside else f'comm_src {ends[0]} or comm_dst {ends[1]} is none of {world} ranks'
-
-
-def _ordered(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
-    """Nodes in an order in which none waits for a later one, by their numbers where they are free."""
-    by_id = {node.id: node for node in nodes}
-    if len(by_id) < len(nodes):
-        raise ScheduleError(Problem(str(file), 'two nodes have one id'))
-    left = {node.id: len(node.waits) for node in nodes}
-    behind: dict[int, list[int]] = {}
-    for node in nodes:
-        for one in node.waits:
-            if one not in by_id:
-                what = f'node {node.id}, {shown_part(node.name)}, waits for node {one}, which is not there'
-                raise ScheduleError(Problem(str(file), what))
-            behind.setdefault(one, []).append(node.id)
-    free = [number for number, count in left.items() if not count]
-    heapq.heapify(free)
-    found = []
-    while free:
-        found.append(by_id[heapq.heappop(free)])
-        for one in behind.get(found[-1].id, ()):
-            left[one] -= 1
-            if not left[one]:
-                heapq.heappush(free, one)
-    if len(found) < len(nodes):
-        stuck = next(number for number, count in left.items() if count)
-        raise ScheduleError(Problem(str(file), f'nodes wait for each other in a circle, node {stuck} among them'))
-    return found
-
-
-def _handed_over(nodes: Sequence[Recorded]) -> list[Recorded]:
-    """Nodes of which none waits for a send without a duration: it is handed to the network at once.
-
-    What is behind such a send waits for what the send waits for. Rings are written so: all ranks send before they
-    receive, and would wait for each other for ever.
-    """
-    sent: dict[int, tuple[int, ...]] = {}
-    found = []
-    for node in nodes:
-        waits = tuple(dict.fromkeys(behind for one in node.waits for behind in sent.get(one, (one,))))
-        found.append(node._replace(waits=waits))
-        if node.kind == schema.SEND and not node.seconds:
-            sent[node.id] = waits
-    return found
 
 
 def _groups(folder: Path, world: int) -> dict[str, tuple[int, ...]]:
@@ -256,7 +150,7 @@ class _Job:
             if operator == 'all_gather':
                 # There it is what each rank gives, here what all have then.
                 size *= len(self._groups[group])
-            partition = group or WORLD
+            partition = f'group {group}' if group else WORLD
             name = f'{operator}.{turn} of {node.stream}'
             # Nobody adds, so that a sum need not be told from a copy.
             return OpClass(name, 'collective', operator, 'F', bytes=size, partition=partition)
@@ -271,7 +165,7 @@ class _Job:
         everyone = np.arange(self._world, dtype=np.int32)[None]
         found = {WORLD: Partition(WORLD, everyone)}
         for name in sorted(used):
-            members = self._groups[name]
+            members = self._groups[name.removeprefix('group ')]
             others = [rank for rank in range(self._world) if rank not in members]
             # Every rank stands in a group of a partition: those that have no part stand in groups that never meet.
             if len(others) % len(members):
