@@ -16,7 +16,7 @@ import platform
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -77,12 +77,14 @@ def _tasks() -> list[int]:
 
 def _real_time(task: int) -> None:
     """Real-time priority, the lowest, or a short slice."""
-    # A thread may have ended since it was listed.
-    with suppress(ProcessLookupError):
-        try:
-            os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
-        except PermissionError:
-            _set(task, nice=0, slice_ns=SLICE_NS)
+    try:
+        os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
+    except ProcessLookupError:
+        # It has ended since it was listed.
+        return
+    # Mostly a right that is missing; whatever else a kernel may say, no run must fail for it.
+    except OSError:
+        _set(task, nice=0, slice_ns=SLICE_NS)
 
 
 def _set(task: int, nice: int, slice_ns: int) -> None:
