@@ -12,6 +12,7 @@ from simpar.lower import lower
 from simpar.lower.grow import few_layers
 from simpar.lower.period import Layers, NotPeriodic, Rows, grown
 from simpar.memory import memory
+from simpar.model.library.experts import Experts
 from simpar.plan import Plan
 from simpar.predict import predict
 from simpar.program.rows import LazyRows
@@ -56,6 +57,33 @@ def test_rows_of_the_sweep_grow():
 )
 def test_plans_that_tell_layers_apart_do_not_grow(changes):
     assert few_layers(WORKLOAD, replace(Plan(data=2), **changes)) is None
+
+
+EXPERTS = {'count': 4, 'top_k': 2, 'ffn': 16}
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'experts': Experts(**EXPERTS, first_dense=3)},
+        {'experts': Experts(**EXPERTS, first_dense=15)},
+        {'experts': Experts(**EXPERTS, every=4)},
+        {'experts': Experts(**EXPERTS, every=5)},
+        {'window': (4, 4, 4, 4, 4, 0)},
+        {'window': (4, 0)},
+    ],
+)
+def test_models_whose_later_layers_are_of_another_kind_do_not_grow(changes):
+    """The few layers that would be lowered show nothing of those kinds: the program would have lost them."""
+    work = replace(WORKLOAD, model=replace(MODEL, **changes))
+    assert few_layers(work, Plan(data=2)) is None
+    assert lower(work, Plan(data=2), 2).hash == lower(work, Plan(data=2), 2, grow=False).hash
+
+
+def test_a_mixture_behind_its_first_dense_layer_grows_to_the_program_of_all_layers():
+    work = replace(WORKLOAD, model=replace(MODEL, experts=Experts(**EXPERTS, first_dense=1)))
+    assert few_layers(work, Plan(data=2)) is not None
+    assert lower(work, Plan(data=2), 2).hash == lower(work, Plan(data=2), 2, grow=False).hash
 
 
 def test_patterns_that_cannot_tell_layers_apart_grow():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from simpar.lower.fusion import by_size
 from simpar.lower.given import has_strategies
@@ -31,9 +31,23 @@ def few_layers(workload: Workload, plan: Plan) -> Layers | None:
     count = 2 * edge + _EQUAL
     if not isinstance(model, Transformer) or model.layers < _REPAYS * count or not _equal(workload, plan):
         return None
-    if has_strategies(with_layers(workload, count), plan):
+    few = with_layers(workload, count)
+    if has_strategies(few, plan) or not _alike(model, few, edge):
         return None
     return Layers(count, edge, model.layers - count)
+
+
+def _alike(model: Transformer, few: Workload, edge: int) -> bool:
+    """Whether the layers between the first and the last are of one kind, and those of the few are, too.
+
+    Layers differ by experts and windows. Of a model whose third layer is the first with experts, or whose sixth sees
+    all, few layers show nothing of it.
+    """
+    all_of, few_of = (
+        [(one.experts_of(layer) is None, one.window_of(layer)) for layer in range(one.layers)]
+        for one in (model, cast('Transformer', few.model))
+    )
+    return len({*all_of[edge:-edge], *few_of[edge:-edge]}) == 1 and all_of[-edge:] == few_of[-edge:]
 
 
 def _unlike(workload: Workload, plan: Plan) -> int:
