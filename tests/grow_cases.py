@@ -10,6 +10,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.grow import few_layers
 from simpar.lower.overlap import with_passes
+from simpar.model.library.experts import Experts
 from simpar.plan import Plan
 from simpar.program.rows import LazyRows
 from simpar.workload import Muon, Transformer, Workload
@@ -28,6 +29,17 @@ class Case(NamedTuple):
     workload: Workload
     plan: Plan
     world: int
+
+
+def _kinds(draw, tensor):
+    """Experts and windows, of which later layers may differ from all that few layers show."""
+    # Most have neither: those that differ are lowered in full.
+    if draw.random() < 0.7:
+        return {}
+    if draw.random() < 0.5:
+        return {'window': draw.choice([3, (3, 0), (3, 3, 3, 0), (3, 3, 3, 3, 3, 0)])}
+    sparse = {'first_dense': draw.randint(0, 4)} if draw.random() < 0.5 else {'every': draw.randint(1, 5)}
+    return {'experts': Experts(count=4, top_k=2, ffn=tensor * 5, **sparse)}
 
 
 def grow_case(seed: int) -> Case:
@@ -49,6 +61,7 @@ def grow_case(seed: int) -> Case:
         tied=draw.random() < 0.3,
         attention=draw.choice(['flash', 'unfused']),
         dropout=draw.choice([0.0, 0.0, 0.3]),
+        **_kinds(random.Random(f'kinds {seed}'), tensor),
     )
     workload = Workload(
         model=model,
