@@ -28,17 +28,17 @@ from evidence_page import disordered, error, said, tables, verdict
 from prove_evidence import commit, cores, say
 
 from executor.backend import Pool
-from executor.bench.bench import bench
+from executor.bench.bench import bench, calibrated
 from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.progress import Lines
 from executor.bench.sizes import QUICK, TINY
 from executor.rank import Request
 from executor.validation.validation import steady_steps
-from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.files import write_atomically
+from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
@@ -51,8 +51,8 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WORLD: Final = 2
 NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us', 'none')
-ROUNDS: Final = 14
-RUN: Final = 0.8
+ROUNDS: Final = 40
+RUN: Final = 0.4
 """Seconds of the steps of a run that count: those from the third on."""
 FEWEST, MOST_STEPS = 3, 10
 SIZES: Final = replace(QUICK, products=TINY.products, head_dims=TINY.head_dims, sequences=TINY.sequences,
@@ -109,14 +109,10 @@ def _run(block: Block) -> dict[str, Any]:
     programs = [row.program for row in rows]
     told_of = {'net_name': block.net, 'programs': programs, 'seed': block.seed}
     record = bench(WORLD, net, SIZES, Lines(), **told_of, favour=block.favour, in_order=False)
-    samples, shares, in_steps = _measure(block, rows)
-    put(record['tables'], in_steps)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / 'record.json'
-        path.write_text(json.dumps(record), encoding='utf-8')
-        found = calibrate(load_record(path))
-        write_profile(Path(folder) / 'calibrated.yaml', found)
-        hardware = cluster(load_profile(Path(folder) / 'calibrated.yaml'))
+        samples, shares, in_steps = _measure(block, rows, calibrated(record, Path(folder) / 'before')[1])
+        put(record['tables'], in_steps)
+        found, hardware = calibrated(record, Path(folder) / 'after')
         told = []
         for row in rows:
             one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
@@ -139,7 +135,7 @@ def _run(block: Block) -> dict[str, Any]:
 
 
 def _measure(
-    block: Block, rows: list[Row]
+    block: Block, rows: list[Row], hardware: Cluster
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
     """Seconds of the steady steps of each run of each row; its parts; rows of ops in steps, for the record.
 
@@ -152,7 +148,7 @@ def _measure(
     counted = {row.name: _counted(simulate(row.program, price(row.program, shipped)).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
-        ops = InOrder(alone, [row.program for row in rows])
+        ops = InOrder(alone, [row.program for row in rows], lambda program: price(program, hardware))
         for turn in range(ROUNDS + 1):
             drawn.shuffle(order)
             for row in order:
