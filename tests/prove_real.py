@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -51,10 +51,17 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WORLD: Final = 2
 NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us', 'none')
-ROUNDS: Final = 64
-"""Many short runs: whoever else uses the machine's cores slows them for seconds at a time."""
+ROUNDS, LOOK = 48, 16
+"""The fewest rounds, and how many lie between two looks at the repeats.
+
+Many short runs: whoever else uses the machine's cores slows them for seconds at a time.
+"""
+LONGEST_BLOCK: Final = 1200.0
+"""Seconds after which no further round begins."""
 RUN: Final = 0.4
 """Seconds of the steps of a run that count: those from the third on."""
+ROUND: Final = 1.2
+"""Seconds of a run that every round has; a row of longer steps runs in every second, third, … round."""
 FEWEST, MOST_STEPS = 3, 10
 SIZES: Final = replace(QUICK, products=TINY.products, head_dims=TINY.head_dims, sequences=TINY.sequences,
                        pairs=TINY.pairs, probes=TINY.probes)  # fmt: skip
@@ -146,27 +153,51 @@ def _measure(
     samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     parts: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     shipped = cluster(replace(load_profile('cpu-gloo'), devices=WORLD))
-    counted = {row.name: _counted(simulate(row.program, price(row.program, shipped)).step) for row in rows}
+    often = {row.name: _often(simulate(row.program, price(row.program, shipped)).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
         ops = InOrder(alone, [row.program for row in rows], lambda program: price(program, hardware))
-        for turn in range(ROUNDS + 1):
+        # The first round opens connections.
+        for row in rows:
+            pool.perform(row.program, Request(steps=2, favour=favour))
+        for turn in _rounds(samples):
             drawn.shuffle(order)
             for row in order:
-                execution = pool.perform(row.program, Request(steps=2 + counted[row.name], favour=favour))
-                # The first round opens connections.
-                if turn:
-                    samples[row.name].append(steady_steps(execution))
-                    parts[row.name].append(_parts(execution.trace))
-                    # Ops of a step are many, and need fewer rounds.
-                    if turn % 2:
-                        ops.round_of(row.program)
+                counted, every = often[row.name]
+                if turn % every:
+                    continue
+                execution = pool.perform(row.program, Request(steps=2 + counted, favour=favour))
+                samples[row.name].append(steady_steps(execution))
+                parts[row.name].append(_parts(execution.trace))
+                # Ops of a step are many, and need fewer rounds.
+                if len(samples[row.name]) % 2:
+                    ops.round_of(row.program)
     return samples, {name: np.median(found, axis=0).tolist() for name, found in parts.items()}, ops.rows()
 
 
-def _counted(seconds: float) -> int:
-    """Steps of a run that count: more of short ones."""
-    return min(max(round(RUN / seconds), FEWEST), MOST_STEPS)
+def _often(step: float) -> tuple[int, int]:
+    """Steps of a run that count, more of short ones; and in which rounds a row runs: every second, third, ….
+
+    So that rows take about the same time: the longer a step, the less a disturbance of seconds changes it.
+    """
+    counted = min(max(round(RUN / step), FEWEST), MOST_STEPS)
+    return counted, max(round((2 + counted) * step / ROUND), 1)
+
+
+def _rounds(samples: dict[str, list[list[float]]]) -> Iterator[int]:
+    """Rounds, until at two looks in a row the repeats of all rows agree.
+
+    One look alone could find by luck that they agree: what disturbs them comes and goes.
+    """
+    begun, agreed = time.monotonic(), 0
+    for turn in itertools.count():
+        if turn >= ROUNDS and turn % LOOK == 0:
+            found = {name: verdict(runs) for name, runs in samples.items()}
+            agreed = agreed + 1 if max(found.values()) <= SAME else 0
+            print(f'round {turn}: repeats differ by', ', '.join(f'{one:.1%}' for one in found.values()), flush=True)
+            if agreed == 2 or time.monotonic() - begun > LONGEST_BLOCK:
+                return
+        yield turn
 
 
 def _parts(trace: Trace) -> list[float]:
@@ -256,6 +287,8 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
         'Each block is calibrated as `simpar calibrate --for` does with its four schedules: messages before,',
         'and ops in the order of their steps, without messages, in the rounds in which steps are measured.',
         *(['Threads of messages come first: `--favour-communication`.'] if blocks[0].get('favour') else []),
+        f'Rounds go on until every other run of each row agrees with the others within {SAME:.0%} at two looks,',
+        f'{LOOK} rounds apart, or for {LONGEST_BLOCK / 60:.0f} minutes; predictions are made afterwards.',
         'Two ranks compute with a core each. An error is predicted / 10th percentile − 1.',
         '',
         *tables(claims, rows),
