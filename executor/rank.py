@@ -210,7 +210,8 @@ class Rank:
         streams = Streams(
             program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=favour
         )
-        with nullcontext() if request.compute == 'real' else urgently():
+        # Real computation must not come before all else; where messages are favoured, its threads make themselves nice.
+        with urgently() if favour or request.compute == 'emulated' else nullcontext():
             begin = agree()
             machine.begin(begin)
             # All ranks begin at one moment, so that traces have one zero.

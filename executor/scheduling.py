@@ -1,11 +1,9 @@
 """Scheduling of a rank's threads where computation and communication want the same few cores.
 
 Linux's EEVDF scheduler lets a computing thread finish its slice (about 3 ms) before a message on the same core is dealt
-with. A niceness for threads that compute and short slices for all others bring communication beside computation back to
-the time that it takes alone. Neither needs rights; where the kernel refuses, nothing changes.
-
-Emulated runs compute nothing: they wait, and send when it is time. What else runs on the machine, down to the kernel's
-own threads, makes them wait 1 to 4 ms longer for a core. They run before all else, where the system allows it.
+with; what else runs on the machine, down to the kernel's own threads, makes messages wait 1 to 4 ms for a core. Threads
+that send therefore run before all else, where the system allows it, and threads that compute are nice. Where the kernel
+refuses, nothing changes.
 """
 
 from __future__ import annotations
@@ -33,14 +31,8 @@ def pin(rank: int) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def favour_communication() -> None:
-    """Give all threads of this process, and those that the calling one starts, short slices."""
-    for task in _tasks():
-        _set(task, nice=0, slice_ns=SLICE_NS)
-
-
 def yield_to_communication() -> None:
-    """Make the calling thread, which computes, nice, with the kernel's own slice."""
+    """Make the calling thread, which computes, nice, with the kernel's own slice, whatever started it."""
     if platform.system() == 'Linux':
         _set(threading.get_native_id(), nice=NICE, slice_ns=0)
 

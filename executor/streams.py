@@ -19,7 +19,7 @@ import torch
 from executor.collectives import Channel
 from executor.faults import Fault
 from executor.machine import Machine, Work
-from executor.scheduling import favour_communication, yield_to_communication
+from executor.scheduling import yield_to_communication
 from executor.status import RUNNING, THROUGH, WAITING, Beat, Status
 from executor.watchdog import Failure
 from simpar.program import Program
@@ -91,8 +91,6 @@ class Streams:
 
     def start(self, begin: float) -> None:
         """Start all streams of a program that begins at ``begin``, by the clock of the machine."""
-        if self._favour:
-            favour_communication()
         for stream in self._streams:
             # Daemons: a thread that is stuck in gloo must not keep the process alive.
             thread = threading.Thread(target=self._run, args=(stream, begin), name=stream.name, daemon=True)
@@ -131,7 +129,8 @@ class Streams:
             self._fail(failure_of(self._rank, step, slot, error))
 
     def _computes(self, stream: _Stream) -> bool:
-        return all(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
+        # Computation that came before all else would starve the threads of gloo, which share its core.
+        return any(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
 
     def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from simpar.units import format_count, format_size, format_time
+
+TIMES: Final = 3.0
+"""Whoever takes so many times as long is told by that: 5223 % slower says nothing."""
 
 
 def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
@@ -14,16 +19,13 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     text = f'{plan[0]}: {format_time(plan[1])} a step'
     if baseline is None:
         return text
-    change = max(plan[1], baseline[1]) / min(plan[1], baseline[1]) - 1
-    # Less would be shown as 0.0 % faster.
-    how = 'as fast as' if change < 0.0005 else f'{change * 100:.1f} % {_word(plan[1], baseline[1])} than'
-    return f'{text}, {how} {baseline[0]} ({format_time(baseline[1])})'
+    return f'{text}, {than(plan[1], baseline[1])} {baseline[0]} ({format_time(baseline[1])})'
 
 
 def change_in_words(old: float, new: float) -> str:
     """How a step changed, by the same definition."""
-    change = max(old, new) / min(old, new) - 1
-    return 'as long' if change < 0.0005 else f'{change * 100:.1f} % {_word(new, old)}'
+    found = _change(new, old)
+    return found[0] if found else 'as long'
 
 
 def gain_in_words(gain: float) -> str:
@@ -31,10 +33,14 @@ def gain_in_words(gain: float) -> str:
     return change_in_words(1 + gain, 1)
 
 
+def than(step: float, baseline: float) -> str:
+    """How a step compares to another, with the word that the other's name follows; arguments: their seconds."""
+    return ' '.join(_change(step, baseline) or ('as fast', 'as'))
+
+
 def headline_of_rates(plan: tuple[str, float], baseline: tuple[str, float], unit: str) -> str:
     """The same where steps are of different batches, so that rates are compared; arguments: names and rates."""
-    change = max(plan[1], baseline[1]) / min(plan[1], baseline[1]) - 1
-    how = 'as fast as' if change < 0.0005 else f'{change * 100:.1f} % {_word(baseline[1], plan[1])} than'
+    how = than(baseline[1], plan[1])
     return f'{plan[0]}: {format_count(plan[1])} {unit} a second, {how} {baseline[0]} ({format_count(baseline[1])})'
 
 
@@ -43,5 +49,11 @@ def too_large(name: str, held: float, size: float) -> str:
     return f'{name} does not fit: {format_size(held)} needed of {format_size(size)} a device'
 
 
-def _word(step: float, baseline: float) -> str:
-    return 'faster' if step < baseline else 'slower'
+def _change(step: float, baseline: float) -> tuple[str, str] | None:
+    """How a step compares, and the word before the other's name; None where it would be shown as 0.0 %."""
+    longer, faster = max(step, baseline) / min(step, baseline), step < baseline
+    if longer - 1 < 0.0005:
+        return None
+    if longer >= TIMES:
+        return f'{longer:.1f} times as {"fast" if faster else "slow"}', 'as'
+    return f'{(longer - 1) * 100:.1f} % {"faster" if faster else "slower"}', 'than'

@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,17 +28,17 @@ from evidence_page import disordered, error, said, tables, verdict
 from prove_evidence import commit, cores, say
 
 from executor.backend import Pool
-from executor.bench.bench import bench
+from executor.bench.bench import bench, calibrated
 from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.progress import Lines
 from executor.bench.sizes import QUICK, TINY
 from executor.rank import Request
 from executor.validation.validation import steady_steps
-from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.files import write_atomically
+from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
@@ -51,10 +51,19 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WORLD: Final = 2
 NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us', 'none')
-ROUNDS: Final = 14
-RUN: Final = 0.8
-"""Seconds of the steps of a run that count: those from the third on."""
-FEWEST, MOST_STEPS = 3, 10
+ROUNDS, LOOK = 128, 32
+"""The fewest rounds, and how many lie between two looks at the repeats.
+
+Many short runs: whoever else uses the machine's cores slows them for seconds at a time.
+"""
+LONGEST_BLOCK: Final = 900.0
+"""Seconds after which no further round begins."""
+STEPS, COUNTED = 5, 3
+"""Steps of a run, of which the last ones count."""
+ROUND: Final = 1.2
+"""Seconds of a run that every round has; a row of longer steps runs in every second, third, … round."""
+OPS: Final = 7
+"""Ops are timed in so many rounds' first: an odd number, so that as many even rounds have them as odd ones."""
 SIZES: Final = replace(QUICK, products=TINY.products, head_dims=TINY.head_dims, sequences=TINY.sequences,
                        pairs=TINY.pairs, probes=TINY.probes)  # fmt: skip
 """What is measured beside the ops of the schedules: few sizes of kernels, all messages."""
@@ -109,14 +118,10 @@ def _run(block: Block) -> dict[str, Any]:
     programs = [row.program for row in rows]
     told_of = {'net_name': block.net, 'programs': programs, 'seed': block.seed}
     record = bench(WORLD, net, SIZES, Lines(), **told_of, favour=block.favour, in_order=False)
-    samples, shares, in_steps = _measure(block, rows)
-    put(record['tables'], in_steps)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / 'record.json'
-        path.write_text(json.dumps(record), encoding='utf-8')
-        found = calibrate(load_record(path))
-        write_profile(Path(folder) / 'calibrated.yaml', found)
-        hardware = cluster(load_profile(Path(folder) / 'calibrated.yaml'))
+        samples, shares, in_steps = _measure(block, rows, calibrated(record, Path(folder) / 'before')[1])
+        put(record['tables'], in_steps)
+        found, hardware = calibrated(record, Path(folder) / 'after')
         told = []
         for row in rows:
             one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
@@ -139,7 +144,7 @@ def _run(block: Block) -> dict[str, Any]:
 
 
 def _measure(
-    block: Block, rows: list[Row]
+    block: Block, rows: list[Row], hardware: Cluster
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
     """Seconds of the steady steps of each run of each row; its parts; rows of ops in steps, for the record.
 
@@ -148,26 +153,44 @@ def _measure(
     drawn, order = random.Random(block.seed), [*rows]
     samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     parts: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-    shipped = cluster(replace(load_profile('cpu-gloo'), devices=WORLD))
-    counted = {row.name: _counted(simulate(row.program, price(row.program, shipped)).step) for row in rows}
+    every = {row.name: _every(simulate(row.program, price(row.program, hardware)).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
-        ops = InOrder(alone, [row.program for row in rows])
-        for turn in range(ROUNDS + 1):
+        ops = InOrder(alone, [row.program for row in rows], lambda program: price(program, hardware))
+        # The first round opens connections.
+        for row in rows:
+            pool.perform(row.program, Request(steps=2, favour=favour))
+        for turn in _rounds(samples):
             drawn.shuffle(order)
             for row in order:
-                execution = pool.perform(row.program, Request(steps=2 + counted[row.name], favour=favour))
-                # The first round opens connections.
-                if turn:
-                    samples[row.name].append(steady_steps(execution))
+                if turn % every[row.name] == 0:
+                    execution = pool.perform(row.program, Request(steps=STEPS, favour=favour))
+                    samples[row.name].append(steady_steps(execution)[-COUNTED:])
                     parts[row.name].append(_parts(execution.trace))
+                if turn % OPS == 0:
                     ops.round_of(row.program)
     return samples, {name: np.median(found, axis=0).tolist() for name, found in parts.items()}, ops.rows()
 
 
-def _counted(seconds: float) -> int:
-    """Steps of a run that count: more of short ones."""
-    return min(max(round(RUN / seconds), FEWEST), MOST_STEPS)
+def _every(step: float) -> int:
+    """In which rounds a row runs, every second, third, …: a disturbance of seconds changes a long step less."""
+    return max(round(STEPS * step / ROUND), 1)
+
+
+def _rounds(samples: dict[str, list[list[float]]]) -> Iterator[int]:
+    """Rounds, until at two looks in a row the repeats of all rows agree.
+
+    One look alone could find by luck that they agree: what disturbs them comes and goes.
+    """
+    begun, agreed = time.monotonic(), 0
+    for turn in itertools.count():
+        if turn >= ROUNDS and turn % LOOK == 0:
+            found = {name: verdict(runs) for name, runs in samples.items()}
+            agreed = agreed + 1 if max(found.values()) <= SAME else 0
+            print(f'round {turn}: repeats differ by', ', '.join(f'{one:.1%}' for one in found.values()), flush=True)
+            if agreed == 2 or time.monotonic() - begun > LONGEST_BLOCK:
+                return
+        yield turn
 
 
 def _parts(trace: Trace) -> list[float]:
@@ -257,6 +280,8 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
         'Each block is calibrated as `simpar calibrate --for` does with its four schedules: messages before,',
         'and ops in the order of their steps, without messages, in the rounds in which steps are measured.',
         *(['Threads of messages come first: `--favour-communication`.'] if blocks[0].get('favour') else []),
+        f'Rounds go on until every other run of each row agrees with the others within {SAME:.0%} at two looks,',
+        f'{LOOK} rounds apart, or for {LONGEST_BLOCK / 60:.0f} minutes; predictions are made afterwards.',
         'Two ranks compute with a core each. An error is predicted / 10th percentile − 1.',
         '',
         *tables(claims, rows),

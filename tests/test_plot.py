@@ -102,6 +102,8 @@ def test_labels_stand_where_they_fit():
         (1.0, None, 'a: 1 s a step'),
         (1.0, 1.5, 'a: 1 s a step, 50.0 % faster than b (1.5 s)'),
         (2.0, 1.0, 'a: 2 s a step, 100.0 % slower than b (1 s)'),
+        (5.0, 1.0, 'a: 5 s a step, 5.0 times as slow as b (1 s)'),
+        (1.0, 30.0, 'a: 1 s a step, 30.0 times as fast as b (30 s)'),
         (1.0, 1.0001, 'a: 1 s a step, as fast as b (1 s)'),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.scheduling import urgently
+from executor.scheduling import NICE, urgently
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'sched_setscheduler'), reason='only Linux has these policies')
 
@@ -35,7 +35,7 @@ def as_of_now(code, *before, check=True):
 
 STORY = """
 import os, threading
-from executor.scheduling import urgently
+from executor.scheduling import NICE, urgently
 from test_scheduling import policies
 holding = threading.Event()
 thread = threading.Thread(target=holding.wait)
@@ -74,3 +74,22 @@ def test_threads_that_end_meanwhile_are_no_error():
     with urgently():
         for thread in done:
             thread.join()
+
+
+COMPUTES = """
+import os, threading
+from executor.scheduling import NICE, urgently, yield_to_communication
+def compute():
+    yield_to_communication()
+    print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+with urgently():
+    thread = threading.Thread(target=compute)
+    thread.start(); thread.join()
+"""
+
+
+def test_a_thread_that_computes_beside_urgent_ones_is_plain_and_nice():
+    """Else it would hold up the very threads that send, which share its core."""
+    policy, nice = map(int, as_of_now(COMPUTES))
+    assert policy == os.SCHED_OTHER
+    assert nice >= NICE

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from executor.bench.communication import RINGS, message_items, program_messages
@@ -22,6 +25,7 @@ from executor.bench.sample import Samples, sample
 from executor.bench.sizes import Sizes
 from executor.bench.steady import repeat
 from executor.host import this_host
+from simpar.calibrate import Calibration, calibrate, load_record, write_profile
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.errors import Problem, ScheduleError
@@ -85,7 +89,7 @@ def bench(
         parts = [program for program in programs if program not in whole]
         record = measure(timer, sizes, reporter, net_name=net_name, programs=parts, talk=programs, seed=seed, on=on)
     if whole and in_order:
-        put(record['tables'], _steps(whole, ranks, sizes, reporter, favour=favour))
+        put(record['tables'], _steps(whole, ranks, sizes, reporter, record, favour=favour))
     return record
 
 
@@ -116,7 +120,7 @@ def measure(
     reporter.part(f'communication: {len(talking)} collectives', sizes.orders)
     messages = sample(timer, talking, sizes.orders, sizes.trials, seed, reporter.turn)
     reporter.part('both at once', 2 * len(sizes.beside) * sizes.rounds)
-    beside = measure_overlap(timer, sizes, net.rate * sizes.message_seconds, reporter.turn)
+    beside = measure_overlap(timer, sizes, net.rate * sizes.message_seconds, reporter.turn, talk)
     reporter.part('sends, exchanges and several streams', sizes.orders)
     found = _kinds(ranks, net, sizes, sizes.message_seconds, besides=RINGS, per_host=per_host)
     others = Messages(timer, found, None, seed)
@@ -171,6 +175,15 @@ def bench_messages(
     }
 
 
+def calibrated(record: dict[str, Any], folder: Path) -> tuple[Calibration, Cluster]:
+    """What a record becomes, written and read as a user's would be; the folder is made, and keeps its tables."""
+    folder.mkdir()
+    (folder / 'record.json').write_text(json.dumps(record), encoding='utf-8')
+    found = calibrate(load_record(folder / 'record.json'))
+    write_profile(folder / 'calibrated.yaml', found)
+    return found, cluster(load_profile(folder / 'calibrated.yaml'))
+
+
 def given_cluster(ranks: int, net: Net) -> Cluster:
     """So many cores of the shipped profile, over the network: whose seconds emulated compute takes as given."""
     profile = load_profile('cpu-gloo')
@@ -192,11 +205,14 @@ def _kinds(
     return [*wanted, *at_once(ranks, longest // AT_ONCE, per_host), *across]
 
 
-def _steps(programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter, *, favour: bool) -> Tables:
-    """Rows of the ops of programs, timed in the order of their steps."""
+def _steps(
+    programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter, record: dict[str, Any], *, favour: bool
+) -> Tables:
+    """Rows of the ops of programs, timed in the order of their steps. Arguments: ``record``, what is known so far."""
     reporter.part(f'steps: {len(programs)} programs without messages', sizes.trials)
-    with AlonePool(ranks, favour=favour) as pool:
-        steps = InOrder(pool, programs)
+    with AlonePool(ranks, favour=favour) as pool, TemporaryDirectory() as folder:
+        hardware = calibrated(record, Path(folder) / 'before')[1]
+        steps = InOrder(pool, programs, lambda program: price(program, hardware))
         for _ in range(sizes.trials):
             steps.round()
             reporter.turn()

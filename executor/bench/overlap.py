@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -40,6 +41,8 @@ TINY: Final = 1e-6
 LARGEST: Final = 2**20
 SMALLEST: Final = 2**12
 """Bytes of messages."""
+USUAL: Final = 2
+"""How many sizes of a program's messages are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,22 +60,39 @@ class Stretch:
 
 
 def measure_overlap(
-    pool: Timer, sizes: Sizes, largest: float, said: Callable[[], None] = lambda: None
+    pool: Timer,
+    sizes: Sizes,
+    largest: float,
+    said: Callable[[], None] = lambda: None,
+    programs: Sequence[Program] = (),
 ) -> list[Stretch]:
     """Run kernels alone, collectives alone and both at once, in turns.
 
     Arguments:
         largest: bytes of the largest message.
         said: called ``2 × sizes.rounds`` times for each kind of collective.
+        programs: whose sizes messages have, if any communicate.
     """
     size = int(min(max(largest, SMALLEST), LARGEST))
     found: list[Stretch] = []
     kinds: tuple[Kernels, ...] = ('matrix', 'memory')
     for operator in sizes.beside:
-        messages = [collective(operator, pool.world, part) for part in (size, size // 4)]
+        messages = [collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
         for what in kinds:
             found += _Pair(pool, kernels(what), messages).measure(what, operator, sizes.rounds, said)
     return found
+
+
+def _usual(programs: Sequence[Program]) -> list[int]:
+    """The sizes of collectives in which programs send most bytes; the work that a message is has a part for each."""
+    sent: Counter[int] = Counter()
+    for program in programs:
+        for rank in range(program.world):
+            for index in program.role(rank).op_class.tolist():
+                op = program.op_classes[index]
+                if op.kind == 'collective':
+                    sent[int(op.bytes)] += int(op.bytes)
+    return [size for size, _ in sent.most_common(USUAL)]
 
 
 def kernels(what: Kernels) -> list[Item]:

@@ -133,8 +133,11 @@ def tables_of(record: Record) -> dict[str, Table]:
 
 
 def counted(row: Row) -> Figures:
-    """Choose the time that counts: a kernel's CPU time hardly grows when others want the processor too."""
-    return row.wall if isinstance(row, CollectiveRow) else row.cpu
+    """Choose the time that counts: a kernel's CPU time hardly grows when others want the processor too.
+
+    In steps the clock counts: a core that wakes up for an op takes time in which nothing runs.
+    """
+    return row.wall if isinstance(row, CollectiveRow) or row.wall.low is not None else row.cpu
 
 
 def low(figures: Figures) -> float:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.headline import gain_in_words, headline
+from simpar.headline import gain_in_words, headline, than
 from simpar.report import render_parts
 from simpar.sweep.answer import Result, SweepAnswer
 from simpar.units import format_size, format_time
@@ -53,7 +53,7 @@ def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
     text = f'{lead}{name}: {_rate(best)}'
     if brief or best.is_baseline or best.gain is None:
         return text
-    return f'{text}, {gain_in_words(best.gain)} {"as" if abs(best.gain) < 0.0005 else "than"} {reference}'
+    return f'{text}, {than(1.0, 1.0 + best.gain)} {reference}'
 
 
 def _reference(answer: SweepAnswer, result: Result) -> tuple[str, float | None]:
