@@ -107,7 +107,6 @@ class Pricer:
         # A stack tells ops apart that cost the same without it.
         self._own = None if stack else own
         self._computed: dict[int, ComputeCost] = computed(program, self._own) if self._own else {}
-        self._unstacked: dict[int, ComputeCost] = {}
         self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
@@ -116,8 +115,6 @@ class Pricer:
             if op.kind == 'compute':
                 if self._own is None:
                     self._computed[kind] = self.compute.seconds(op)
-                if self.stacked:
-                    self._unstacked[kind] = self.bare.seconds(op)
             elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
                 alike = self._by_shape[kind] = self.collective.by_shape(op, *self._lying(self.collective, op))
                 # Groups in order: the first one is among those that stand first.
@@ -168,6 +165,11 @@ class Pricer:
             if rank < len(speeds):
                 speeds[rank] = speed
         return speeds
+
+    @cached_property
+    def _unstacked(self) -> dict[int, ComputeCost]:
+        """Of the device alone, by cost key; most predictions never ask for it."""
+        return {kind: self.bare.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
 
     @cached_property
     def _communicating(self) -> dict[int, int]:

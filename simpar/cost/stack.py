@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from functools import cached_property
+from fnmatch import translate
+from functools import cached_property, lru_cache
 from typing import Final
 
 from simpar.cost import roofline
 from simpar.cost.compute import MATRIX, NO_WORK, PRODUCTS, forward_flops
 from simpar.cost.model import ComputeCost, ComputeModel
 from simpar.hardware import Figure, Launches, Profile, Stack, worst
+from simpar.kept import Facts
 from simpar.program import OpClass
 
+NAMES: Final = 1 << 16
+"""Names of ops that are remembered of a stack."""
 ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
+
+
+class Named:
+    """What a stack says of ops by patterns of their names, of which the last that fits counts."""
+
+    def __init__(self, stack: Stack) -> None:
+        by_pattern = [(re.compile(translate(key)), found) for key, found in stack.launches.items() if '*' in key]
+        self._by_pattern = by_pattern[::-1]
+        # Every prediction asks twice for each of its ops, and the next one has most of these names too.
+        self.of = lru_cache(maxsize=NAMES)(self._of)
+
+    def _of(self, name: str) -> Launches | None:
+        return next((found for pattern, found in self._by_pattern if pattern.match(name)), None)
+
+
+_named: Final[Facts[Stack, Named]] = Facts(Named, 8)
 
 
 class StackCompute:
@@ -28,22 +48,14 @@ class StackCompute:
         self.inner = inner
         self.profile = profile
         self.stack = stack
-        self._launches: dict[tuple[str, str], Launches] = {}
 
     def launches(self, op: OpClass) -> Launches:
         """What an op launches: as of its name, of its operator and phase, or one kernel."""
-        key = (op.name, f'{op.operator}.{op.phase}')
-        if key not in self._launches:
-            self._launches[key] = self._found(*key)
-        found = self._launches[key]
+        kind = f'{op.operator}.{op.phase}'
+        found = _named(self.stack).of(op.name) or self.stack.launches.get(kind, ONE)
         if not found.multiple or not _batches(op) % found.multiple:
             return found
-        return self.stack.launches.get(f'{key[1]}.odd', found)
-
-    def _found(self, name: str, kind: str) -> Launches:
-        table = self.stack.launches
-        named = [launches for pattern, launches in table.items() if '*' in pattern and fnmatchcase(name, pattern)]
-        return named[-1] if named else table.get(kind, ONE)
+        return self.stack.launches.get(f'{kind}.odd', found)
 
     def seconds(self, op: OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class; errors as of the model inside."""

@@ -7,7 +7,6 @@ the host waits for. Machines need not know any of this: these are ops, streams a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -16,6 +15,7 @@ import numpy as np
 
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.program import Csr, OpClass, Program, Role
+from simpar.program.rows import kept_column
 
 RECEIVE, NORM, STEP = 'receive', 'norm', 'step'
 """The host waits until all that it issued has ended, behind an exchange of messages; for what the norm of all gradients
@@ -23,6 +23,7 @@ or their overflow is worked out of; at the end of a step until all has ended."""
 WAITS: Final = (RECEIVE, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
+_NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
 _NEEDLESS: Final = Csr.of(_EMPTY, _EMPTY, 0)
 _SHORT: Final = np.zeros(0, dtype=np.uint16)
 _HOST: Final = Role('host', ('host',), _EMPTY.astype(np.uint32), _SHORT, _SHORT, _SHORT, _NEEDLESS, _NEEDLESS)
@@ -34,9 +35,10 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
     Arguments: ``waits``, some of ``WAITS``.
     """
     count, devices = len(ops), len(ops.roles)
-    hosts = np.arange(count, dtype=np.int32) + np.int32(count)
-    needs = [pair for begin, end in pairwise(ops.first.tolist()) for pair in _needs(ops, program, begin, end, waits)]
-    carries = _carries(ops) if STEP in waits else []
+    issued = np.arange(count)
+    needs = [_needs(ops, program, begin, end, waits) for begin, end in pairwise(ops.first.tolist())]
+    row, item = (np.concatenate(column) for column in zip(*needs, strict=True))
+    carries = _carries(ops) if STEP in waits else _NONE
     return replace(
         ops,
         roles=(*ops.roles, *[_HOST] * devices),
@@ -45,8 +47,8 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
         op_class=np.concatenate((ops.op_class, ops.op_class)),
         stream=np.concatenate((ops.stream, ops.representative + np.int32(ops.first_stream[-1]))),
         computes=np.concatenate((ops.computes, np.ones(count, dtype=bool))),
-        need=_more(ops.need, count, [*zip(range(count), hosts.tolist(), strict=True), *needs]),
-        carry=_more(ops.carry, count, carries),
+        need=_more(ops.need, count, np.concatenate((issued, row)), np.concatenate((issued + count, item))),
+        carry=_more(ops.carry, count, *carries),
         channel=np.concatenate((ops.channel, np.full(count, NONE, dtype=ops.channel.dtype))),
         turn=np.concatenate((ops.turn, np.zeros(count, dtype=ops.turn.dtype))),
         turns=np.concatenate((ops.turns, np.zeros(count, dtype=ops.turns.dtype))),
@@ -54,39 +56,60 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
     )
 
 
-def _more(needs: Csr, count: int, pairs: list[tuple[int, int]]) -> Csr:
+def _more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
     """Needs of twice as many ops, with some more pairs (op, what it needs)."""
-    row, item = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True)) if pairs else (_EMPTY, _EMPTY)
     return Csr.of(np.concatenate((needs.row, row)), np.concatenate((needs.item, item)), 2 * count)
 
 
-def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """What the host of a representative waits for: pairs (host's op, op)."""
-    count, before = len(ops), None
-    last: dict[int, int] = {}
-    streams, classes = ops.stream[begin:end].tolist(), ops.op_class[begin:end].tolist()
-    for number, (stream, index) in enumerate(zip(streams, classes, strict=True), begin):
-        op = program.op_classes[index]
-        if before is not None and RECEIVE in waits and _exchanged(before, op):
-            yield from ((count + number, other) for other in last.values())
-        elif before is not None and NORM in waits and _judged(before, op):
-            yield count + number, number - 1
-        last[stream], before = number, op
+def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
+    kinds = (_is_message, _updates, _judges)
+    op_class = ops.op_class[begin:end]
+    message, updates, judges = (kept_column(program.op_classes, kind, np.bool_)[op_class] for kind in kinds)
+    row: list[Ints] = []
+    item: list[Ints] = []
+    exchanged = np.zeros(max(0, end - begin - 1), dtype=bool)
+    if RECEIVE in waits:
+        exchanged = message[:-1] & ~message[1:]
+        row, item = _last_on_streams(ops.stream[begin:end], np.flatnonzero(exchanged) + 1)
+    if NORM in waits:
+        judged = np.flatnonzero(judges[:-1] & updates[1:] & ~exchanged) + 1
+        row, item = [*row, judged], [*item, judged - 1]
+    if not row:
+        return _NONE
+    return np.concatenate(row) + (len(ops) + begin), np.concatenate(item) + begin
 
 
-def _exchanged(before: OpClass, op: OpClass) -> bool:
-    """Whether an exchange of messages has just been issued."""
-    return before.kind in ('send', 'recv') and op.kind not in ('send', 'recv')
+def _last_on_streams(stream: Ints, at: Ints) -> tuple[list[Ints], list[Ints]]:
+    """The last op on each stream before each of some ops: the latter, and these, stream by stream."""
+    row: list[Ints] = []
+    item: list[Ints] = []
+    for one in np.unique(stream).tolist():
+        on = np.flatnonzero(stream == one)
+        before = np.searchsorted(on, at)
+        # A stream that nothing was issued to is not waited for.
+        used = before > 0
+        row.append(at[used])
+        item.append(on[before[used] - 1])
+    return row, item
 
 
-def _judged(before: OpClass, op: OpClass) -> bool:
-    """Whether an update begins that the norm of gradients, or their overflow, must be known for."""
-    updates = op.phase == 'U' and op.kind == 'compute' and op.operator not in _JUDGED
-    return updates and before.phase == 'U' and (before.kind == 'collective' or before.operator in _JUDGED)
+def _is_message(op: OpClass) -> bool:
+    """Whether an exchange of messages goes on with it."""
+    return op.kind in ('send', 'recv')
 
 
-def _carries(ops: Ops) -> list[tuple[int, int]]:
+def _updates(op: OpClass) -> bool:
+    """Whether it may need the norm of gradients, or their overflow."""
+    return op.phase == 'U' and op.kind == 'compute' and op.operator not in _JUDGED
+
+
+def _judges(op: OpClass) -> bool:
+    """Whether it works out the norm, or their overflow."""
+    return op.phase == 'U' and (op.kind == 'collective' or op.operator in _JUDGED)
+
+
+def _carries(ops: Ops) -> tuple[Ints, Ints]:
     """The first op of each host in a step, and the last ops on all streams of its device in the step before."""
     ends = ops.streams.item[ops.streams.start[1:][np.diff(ops.streams.start) > 0] - 1]
-    firsts: Ints = ops.first[:-1]
-    return [(len(ops) + int(firsts[ops.representative[end]]), int(end)) for end in ends.tolist()]
+    return ops.first[:-1][ops.representative[ends]] + len(ops), ends
