@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -92,12 +93,16 @@ def entry_of(entries: int, groups: int, group: int, position: int) -> int:
 class Why(Mapping[int, str]):
     """How the seconds of op classes came about; found when somebody asks.
 
-    Arguments: ``kind``, for each op class which of the ``texts`` is its own.
+    Arguments: ``kind``, for each op class which of the texts is its own; ``texts`` returns these.
     """
 
-    def __init__(self, kind: NDArray[np.int64], texts: Sequence[str]) -> None:
+    def __init__(self, kind: NDArray[np.int64], texts: Callable[[], Sequence[str]]) -> None:
         self._kind = kind
-        self._texts = texts
+        self._make = texts
+
+    @cached_property
+    def _texts(self) -> Sequence[str]:
+        return self._make()
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import DeviceCompute
+from simpar.cost.compute import MATRIX, NO_WORK, DeviceCompute
+from simpar.cost.costs import Array
 from simpar.cost.model import ComputeCost
 from simpar.hardware import Cluster, Profile
 from simpar.kept import Facts, Kept
@@ -22,7 +23,7 @@ from simpar.units import quantise
 
 Stamps = tuple[int, ...]
 _devices: Final[Kept[tuple[Profile, Stamps], DeviceCompute]] = Kept(4)
-_clusters: Final[Kept[tuple[Cluster, Stamps], ClusterCollectives]] = Kept(4)
+_clusters: Final[Kept[tuple[object, ...], ClusterCollectives]] = Kept(4)
 
 
 def device_compute(profile: Profile) -> DeviceCompute:
@@ -31,8 +32,13 @@ def device_compute(profile: Profile) -> DeviceCompute:
 
 
 def cluster_collectives(cluster: Cluster) -> ClusterCollectives:
-    """The model of collectives on a cluster."""
-    return _clusters.get((cluster, _stamps(cluster.profile)), lambda: ClusterCollectives(cluster))
+    """The model of collectives on a cluster; the same for all devices that may stand behind its links."""
+    profile, table = cluster.profile, cluster.profile.tables.collective
+    key = (
+        cluster.links, cluster.nodes, cluster.devices, _written(table.file) if table else 0,
+        profile.devices, profile.links, profile.library, table,
+    )  # fmt: skip
+    return _clusters.get(key, lambda: ClusterCollectives(cluster))
 
 
 @lru_cache(maxsize=4)
@@ -58,12 +64,41 @@ def reasons(program: Program, compute: DeviceCompute) -> list[str]:
     return [known[kind].why if kind in known else '' for kind in range(len(program.cost_kinds[1]))]
 
 
-@lru_cache(maxsize=4)
-def communicating(program: Program) -> dict[int, int]:
-    """The op classes that communicate, each with the number of its cost key."""
+@lru_cache(maxsize=8)
+def beside_others(program: Program, matrix: float, memory: float, collective: float) -> tuple[Array, Array]:
+    """By op class, speeds of what computes beside communication, and of what communicates beside computing.
+
+    Arguments: the speeds of what runs on matrix units, of what is bound by memory, and of collectives.
+    """
     kinds, ops = program.cost_kinds
-    index = np.flatnonzero(np.array([op.kind != 'compute' for op in ops], dtype=bool)[kinds])
-    return dict(zip(index.tolist(), kinds[index].tolist(), strict=True))
+    computes = np.array([op.kind == 'compute' for op in ops])
+    slowed = np.where(computes, [matrix if op.operator in MATRIX else memory for op in ops], 1.0)[kinds]
+    slows = np.where(computes, 1.0, collective)[kinds]
+    return _still(slowed), _still(slows)
+
+
+@lru_cache(maxsize=8)
+def issued_alike(program: Program, seconds: float) -> Array:
+    """By op class, what the host takes to issue it where each takes as long. Arguments: ``seconds``."""
+    kinds, ops = program.cost_kinds
+    # A view launches no kernel.
+    return _still(np.array([0.0 if op.operator in NO_WORK else quantise(seconds) for op in ops])[kinds])
+
+
+@lru_cache(maxsize=8)
+def rank_speeds(world: int, slow: tuple[tuple[int, float], ...]) -> Array:
+    """Of all ranks. Arguments: ``slow``, pairs (rank, speed)."""
+    speeds = np.ones(world)
+    for rank, speed in slow:
+        if rank < world:
+            speeds[rank] = speed
+    return _still(speeds)
+
+
+def _still(values: Array) -> Array:
+    """The same, which nobody may change."""
+    values.flags.writeable = False
+    return values
 
 
 @lru_cache(maxsize=4)

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import MATRIX, NO_WORK
-from simpar.cost.costs import GRADES, Array, ByKey, Communication, Costs, Why
-from simpar.cost.entries import Alike, Block, Entries, LinkNames, lasts
+from simpar.cost.communicated import Communicated, communicated
+from simpar.cost.compute import NO_WORK
+from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
+from simpar.cost.entries import lasts
 from simpar.cost.kept import (
     Local,
+    beside_others,
     cluster_collectives,
-    communicating,
     computed,
     computed_seconds,
     device_compute,
+    issued_alike,
     locally,
+    rank_speeds,
     reasons,
     slots_of_first,
 )
-from simpar.cost.messages import Messages, Numbers, isolated
-from simpar.cost.model import CollectiveCost, CollectiveModel, ComputeCost, ComputeModel
+from simpar.cost.model import CollectiveModel, ComputeCost, ComputeModel
 from simpar.cost.stack import StackCompute
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
 from simpar.program import OpClass, Program
 from simpar.units import quantise
-
-MANY: Final = 512
-"""From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
-Priced = dict[int, Sequence[Communication]]
-"""By the number of a cost key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,115 +93,63 @@ class Pricer:
         stack = cluster.stack
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
         self.compute: ComputeModel = self.stacked or self.bare
-        self.collective = collective or cluster_collectives(cluster)
+        kept = cluster_collectives(cluster) if collective is None else None
+        self.collective = kept or cast('CollectiveModel', collective)
         self._program = program
         self._cluster = cluster
-        self._ranks: dict[str, list[list[int]]] = {}
         self._kind, self._ops = _by_launches(program, self.stacked) if self.stacked else program.cost_kinds
         # By the number of the cost key.
         # A stack tells ops apart that cost the same without it.
         self._own = None if stack else own
         self._computed: dict[int, ComputeCost] = computed(program, self._own) if self._own else {}
-        self._communicated: dict[int, tuple[CollectiveCost, ...]] = {}
-        self._by_shape: dict[int, tuple[Alike, ...]] = {}
-        self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
-        many = program.world >= MANY and isinstance(self.collective, ClusterCollectives)
-        for kind, op in enumerate(self._ops):
+        for kind, op in enumerate(self._ops if self._own is None else ()):
             if op.kind == 'compute':
-                if self._own is None:
-                    self._computed[kind] = self.compute.seconds(op)
-            elif many and isinstance(self.collective, ClusterCollectives) and self.collective.shapes_tell:
-                alike = self._by_shape[kind] = self.collective.by_shape(op, *self._lying(self.collective, op))
-                # Groups in order: the first one is among those that stand first.
-                self._communicated[kind] = (alike[0].cost,)
-            else:
-                self._communicated[kind] = tuple(self.collective.cost(op, ranks) for ranks in self._meeting(op))
-        self._messages: dict[tuple[bool, bool], tuple[Priced, Sequence[str]]] = {}
+                self._computed[kind] = self.compute.seconds(op)
+        # A model is kept, and so is what it said of a program.
+        if self._own and kept:
+            self._messages = communicated(program, kept)
+        else:
+            self._messages = Communicated(program, self.collective, self._kind, self._ops)
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
         # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
         key = (self._own, self._cluster.profile, self._cluster.slow, effects)
         local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
-        communication, links = self._communication(effects)
+        communication, links = self._messages.of(effects)
         return Costs(
             **local.columns,
             host_step=self._host_step(effects),
             waits=self._waits(effects),
-            communication=ByKey(self._communicating, communication),
+            communication=communication,
             links=links,
             waiting_slows=effects.slow_down and self._waiting,
             why=Why(self._kind, self._why),
-            grades=self._grades(local.seconds, communication),
+            grades=self._grades(local.seconds, communication.made),
         )
 
     def _local(self, effects: Effects) -> Local:
         """What is no communication."""
-        ops, slow_down, slows = self._ops, self._cluster.profile.slow_down, effects.slow_down
-        matrix, memory, collective = slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value
-        computes = np.array([op.kind == 'compute' for op in ops])
-        beside = [matrix if op.operator in MATRIX else memory for op in ops]
+        slow_down = self._cluster.profile.slow_down
+        slower = (slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value)
         seconds = self._compute_seconds(effects)
+        compute = seconds[self._kind]
+        compute.flags.writeable = False
+        # The very same arrays wherever these are equal: what follows from them is not worked out again.
+        beside = beside_others(self._program, *(slower if effects.slow_down else (1.0, 1.0, 1.0)))
         columns = {
-            'compute': seconds[self._kind],
-            'host': self._host(effects)[self._kind],
-            'beside_communication': np.where(computes & slows, beside, 1.0)[self._kind],
-            'beside_compute': np.where(computes | (not slows), 1.0, collective)[self._kind],
-            'rank_speed': self._speeds(),
+            'compute': compute,
+            'host': self._host(effects),
+            'beside_communication': beside[0],
+            'beside_compute': beside[1],
+            'rank_speed': rank_speeds(self._program.world, tuple(self._cluster.slow.items())),
         }
-        for column in columns.values():
-            column.flags.writeable = False
         return Local(columns, seconds.tolist())
-
-    def _speeds(self) -> Array:
-        """Of all ranks."""
-        speeds = np.ones(self._program.world)
-        for rank, speed in self._cluster.slow.items():
-            if rank < len(speeds):
-                speeds[rank] = speed
-        return speeds
 
     @cached_property
     def _unstacked(self) -> dict[int, ComputeCost]:
         """Of the device alone, by cost key; most predictions never ask for it."""
         return {kind: self.bare.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
-
-    @cached_property
-    def _communicating(self) -> dict[int, int]:
-        """The op classes that communicate, each with the number of its cost key."""
-        if self._own:
-            return communicating(self._program)
-        index = np.flatnonzero(np.array([op.kind != 'compute' for op in self._ops], dtype=bool)[self._kind])
-        return dict(zip(index.tolist(), self._kind[index].tolist(), strict=True))
-
-    def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
-        """The groups of an op, and which of them lie alike; ops of one partition share them."""
-        key = (op.partition, op.kind, op.peer)
-        if key not in self._lie:
-            groups = self._groups(op)
-            self._lie[key] = groups, collective.lying_alike(groups)
-        return self._lie[key]
-
-    def _groups(self, op: OpClass) -> NDArray[np.int32]:
-        """As ``_meeting``, in one array."""
-        groups = self._program.partitions[op.partition].groups_GP
-        if op.kind == 'collective':
-            return groups
-        peers = np.roll(groups, -op.peer, axis=1)
-        sides = (groups, peers) if op.kind == 'send' else (peers, groups)
-        return np.stack(sides, axis=-1).reshape(-1, 2)
-
-    def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
-        """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
-        if op.partition not in self._ranks:
-            self._ranks[op.partition] = self._program.partitions[op.partition].groups_GP.tolist()
-        for ranks in self._ranks[op.partition]:
-            if op.kind == 'collective':
-                yield ranks
-                continue
-            for position, rank in enumerate(ranks):
-                peer = ranks[(position + op.peer) % len(ranks)]
-                yield (rank, peer) if op.kind == 'send' else (peer, rank)
 
     @property
     def _waiting(self) -> bool:
@@ -215,13 +158,13 @@ class Pricer:
         return self._cluster.profile.slow_down.waiting if told is None else told
 
     def _host(self, effects: Effects) -> Array:
-        """Seconds that the host takes to issue an op, by cost key."""
-        if not effects.launch:
-            return np.zeros(len(self._ops))
+        """Seconds that the host takes to issue an op, by op class."""
         stack, plain = self._cluster.stack, self._cluster.profile.host.seconds.value
-        forward = stack.host.forward.value if stack and stack.host else plain
-        backward = stack.host.backward.value if stack and stack.host else plain
-        return np.array(
+        if stack is None or not effects.launch:
+            return issued_alike(self._program, plain if effects.launch else 0.0)
+        forward = stack.host.forward.value if stack.host else plain
+        backward = stack.host.backward.value if stack.host else plain
+        host = np.array(
             [
                 # A view launches no kernel.
                 0.0
@@ -230,6 +173,7 @@ class Pricer:
                 for op in self._ops
             ]
         )
+        return np.asarray(host[self._kind])
 
     def _launched(self, op: OpClass) -> int:
         """Kernels that an op launches, and calls that take the host as long."""
@@ -257,41 +201,13 @@ class Pricer:
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
-    def _communication(self, effects: Effects) -> tuple[Priced, Sequence[str]]:
-        """By cost key, and the names of the links; what no effect changes is the same object."""
-        key = (effects.small_operator, effects.link_sharing)
-        if key not in self._messages:
-            if self._by_shape:
-                self._messages[key] = self._in_blocks(effects)
-                return self._messages[key]
-            messages = Messages(effects)
-            made: Priced = {kind: tuple(map(messages.message, costs)) for kind, costs in self._communicated.items()}
-            self._messages[key] = (made, tuple(messages.links))
-        return self._messages[key]
-
-    def _in_blocks(self, effects: Effects) -> tuple[Priced, Sequence[str]]:
-        """The same, by shapes of groups."""
-        numbers = Numbers(len(self._cluster.topology.links) * self._cluster.world)
-        made: Priced = {}
-        for kind, alike in self._by_shape.items():
-            blocks = []
-            for one in alike:
-                alpha, transfer, parts = isolated(effects, one.cost, one.parts if effects.link_sharing else ())
-                links = numbers.of(one.channels) if parts else one.channels[:, :0]
-                blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
-            made[kind] = Entries(tuple(blocks))
-        collective = self.collective
-        name = collective.name if isinstance(collective, ClusterCollectives) else str
-        return made, LinkNames(numbers.channels, name)
-
-    @cached_property
     def _why(self) -> list[str]:
         """By cost key."""
         if self._own:
             why = reasons(self._program, self._own).copy()
         else:
             why = [self._computed[kind].why if kind in self._computed else '' for kind in range(len(self._ops))]
-        for kind, costs in self._communicated.items():
+        for kind, costs in self._messages.costs.items():
             why[kind] = costs[0].why
         return why
 
@@ -307,7 +223,7 @@ class Pricer:
             if kind in self._computed:
                 seconds[self._computed[kind].grade] += compute[kind] * count
             else:
-                seconds[self._communicated[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
+                seconds[self._messages.costs[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
         return {grade: total for grade, total in seconds.items() if total > 0}
 
 

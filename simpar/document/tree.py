@@ -221,8 +221,8 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
     stands in the way, or a list has no such place.
     """
     parts = [part.strip() for part in key.split('.')]
-    # Trees are values: the one that was read stays as it is.
-    root = {} if tree.root is None else copy.deepcopy(tree.root)
+    # Trees are values: the one that was read stays as it is. What is not on the way is shared with it.
+    root = {} if tree.root is None else copy.copy(tree.root)
     node, path, made = root, (), {}  # type: Any, Key, dict[Key, str]
     try:
         _check_depth(parts)
@@ -231,6 +231,8 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
             if tree.get(path) is None:
                 made[path] = origin
                 node[path[-1]] = {}
+            else:
+                node[path[-1]] = copy.copy(node[path[-1]])
             node, path = _enter(node, path, below, tree.shorts)
         path = (*path, _place(node, parts[-1], path))
     except Unreadable as unreadable:
@@ -242,13 +244,15 @@ def put(tree: Tree, key: str, value: Any, origin: str) -> Tree:
 
 
 def _enter(node: Any, path: Key, below: str, shorts: Mapping[Key, str]) -> tuple[Any, Key]:
-    """The value at the end of a path, in the form, short or full, that has a place for the part below, and its path."""
+    """What a path ends in, a copy already, in the form, short or full, with a place for the part below; its path."""
     value, name = node[path[-1]], shorts.get(path)
     if name is None:
         return value, path
     if isinstance(value, dict):
-        listed = below.isdecimal() and isinstance(value.get(name), list)
-        return (value[name], (*path, name)) if listed else (value, path)
+        if not (below.isdecimal() and isinstance(value.get(name), list)):
+            return value, path
+        value[name] = copy.copy(value[name])
+        return value[name], (*path, name)
     if not (isinstance(value, list) and below.isdecimal()):
         node[path[-1]] = {name: value}
     return node[path[-1]], path

@@ -90,34 +90,46 @@ def node_costs(
 ) -> NodeCosts:
     """The costs of the ops of a program's representatives."""
     own = _own(ops, program, costs, representatives, steps)
-    made = [_communication(program, costs, representatives, *kind) for kind in own.kinds]
-    seconds, alpha = own.seconds.copy(), np.zeros(len(own.seconds))
-    alpha[own.first :] = _quantise(np.array([latency for latency, _, _ in made]))
-    seconds[own.first :] = _quantise(np.array([transfer for _, transfer, _ in made]))
-    loaded = tuple([bool(load) for _, _, load in made])
+    made = own.messages(program, costs, representatives)
+    seconds = own.seconds(costs)
+    seconds[own.first :] = made.transfer
     return NodeCosts(
         row=own.row,
-        rows=Rows(seconds, alpha, own.beside, own.loaded(loaded)),
-        loads=[load for _, _, load in made],
+        rows=Rows(seconds, made.alpha, own.beside, made.kind),
+        loads=made.loads,
         issued=own.issued,
         waiting_slows=costs.waiting_slows,
-        interferes=own.slowed or any(loaded),
+        interferes=own.slowed or any(made.loads),
     )
 
 
+class _Messages(NamedTuple):
+    """What the messages of nodes cost.
+
+    Arguments: ``alpha`` and ``kind`` of all rows, ``loads``, as of ``NodeCosts``; ``transfer``, seconds of those rows
+    that are messages.
+    """
+
+    alpha: Times
+    transfer: Times
+    kind: Ints
+    loads: list[Load]
+
+
 class _Own:
-    """What nodes cost besides their messages: the same in all rows of a sweep over links.
+    """What nodes cost besides seconds: the same in all rows of a sweep over links, or over numbers of a device.
 
     Arguments: ``row`` as of ``NodeCosts``; ``first``, the row of the first kind of message, behind which all others
-    stand; ``kinds``, pairs (representative, op class) of which all cost the same. ``seconds`` and ``beside`` of rows,
-    those of messages still 0; ``slowed``, whether any node is ever slower beside others.
+    stand; ``kinds``, pairs (representative, op class) of which all cost the same. ``beside`` of rows, which are
+    ``count``; ``slowed``, whether any node is ever slower beside others.
     """
 
     def __init__(self, ops: Ops, program: Program, costs: Costs, representatives: Representatives, steps: int) -> None:
         count = len(program.op_classes)
         # Rows of op classes at each speed of a device; of hosts, and of the first that a host does in a step.
         speeds, speed = np.unique([costs.rank_speed[ranks[0]] for ranks in representatives.ranks], return_inverse=True)
-        seconds = [costs.compute / one for one in speeds.tolist()]
+        self._speeds: list[float] = speeds.tolist()
+        self._hosts = len(ops.roles) > len(representatives.ranks)
         computes = kept_column(program.op_classes, op_computes, np.bool_)
         # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
         beside = [np.where(computes, costs.beside_communication, 1.0)] * len(speeds)
@@ -126,15 +138,16 @@ class _Own:
         own = int(ops.first[devices])
         if len(speeds) > 1:
             self.row[:own] += (speed * count).astype(np.int32)[ops.representative[:own]]
-        if len(ops.roles) > devices:
+        before = len(speeds)
+        if self._hosts:
             # Behind the devices stand hosts that wait for them.
-            self.row[own:] += np.int32(len(seconds) * count)
+            self.row[own:] += np.int32(before * count)
             # A rank may have nothing to issue.
             first = ops.first[devices:]
             self.row[first[:-1][np.diff(first) > 0]] += np.int32(count)
-            seconds += [costs.host, costs.host + costs.host_step]
+            before += 2
             beside += [np.ones(count)] * 2
-        self.first = len(seconds) * count
+        self.first = before * count
         nodes = np.flatnonzero(ops.leads)
         # Ops of one class on one representative cost the same, so each kind is worked out once.
         op_class = _same(program, costs)[ops.op_class[nodes]]
@@ -142,32 +155,53 @@ class _Own:
         self.row[nodes] = self.first + kind_of
         self.kinds = [divmod(kind, count) for kind in kinds.tolist()]
         of_kinds = costs.beside_compute[kinds % count]
-        self.seconds = _quantise(np.concatenate((*seconds, np.zeros(len(kinds)))))
+        self.count = self.first + len(kinds)
         self.beside = np.concatenate((*beside, of_kinds))
         used = np.zeros(len(self.beside), dtype=bool)
         used[self.row] = True
         self.slowed = bool((self.beside[used] < 1.0).any())
         self.issued = _issued(ops, costs, steps)
-        self._loaded: dict[tuple[bool, ...], Ints] = {}
+        self._kind: dict[tuple[bool, ...], Ints] = {}
+        self._messages: Kept[Same, _Messages] = Kept(2)
 
-    def loaded(self, loaded: tuple[bool, ...]) -> Ints:
+    def seconds(self, costs: Costs) -> Times:
+        """Isolated seconds of rows, those of messages still 0; an array of the caller's own."""
+        seconds = [costs.compute / speed for speed in self._speeds]
+        if self._hosts:
+            seconds += [costs.host, costs.host + costs.host_step]
+        return _quantise(np.concatenate((*seconds, np.zeros(self.count - self.first))))
+
+    def messages(self, program: Program, costs: Costs, representatives: LoadedRepresentatives) -> _Messages:
+        """What messages cost; the same object for the very same ones."""
+        same = Same(costs.communication, representatives)
+        return self._messages.get(same, lambda: self._worked_out(program, costs, representatives))
+
+    def _worked_out(self, program: Program, costs: Costs, representatives: LoadedRepresentatives) -> _Messages:
+        made = [_communication(program, costs, representatives, *kind) for kind in self.kinds]
+        alpha = np.zeros(self.count)
+        alpha[self.first :] = _quantise(np.array([latency for latency, _, _ in made]))
+        transfer = _quantise(np.array([transfer for _, transfer, _ in made]))
+        loads = [load for _, _, load in made]
+        return _Messages(alpha, transfer, self._loaded(tuple(map(bool, loads))), loads)
+
+    def _loaded(self, loaded: tuple[bool, ...]) -> Ints:
         """``kind`` of all rows, by which kinds of messages use links; the same array for equal ones."""
-        if loaded not in self._loaded:
-            kind = np.full(len(self.seconds), NONE, dtype=np.int32)
+        if loaded not in self._kind:
+            kind = np.full(self.count, NONE, dtype=np.int32)
             kind[self.first :] = np.where(loaded, np.arange(len(loaded)), NONE)
-            self._loaded[loaded] = kind
-        return self._loaded[loaded]
+            self._kind[loaded] = kind
+        return self._kind[loaded]
 
 
 _known: Final[Kept[tuple[Same, float, tuple[str, ...], int], _Own]] = Kept(4)
 
 
 def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int) -> _Own:
-    """That of the same program on the same ranks, where costs but for messages are the same; large ones anew."""
+    """That of the same program on the same ranks, where all but messages and computing is the same; large ones anew."""
     if len(ops) > KEPT or not isinstance(costs.communication, ByKey):
         return _Own(ops, program, costs, representatives, steps)
     same = Same(
-        ops, representatives.of_rank, costs.communication.key_of, costs.compute, costs.host, costs.beside_communication,
+        ops, representatives.of_rank, costs.communication.key_of, costs.host, costs.beside_communication,
         costs.beside_compute, costs.rank_speed,
     )  # fmt: skip
     key = (same, costs.host_step, costs.waits, steps)

@@ -243,17 +243,27 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRe
         entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
         ranks, links = hashed_colours(program, costs.rank_speed, len(costs.links), entries, groups)
     else:
-        # Cached by what decides it: most ablations change seconds and not which of them are equal.
-        ranks, links = _refine(program, _Told.by(costs))
+        # The very same messages: devices differ, and nothing that is told here.
+        asked = Same(program, costs.communication, costs.links, costs.rank_speed)
+        found = _loaded.get(asked, lambda: _alike(program, costs, groups))
         if unfold is False:
-            _check_roles(program, ranks)
-        same = Same(groups, ranks, links)
-        return _folded.get(same, lambda: LoadedRepresentatives(costs, groups, ranks, links)).at(costs)
+            _check_roles(program, found.of_rank)
+        return found
     if unfold is False:
         _check_roles(program, ranks)
     return LoadedRepresentatives(costs, groups, ranks, links)
 
 
+def _alike(program: Program, costs: Costs, groups: dict[str, Groups]) -> LoadedRepresentatives:
+    """As ``fold``, by refinement."""
+    # Cached by what decides it: most ablations change seconds and not which of them are equal.
+    ranks, links = _refine(program, _Told.by(costs))
+    same = Same(groups, ranks, links)
+    return _folded.get(same, lambda: LoadedRepresentatives(costs, groups, ranks, links)).at(costs)
+
+
+_loaded: Final[Kept[Same, LoadedRepresentatives]] = Kept(4)
+"""Of the last few messages of programs."""
 _folded: Final[Kept[Same, LoadedRepresentatives]] = Kept(4)
 """Of the last few programs; costs that fold them alike share what does not depend on seconds."""
 

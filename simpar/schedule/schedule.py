@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -157,7 +158,8 @@ def load_rows(
         rows = rows_of_tree(tree)
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*known, *wrong.problems])) from None
-    made = [_row(tree, settings, folder) for settings in rows]
+    same: dict[str, Contents] = {}
+    made = [_row(tree, settings, folder, same) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
         raise ScheduleError(told(known, malformed))
@@ -169,8 +171,11 @@ def _with_module(tree: Tree, graph: str) -> Tree:
     return put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
-def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
-    """A row, or what is wrong with its form."""
+def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents]) -> Row | list[Problem]:
+    """A row, or what is wrong with its form.
+
+    Arguments: ``same``, contents that fit together, by all that is written but for the cluster; grows.
+    """
     formed: list[Contents] = []
 
     def fits(contents: Contents) -> Iterator[Problem]:
@@ -182,12 +187,35 @@ def _row(tree: Tree, settings: Settings, folder: Path) -> Row | list[Problem]:
         found = expanded(row_tree(tree, settings), folder)
     except ScheduleError as wrong:
         return wrong.problems
+    values = {setting.key: setting.value for setting in settings}
+    beside = json.dumps({**found.tree.root, 'cluster': None})
+    known = _on_its_cluster(found, same[beside]) if beside in same else None
+    if known:
+        return Row(settings=values, schedule=_schedule(found, known, folder))
     _built(found, problems, fits)
     # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
     if not formed or found.tree.problems:
         return problems
-    values = {setting.key: setting.value for setting in settings}
+    if not problems:
+        same[beside] = formed[0]
     return Row(settings=values, schedule=_schedule(found, formed[0], folder), problems=tuple(problems))
+
+
+def _on_its_cluster(found: Expanded, contents: Contents) -> Contents | None:
+    """Contents on a tree's cluster, whose other keys are theirs; None where that is wrong in form."""
+    # Nothing that is checked asks for the cluster. Rows that share workload and plan as objects are quick to compare.
+    try:
+        alone = build(replace(found.tree, root={'cluster': found.tree.root.get('cluster')}), _Cluster, prepare=_in_full)
+    except ScheduleError:
+        return None
+    return replace(contents, cluster=alone.cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cluster:
+    """The part of ``Contents`` that has prices."""
+
+    cluster: ClusterReference
 
 
 def _schedule(found: Expanded, contents: Contents, folder: Path) -> Schedule:

@@ -8,17 +8,30 @@ import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from simpar import __version__
+from simpar.document import dump
 from simpar.errors import ProfileError
+from simpar.kept import Kept, Same
 from simpar.profiles import COLUMNS, load_profile, profile_path
 from simpar.schedule import Schedule, written
 
 
 def identity(schedule: Schedule) -> str:
     """Equal for schedules of which, in one run, the same prediction comes."""
+    beside = _beside.get(Same(schedule.workload, schedule.plan), lambda: _without_cluster(schedule))
+    return f'{json.dumps(dump(schedule.cluster))} {beside}'
+
+
+def _without_cluster(schedule: Schedule) -> str:
+    """The text of what rows that differ in prices share."""
     # ``against`` and ``sweep`` change no prediction of the row itself.
-    return json.dumps({**written(schedule), 'against': None, 'sweep': None, 'planner': None})
+    return json.dumps({**written(schedule), 'cluster': None, 'against': None, 'sweep': None, 'planner': None})
+
+
+_beside: Final[Kept[Same, str]] = Kept(4)
+"""By the very objects: comparing them takes longer than to write them."""
 
 
 def content_key(name: str, schedule: Schedule) -> str:

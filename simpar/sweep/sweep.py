@@ -110,7 +110,14 @@ class Sweep:
 def _together(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
     """The same, ordered so that schedules of one workload and plan are neighbours: they have one program."""
     number: dict[str, int] = {}
-    group = {name: number.setdefault(repr((one.workload, one.plan)), len(number)) for name, one in schedules.items()}
+    # Rows that differ in prices share the very objects, which are written out once.
+    told: dict[tuple[int, int], str] = {}
+    group = {}
+    for name, one in schedules.items():
+        both = (id(one.workload), id(one.plan))
+        if both not in told:
+            told[both] = repr((one.workload, one.plan))
+        group[name] = number.setdefault(told[both], len(number))
     return dict(sorted(schedules.items(), key=lambda item: group[item[0]]))
 
 

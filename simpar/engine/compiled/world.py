@@ -23,9 +23,10 @@ from simpar.engine.compiled.records import (
     World,
     per_step_of,
 )  # fmt: skip
+from simpar.engine.device import Load
 from simpar.engine.graph import Graph
 from simpar.engine.node_costs import KEPT, NodeCosts
-from simpar.kept import Kept, Same
+from simpar.kept import Facts, Kept, Same
 
 
 def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
@@ -50,19 +51,41 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     loop['ready'] = np.count_nonzero(still.streams['op'] != NONE)
     on_links = np.zeros(links, dtype=LINK)
     on_links['head'] = NONE
-    pairs = [pair for load in costs.loads for pair in load]
-    widest = max(map(len, costs.loads), default=0)
+    loads = _loads(costs.loads) if kept else _of_loads(costs.loads)
+    widest = loads.widest
     begun, touched, flowing = (np.zeros(count, dtype=np.uint32) for _ in range(3))
     return World(
         len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
         ops, meetings, still.members, still.needs,
-        np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
-        np.array([link for link, _ in pairs], dtype=np.uint32), np.array([demand for _, demand in pairs], dtype=float),
-        still.devices, still.beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0),
+        loads.start, loads.link, loads.demand, still.devices, still.beside,
+        costs.issued.ravel(), np.full(costs.issued.size, -1.0),
         still.streams, np.zeros(count + 1, dtype=EVENT), np.zeros(count, dtype=FLOW),
         np.zeros(count * widest, dtype=ENTRY), on_links,
         still.ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
     )  # fmt: skip
+
+
+class _Loads(NamedTuple):
+    """What communications ask of links, in arrays; ``widest``, of how many links one of them does at most."""
+
+    start: NDArray[np.int64]
+    link: NDArray[np.uint32]
+    demand: NDArray[np.float64]
+    widest: int
+
+
+def _of_loads(loads: list[Load]) -> _Loads:
+    pairs = [pair for load in loads for pair in load]
+    return _Loads(
+        np.array([*accumulate(map(len, loads), initial=0)], dtype=np.int64),
+        np.array([link for link, _ in pairs], dtype=np.uint32),
+        np.array([demand for _, demand in pairs], dtype=float),
+        max(map(len, loads), default=0),
+    )
+
+
+_loads: Final[Facts[list[Load], _Loads]] = Facts(_of_loads, 4)
+"""Of messages that are the very same; the loop only reads them."""
 
 
 class _Still(NamedTuple):
