@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from training_cases import training_case
 
 from simpar.lower import lower
-from simpar.program import OpClass, Tensor, builder
-from simpar.program.needs import derive
+from simpar.program import OpClass, Tensor, needs
+from simpar.program.needs import at_once, by_template, derive
 from simpar.program.template import Slots, Template, plain_slots
 from simpar.program.touches import instance, named_by, touches_of
 
@@ -85,6 +85,15 @@ def thin(rows, wanted):
     return kept
 
 
+def compare(slots, op_classes, kept):
+    """Both ways to derive needs find those that a walk over two steps keeps."""
+    touches, count = touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), len(slots)
+    for derived in (at_once, by_template) if count else (derive,):
+        found, carry = derived(slots, touches, STREAMS)
+        assert found.rows() == [tuple(mine) for mine in kept[:count]]
+        assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+
+
 @settings(max_examples=400, deadline=None)
 @given(rows, op_classes, afters)
 def test_needs_are_those_of_a_walk(rows, op_classes, afters):
@@ -92,11 +101,7 @@ def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     after = sorted({(slot, earlier % slot) for slot, earlier in afters if slot < len(rows)})
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     slots = plain_slots(*columns, np.array(after, dtype=np.int64).reshape(-1, 2))
-    needs, carry = derive(slots, touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), STREAMS)
-    kept = thin(rows, walk(rows, op_classes, after))
-    count = len(rows)
-    assert needs.rows() == [tuple(mine) for mine in kept[:count]]
-    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+    compare(slots, op_classes, thin(rows, walk(rows, op_classes, after)))
 
 
 runs = st.lists(
@@ -148,16 +153,12 @@ def test_needs_of_blocks_are_those_of_a_walk_over_their_slots(templates, op_clas
     templates = [[(op % len(op_classes), *place) for op, *place in run] for run in templates]
     slots = blocks(templates, issued, late)
     rows = [*zip(*(column.tolist() for column in columns(slots)), strict=True)]
-    needs, carry = derive(slots, touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), STREAMS)
-    kept = thin(rows, walk(rows, op_classes, slots.after.tolist()))
-    count = len(rows)
-    assert needs.rows() == [tuple(mine) for mine in kept[:count]]
-    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+    compare(slots, op_classes, thin(rows, walk(rows, op_classes, slots.after.tolist())))
 
 
 @pytest.mark.parametrize('seed', range(24))
 def test_lowering_gives_with_templates_what_it_gives_without(seed, monkeypatch):
     case, program = training_case(seed)
     for small in (0, 10**9):
-        monkeypatch.setattr(builder, 'SMALL', small)
+        monkeypatch.setattr(needs, 'SMALL', small)
         assert lower(case.workload, case.plan, case.world, case.order).hash == program.hash

@@ -7,12 +7,12 @@ layer names the first layers as they are, and the last ones as they are from the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -40,12 +40,13 @@ def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     told = tuple(small.tensors)
     # Programs of a sweep often have the same tensors, whatever they do with them.
     tensors = _tensors.get((told, layers), lambda: _Tensors(told, layers))
-    ops = _Ops(small, layers, tensors, by_size)
+    names = _Names.of(small, tensors.table, by_size=by_size)
+    ops = _Ops(small, tensors, names)
     ops.check()
     return small.replace(
         roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
         tensors=tensors.rows,
-        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (tensors.rows, ops.lists)),
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (tensors.rows, names.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -77,10 +78,8 @@ class _Tensors:
     @cached_property
     def table(self) -> Table:
         """Their rows; raises ``NotPeriodic`` where a buffer is that of a numbered bucket."""
-        names = [tensor.name for tensor in self.few]
-        if any(map(_bucket, names)):
-            raise NotPeriodic('the numbers of buckets are followed in ops alone')
-        return Table(rows_of(map(seen, names)), self.layers)
+        names = tuple([tensor.name for tensor in self.few])
+        return _tables.get((names, self.layers), lambda: _table(names, self.layers))
 
     @cached_property
     def unlike(self) -> Ints:
@@ -105,7 +104,16 @@ class _Tensors:
         return replace(like, name=renamed(like.name, row), like=renamed(like.like, row), members=members)
 
 
+def _table(names: tuple[str, ...], layers: Layers) -> Table:
+    """Arguments: ``names`` of tensors."""
+    if any(map(_bucket, names)):
+        raise NotPeriodic('the numbers of buckets are followed in ops alone')
+    return Table(rows_of(map(seen, names)), layers)
+
+
 _tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
+_tables: Final[Kept[tuple[tuple[str, ...], Layers], Table]] = Kept(4)
+"""Of tensors that differ in their shapes alone, as those of other copies of a micro-batch do."""
 
 
 def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
@@ -122,31 +130,36 @@ def _bucket(name: str) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ops:
-    """The op classes as they are, and as they will be."""
+class _Names:
+    """The names of the op classes and of the tensors that these list, as they are, and as they will be.
 
-    small: Program
-    layers: Layers
-    tensors: _Tensors
+    Nothing in it depends on the work of ops: programs that differ in the copies of a micro-batch share it.
+    """
+
+    ops: tuple[str, ...]
+    named: Csr
+    tensors: Table
     by_size: bool
 
-    def check(self) -> None:
-        """Find what cannot be told before any row is asked for."""
-        _ = self._of_all, self._numbers, self.unlike, self.tensors.unlike
+    @staticmethod
+    def of(small: Program, tensors: Table, *, by_size: bool) -> _Names:
+        """Those of a program; what an equal one has found out is kept."""
+        ops, named = tuple([op.name for op in small.op_classes]), small.named
+        key = tensors, by_size, ops, named.start.tobytes(), named.item.tobytes()
+        return _names.get(key, lambda: _Names(ops, named, tensors, by_size))
 
     @cached_property
     def table(self) -> Table:
-        """Their rows."""
-        seen_all = (self._seen(number, op.name) for number, op in enumerate(self.small.op_classes))
-        return Table(rows_of(seen_all), self.layers)
+        """The rows of the op classes."""
+        return Table(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
 
     def _seen(self, number: int, name: str) -> tuple[object, int]:
         """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
         key, layer = seen(name)
         if layer != NONE or _bucket(name) is None:
             return key, layer
-        item = self.small.named.item[self.small.named.start[4 * number] : self.small.named.start[4 * number + 4]]
-        rows = self.tensors.table.rows
+        item = self.named.item[self.named.start[4 * number] : self.named.start[4 * number + 4]]
+        rows = self.tensors.rows
         touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
         own = next((one for _, one in touched if one != NONE), NONE)
         if own == NONE:
@@ -161,14 +174,12 @@ class _Ops:
 
     @cached_property
     def unlike(self) -> Ints:
-        """Those that are unlike the ops of other layers."""
-        layers = self.table.rows.layer.tolist()
-        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
-        return np.union1d(found, self._references.unlike)
+        """Those that list other tensors than the ops of other layers."""
+        return self._references.unlike
 
     @cached_property
     def _references(self) -> References:
-        return References(self.table, self.tensors.table, self.small.named, NEAR)
+        return References(self.table, self.tensors, self.named, NEAR)
 
     @cached_property
     def lists(self) -> Csr:
@@ -176,15 +187,21 @@ class _Ops:
         return self._references.grown()
 
     @cached_property
-    def _number(self) -> Ints:
-        """For each op as it is the number of its bucket; -1 for none."""
-        found = [_bucket(op.name) for op in self.small.op_classes]
-        return np.array([NONE if one is None else one for one in found], dtype=np.int64)
+    def of_all(self) -> list[int]:
+        """The ops to be that list more tensors than those that they are like: ops of all layers."""
+        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self.named, self.lists))
+        found: list[int] = np.flatnonzero((now != before[self.table.source]).any(axis=1)).tolist()
+        return found
 
     @cached_property
-    def _numbers(self) -> Ints:
+    def _number(self) -> Ints:
+        """For each op as it is the number of its bucket; -1 for none."""
+        return np.array([NONE if one is None else one for one in map(_bucket, self.ops)], dtype=np.int64)
+
+    @cached_property
+    def numbers(self) -> Ints:
         """For each op to be the number of its bucket; -1 for none."""
-        table, layers = self.table, self.layers
+        table, layers = self.table, self.tensors.layers
         number = self._number
         through = (number != NONE) & (table.rows.layer != NONE) & (table.place[table.rows.key, layers.cut] != NONE)
         if not through.any():
@@ -199,18 +216,53 @@ class _Ops:
         return np.where(number[table.source] == NONE, NONE, number[table.source] + step * moves)
 
     @cached_property
+    def changed(self) -> Flags:
+        """Shape [ops to be], whether each differs from what it is like."""
+        names = self.lists.row[self.tensors.shift[self.lists.item] != 0]
+        changed = np.bincount(names // 4, minlength=len(self.table.source)) > 0
+        changed |= (self.table.shift != 0) | (self.numbers != self._number[self.table.source])
+        changed[self.of_all] = True
+        return changed
+
+
+_names: Final[Kept[tuple[object, ...], _Names]] = Kept(4)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ops:
+    """The op classes as they are, and as they will be."""
+
+    small: Program
+    tensors: _Tensors
+    names: _Names
+
+    def check(self) -> None:
+        """Find what cannot be told before any row is asked for."""
+        _ = self._of_all, self.names.numbers, self.unlike, self.tensors.unlike
+
+    @property
+    def table(self) -> Table:
+        """Their rows."""
+        return self.names.table
+
+    @cached_property
+    def unlike(self) -> Ints:
+        """Those that are unlike the ops of other layers."""
+        layers = self.table.rows.layer.tolist()
+        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
+        return np.union1d(found, self.names.unlike)
+
+    @cached_property
     def _of_all(self) -> dict[int, OpClass]:
         """Ops of all layers, whose work grows with these, by their numbers as ops to be; with names as they are."""
-        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self.small.named, self.lists))
-        changed = np.flatnonzero((now != before[self.table.source]).any(axis=1))
-        return {row: self._summed(row, self.table.source.item(row)) for row in changed.tolist()}
+        return {row: self._summed(row, self.table.source.item(row)) for row in self.names.of_all}
 
     def _summed(self, row: int, source: int) -> OpClass:
         op, small = self.small.op_classes[source], self.small
         field = 1 if op.operator == 'all_gather' else 0
         before = small.named.items(4 * source + field)
         # Tensors to be are as large as those that they are like, which are among those before.
-        now = self.tensors.table.source[self.lists.items(4 * row + field)].tolist()
+        now = self.names.tensors.source[self.names.lists.items(4 * row + field)].tolist()
         of = {one: small.tensors[one] for one in before}
         size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
         often = [Counter(before), Counter(now)]
@@ -225,20 +277,11 @@ class _Ops:
         """An attribute of an op of all layers: where it has several words, one for each tensor."""
         if not isinstance(value, str) or ' ' not in value:
             return value
-        words, model = value.split(' '), self.tensors.table.model
+        words, model = value.split(' '), self.names.tensors.model
         of = dict(zip(before, words, strict=False))
         if len(words) != len(before) or any(of[one] != of.get(model.item(one)) for one in before):
             raise NotPeriodic('an attribute of all layers is not a word for each')
         return ' '.join([of[one] for one in now])
-
-    @cached_property
-    def _changed(self) -> Flags:
-        """Shape [ops to be], whether each differs from what it is like."""
-        names = self.lists.row[self.tensors.table.shift[self.lists.item] != 0]
-        changed = np.bincount(names // 4, minlength=len(self.table.source)) > 0
-        changed |= (self.table.shift != 0) | (self._numbers != self._number[self.table.source])
-        changed[list(self._of_all)] = True
-        return changed
 
     def stand(self, row: int) -> OpClass:
         """An op class to be, but for its name and those that it lists."""
@@ -246,17 +289,17 @@ class _Ops:
         return self._of_all.get(row) or self.small.op_classes[self.table.source.item(row)]
 
     def _name(self, row: int, like: str) -> str:
-        number = self._numbers.item(row)
+        number = self.names.numbers.item(row)
         name = self.table.renamed(like, row)
         return _BUCKET.sub(f'bucket{number}', name) if number != NONE else name
 
     def made(self, row: int) -> OpClass:
         """An op class to be."""
         like = self.stand(row)
-        if not self._changed[row]:
+        if not self.names.changed[row]:
             return like
-        bounds = self.lists.start[4 * row : 4 * row + 5].tolist()
-        items = [self.lists.item[begin:end].tolist() for begin, end in pairwise(bounds)]
+        bounds = self.names.lists.start[4 * row : 4 * row + 5].tolist()
+        items = [self.names.lists.item[begin:end].tolist() for begin, end in itertools.pairwise(bounds)]
         reads, writes, accumulates, frees = (tuple(map(self.tensors.name, own)) for own in items)
         renamed = self.table.renamed
         attributes = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -16,9 +15,6 @@ from simpar.program.role import Role
 from simpar.program.template import Slots, plain_slots
 from simpar.program.tensor import Tensor
 from simpar.program.touches import Touches, touches_of
-
-SMALL: Final = 512
-"""Below so many slots the needs of a role are found sooner without its templates; they are the same."""
 
 
 class ProgramBuilder:
@@ -100,8 +96,7 @@ class ProgramBuilder:
 
 
 def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:
-    # Templates cost a fixed time to look at; in a small role one pass over all slots takes less.
-    need, carry = derive(slots.as_one() if len(slots) < SMALL else slots, touches, len(streams))
+    need, carry = derive(slots, touches, len(streams))
     return Role(
         name=name,
         streams=streams,

@@ -78,7 +78,4 @@ def _pairs(template: Template, touches: Touches) -> tuple[Ints, Ints]:
     """Pairs (slot, slot that it must come after) by tensors, within one block."""
     slot, touch = touches.of(template.op_class)
     tensor = touches.tensor[touch]
-    part = template.part * (template.copy.max(initial=0) + 1) + template.copy
-    # One number for each buffer: per micro-batch and copy, except where a rank has one for all.
-    key = tensor * (part.max(initial=0) + 1) + np.where(touches.per_rank[tensor], 0, part[slot])
-    return dataflow(slot, key, touches.changes[touch])
+    return dataflow(slot, template.buffers(slot, tensor, touches.per_rank[tensor]), touches.changes[touch])

@@ -5,12 +5,14 @@ frees. A need that stream order or other needs imply is left out, so needs are t
 Two steps are looked at: what the second needs of the first are the carry needs.
 
 Needs inside of a block are derived once for its template. Those between blocks meet in a *frame*: the slots that have
-such needs, and the first and last slot of each stream in every block, joined by what the inside of blocks implies.
+such needs, and the first and last slot of each stream in every block, joined by what the inside of blocks implies. Of a
+few slots both steps are looked at in one go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -18,8 +20,11 @@ from simpar.program.between import Between, Pairs
 from simpar.program.closure import NONE, Closure, Flags, latest
 from simpar.program.csr import Csr
 from simpar.program.inner import Inner, inner
-from simpar.program.template import EMPTY, Ints, Slots
-from simpar.program.touches import Touches
+from simpar.program.template import EMPTY, Ints, Slots, Template
+from simpar.program.touches import Touches, dataflow
+
+SMALL: Final = 2048
+"""Up to so many slots needs are found sooner without the templates; they are the same."""
 
 
 def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
@@ -29,6 +34,45 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     """
     if not len(slots):
         return Csr.of(EMPTY, EMPTY, 0), Csr.of(EMPTY, EMPTY, 0)
+    return at_once(slots, touches, streams) if len(slots) <= SMALL else by_template(slots, touches, streams)
+
+
+def at_once(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+    """The same, where every slot is looked at by itself."""
+    count, template = len(slots), slots.as_one().templates[0]
+    later, before = _shared(template, touches)
+    again = np.concatenate((slots.after, slots.after + count)).T
+    later, before = np.append(later, again[0]), np.append(before, again[1])
+    # Slots without pairs only stand between others of their stream.
+    members, numbers = np.unique(np.append(later, before), return_inverse=True)
+    stream = np.append(template.stream, template.stream)[members]
+    later, before = latest(numbers[: len(later)], numbers[len(later) :], stream, streams)
+    kept = ~Closure(stream, later, before, streams).implied(later, before)
+    later, before = members[later[kept]], members[before[kept]]
+    # A need between slots of the second step is known from the first.
+    own, carried = later < count, (later >= count) & (before < count)
+    # Carry needs are kept by the earliest slot, the one that ends first in the step before.
+    order = np.flatnonzero(carried)[np.argsort(before[carried], kind='stable')]
+    return Csr.of(later[own], before[own], count), Csr.of(later[order] - count, before[order], count)
+
+
+def _shared(template: Template, touches: Touches) -> tuple[Ints, Ints]:
+    """Pairs (slot, slot that it must come after) by what slots of several streams touch, in two steps."""
+    slot, touch = touches.of(template.op_class)
+    tensor, stream = touches.tensor[touch], template.stream[slot]
+    one = np.zeros(len(touches.per_rank), dtype=np.int64)
+    one[tensor] = stream
+    shared = np.zeros(len(one), dtype=bool)
+    shared[tensor[stream != one[tensor]]] = True
+    # On one stream, order implies every need.
+    mine = shared[tensor]
+    slot, tensor, changes = slot[mine], tensor[mine], touches.changes[touch[mine]]
+    key = template.buffers(slot, tensor, touches.per_rank[tensor])
+    return dataflow(np.append(slot, slot + len(template)), np.append(key, key), np.append(changes, changes))
+
+
+def by_template(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+    """The same, where what blocks of one template have in common is found once."""
     after = _after(slots)
     insides = [inner(template, touches, own, streams) for template, own in zip(slots.templates, after, strict=True)]
     between = Between(slots, touches, insides, streams)
