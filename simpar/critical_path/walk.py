@@ -294,7 +294,7 @@ def _view(trace: Trace, rank_times: RankTimes) -> _RankView:
     """The view of a representative rank."""
     role = trace.role(rank_times)
     before, tail = _stream_order(role)
-    needs = np.diff(role.need.start) + np.diff(role.carry.start)
+    needs = role.need.count + role.carry.count
     return _RankView(
         role,
         rank_times,

@@ -212,7 +212,7 @@ def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
 
 def _pairs(needs: Csr) -> tuple[Ints, Ints]:
     """Ops, and what they need."""
-    return np.repeat(np.arange(len(needs), dtype=np.int32), np.diff(needs.start)), needs.item
+    return np.repeat(np.arange(len(needs), dtype=np.int32), needs.count), needs.item
 
 
 def _order(node: Ints, op: Ints, before: Ints, carried: Flags, *, compiled: bool) -> Ints | None:

@@ -113,7 +113,7 @@ def _check_meetings(program: Program) -> None:
 def _joined(parts: list[Csr], first: Ints) -> Csr:
     """The needs of all representatives, by the numbers of their ops."""
     item = [part.item + np.int32(begin) for part, begin in zip(parts, first.tolist(), strict=False)]
-    return Csr.counted(np.concatenate([np.diff(part.start) for part in parts]), np.concatenate(item))
+    return Csr.counted(np.concatenate([part.count for part in parts]), np.concatenate(item))
 
 
 class _Channel(NamedTuple):
@@ -157,7 +157,7 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Int
         # Index −1, the kind of what computes, reads the entry behind all others.
         number = np.array([*(numbers[channel.name] for channel in channels), NONE], dtype=np.int32)
         leads = np.array([*(channel.leads for channel in channels), False], dtype=bool)
-        each = np.append(np.diff(of.slots.start), np.int32(0))
+        each = np.append(of.slots.count, np.int32(0))
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
     on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
     return on, turn, each, leading.astype(bool), np.array(expected, dtype=np.int64)

@@ -67,6 +67,7 @@ class Gathers:
             for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
         }
         self._named: dict[str, tuple[str, ...]] = {}
+        self._number = {name: number for number, name in enumerate(shards.of)}
 
     # on use
 
@@ -169,7 +170,7 @@ class Gathers:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
 
     def _of(self, use: _Use) -> tuple[Shard, ...]:
-        return self._shards.each(name for name in self._shards.of if name in use.members)
+        return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
         names = tuple(shard.weight.name for shard in shards)

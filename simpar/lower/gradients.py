@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from simpar.kept import Facts
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
@@ -57,11 +58,12 @@ class Reductions:
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
+        adds = [(tape.tensors[name].like, op.stage) for op in tape.ops for name in op.accumulates]
+        self._adds = dict(adds)
         # By stage, the parameters whose gradients it adds to.
-        self._added: dict[int, set[str]] = {}
-        for op in tape.ops:
-            self._added.setdefault(op.stage, set()).update(tape.tensors[name].like for name in op.accumulates)
+        self._added: dict[int, set[str]] = {op.stage: set() for op in tape.ops}
+        for parameter, stage in adds:
+            self._added[stage].add(parameter)
         self._number = {name: number for number, name in enumerate(tape.tensors)}
         self._stages: list[int] = []
         self._scope = ''
@@ -177,9 +179,9 @@ class Reductions:
 
 def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issued:
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
-    # The end of the backward: the last computation that is none of the forward's.
-    final = max((at for at, op in order.last() if op.kind == 'compute' and op.phase != 'F'), default=0)
-    last = _last(order, {name for reduction in reductions for name in reduction.gradients})
+    if not reductions:
+        return order
+    final, last = _last(order)
     often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
     written = {run: _written(run, often) for run in order.runs} if often else {}
     behind: dict[int, list[Issue]] = {}
@@ -194,16 +196,32 @@ def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issu
     return order.inserted(behind)
 
 
-def _last(order: Issued, names: Collection[str]) -> dict[str, int]:
-    """The place of the last writer of each tensor."""
-    last: dict[str, int] = {}
-    for at, op in order.last():
-        for written in (op.accumulates, op.writes):
-            for name in written:
-                # Asked of every tensor that any op writes: `max` would take twice as long.
-                if name in names and at >= last.get(name, 0):
-                    last[name] = at
-    return last
+def _last(order: Issued) -> tuple[int, dict[str, int]]:
+    """The end of the backward, the last computation that is none of the forward's; and by tensor its last writer."""
+    final, last = 0, dict[str, int]()
+    for run, begin in order.last_start.items():
+        offset, writers = _ends(run)
+        final = max(final, begin + offset)
+        for name, at in writers.items():
+            # Asked of every tensor that any op writes: `max` would take twice as long.
+            if begin + at >= last.get(name, 0):
+                last[name] = begin + at
+    return final, last
+
+
+def _last_in(run: Run) -> tuple[int, dict[str, int]]:
+    """The same of a run, by its own offsets; ``_NEVER`` where it has no backward."""
+    final, last = _NEVER, dict[str, int]()
+    for offset, (op, *_) in enumerate(run.issues):
+        if op.kind == 'compute' and op.phase != 'F':
+            final = offset
+        for name in (*op.accumulates, *op.writes):
+            last[name] = offset
+    return final, last
+
+
+_ends: Final[Facts[Run, tuple[int, dict[str, int]]]] = Facts(_last_in, 64)
+"""Rows of a sweep often have the same runs, and other messages among them."""
 
 
 def _for_every_micro_batch(order: Issued, reduction: Reduction, written: Mapping[Run, _Written]) -> dict[int, _Places]:

@@ -189,7 +189,7 @@ class _Names:
     @cached_property
     def of_all(self) -> list[int]:
         """The ops to be that list more tensors than those that they are like: ops of all layers."""
-        before, now = (np.diff(lists.start).reshape(-1, 4) for lists in (self.named, self.lists))
+        before, now = (lists.count.reshape(-1, 4) for lists in (self.named, self.lists))
         found: list[int] = np.flatnonzero((now != before[self.table.source]).any(axis=1)).tolist()
         return found
 

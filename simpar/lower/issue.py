@@ -67,8 +67,13 @@ class Issued:
 
     def last(self) -> Iterator[tuple[int, OpClass]]:
         """The ops of all runs, each with its place in the last block of its run."""
-        start = {block.run: begin for block, begin in zip(self.blocks, self.start[:-1], strict=True)}
-        return ((begin + offset, issue.op) for run, begin in start.items() for offset, issue in enumerate(run.issues))
+        starts = self.last_start.items()
+        return ((begin + offset, issue.op) for run, begin in starts for offset, issue in enumerate(run.issues))
+
+    @property
+    def last_start(self) -> dict[Run, int]:
+        """Of each run the place of the first op of its last block."""
+        return {block.run: begin for block, begin in zip(self.blocks, self.start[:-1], strict=True)}
 
     def behind(self, issues: Sequence[Issue]) -> Issued:
         """The order with more behind it."""

@@ -6,10 +6,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from simpar.errors import Infeasible
+from simpar.kept import Kept, Same
 from simpar.lower.feed import once_a_step
 from simpar.lower.forward_only import forward_order, used
 from simpar.lower.fp8 import cast_weights
@@ -32,7 +34,7 @@ from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
-from simpar.pipeline.order import Order
+from simpar.pipeline.order import Order, Row
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
@@ -127,6 +129,9 @@ def _fitting(order: Order, plan: Plan) -> Order:
     return check_order(order)
 
 
+_issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
+
+
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
@@ -148,10 +153,7 @@ class _Assembly:
         return self.plan.receive == 'late' or self.plan.exchange == 'fused'
 
     def program(self, order: Order) -> Program:
-        finished = [
-            self._finish(issued(self.stages, row, self.mesh.copies, late=self._late), place)
-            for place, row in enumerate(order.by_chunk)
-        ]
+        finished = [self._finish(self._issued(row), place) for place, row in enumerate(order.by_chunk)]
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
@@ -177,6 +179,11 @@ class _Assembly:
         # A note for every layer would say the same many times.
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
+
+    def _issued(self, row: Row) -> Issued:
+        """The ops of a pipeline rank without what its parameters need, which rows of a sweep often have in common."""
+        late, copies = self._late, self.mesh.copies
+        return _issues.get((Same(self.stages), row, copies, late), lambda: issued(self.stages, row, copies, late=late))
 
     def _finish(self, found: Issued, place: int) -> Issued:
         """Add to a pipeline rank's ops what its parameters need.

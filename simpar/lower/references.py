@@ -40,7 +40,7 @@ class References:
         row speaks of.
         """
         self._check()
-        key, count = self._key, np.diff(self.lists.start).astype(np.int64)
+        key, count = self._key, self.lists.count.astype(np.int64)
         layer, moves = np.where(self._is_near, self._layer, self.to.layers.moved(self._layer)), self._is_near
         # From the last on, so that the places of earlier lists stay as they are.
         for number in self._of_all[::-1].tolist():
@@ -75,7 +75,7 @@ class References:
         has_model = self.of.model != np.arange(len(self.of.model))
         lists = np.flatnonzero(np.repeat(has_model, self._each))
         row, which = np.divmod(lists, self._each)
-        model, count = self.of.model[row] * self._each + which, np.diff(self.lists.start).astype(np.int64)
+        model, count = self.of.model[row] * self._each + which, self.lists.count.astype(np.int64)
         equal = count[lists] == count[model]
         mine, theirs = (ranges(self.lists.start[some[equal]], count[lists[equal]]) for some in (lists, model))
         differs = (self._key[mine] != self._key[theirs]) | (self._away[mine] != self._away[theirs])

@@ -44,9 +44,11 @@ def at_once(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     again = np.concatenate((slots.after, slots.after + count)).T
     later, before = np.append(later, again[0]), np.append(before, again[1])
     # Slots without pairs only stand between others of their stream.
-    members, numbers = np.unique(np.append(later, before), return_inverse=True)
+    stays = np.zeros(2 * count, dtype=bool)
+    stays[later] = stays[before] = True
+    members, number = np.flatnonzero(stays), np.cumsum(stays) - 1
     stream = np.append(template.stream, template.stream)[members]
-    later, before = latest(numbers[: len(later)], numbers[len(later) :], stream, streams)
+    later, before = latest(number[later], number[before], stream, streams)
     kept = ~Closure(stream, later, before, streams).implied(later, before)
     later, before = members[later[kept]], members[before[kept]]
     # A need between slots of the second step is known from the first.
@@ -107,7 +109,7 @@ def _with(inside: Csr, slot: Ints, before: Ints) -> Csr:
     # The latest first: whoever waits looks at it first, and mostly need not look at the others.
     order = np.lexsort((-before, slot))
     slot, before = slot[order], before[order]
-    count = np.diff(inside.start) + np.bincount(slot, minlength=len(inside))
+    count = inside.count + np.bincount(slot, minlength=len(inside))
     return Csr.counted(count, np.insert(inside.item, inside.start[slot + 1], before))
 
 

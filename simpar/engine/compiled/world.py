@@ -125,7 +125,7 @@ def _still(graph: Graph, costs: NodeCosts) -> _Still:
 def _ops(graph: Graph, costs: NodeCosts) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.uint32]]:
     """Ops, their lists of needs, and the first op of each stream."""
     of = graph.ops
-    several = np.diff(of.need.start) + np.diff(of.carry.start)
+    several = of.need.count + of.carry.count
     several = several[several > 1]
     ops = np.empty(len(graph), dtype=OP)
     needs = np.empty(several.sum() + len(several), dtype=np.uint32)
