@@ -229,18 +229,28 @@ class Judge:
         return [self._wires.least(plan, sample, (early, late), plan.micro_batches) for early, late in layers]
 
     def _sharded(
-        self, plan: Plan, sample: Sample, stages: list[list[int]], clock: Timed, *, peaks: bool, copies: int
+        self,
+        plan: Plan,
+        sample: Sample,
+        stages: list[list[int]],
+        clock: Timed,
+        seconds: float,
+        *,
+        peaks: bool,
+        copies: int,
     ) -> Judged:
-        """The least messages of all ways to shard with which a plan fits."""
+        """The least messages of all ways to shard with which a plan fits; ``seconds`` it takes in any case."""
         ways = [
             replace(plan, zero=zero, shard_group=group)
             for zero in self._space.values_of('zero')
             for group in (self._space.values_of('shard_group') if zero else (0,))
         ]
-        wires = [max(self._wires_of(one, sample, stages, clock)) for one in ways]
+        wires = [max(seconds, *self._wires_of(one, sample, stages, clock)) for one in ways]
+        # Where messages make no difference, what shards most is asked first: it fits if anything does.
+        pairs = sorted(zip(wires, ways, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].shard_group))
         least = float('inf')
         known: dict[Shares, float] = {}
-        for wire, one in sorted(zip(wires, ways, strict=True), key=lambda pair: pair[0]):
+        for wire, one in pairs:
             shares = self._shares(one)
             if shares not in known:
                 known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
@@ -260,10 +270,8 @@ class Judge:
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        judged = self._sharded(plan, sample, layers, clock, peaks=False, copies=most)
-        if judged.refusal:
-            return judged
-        return Judged(max(judged.seconds, least_busy(sample, layers, clock, 1.0, most)))
+        seconds = least_busy(sample, layers, clock, 1.0, most)
+        return self._sharded(plan, sample, layers, clock, seconds, peaks=False, copies=most)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
@@ -276,10 +284,8 @@ class Judge:
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         if not leaf:
-            judged = self._sharded(plan, sample, layers, clock, peaks=True, copies=1)
-            if judged.refusal:
-                return judged
-            return Judged(max(judged.seconds, least_seconds(sample, layers, clock, self._travel(sample, plan))))
+            seconds = least_seconds(sample, layers, clock, self._travel(sample, plan))
+            return self._sharded(plan, sample, layers, clock, seconds, peaks=True, copies=1)
         least = least_bytes(sample, layers, clock, self._shares(plan))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
