@@ -46,6 +46,8 @@ def drawn_space(draw: random.Random) -> Space:
                 'transformer': draw.choice(MODELS),
                 'batch': draw.choice([16, 32, 48, 64]),
                 'precision': PRECISION.get(cluster['profile'], 'bf16'),
+                # Only Hopper has products in 8 bits.
+                'fp8': draw.choice(['none', 'e4m3']) if 'h100' in cluster['profile'] else 'none',
                 'optimizer': 'adam',
             },
             'plan': {},

@@ -20,6 +20,7 @@ from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
 from simpar.planner.space import KEYS
+from simpar.planner.start import Starts
 from simpar.planner.workers import workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
@@ -123,6 +124,24 @@ def test_the_best_plan_is_that_of_brute_force(file, whole):
     assert answer.best.settings == {f'plan.{key}': value for key, value in planning.space.chosen(path).items()}
     # Not all were asked of the engine; the others are told by rule.
     assert len(answer.ranking) + answer.infeasible < len(every)
+    assert sum(one.plans for one in answer.pruned) + len(answer.ranking) + answer.infeasible == answer.plans
+    assert answer.open == 0
+
+
+def test_a_search_that_looks_around_its_best_plan_ends_the_same_and_counts_every_plan_once(file, whole, monkeypatch):
+    asked, found, near = [], Starts.found, Starts.near
+
+    def noting(starts, path, limit):
+        asked.append(path)
+        return near(starts, path, limit)
+
+    monkeypatch.setattr('simpar.planner.search.PATIENCE', 0)
+    # It begins with the worst of its guesses, so that there are better ones near.
+    monkeypatch.setattr(Starts, 'found', lambda starts, until: iter([max(found(starts, until))]))
+    monkeypatch.setattr(Starts, 'near', noting)
+    answer = load_planning(file).search(jobs=1)
+    assert asked
+    assert (answer.best.step, answer.best.settings) == (whole.best.step, whole.best.settings)
     assert sum(one.plans for one in answer.pruned) + len(answer.ranking) + answer.infeasible == answer.plans
     assert answer.open == 0
 

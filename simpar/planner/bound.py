@@ -203,10 +203,12 @@ def _given(one: Span, rest: Span | None) -> float:
     return one.ready if rest is None else min(rest.ready, one.ready)
 
 
-def least_sharing(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
-    """Least seconds of a step whose ranks all send messages of shards, too.
+def least_sharing(
+    sample: Sample, stages: list[list[int]], timed: Timed, wires: Sequence[float], speeds: Speeds
+) -> float:
+    """Least seconds of a step whose ranks send messages of shards, too.
 
-    Arguments: ``wire``, of all these messages of a rank by themselves.
+    Arguments: ``wires``, of all these messages of each rank by themselves.
     """
     totals = [[0.0, 0.0] for _ in range(timed.ranks)]
     count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
@@ -215,7 +217,7 @@ def least_sharing(sample: Sample, stages: list[list[int]], timed: Timed, wire: f
             for slow in (False, True):
                 busy = stage_span(sample, stages, stage, kind[0], slowed=slow).busy
                 totals[timed.placement[stage]][slow] += busy * times
-    return max(least_hidden(seconds, slowed, wire, speeds) for seconds, slowed in totals)
+    return max(least_hidden(one, slowed, wire, speeds) for (one, slowed), wire in zip(totals, wires, strict=True))
 
 
 def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:

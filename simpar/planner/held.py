@@ -16,22 +16,23 @@ from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
 from simpar.planner.pieces import MIDDLE, PARTS, layer_of
 from simpar.program import Program, Role
 
-STANDING: Final = ('parameter', 'state', 'gradient')
+STANDING: Final = ('parameter', 'state', 'gradient', 'gathered')
 EXPERT: Final = 'expert'
 _LAYERS: Final = re.compile(r'layer\d+\.')
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Bytes of weights by kind: of experts, and of all else."""
+    """Bytes of weights by kind; ``gathered``, what is cast of them once a step, for all of its micro-batches."""
 
     parameter: float = 0.0
     state: float = 0.0
     gradient: float = 0.0
+    gathered: float = 0.0
 
     @property
     def total(self) -> float:
-        """All kinds together."""
+        """What is there all the time, or could be."""
         return self.parameter + self.state + self.gradient
 
     def plus(self, other: Standing, times: int = 1) -> Standing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from simpar.clocks import at_full_clocks
@@ -27,11 +28,11 @@ from simpar.planner.bound import (
 from simpar.planner.clock import Timed, timed
 from simpar.planner.hiding import Speeds, least_beside
 from simpar.planner.layers import few_of, layers_of_stages
-from simpar.planner.room import Shares, least_bytes, least_standing, standing_of
+from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, ORDER, Refusal
 from simpar.planner.sample import Sample, sample_of
 from simpar.planner.space import Space
-from simpar.program import OpClass
+from simpar.planner.wires import Wires
 from simpar.units import format_size
 
 AHEAD: Final = 1.5
@@ -59,6 +60,7 @@ class Judge:
         self._space = space
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
+        self._wires = Wires(self._cluster, space.world)
         self._few = few_of(space.base.workload)
         self._device = cluster.profile.device.memory.size.value
         self._samples: dict[tuple[Any, ...], Sample | None] = {}
@@ -172,7 +174,7 @@ class Judge:
 
     def _with_shards(self, plan: Plan, sample: Sample, seconds: float, micro_batches: int) -> Judged:
         """The least of all ways to shard that leave room for weights and states."""
-        layers, placement = self._even(plan)
+        layers, placement = self._even(plan, sample)
         least, wire = float('inf'), float('inf')
         for zero in self._space.values_of('zero'):
             for group in self._space.values_of('shard_group') if zero else (0,):
@@ -195,35 +197,67 @@ class Judge:
         found = self._cluster.profile.slow_down
         return Speeds(found.matrix.value, found.memory.value, found.collective.value)
 
-    def _even(self, plan: Plan) -> tuple[list[list[int]], list[int]]:
-        """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even."""
-        layers = [[*range(self._layers)]]
+    def _even(self, plan: Plan, sample: Sample) -> tuple[list[list[int]], list[int]]:
+        """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
+
+        The first rank, the last, and one that has no less than its share of the layers that most are like.
+        """
+        every = [*range(self._layers)]
         least = self._layers // plan.pipeline
-        return (
-            ([layers[0][self._layers - least :]] * plan.pipeline, [*range(plan.pipeline)]) if least else (layers, [0])
-        )
+        if not least or plan.pipeline == 1:
+            return [every], [0]
+        # Among those of the first rank may be all that are of another kind.
+        first = every[self._layers - max(0, least - sample.few.edge) :]
+        mid, last = every[self._layers - self._share(plan, sample) :], every[self._layers - least :]
+        return [first, mid, last], [0, 1, 2]
+
+    def _share(self, plan: Plan, sample: Sample) -> int:
+        """Layers of the kind that most are of: some rank has no fewer."""
+        return -(-(self._layers - sample.few.edge) // plan.pipeline)
 
     def _wire(self, plan: Plan, sample: Sample, micro_batches: int) -> float:
-        """Least seconds of messages of one stream of shards in a step: gathers of weights, and sums of gradients."""
-        if plan.zero < 2 or plan.gather or plan.accumulate or plan.shard or plan.hsdp != 'off' or plan.unsharded:
-            return 0.0
-        count = self._layers // plan.pipeline
-        group = min(plan.shard_group or plan.data * plan.context, plan.data * plan.context)
-        if group == 1 or not count:
-            return 0.0
-        dense, _ = standing_of(sample, [[]] * 2 + [[*range(self._layers)][-count:]] + [[]], 2)
-        ranks = [number * plan.tensor for number in range(group)]
-        collectives = cluster_collectives(self._cluster)
-        total = 0.0
-        for operator, size, times in (
-            # Forward and backward gather; the backward may begin with weights that the forward ended with.
-            ('all_gather', dense.parameter, 2 - 1 / count if plan.zero == 3 else 1 / micro_batches),
-            ('reduce_scatter', dense.gradient, 1.0),
-        ):
-            op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
-            cost = collectives.cost(op, ranks)
-            total += (cost.alpha + cost.transfer) * times
-        return total * micro_batches
+        """Least seconds of a stream of weights and gradients of some rank."""
+        return self._wires.least(plan, sample, (0, self._share(plan, sample)), micro_batches)
+
+    def _wires_of(self, plan: Plan, sample: Sample, stages: Sequence[Sequence[int]], clock: Timed) -> list[float]:
+        """The same of each rank of a pipeline."""
+        edge, layers = sample.few.edge, [[0, 0] for _ in range(clock.ranks)]
+        for rank, stage in zip(clock.placement, stages, strict=True):
+            early = sum(layer < edge for layer in stage)
+            layers[rank][0] += early
+            layers[rank][1] += len(stage) - early
+        return [self._wires.least(plan, sample, (early, late), plan.micro_batches) for early, late in layers]
+
+    def _sharded(
+        self,
+        plan: Plan,
+        sample: Sample,
+        stages: list[list[int]],
+        clock: Timed,
+        seconds: float,
+        *,
+        peaks: bool,
+        copies: int,
+    ) -> Judged:
+        """The least messages of all ways to shard with which a plan fits; ``seconds`` it takes in any case."""
+        ways = [
+            replace(plan, zero=zero, shard_group=group)
+            for zero in self._space.values_of('zero')
+            for group in (self._space.values_of('shard_group') if zero else (0,))
+        ]
+        wires = [max(seconds, *self._wires_of(one, sample, stages, clock)) for one in ways]
+        # Where messages make no difference, what shards most is asked first: it fits if anything does.
+        pairs = sorted(zip(wires, ways, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].shard_group))
+        least = float('inf')
+        known: dict[Shares, float] = {}
+        for wire, one in pairs:
+            shares = self._shares(one)
+            if shares not in known:
+                known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
+            if known[shares] <= self._device:
+                return Judged(wire)
+            least = min(least, known[shares])
+        return Judged(0.0, self._too_much(least), least)
 
     def _recomputed(self, plan: Plan) -> Judged:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
@@ -236,11 +270,8 @@ class Judge:
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        shares = self._shares(self._shared_most(plan))
-        least = least_bytes(sample, layers, clock, shares, peaks=False, copies=most)
-        if least > self._device:
-            return Judged(0.0, self._too_much(least), least)
-        return Judged(least_busy(sample, layers, clock, 1.0, most), None, least)
+        seconds = least_busy(sample, layers, clock, 1.0, most)
+        return self._sharded(plan, sample, layers, clock, seconds, peaks=False, copies=most)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
@@ -252,21 +283,19 @@ class Judge:
             return Judged()
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        shares = self._shares(plan if leaf else self._shared_most(plan))
-        least = least_bytes(sample, layers, clock, shares)
+        if not leaf:
+            seconds = least_seconds(sample, layers, clock, self._travel(sample, plan))
+            return self._sharded(plan, sample, layers, clock, seconds, peaks=True, copies=1)
+        least = least_bytes(sample, layers, clock, self._shares(plan))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        if leaf:
-            wire = self._wire(plan, sample, plan.micro_batches)
-            if plan.pipeline == 1 and stages == 1:
-                wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
-            elif wire:
-                wire = max(wire, least_sharing(sample, layers, clock, wire, self._speeds))
-            return Judged(wire, None, least)
-        return Judged(least_seconds(sample, layers, clock, self._travel(sample, plan)), None, least)
-
-    def _shared_most(self, plan: Plan) -> Plan:
-        return replace(plan, zero=max(self._space.values_of('zero')), shard_group=0)
+        wires = self._wires_of(plan, sample, layers, clock)
+        wire = max(wires)
+        if plan.pipeline == 1 and stages == 1:
+            wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
+        elif wire:
+            wire = max(wire, least_sharing(sample, layers, clock, wires, self._speeds))
+        return Judged(wire, None, least)
 
     def _too_much(self, least: float) -> Refusal:
         return Refusal(MEMORY, f'at least {format_size(least)} of {format_size(self._device)}')
@@ -334,6 +363,8 @@ class Judge:
             state=share if zero >= 1 else 1,
             # Groups of the user's own count experts' ranks otherwise.
             experts=1 if plan.shard_group else plan.expert,
+            # What is gathered on use is cast on use, too.
+            gathered=inf if zero >= 3 else 1,
         )
 
     def _travel(self, sample: Sample, plan: Plan) -> float:

@@ -13,19 +13,24 @@ from simpar.planner.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else."""
+    """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else.
+
+    Infinite: they need not be anywhere.
+    """
 
     parameter: int = 1
     state: int = 1
     gradient: int = 1
     experts: int = 1
+    gathered: float = 1
 
     def bytes(self, dense: Standing, experts: Standing) -> Standing:
         """Least bytes of a rank."""
         found = {}
         for kind in STANDING:
             share = getattr(self, kind)
-            few = max(1, share // self.experts)
+            # Not rounded down: that is no number where a share is infinite.
+            few = max(1, share / self.experts)
             found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
         return Standing(**found)
 
@@ -44,12 +49,10 @@ def least_bytes(
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
     """Least bytes of the fullest rank without any activation; gradients may be gone."""
     total = dict.fromkeys(placement, 0.0)
-    if len({len(one) for one in stages}) == 1 and len(stages) > 3:
-        # The first, the last and one between: all others are as that.
-        stages, placement = [stages[0], stages[1], stages[-1]], [placement[0], placement[1], placement[-1]]
     for stage, rank in enumerate(placement):
         held = shares.bytes(*standing_of(sample, stages, stage))
-        total[rank] += held.parameter + held.state
+        # A micro-batch comes to all stages of a rank before it goes back through one of them.
+        total[rank] += held.parameter + held.state + held.gathered
     return max(total.values())
 
 
@@ -67,11 +70,20 @@ def _of_rank(
     # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
     left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
     backward: set[int] = set()
+    # How many gradients of inputs: what is cast of weights is surely there from the first forward's end to the begin
+    # of the last of these.
+    casts = {stage: sum(one == stage and kind[0] in 'BI' for kind, one in timed.rows[rank]) for stage in mine}
+    begun: set[int] = set()
     most = 0.0
     for kind, stage in timed.rows[rank]:
         own = kept[stage]
         held = fixed + sum(live[one] * kept[one].total + later[one] * kept[one].waits for one in mine)
         held += sum(standing[one].gradient for one in backward if left[one])
+        if kind[0] == 'F':
+            begun.add(stage)
+        elif kind[0] in 'BI':
+            casts[stage] -= 1
+        held += sum(standing[one].gathered for one in begun if casts[one])
         joined = kind.endswith('+')
         if kind[0] == 'F':
             most = max(most, held + (own.joined if joined else own.total))

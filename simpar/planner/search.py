@@ -29,10 +29,15 @@ Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
 Ask = Callable[[Sequence[tuple[Path, int]]], Sequence[Judged]]
 """Judges nodes; the number says how often each was judged before."""
+PATIENCE: Final = 4096
+"""Nodes without a leaf among them, after which plans near the best are predicted: bounds alone find no better one."""
+AROUND: Final = 8
+"""How many of them that are no better, one after the other, end this."""
 OFTEN: Final = 256
 """Nodes between two words to who wants to know."""
 Evaluate = Callable[[Sequence[Path]], Iterator[tuple[Path, Outcome]]]
 """Predicts leaves; yields each as it comes."""
+NEVER: Final = 2**62
 Tell = Callable[['Found'], None]
 
 
@@ -105,13 +110,18 @@ def search(
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
-        starts = Starts(space, judge).found(until)
+        maker = Starts(space, judge)
+        starts = maker.found(until)
         _begin(islice(starts, 1), found, evaluate, until, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
         found.widened = True
         _begin(starts, found, evaluate, until, tell)
+        patience = found.nodes + PATIENCE
         while True:
-            _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask)
+            if _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask, patience):
+                _look_around(maker, found, {path for _, path in leaves}, evaluate, until, tell)
+                patience = NEVER
+                continue
             cut = _cut(found, gap)
             round_ = [path for bound, path in leaves if bound < cut]
             _settle(found, heap, leaves)
@@ -126,6 +136,7 @@ def search(
                     _settle(found, heap, leaves)
                     tell(found)
             size = min(2 * size, LARGEST)
+            patience = NEVER
     except KeyboardInterrupt:
         if not found.widened:
             # Some nodes are in nobody's hands: any plan may be open.
@@ -150,6 +161,27 @@ def _begin(
             if tell:
                 tell(found)
         if time.monotonic() >= until:
+            return
+
+
+def _look_around(
+    starts: Starts, found: Found, asked: set[Path], evaluate: Evaluate, until: float, tell: Tell | None
+) -> None:
+    """Predict plans near the best as long as better ones are found; ``asked`` are predicted anyway."""
+    seen, best, worse = {*asked, *found.outcomes}, found.best, 0
+    while best is not None:
+        for bound, path in starts.near(best[1], best[0]):
+            if path in seen:
+                continue
+            if worse == AROUND or time.monotonic() >= until:
+                return
+            seen.add(path)
+            _begin(iter([(bound, path)]), found, evaluate, until, tell)
+            worse += 1
+            if found.best != best:
+                best, worse = found.best, 0
+                break
+        else:
             return
 
 
@@ -189,11 +221,17 @@ def _dig(
     size: int,
     tell: Tell | None,
     ask: Ask,
-) -> None:
-    """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at."""
+    patience: int,
+) -> bool:
+    """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at.
+
+    Returns whether it ended for want of ``patience``: after so many nodes in all.
+    """
     cut = _cut(found, gap)
     told = 0
     while heap and heap[0][0] < cut and len(leaves) < size and time.monotonic() < until:
+        if found.nodes >= patience:
+            return True
         if tell and found.nodes >= told:
             found.least, told = heap[0][0], found.nodes + OFTEN
             tell(found)
@@ -207,6 +245,7 @@ def _dig(
             for other in _opened(space, judge, found, leaves, node):
                 heapq.heappush(heap, other)
         _judge(space, judge, found, heap, batch, ask)
+    return False
 
 
 def _judge(space: Space, judge: Judge, found: Found, heap: list[Node], batch: list[Node], ask: Ask) -> None:

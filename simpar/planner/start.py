@@ -35,6 +35,8 @@ TOGETHER: Final = (
     ('order', 'chunks'),
 )
 """Keys of which two are changed at once, where one alone does not help."""
+CLOSE: Final = (('pipeline', 'micro_batches'), ('micro_batches', 'copies'), ('copies', 'recompute'))
+"""The same around a plan that is predicted: what changes how a step's work is cut up."""
 _USUAL: Final[dict[str, tuple[object, ...]]] = {'order': ('interleaved-1f1b', '1f1b'), 'sequence_parallel': (True,)}
 PRESETS: Final[tuple[dict[str, tuple[object, ...]], ...]] = (
     {**_USUAL, 'recompute': ('full',), 'zero': (1, 2, 3)},
@@ -71,6 +73,20 @@ class Starts:
             key = tuple(value for name, value in self._space.chosen(path).items() if name not in ALIKE)
             unlike.setdefault(key, (seconds, path))
         yield from [one for one in unlike.values() if one != seeds[0]][:FOUND]
+
+    def near(self, path: Path, limit: float) -> list[tuple[float, Path]]:
+        """Least seconds and places of plans that differ in a key or two and may be below a limit; the best guess first.
+
+        Those that differ only in what hardly changes a step are left out.
+        """
+        changed = chain(self._near(path, pairs=False), self._near(path, pairs=True, among=CLOSE))
+        found = {one: self._seconds(one, limit) for one in changed if time.monotonic() < self._until}
+        alike = [number for number, key in enumerate(self._space.keys) if key in ALIKE]
+        return sorted(
+            (seconds, one)
+            for one, seconds in found.items()
+            if seconds < limit and all(one[number] == path[number] for number in alike)
+        )
 
     def _seeds(self) -> Iterator[Path]:
         """Plans of all degrees but context, or of some of them, evenly taken, with usual values of all other keys."""
@@ -118,14 +134,14 @@ class Starts:
                     seconds, path, better = found, other, True
                     break
 
-    def _near(self, path: Path, *, pairs: bool) -> Iterator[Path]:
+    def _near(self, path: Path, *, pairs: bool, among: Sequence[tuple[str, ...]] = TOGETHER) -> Iterator[Path]:
         keys = self._space.keys
         numbers = [number for number, values in enumerate(self._space.values) if len(values) > 1]
         if not pairs:
             for number in numbers:
                 yield from self._changed(path, (number,))
             return
-        for both in TOGETHER:
+        for both in among:
             pair = [number for number in numbers if keys[number] in both]
             if len(pair) == len(both):
                 yield from self._changed(path, pair)
