@@ -165,7 +165,7 @@ prove-evidence: .venv-test/installed
 	.venv-test/bin/python tests/prove_evidence.py --seed 2026 --folder out/evidence --write docs/evidence_proof.md
 
 prove-real: .venv-test/installed
-	.venv-test/bin/python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
+	.venv-test/bin/python tests/prove_real.py --seed 2026 --favour-communication --folder out/real --write docs/real_proof.md
 
 prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md

@@ -51,18 +51,19 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WORLD: Final = 2
 NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us', 'none')
-ROUNDS, LOOK = 48, 16
+ROUNDS, LOOK = 128, 32
 """The fewest rounds, and how many lie between two looks at the repeats.
 
 Many short runs: whoever else uses the machine's cores slows them for seconds at a time.
 """
-LONGEST_BLOCK: Final = 1200.0
+LONGEST_BLOCK: Final = 900.0
 """Seconds after which no further round begins."""
-RUN: Final = 0.4
-"""Seconds of the steps of a run that count: those from the third on."""
+STEPS, COUNTED = 5, 3
+"""Steps of a run, of which the last ones count."""
 ROUND: Final = 1.2
 """Seconds of a run that every round has; a row of longer steps runs in every second, third, … round."""
-FEWEST, MOST_STEPS = 3, 10
+OPS: Final = 7
+"""Ops are timed in so many rounds' first: an odd number, so that as many even rounds have them as odd ones."""
 SIZES: Final = replace(QUICK, products=TINY.products, head_dims=TINY.head_dims, sequences=TINY.sequences,
                        pairs=TINY.pairs, probes=TINY.probes)  # fmt: skip
 """What is measured beside the ops of the schedules: few sizes of kernels, all messages."""
@@ -152,8 +153,7 @@ def _measure(
     drawn, order = random.Random(block.seed), [*rows]
     samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     parts: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-    shipped = cluster(replace(load_profile('cpu-gloo'), devices=WORLD))
-    often = {row.name: _often(simulate(row.program, price(row.program, shipped)).step) for row in rows}
+    every = {row.name: _every(simulate(row.program, price(row.program, hardware)).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
         ops = InOrder(alone, [row.program for row in rows], lambda program: price(program, hardware))
@@ -163,25 +163,18 @@ def _measure(
         for turn in _rounds(samples):
             drawn.shuffle(order)
             for row in order:
-                counted, every = often[row.name]
-                if turn % every:
-                    continue
-                execution = pool.perform(row.program, Request(steps=2 + counted, favour=favour))
-                samples[row.name].append(steady_steps(execution))
-                parts[row.name].append(_parts(execution.trace))
-                # Ops of a step are many, and need fewer rounds.
-                if len(samples[row.name]) % 2:
+                if turn % every[row.name] == 0:
+                    execution = pool.perform(row.program, Request(steps=STEPS, favour=favour))
+                    samples[row.name].append(steady_steps(execution)[-COUNTED:])
+                    parts[row.name].append(_parts(execution.trace))
+                if turn % OPS == 0:
                     ops.round_of(row.program)
     return samples, {name: np.median(found, axis=0).tolist() for name, found in parts.items()}, ops.rows()
 
 
-def _often(step: float) -> tuple[int, int]:
-    """Steps of a run that count, more of short ones; and in which rounds a row runs: every second, third, ….
-
-    So that rows take about the same time: the longer a step, the less a disturbance of seconds changes it.
-    """
-    counted = min(max(round(RUN / step), FEWEST), MOST_STEPS)
-    return counted, max(round((2 + counted) * step / ROUND), 1)
+def _every(step: float) -> int:
+    """In which rounds a row runs, every second, third, …: a disturbance of seconds changes a long step less."""
+    return max(round(STEPS * step / ROUND), 1)
 
 
 def _rounds(samples: dict[str, list[list[float]]]) -> Iterator[int]:
