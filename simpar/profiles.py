@@ -74,7 +74,7 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     raise ProfileError(Problem('cluster', f'unknown profile {str(name)[:80]!r}', instead))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
 def _shipped(name: str, package: str) -> Path | None:
     """The file of a profile that comes with this package, by its name; None of others. Rows of a sweep all ask."""
     path = profile_folder() / name / FILE
@@ -107,7 +107,7 @@ def profile_of_flag(name: str, flag: str) -> Profile:
 
 
 # A sweep over profiles checks all of them before it predicts with the first.
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def _load(path: Path, stamp: int, size: int) -> Profile:
     """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
     prepare = functools.partial(_whole, path, ())

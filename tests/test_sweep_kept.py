@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
-from simpar.cost import collective, formula
-from simpar.engine import fast
+from simpar.cost import collective, communicated, formula
+from simpar.engine import fast, node_costs
 from simpar.kept import Facts, Kept
 from simpar.lower import prepared
 from simpar.machine_code import loader
@@ -58,14 +58,24 @@ KEYS = {
     'cluster.links.nvlink': [0.5, 2],
     'cluster.links.infiniband': [0.25, 4],
     'cluster.slow': [{}, {'3': 0.5}],
+    'cluster.profile': ['h100-sxm-8', 'h200-sxm-8', 'device0.yaml', 'device1.yaml'],
 }
+DEVICE = """\
+format: 1
+name: deviceN
+extends: h100-sxm-8
+description: another device behind the same links
+device:
+  memory: {bandwidth: {value: M TB/s, source: made up, grade: estimate}}
+  kernel: {memory: {value: M us, source: made up, grade: estimate}}
+"""
 
 
 OFTEN = ['plan.recompute', 'plan.fusion', 'plan.tiles', 'plan.prefetch', 'plan.overlap', 'plan.zero']
 """Keys of which several are swept at once, for kept passes look at some of them alone."""
 
 
-PRICES = ['cluster.links.nvlink', 'cluster.links.infiniband', 'cluster.slow']
+PRICES = ['cluster.links.nvlink', 'cluster.links.infiniband', 'cluster.slow', 'cluster.profile']
 """Keys that leave the program as it is, so that rows share all but prices."""
 
 
@@ -78,6 +88,13 @@ def drawn(draw, families, rows, often=OFTEN, others=KEYS):
             yield {**common, **{key: draw.choice(KEYS[key]) for key in changed}}
 
 
+def write_devices(folder):
+    """Profiles of a few devices behind the very same links."""
+    for number in range(3):
+        text = DEVICE.replace('N', str(number)).replace('M', str(2 + number))
+        (folder / f'device{number}.yaml').write_text(text, encoding='utf-8')
+
+
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='processes that have predicted nothing are forks')
 def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp_path, monkeypatch):
     draw = random.Random(11)
@@ -87,6 +104,7 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
     loader()
     monkeypatch.setattr(fast, 'LOADED', 0)
     path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
+    write_devices(tmp_path)
     here = Path(__file__).parent
     fresh = subprocess.run(
         [sys.executable, str(here / 'fresh_rows.py'), str(path)],
@@ -147,6 +165,26 @@ def test_messages_over_links_that_did_not_change_are_worked_out_once(tmp_path, m
     assert across
     assert len(inside) == len(set(inside))
     assert {across.count(message) for message in across} == {3}, 'once with the links of each row'
+
+
+def test_devices_behind_the_same_links_share_messages_and_what_follows_from_them(tmp_path, monkeypatch):
+    done = []
+    for owner in (communicated.Communicated, node_costs._Own):
+        real = owner.__init__
+
+        def counted(one, *arguments, real=real):
+            done.append(type(one).__name__)
+            real(one, *arguments)
+
+        monkeypatch.setattr(owner, '__init__', counted)
+    path = tmp_path / 'schedule.yaml'
+    write_devices(tmp_path)
+    # Links that no other test has, of which nothing can be kept.
+    sweep = '{cluster.links.infiniband: [0.7], cluster.profile: [device0.yaml, device1.yaml, device2.yaml]}'
+    path.write_text(FILE.replace('LAYERS', '3').replace('SWEEP', sweep), encoding='utf-8')
+    rows = load_sweep(path).predict().results
+    assert len({row.outcome.figures.compute for row in rows}) == 3, 'devices differ'
+    assert sorted(done) == ['Communicated', '_Own']
 
 
 def test_the_last_few_results_are_kept_by_equality():

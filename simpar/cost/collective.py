@@ -196,11 +196,15 @@ class ClusterCollectives:
         return _Alone(found.alpha, transfer, best, why, grade, formula.loads)
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
-        curves = self._curves.get(self._algorithm(op), {})
+        curves = self._curves.get(self._algorithm(op), _NO_CURVES)
         exact = curves.get((shape.ranks, shape.nodes))
         if exact is not None:
             return self._read(exact, op, shape, f'measured {op.operator} of {shape.ranks}')
-        alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
+        known = _alike_of(curves)
+        alike = known.get((shape.ranks, shape.nodes))
+        if alike is None:
+            alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
+            known[shape.ranks, shape.nodes] = alike
         if alike:
             return self._near(op, shape, alike, formula)
         # Rounded up: the fullest node counts for all.
@@ -314,6 +318,7 @@ class ClusterCollectives:
         return _curves_of.get(key, lambda: _collective_curves(*key))
 
 
+_NO_CURVES: Final[dict[Group, Curve]] = {}
 _plain_of: Final[Facts[Library, Library]] = Facts(lambda library: replace(library, tuning='none'), 8)
 """The same for all clusters of a library, whose terms are then told to be the same."""
 _MOST_INSIDE: Final = 1024
@@ -321,6 +326,8 @@ _insides: Final[Kept[Same, dict[tuple[object, ...], _InNode]]] = Kept(4)
 """Of parts in a node, by profile and links there: what a formula and what a table says of a message."""
 
 
+_alike_of: Final[Facts[Mapping[Group, Curve], dict[Group, dict[Group, Curve]]]] = Facts(lambda curves: {}, 64)
+"""Of some curves those of groups that lie like one."""
 _curves_of: Final[Kept[tuple[tuple[Row, ...], float], Curves]] = Kept(8)
 """The curves of tables."""
 

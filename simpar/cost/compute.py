@@ -57,7 +57,7 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
-        key = op.cost_key
+        key = _key_of(op)
         # Plans of a sweep share most of their ops.
         if key not in self._known:
             self._known[key] = self._seconds(op)
@@ -167,9 +167,8 @@ class DeviceCompute:
         table = self.profile.tables.operator
         curve = self._operator_curves.get((op.operator, op.phase)) if op.bytes else None
         if table is None or curve is None:
-            rates = {str(dtype): figure for dtype, figure in self.device.vector.items()}
             # What has no rate of its own, as integers and masks, is taken at that of fp32.
-            vector = self._rate(op.dtype if op.dtype in rates else 'fp32', op.name, rates)
+            vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
             return _priced(roofline.streaming(self.device, vector, op.flops, op.bytes))
         seconds = curve(op.bytes)
         why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s'
@@ -179,6 +178,10 @@ class DeviceCompute:
     def _operator_curves(self) -> dict[tuple[str, str], Curve]:
         table = self.profile.tables.operator
         return _curves(read_table(table, 'operator') if table else ())
+
+    @functools.cached_property
+    def _vector(self) -> Mapping[str, FlopsFigure]:
+        return {str(dtype): figure for dtype, figure in self.device.vector.items()}
 
     @functools.cached_property
     def _matrix(self) -> Mapping[str, FlopsFigure]:
@@ -220,6 +223,8 @@ def _curves_by_operator(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
     return {key: Curve(curve) for key, curve in points.items()}
 
 
+_key_of: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 1024)
+"""Devices of a sweep are asked for the very same ops."""
 # Built once for each table, whatever is priced and how often. Told by the very rows, which are kept as long as their
 # file stays as it is: to compare thousands takes longer than to price with them.
 _matmul_grid: Final = Facts(_grid_of_products, 8)

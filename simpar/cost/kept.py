@@ -126,17 +126,18 @@ def locally(program: Program, key: tuple[object, ...], make: Callable[[], Local]
 
 
 def _stamps(profile: Profile) -> Stamps:
-    """When the tables of a profile were written: one that is written again is read again."""
+    """When the tables of a profile's device were written: one that is written again is read again."""
     return tuple(map(_written, _files(profile)))
 
 
 def _files_of(profile: Profile) -> list[str]:
-    tables = (getattr(profile.tables, field.name) for field in fields(profile.tables))
-    return [table.file for table in tables if table]
+    # That of collectives belongs to the links.
+    names = [field.name for field in fields(profile.tables) if field.name != 'collective']
+    return [table.file for name in names if (table := getattr(profile.tables, name))]
 
 
 _files: Final[Facts[Profile, list[str]]] = Facts(_files_of, 8)
-"""The files of a profile's tables."""
+"""The files of the tables of a profile's device."""
 
 
 def _written(file: str) -> int:

@@ -101,8 +101,14 @@ class _Still(NamedTuple):
     ready: NDArray[np.uint32]
 
     def copied(self) -> _Still:
-        """The same in arrays of its own."""
-        return _Still(**{name: array.copy() for name, array in self._asdict().items()})
+        """The same with what the loop writes to in arrays of its own."""
+        return self._replace(
+            ops=self.ops.copy(),
+            meetings=self.meetings.copy(),
+            devices=self.devices.copy(),
+            streams=self.streams.copy(),
+            ready=self.ready.copy(),
+        )
 
 
 _known: Final[Kept[Same, _Still]] = Kept(4)
