@@ -15,16 +15,23 @@ Message = tuple[Literal['F', 'I'], int, int]
 
 def gives(action: Action) -> tuple[Result, ...]:
     """Results of an action."""
-    return tuple(
-        ('F' if part.kind == 'F' else 'I', part.stage, part.micro_batch or 0)
-        for part in action.parts
-        if part.kind in ('F', 'I', 'B')
-    )
+    # Nearly all actions are one part, and searches ask for hundreds of thousands of them.
+    if not action.sub_actions:
+        return _gives(action)
+    return tuple(given for part in action.sub_actions for given in _gives(part))
 
 
 def needs(action: Action, order: Order) -> tuple[Result, ...]:
     """Results that an action of this order needs; of a send, what it sends; of a receive, nothing."""
-    return tuple(need for part in action.parts for need in _needs(part, order))
+    if not action.sub_actions:
+        return _needs(action, order)
+    return tuple(need for part in action.sub_actions for need in _needs(part, order))
+
+
+def _gives(part: Action) -> tuple[Result, ...]:
+    if part.kind in ('F', 'I', 'B'):
+        return (('F' if part.kind == 'F' else 'I', part.stage, part.micro_batch or 0),)
+    return ()
 
 
 def _needs(action: Action, order: Order) -> tuple[Result, ...]:

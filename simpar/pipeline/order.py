@@ -50,7 +50,7 @@ class Order:
     @property
     def communicates(self) -> bool:
         """Whether sends and receives are written down, or left to whoever carries the order out."""
-        return any(action.kind in COMMUNICATION for row in self.actions for action in row)
+        return not all(COMMUNICATION.isdisjoint([action.kind for action in row]) for row in self.actions)
 
     @property
     def splits_backward(self) -> bool:

@@ -75,9 +75,9 @@ def tasks(order: Order) -> Tasks:
     def task(action: Action, rank: int) -> Task:
         return Task(
             rank,
-            works[tuple((part.kind, part.stage) for part in action.parts)],
-            tuple(results[result] for result in gives(action)),
-            tuple((results[need], way(need, rank)) for need in needs(action, order)),
+            works[tuple([(part.kind, part.stage) for part in action.parts])],
+            tuple([results[result] for result in gives(action)]),
+            tuple([(results[need], way(need, rank)) for need in needs(action, order)]),
         )
 
     rows = [
