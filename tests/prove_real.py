@@ -54,12 +54,12 @@ NETS: Final = ('paced:1Gbit/s,50us', 'paced:200Mbit/s,1ms', 'paced:4Gbit/s,100us
 ROUNDS, LOOK = 128, 32
 """The fewest rounds, and how many lie between two looks at the repeats.
 
-Many short runs: whoever else uses the machine's cores slows them for seconds at a time.
+Many short runs: whoever else uses the machine's cores slows them for seconds or minutes at a time.
 """
-LONGEST_BLOCK: Final = 900.0
+LONGEST_BLOCK: Final = 1500.0
 """Seconds after which no further round begins."""
-STEPS, COUNTED = 5, 3
-"""Steps of a run, of which the last ones count."""
+STEPS, COUNTED = 8, 6
+"""Steps of a run, of which the last ones count; what slows one step slows its neighbours for about half a second."""
 ROUND: Final = 1.2
 """Seconds of a run that every round has; a row of longer steps runs in every second, third, … round."""
 OPS: Final = 7
