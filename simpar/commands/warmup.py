@@ -10,6 +10,7 @@ from simpar.cost.price import price
 from simpar.engine import fast, simulate
 from simpar.errors import SimparError
 from simpar.lower import lower
+from simpar.memory import memory
 from simpar.pipeline import StageTimes, StageTimesTable, automatic_order, named_order, step_times
 from simpar.plan import Plan
 from simpar.predict import EFFECTS
@@ -26,7 +27,8 @@ def command(options: argparse.Namespace) -> int:
     program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=2), 8)
     # Without any effect nothing slows anything, and the recurrence is used; with all of them, the event loop.
     for _, effects in EFFECTS:
-        simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
+        trace = simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
+    memory(trace)
     step_times(named_order('1f1b', 2, 2), StageTimesTable.of([StageTimes.uniform(2, 1.0, 1.0, 1.0)]), engine='compiled')
     # So many actions that orders of its kind are sought compiled.
     automatic_order(500, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)

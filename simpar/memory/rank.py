@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
-from simpar.memory.lifetimes import NONE, Lifetimes
+from simpar.memory.lifetimes import Lifetimes
+from simpar.memory.parts import NONE
 from simpar.program import Program, Role
 from simpar.program.op import receives
 from simpar.program.rows import column, kept_column, stand

@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
+from simpar.memory.lifetimes import Lifetimes, lifetimes
+from simpar.memory.parts import NONE
 from simpar.planner.pieces import MIDDLE, PARTS, layer_of
 from simpar.program import Program, Role
 

@@ -1,0 +1,10 @@
+"""The kernels of memory, by their names; numba is imported only where one must be compiled."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.machine_code import Kernel
+
+count_cells: Final = Kernel('simpar.memory.compiled.lives', 'count_cells')
+write_lives: Final = Kernel('simpar.memory.compiled.lives', 'write_lives')
