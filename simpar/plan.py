@@ -50,8 +50,9 @@ class Plan:
             received between two computations is one exchange, and the next computation waits for all of it (Megatron).
         scatter_gather: what all tensor ranks of a stage hold is sent in parts, one by each, and gathered in the next
             stage (Megatron-LM's scatter_gather_tensors_in_pipeline).
-        streams: ``group``: one stream for each communication group; ``single``: communication waits its turn on the
-            compute stream, so that nothing overlaps.
+        streams: ``group``: one stream for each communication group; ``messages``: collectives wait their turn on the
+            compute stream, messages between stages have their own (Megatron-LM of 2021); ``single``: all communication
+            waits its turn there, so that nothing overlaps.
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
         device_matrix: with layouts, the axes that they name, the outermost first; what they leave of the ranks of a
             stage replicates the calculation.
@@ -187,8 +188,11 @@ class Plan:
         ),
     ] = 'early'
     streams: Annotated[
-        Literal['group', 'single'],
-        Field(description='a stream for each communication group, or one for compute and communication: no overlap'),
+        Literal['group', 'messages', 'single'],
+        Field(
+            description='a stream for each communication group; streams for messages between stages, while '
+            'computation waits for collectives; or one for compute and communication: no overlap'
+        ),
     ] = 'group'
     dataset: Annotated[
         Literal['data-parallel', 'full-batch'],

@@ -189,15 +189,42 @@ class Oracle:
             return [self.tasks[other] for other in keys]
         before, op = (self.program.op(self.program.role(rank), one) for one in (slot - 1, slot))
         transfers = [one.kind in {'send', 'recv'} for one in (before, op)]
-        if 'receive' in waits and transfers == [True, False]:
+        everything = 'receive' in waits and transfers == [True, False]
+        new, reads = self._begins(rank, slot)
+        if everything:
             keys += [(rank, step, other) for other in range(slot)]
+        elif 'pass' in waits and new:
+            keys += [(rank, step, other) for other in range(slot) if self._kind(rank, other) != 'collective']
+        elif 'batch' in waits and reads:
+            keys += [(rank, step, other) for other in range(slot) if self._kind(rank, other) == 'compute']
+        waited = everything or ('pass' in waits and new) or ('batch' in waits and reads)
         judging = [one.operator in {'square_sum', 'finite_check'} for one in (before, op)]
         update = op.kind == 'compute' and not judging[1] and before.phase == op.phase == 'U'
-        # an exchange of messages is waited for by itself
-        exchanged = 'receive' in waits and transfers == [True, False]
-        if 'norm' in waits and update and not exchanged and (before.kind == 'collective' or judging[0]):
+        # what is waited for as a whole is not waited for again
+        if 'norm' in waits and update and not waited and (before.kind == 'collective' or judging[0]):
             keys.append((rank, step, slot - 1))
         return [self.tasks[other] for other in keys]
+
+    def _kind(self, rank: int, slot: int) -> str:
+        return self.program.op(self.program.role(rank), slot).kind
+
+    def _begins(self, rank: int, slot: int) -> tuple[bool, bool]:
+        """Whether an op is the first of a pass, of messages or of the update; and whether it reads a batch."""
+        role = self.program.role(rank)
+
+        def work(one: int) -> tuple:
+            op = self.program.op(role, one)
+            if op.kind in {'send', 'recv'}:
+                return ('message',)
+            if op.phase == 'U':
+                return ('update',)
+            return ('forward' if op.part == 'F' else 'backward', int(role.micro_batch[one]), op.stage)
+
+        earlier = [one for one in range(slot) if self._kind(rank, one) != 'collective']
+        if self._kind(rank, slot) == 'collective' or not earlier or work(earlier[-1]) == work(slot):
+            return False, False
+        stages = [op.stage for op in self.program.op_classes]
+        return True, work(slot)[0] == 'forward' and work(slot)[2] in {0, max(stages)}
 
     def _issue_times(self) -> dict[Key, Fraction]:
         """When each rank's host, which issues one op after the other, has issued each."""

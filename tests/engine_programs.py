@@ -73,16 +73,26 @@ def _with_waits(rng: Random, sample: Sample) -> Sample:
     if rng.random() >= 0.25:
         return sample
     program, costs, unit = sample.case.program, sample.case.costs, rng.choice(UNITS)
-    phases = [rng.choice('FU') if rng.random() < 0.7 else 'F' for _ in range(len(program.op_classes))]
+    phases = [rng.choice('FIWU') if rng.random() < 0.7 else 'F' for _ in range(len(program.op_classes))]
     op_classes = [
-        replace(op, phase=phase, operator=rng.choice(UPDATES) if op.kind == 'compute' and phase == 'U' else op.operator)
+        replace(
+            op,
+            phase=phase,
+            operator=rng.choice(UPDATES) if op.kind == 'compute' and phase == 'U' else op.operator,
+            stage=rng.choice([0, 0, 1, 2]),
+        )
         for op, phase in zip(program.op_classes, phases, strict=True)
     ]
+    most = rng.choice([1, 2, 4])
+    roles = tuple(
+        replace(role, micro_batch=np.array([rng.randrange(most) for _ in range(len(role))], dtype=np.uint16))
+        for role in program.roles
+    )
     waits = tuple(wait for wait in WAITS if rng.random() < 0.6) or (rng.choice(WAITS),)
     most, own = rng.choice([1, 3, 20]), rng.random() < 0.7
     host = np.array([quantise(rng.randint(0, most) * unit) for _ in op_classes]) if own else costs.host
     step = quantise(rng.choice([0, 0, rng.randint(1, most)]) * unit)
-    case = Case(program.replace(op_classes=tuple(op_classes)), costs)
+    case = Case(program.replace(op_classes=tuple(op_classes), roles=roles), costs)
     return sample._replace(case=case.with_costs(waits=waits, host=host, host_step=step))
 
 

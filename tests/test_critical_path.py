@@ -130,7 +130,7 @@ plans = st.builds(
     tensor=st.sampled_from([1, 2]),
     copies=st.sampled_from([1, 2, 4]),
     reduce=st.sampled_from(['early', 'late']),
-    streams=st.sampled_from(['group', 'single']),
+    streams=st.sampled_from(['group', 'messages', 'single']),
 )
 models = st.sampled_from(
     [

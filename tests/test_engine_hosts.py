@@ -9,7 +9,9 @@ import pytest
 
 from simpar.cost.price import price
 from simpar.engine import simulate
+from simpar.engine.graph import hosted
 from simpar.engine.hosts import WAITS
+from simpar.engine.passes import passes_of
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
@@ -83,8 +85,39 @@ def test_the_norm_of_gradients_is_waited_for():
     assert norm > without
 
 
+@pytest.mark.parametrize(('waits', 'times'), [(('step',), 0), (('pass', 'step'), 8), (('batch', 'step'), 3)])
+def test_the_host_waits_about_each_pass_or_where_it_reads_a_batch(waits, times):
+    """Bound by the host, each wait costs the op before it, by hand: four forwards, four backwards and the update have
+    eight borders, and three forwards have something before them."""
+    program = made(Plan(micro_batches=4), 1)
+    ops = len(program.role(0))
+    found = simulate(program, costs_of(program, 1, waits), steps=3)
+    assert found.step_times == pytest.approx([UNIT * (4 * ops + 1 + times)] * 3, rel=1e-12)
+
+
+def test_the_first_and_the_last_stage_read_batches():
+    """Four stages, each with forwards of eight micro-batches: the last one's come one by one, between backwards."""
+    program = made(Plan(pipeline=4, micro_batches=8), 4)
+    found = [passes_of(program, role.op_class.astype(np.int64), role.micro_batch).reading for role in program.roles]
+    # What begins a step has nothing to wait for; a stage that receives has its message before.
+    assert [len(slots) for slots in found] == [7, 0, 0, 8]
+    first = program.roles[0]
+    assert {program.op(first, slot).name for slot in found[0].tolist()} == {'embedding.F'}
+
+
+def test_no_pass_waits_for_sums_of_gradients():
+    """They are issued before the message of the last backward, which would come as late as they end."""
+    program = made(Plan(pipeline=2, data=2, micro_batches=4, reduce_gradients='end', fusion='all'), 4)
+    ops = hosted(program, (0, 0, 1, 1), ('pass',))
+    count = len(ops) // 2
+    row, item = ops.need.pairs().T
+    waited = item[(row >= count) & (item < count)]
+    kinds = {program.op_classes[index].kind for index in ops.op_class[waited].tolist()}
+    assert kinds == {'compute', 'send', 'recv'}
+
+
 @pytest.mark.parametrize('slows', [False, True])
-@pytest.mark.parametrize('waits', [WAITS, ('receive',), ('norm', 'step')])
+@pytest.mark.parametrize('waits', [WAITS, ('receive',), ('norm', 'step'), ('pass',), ('batch', 'norm')])
 def test_every_machine_gives_the_same_spans_to_the_bit(slows, waits):
     plan = Plan(pipeline=2, data=2, micro_batches=4, receive='late', exchange='fused')
     program = made(plan, 4, clip=1.0)

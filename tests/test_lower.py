@@ -121,6 +121,15 @@ def test_a_single_stream_puts_communication_behind_computation():
     assert program.roles[0].streams == ('compute',)
 
 
+def test_streams_of_messages_alone_leave_collectives_to_that_of_computation():
+    """As Megatron-LM of 2021 calls collectives, without async_op: computation behind one waits for it."""
+    plan = Plan(tensor=2, pipeline=2, micro_batches=2)
+    own, blocking = (lower(GPT, replace(plan, streams=streams), 4) for streams in ('group', 'messages'))
+    names = {name for role in blocking.roles for name in role.streams}
+    assert names == {name for role in own.roles for name in role.streams if name != 'tensor'}
+    assert {name.split('.')[0] for name in names} == {'compute', 'pipeline'}
+
+
 def test_what_does_not_divide_stays_whole_and_says_so():
     odd = Workload(model=Network(layers=(Dense(inputs=8, outputs=10),)), batch=8)
     program = lower(odd, Plan(tensor=4), 4)

@@ -54,7 +54,7 @@ def random_costs(program, seed):
 PLANS = st.builds(
     Plan, data=st.sampled_from([1, 2]), tensor=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans(),
     copies=st.sampled_from([1, 2, 4]), reduce=st.sampled_from(['early', 'late']),
-    streams=st.sampled_from(['group', 'single']),
+    streams=st.sampled_from(['group', 'messages', 'single']),
 )  # fmt: skip
 MODELS = st.sampled_from(
     [

@@ -54,6 +54,7 @@ CASES = {
     ),
     'grouped queries, tied, whole vocabulary': (GQA, Plan(data=2, tensor=2, copies=2)),
     'single stream': (GPT, Plan(tensor=4, copies=2, streams='single')),
+    'streams of messages': (GPT, Plan(tensor=2, pipeline=2, micro_batches=2, streams='messages')),
     'context 4, ring': (LONG, Plan(context=4, context_kind='ring')),
     'context 2, gathered, tensor 2, sequence parallel, copies 2': (
         LONG,

@@ -170,7 +170,7 @@ pipelines = st.builds(
     receive=st.sampled_from(['early', 'late']),
     exchange=st.sampled_from(['separate', 'fused']),
     copies=st.sampled_from([1, 2]),
-    streams=st.sampled_from(['group', 'single']),
+    streams=st.sampled_from(['group', 'messages', 'single']),
 )
 seconds = st.sampled_from([0.0, 0.25, 2.0])
 

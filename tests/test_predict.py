@@ -87,7 +87,7 @@ workloads = st.sampled_from(
 )
 plans = st.builds(
     Plan, data=st.sampled_from([1, 2]), tensor=st.sampled_from([1, 2, 4]), copies=st.sampled_from([1, 2]),
-    streams=st.sampled_from(['group', 'single']),
+    streams=st.sampled_from(['group', 'messages', 'single']),
 )  # fmt: skip
 
 

@@ -185,6 +185,16 @@ def test_each_effect_can_be_switched_and_makes_a_step_slower(effect):
     assert simulate(program, every).step > simulate(program, without).step
 
 
+@pytest.mark.parametrize(('name', 'wait'), [('megatron-2021', 'pass'), ('zero-bubble', 'batch')])
+def test_a_wait_of_a_stack_can_be_left_out_alone_and_makes_a_step_slower(name, wait):
+    work = replace(WORK, model=replace(MODEL, attention='unfused'))
+    program = lower(work, Plan(micro_batches=4), 1)
+    stack = load_stack(name)
+    less = replace(stack, waits=replace(stack.waits, at=tuple(one for one in stack.waits.at if one != wait)))
+    every, without = (simulate(program, costs(program, on(one))).step for one in (stack, less))
+    assert every > without
+
+
 def test_why_tells_what_the_stack_costs():
     hardware = on(load_stack('megatron-2021'), devices=2)
     programs = [lower(WORK, Plan(data=2, copies=copies), 2) for copies in (2, 1)]
@@ -219,5 +229,5 @@ def test_a_stack_whose_host_waits_is_not_measured(tmp_path, capsys):
     path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2, stack: megatron-2021}'))
     assert main(['measure', str(path), '--compute', 'emulated']) == 2
     told = capsys.readouterr().err
-    assert 'the host of megatron-2021 waits for the device (receive, norm, step)' in told
+    assert 'the host of megatron-2021 waits for the device (receive, pass, norm, step)' in told
     assert 'leave the stack out' in told

@@ -115,6 +115,11 @@ INERT: Final[Mapping[str, Rule]] = {
 """Keys of which no value has any effect, with why; told of default values, too."""
 
 
+def _beside(facts: Facts) -> bool:
+    """Whether messages have streams of their own."""
+    return facts.plan.streams != 'single'
+
+
 def _asks_alone(facts: Facts) -> bool:
     """Whether no more than one key asks for optimizer parallelism."""
     # Two that ask for it hold each other: without one of them the program may stay the same.
@@ -213,10 +218,11 @@ EFFECTIVE: Final[Mapping[str, Callable[[Facts], bool]]] = {
     'plan.search': lambda facts: facts.moves_activations,
     'plan.all_to_all': lambda facts: facts.exchanges,
     'plan.sequence_parallel': lambda facts: facts.scatters_activations,
-    'plan.streams': lambda facts: facts.communicates,
+    # Collectives alone leave the streams of messages as they are.
+    'plan.streams': lambda facts: facts.communicates and facts.plan.streams == 'single',
     **dict.fromkeys(('plan.zero', 'plan.hsdp', 'plan.shard'), lambda facts: facts.sharded and _asks_alone(facts)),
-    'plan.receive': lambda facts: facts.sends and (facts.plan.streams, facts.plan.exchange) == ('group', 'separate'),
-    'plan.exchange': lambda facts: facts.sends and (facts.plan.streams, facts.plan.receive) == ('group', 'early'),
+    'plan.receive': lambda facts: facts.sends and _beside(facts) and facts.plan.exchange == 'separate',
+    'plan.exchange': lambda facts: facts.sends and _beside(facts) and facts.plan.receive == 'early',
     'plan.accumulate': lambda facts: facts.sharded,
     'plan.order': lambda facts: facts.workload.phase != 'forward' and _other_actions(facts),
     'plan.recompute': lambda facts: bool(facts.recomputed) and not _marks(facts),

@@ -7,6 +7,7 @@ the host waits for. Machines need not know any of this: these are ops, streams a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -14,13 +15,16 @@ from typing import Final
 import numpy as np
 
 from simpar.engine.ops import NONE, Ints, Ops
+from simpar.engine.passes import passes_of
 from simpar.program import Csr, OpClass, Program, Role
 from simpar.program.rows import kept_column
 
-RECEIVE, NORM, STEP = 'receive', 'norm', 'step'
-"""The host waits until all that it issued has ended, behind an exchange of messages; for what the norm of all gradients
-or their overflow is worked out of; at the end of a step until all has ended."""
-WAITS: Final = (RECEIVE, NORM, STEP)
+RECEIVE, PASS, BATCH, NORM, STEP = 'receive', 'pass', 'batch', 'norm', 'step'
+"""The host waits until all that it issued has ended, behind an exchange of messages; for all but collectives, before
+and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch, before a
+forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of; at the
+end of a step until all has ended."""
+WAITS: Final = (RECEIVE, PASS, BATCH, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
@@ -64,34 +68,41 @@ def _more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
 def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
     kinds = (_is_message, _updates, _judges)
-    op_class = ops.op_class[begin:end]
+    op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
     message, updates, judges = (kept_column(program.op_classes, kind, np.bool_)[op_class] for kind in kinds)
-    row: list[Ints] = []
-    item: list[Ints] = []
-    exchanged = np.zeros(max(0, end - begin - 1), dtype=bool)
+    # Before which ops it waits already, for as much as any other wait would ask.
+    waited = np.zeros(end - begin, dtype=bool)
+    found: list[tuple[Ints, Ints]] = []
     if RECEIVE in waits:
-        exchanged = message[:-1] & ~message[1:]
-        row, item = _last_on_streams(ops.stream[begin:end], np.flatnonzero(exchanged) + 1)
+        waited[1:] = message[:-1] & ~message[1:]
+        found += _last_on_streams(stream, np.flatnonzero(waited))
+    if (PASS in waits or BATCH in waits) and begin < end:
+        passes = passes_of(program, op_class, ops.roles[ops.representative[begin]].micro_batch)
+        # Gradients are summed behind the last pass, and issued before its message: the message does not await them.
+        for wait, at, of in ((PASS, passes.first, computes | message), (BATCH, passes.reading, computes)):
+            if wait in waits:
+                found += _last_on_streams(np.where(of, stream, NONE), at[~waited[at]])
+                waited[at] = True
     if NORM in waits:
-        judged = np.flatnonzero(judges[:-1] & updates[1:] & ~exchanged) + 1
-        row, item = [*row, judged], [*item, judged - 1]
-    if not row:
+        judged = np.flatnonzero(judges[:-1] & updates[1:] & ~waited[1:]) + 1
+        found.append((judged, judged - 1))
+    if not found:
         return _NONE
-    return np.concatenate(row) + (len(ops) + begin), np.concatenate(item) + begin
+    row, item = (np.concatenate(column) for column in zip(*found, strict=True))
+    return row + (len(ops) + begin), item + begin
 
 
-def _last_on_streams(stream: Ints, at: Ints) -> tuple[list[Ints], list[Ints]]:
-    """The last op on each stream before each of some ops: the latter, and these, stream by stream."""
-    row: list[Ints] = []
-    item: list[Ints] = []
-    for one in np.unique(stream).tolist():
+def _last_on_streams(stream: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """The last op on each stream before each of some ops: the latter, and these, stream by stream.
+
+    Arguments: ``stream``, of each op; none of those that do not count.
+    """
+    for one in np.unique(stream[stream != NONE]).tolist():
         on = np.flatnonzero(stream == one)
         before = np.searchsorted(on, at)
         # A stream that nothing was issued to is not waited for.
         used = before > 0
-        row.append(at[used])
-        item.append(on[before[used] - 1])
-    return row, item
+        yield at[used], on[before[used] - 1]
 
 
 def _is_message(op: OpClass) -> bool:

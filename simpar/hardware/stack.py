@@ -11,7 +11,7 @@ from pydantic import Field
 from simpar.hardware.figure import Figure, Grade, ShareFigure, Text, TimeFigure
 from simpar.hardware.stack_memory import StackMemory
 
-Wait = Literal['receive', 'norm', 'step']
+Wait = Literal['receive', 'pass', 'batch', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
 Bytes = Annotated[float, Field(ge=0, le=1000)]
 
@@ -51,7 +51,8 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Where the host waits for the device: behind a ``receive``, at the ``norm`` of gradients, of each ``step``."""
+    """Where the host waits for the device: behind a ``receive``, about each ``pass``, where it reads a ``batch``, at
+    the ``norm`` of gradients, at the end of each ``step``."""
 
     at: tuple[Wait, ...]
     source: Text

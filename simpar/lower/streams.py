@@ -7,8 +7,15 @@ from typing import Final
 from simpar.lower.issue import Issue
 from simpar.lower.mesh import PIPELINE, Mesh
 from simpar.plan import Plan
+from simpar.program.op import OpKind
 
 COMPUTE: Final = 'compute'
+_BLOCKING: Final[dict[str, frozenset[OpKind]]] = {
+    'group': frozenset({'compute'}),
+    'messages': frozenset({'compute', 'collective'}),
+    'single': frozenset({'compute', 'collective', 'send', 'recv'}),
+}
+"""By ``plan.streams``, what takes its turn on the stream of computation."""
 
 
 class Streams:
@@ -19,7 +26,7 @@ class Streams:
 
     def __init__(self, mesh: Mesh, plan: Plan, place: int) -> None:
         self._mesh = mesh
-        self._single = plan.streams == 'single'
+        self._blocking = _BLOCKING[plan.streams]
         self._place = place
         self._number = {COMPUTE: 0}
 
@@ -35,7 +42,7 @@ class Streams:
     def _name(self, issue: Issue) -> str:
         """One for each partition; sends and receives, one for each direction, phase and copy."""
         op = issue.op
-        if op.kind == 'compute' or self._single:
+        if op.kind in self._blocking:
             return COMPUTE
         if op.partition != PIPELINE:
             return op.partition
