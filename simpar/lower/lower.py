@@ -106,7 +106,7 @@ def _without_collector() -> Iterator[None]:
 def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
-        return _fitting(order_of_rows(plan.rows), plan)
+        return _counted(order_of_rows(plan.rows), plan)
     # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
@@ -119,6 +119,11 @@ def order_of(plan: Plan) -> Order:
 
 def _fitting(order: Order, plan: Plan) -> Order:
     """An order that is right and has the plan's counts."""
+    return check_order(_counted(order, plan))
+
+
+def _counted(order: Order, plan: Plan) -> Order:
+    """An order that has the plan's counts."""
     for what, has, wants in (
         ('sequence chunks', order.sequence_chunks, plan.sequence_chunks),
         ('pipeline ranks', order.ranks, plan.pipeline),
@@ -126,7 +131,7 @@ def _fitting(order: Order, plan: Plan) -> Order:
     ):
         if has != wants:
             raise Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
-    return check_order(order)
+    return order
 
 
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
