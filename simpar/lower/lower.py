@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from simpar.collector import without_collector
 from simpar.errors import Infeasible
 from simpar.kept import Kept, Same
 from simpar.lower.feed import once_a_step
@@ -62,7 +61,7 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    with _without_collector():
+    with without_collector():
         layers = few_layers(workload, plan) if order is None and grow else None
         if layers is not None:
             with suppress(NotPeriodic, Infeasible):
@@ -89,18 +88,6 @@ def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Progra
     """The same from a program of fewer layers; raises ``NotPeriodic``."""
     small = _in_full(with_layers(workload, layers.count), plan, world)
     return grown_program(small, layers, by_size=by_size(plan))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Let the garbage collector rest: it would look through all actions and ops again and again, and find nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def order_of(plan: Plan) -> Order:
