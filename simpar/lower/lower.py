@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from simpar.collector import without_collector
 from simpar.errors import Infeasible
 from simpar.kept import Kept, Same
 from simpar.lower.feed import once_a_step
@@ -62,7 +61,7 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    with _without_collector():
+    with without_collector():
         layers = few_layers(workload, plan) if order is None and grow else None
         if layers is not None:
             with suppress(NotPeriodic, Infeasible):
@@ -91,22 +90,10 @@ def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Progra
     return grown_program(small, layers, by_size=by_size(plan))
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Let the garbage collector rest: it would look through all actions and ops again and again, and find nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def order_of(plan: Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
-        return _fitting(order_of_rows(plan.rows), plan)
+        return _counted(order_of_rows(plan.rows), plan)
     # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
         kinds: tuple[Kind, ...] = ('F', 'B')
@@ -119,6 +106,11 @@ def order_of(plan: Plan) -> Order:
 
 def _fitting(order: Order, plan: Plan) -> Order:
     """An order that is right and has the plan's counts."""
+    return check_order(_counted(order, plan))
+
+
+def _counted(order: Order, plan: Plan) -> Order:
+    """An order that has the plan's counts."""
     for what, has, wants in (
         ('sequence chunks', order.sequence_chunks, plan.sequence_chunks),
         ('pipeline ranks', order.ranks, plan.pipeline),
@@ -126,7 +118,7 @@ def _fitting(order: Order, plan: Plan) -> Order:
     ):
         if has != wants:
             raise Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
-    return check_order(order)
+    return order
 
 
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import floor
 from typing import Final
 
-from simpar.pipeline.action import Action
+from simpar.machine_code import is_started
+from simpar.pipeline import greedy
 from simpar.pipeline.build import refuse
-from simpar.pipeline.checks import peak_live
+from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import StageTimes, run
-from simpar.pipeline.greedy import RULES, Rule, Setting, greedy
-from simpar.pipeline.order import Order, loop, make_order
+from simpar.pipeline.greedy import RULES, Letters, Rule, Setting
+from simpar.pipeline.order import Order
 from simpar.pipeline.tasks import tasks
-from simpar.pipeline.zero_bubble import lagging
+from simpar.pipeline.zero_bubble import letters, of_letters
 from simpar.units import quantise
 
+Shortlist = Callable[[Setting, Sequence[Rule], int], list[Letters]]
+LastEnds = Callable[[Letters, StageTimes, int], list[float]]
 SHORTLIST: Final = 4
 """Orders of the heuristic that are timed over several steps."""
 COMPILES: Final = 3000
@@ -41,8 +43,14 @@ def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequen
     Does not model streams, links that are shared, launches, or what happens between steps.
     """
     setting = _setting(micro_batches, times, limit, kept)
+    shortlist, ends = _compiled() if _is_compiled(setting) else (greedy.shortlist, _last_ends)
+    # Handcrafted orders first, so that they win where nothing is better: 1F1B, ZB-H1 and ZB-H2.
+    candidates = [_within_limit(setting, ahead, lag) for ahead, lag in ((1, 0), (1, 1), (2, 2))]
+    # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
+    candidates += shortlist(setting, RULES, SHORTLIST)
     # min keeps the first of equals, and candidates come in a fixed order: the same arguments give the same order.
-    return min(_candidates(setting), key=lambda order: _cost(order, setting.times))
+    best: Letters = min(candidates, key=lambda rows: _cost(ends(rows, setting.times, 3)))
+    return of_letters(best, micro_batches)
 
 
 def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float) -> Setting:
@@ -63,57 +71,44 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
     return Setting(rounded, micro_batches, limits, kept)
 
 
-def _candidates(setting: Setting) -> Iterator[Order]:
-    """Handcrafted orders first, so that they win where nothing is better."""
-    # 1F1B, ZB-H1 and ZB-H2: the answer is never worse than what has a name.
-    for ahead, lag in ((1, 0), (1, 1), (2, 2)):
-        yield _within_limit(setting, ahead, lag)
-    schedule = _scheduler(setting)
-    found = dict(schedule(setting, rule) for rule in RULES)
-    # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
-    for rows in sorted(found, key=found.__getitem__)[:SHORTLIST]:
-        yield make_order(map(_row, range(setting.ranks), rows), loop(setting.ranks), setting.micro_batches)
+def _is_compiled(setting: Setting) -> bool:
+    """Whether compiling, or loading what has been compiled, repays."""
+    if not importlib.util.find_spec('numba'):
+        return False
+    if 3 * setting.ranks * setting.micro_batches >= COMPILES:
+        return True
+    from simpar.pipeline.compiled.search import are_kept
+
+    return is_started() and are_kept()
 
 
-def _scheduler(setting: Setting) -> Callable[[Setting, Rule], tuple[tuple[str, ...], float]]:
-    """List scheduling, compiled where that repays."""
-    loaded = 'simpar.pipeline.compiled.greedy' in sys.modules
-    if loaded or (3 * setting.ranks * setting.micro_batches >= COMPILES and importlib.util.find_spec('numba')):
-        from simpar.pipeline.compiled.greedy import greedy as compiled
+def _compiled() -> tuple[Shortlist, LastEnds]:
+    from simpar.pipeline.compiled.search import last_ends, shortlist
 
-        return compiled
-    return greedy
+    return shortlist, last_ends
 
 
-def _within_limit(setting: Setting, ahead: int, lag: int) -> Order:
+def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:
     """1F1B (1, 0), ZB-H1 (1, 1) or ZB-H2 (2, 2), with less warm-up and then less lag where the limit is lower."""
-    ranks = setting.ranks
-    order = lagging(ranks, setting.micro_batches, lambda rank: ahead * (ranks - 1 - rank), lambda rank: lag * rank)
-    if all(peak <= limit for peak, limit in zip(peak_live(order, setting.kept), setting.limits, strict=True)):
-        return order
+    ranks, count = setting.ranks, setting.micro_batches
+    rows = tuple(letters(count, ahead * (ranks - 1 - rank), lag * rank) for rank in range(ranks))
+    if all(peak_of_letters(row, setting.kept) <= limit for row, limit in zip(rows, setting.limits, strict=True)):
+        return rows
     # One activation is the one that is worked on.
     room = [floor(limit) - 1 for limit in setting.limits]
     # A rank that were ahead by more than the one before it would wait for forwards that never come.
     warm_up = list(accumulate((min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)), min))
-    return lagging(
-        ranks,
-        setting.micro_batches,
-        warm_up.__getitem__,
-        lambda rank: min(lag * rank, room[rank] - warm_up[rank]),
-    )
+    return tuple(letters(count, warm_up[rank], min(lag * rank, room[rank] - warm_up[rank])) for rank in range(ranks))
 
 
-def _row(rank: int, letters: str) -> list[Action]:
-    count = {'F': 0, 'I': 0, 'W': 0}
-    row = []
-    for kind in letters:
-        row.append(Action(rank, kind, count[kind]))  # type: ignore[arg-type]
-        count[kind] += 1
-    return row
+def _last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
+    """When the last rank ends each of some steps that are run back to back."""
+    order = of_letters(rows, rows[0].count('F'))
+    return [max(step.end) for step in run(tasks(order), times, steps)]
 
 
-def _cost(order: Order, times: StageTimes) -> tuple[float, float]:
+def _cost(ends: Sequence[float]) -> tuple[float, float]:
     """Step time in the steady state, and the first step."""
     # The second step may still feel the empty pipeline of the first; from then on steps repeat.
-    first, second, third = run(tasks(order), times, steps=3)
-    return max(third.end) - max(second.end), max(first.end)
+    first, second, third = ends
+    return third - second, first

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline.action import Action
 from simpar.pipeline.late import receive_late
-from simpar.pipeline.needs import Result, gives, message, needs, sends
+from simpar.pipeline.needs import Result, gives, needs, sides_of
 from simpar.pipeline.order import Order
 
 Receive = Literal['early', 'late']
@@ -30,35 +29,47 @@ def with_communication(order: Order, receive: Receive = 'early') -> Order:
 def _early(order: Order) -> Order:
     """Ranks take turns, one action a turn; a receive is written when its send is (as torch's _add_send_recv)."""
     rows: list[list[Action]] = [[] for _ in order.actions]
-    known: defaultdict[int, set[Result]] = defaultdict(set)
+    known: list[set[Result]] = [set() for _ in order.actions]
     position = [0] * order.ranks
     going = [rank for rank, row in enumerate(order.actions) if row]
+    # What each rank's next action needs: asked again each turn, it would be worked out again each turn.
+    lacks = {rank: needs(order.actions[rank][0], order) for rank in going}
     while going:
         # If a full round moves nobody, nobody will ever move.
-        before = sum(position)
+        moved, ended = False, False
         for rank in going:
-            action = order.actions[rank][position[rank]]
-            if known[rank].issuperset(needs(action, order)):
-                _do(order, action, rank, rows, known)
-                position[rank] += 1
-        if sum(position) == before:
+            if not known[rank].issuperset(lacks[rank]):
+                continue
+            row, at = order.actions[rank], position[rank]
+            _do(order, row[at], rank, rows, known)
+            position[rank] = at = at + 1
+            moved = True
+            if at < len(row):
+                lacks[rank] = needs(row[at], order)
+            else:
+                ended = True
+        if not moved:
             raise ScheduleError(Problem('pipeline order', 'cannot be carried out: ranks wait for each other'))
-        going = [rank for rank in going if position[rank] < len(order.actions[rank])]
+        if ended:
+            going = [rank for rank in going if position[rank] < len(order.actions[rank])]
     return Order(tuple(map(tuple, rows)), order.placement, order.micro_batches, order.sequence_chunks)
 
 
-def _do(
-    order: Order, action: Action, rank: int, rows: list[list[Action]], known: defaultdict[int, set[Result]]
-) -> None:
+def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], known: list[set[Result]]) -> None:
     rows[rank].append(action)
-    known[rank].update(gives(action))
-    for send, receive in sends(action, order):
-        peer = order.placement[receive.stage]
-        rows[rank].append(send)
-        # The receive is written at once, whatever the peer is doing: both ranks see their messages in one order, so
-        # blocking ends.
-        rows[peer].append(receive)
-        sent = message(send)
-        if sent is not None:
+    given = gives(action)
+    # A W gives nothing to anybody.
+    if not given:
+        return
+    known[rank].update(given)
+    for result in given:
+        sides = sides_of(result, order)
+        if sides:
+            send, receive = sides
+            peer = order.placement[receive.stage]
+            rows[rank].append(send)
+            # The receive is written at once, whatever the peer is doing: both ranks see their messages in one order,
+            # so blocking ends.
+            rows[peer].append(receive)
             # Known as soon as it is received; whether the peer then waits for it is the engine's business.
-            known[peer].add(sent)
+            known[peer].add(result)

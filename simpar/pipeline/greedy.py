@@ -7,6 +7,7 @@ first gradient allow, then forwards and backwards in turn, weight gradients in t
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -15,6 +16,8 @@ from typing import Final, Literal
 from simpar.pipeline.clock import StageTimes
 
 Letter = Literal['F', 'I', 'W']
+Letters = tuple[str, ...]
+"""Each rank's work as letters F, I, W, micro-batches in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,15 @@ class Setting:
         return tuple(reached)
 
 
-def greedy(setting: Setting, rule: Rule) -> tuple[tuple[str, ...], float]:
-    """Each rank's work as letters F, I, W, micro-batches in order, and the seconds of the rank that takes longest."""
+def greedy(setting: Setting, rule: Rule) -> tuple[Letters, float]:
+    """Each rank's work, and the seconds of the rank that takes longest."""
     return _Greedy(setting, rule).run()
+
+
+def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letters]:
+    """The shortest different orders of some rules, at most so many; of equal ones that of the first rule first."""
+    found = dict(greedy(setting, rule) for rule in rules)
+    return sorted(found, key=found.__getitem__)[:most]
 
 
 class _Greedy:
@@ -89,7 +98,7 @@ class _Greedy:
         self._heap = [(0.0, -rank) for rank in range(ranks)]
         heapq.heapify(self._heap)
 
-    def run(self) -> tuple[tuple[str, ...], float]:
+    def run(self) -> tuple[Letters, float]:
         while self._heap:
             now, minus = heapq.heappop(self._heap)
             # A rank may be in the heap several times; only an entry at or behind its last work counts.

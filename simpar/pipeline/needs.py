@@ -63,10 +63,17 @@ def message(action: Action) -> Message | None:
 
 def sends(action: Action, order: Order) -> tuple[tuple[Action, Action], ...]:
     """The sends that the results of an action cause, each with its receive; none where they stay on the rank."""
-    pairs = []
-    for kind, stage, micro_batch in gives(action):
-        if kind == 'F' and order.crosses(stage):
-            pairs.append((Action(stage, 'SEND_F', micro_batch), Action(stage + 1, 'RECV_F', micro_batch)))
-        elif kind == 'I' and stage and order.crosses(stage - 1):
-            pairs.append((Action(stage, 'SEND_B', micro_batch), Action(stage - 1, 'RECV_B', micro_batch)))
-    return tuple(pairs)
+    found = (sides_of(result, order) for result in gives(action))
+    return tuple(sides for sides in found if sides)
+
+
+def sides_of(result: Result, order: Order) -> tuple[Action, Action] | None:
+    """The send of a result, and its receive; None where it stays on its rank."""
+    kind, stage, micro_batch = result
+    if kind == 'F':
+        if not order.crosses(stage):
+            return None
+        return Action(stage, 'SEND_F', micro_batch), Action(stage + 1, 'RECV_F', micro_batch)
+    if not stage or not order.crosses(stage - 1):
+        return None
+    return Action(stage, 'SEND_B', micro_batch), Action(stage - 1, 'RECV_B', micro_batch)

@@ -5,10 +5,9 @@ What the paper calls B, the gradient of the input, is I here and in torch; B is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from simpar.pipeline.action import Action
-from simpar.pipeline.build import alternate, backwards, forwards, split, with_weights
 from simpar.pipeline.order import Order, loop, make_order
 
 
@@ -36,8 +35,31 @@ def zb_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
 def lagging(ranks: int, micro_batches: int, warm_up: Callable[[int], int], lag: Callable[[int], int]) -> Order:
     """An order of F, I and W over one chunk from each rank's warm-up, and by how many I its W lag behind."""
 
-    def row(rank: int) -> list[Action]:
-        back = split(backwards(rank, micro_batches))
-        return with_weights(alternate(forwards(rank, micro_batches), back, warm_up(rank)), lag(rank))
+    rows = (letters(micro_batches, warm_up(rank), lag(rank)) for rank in range(ranks))
+    return of_letters(rows, micro_batches)
 
-    return make_order(map(row, range(ranks)), loop(ranks), micro_batches)
+
+def letters(micro_batches: int, warm_up: int, lag: int) -> str:
+    """A rank's work as letters F, I and W, micro-batches in order; arguments as of ``lagging``, of one rank."""
+    warm_up = min(warm_up, micro_batches)
+    # The forward goes first: torch's and Megatron's 1F1B send it before they wait for a gradient.
+    row = 'F' * warm_up + 'FI' * (micro_batches - warm_up) + 'I' * warm_up
+    # What stands before each I; behind it the W that lags so far.
+    before = row.split('I')[:micro_batches]
+    done = [forwards + ('IW' if number >= lag else 'I') for number, forwards in enumerate(before)]
+    return ''.join(done) + 'W' * min(lag, micro_batches)
+
+
+def of_letters(rows: Iterable[str], micro_batches: int) -> Order:
+    """The order of letters F, I and W, a stage on each rank; micro-batches in order."""
+    done = [_row(rank, row) for rank, row in enumerate(rows)]
+    return make_order(done, loop(len(done)), micro_batches)
+
+
+def _row(rank: int, letters: str) -> list[Action]:
+    count = {'F': 0, 'I': 0, 'W': 0}
+    row = []
+    for kind in letters:
+        row.append(Action(rank, kind, count[kind]))  # type: ignore[arg-type]
+        count[kind] += 1
+    return row

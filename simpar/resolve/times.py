@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
 from simpar.hardware import Cluster
+from simpar.kept import Kept
 from simpar.lower import lower
 from simpar.pipeline.clock import StageTimes
 from simpar.plan import Plan
@@ -60,6 +62,10 @@ def layers_of(workload: Workload) -> int:
     return [*workload.model.counts.values()][-1]
 
 
+_times: Final[Kept[tuple[Workload, Plan, Cluster], LayerTimes]] = Kept(4)
+"""For plans that differ in the number of micro-batches or in their order, which the time of a layer does not know."""
+
+
 def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
     """Price the program in which every layer is a stage."""
     layers = layers_of(workload)
@@ -78,7 +84,13 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
         micro_batches=1,
     )
     one = replace(workload, batch=workload.batch // plan.micro_batches)
-    program = lower(one, every, layers * data * plan.context * plan.tensor)
+    return _times.get((one, every, cluster), lambda: _priced(one, every, cluster))
+
+
+def _priced(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
+    """The same of a plan with a stage for each layer and a single micro-batch."""
+    layers = plan.pipeline
+    program = lower(workload, plan, layers * plan.data * plan.context * plan.tensor)
     compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
     # The 0 stands for a single layer, which sends nothing.
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.jit import Array, kernel, part
-from simpar.pipeline.greedy import Rule, Setting
 
 HELPERS: Final = 'c2ca1a8d1f7409ff'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
@@ -15,46 +14,94 @@ _F: Final = 0
 _I: Final = 1
 _W: Final = 2
 _NONE: Final = -1
-_LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
-
-
-def greedy(setting: Setting, rule: Rule) -> tuple[tuple[str, ...], float]:
-    """As `simpar.pipeline.greedy.greedy`, to the bit."""
-    ranks, actions, times = setting.ranks, 3 * setting.micro_batches, setting.times
-    seconds = np.array([times.forward, times.input, times.weight])
-    # A gap that no stage has, so that the array is there for a single rank too.
-    hops = np.array([*times.communication, 0.0])
-    limits, first = np.array(setting.limits, dtype=np.float64), np.array(setting.first_gradients())
-    rows = np.zeros((ranks, actions), dtype=np.int8)
-    ends, done = np.zeros((3, ranks, setting.micro_batches)), np.zeros((3, ranks), dtype=np.int64)
-    # By rank: when it is free, when it began, how long it idled.
-    clock = np.zeros((3, ranks))
-    # Each action takes one entry off the heap and puts at most two there.
-    heap, place = np.zeros(ranks * (actions + 1) + 1), np.zeros(ranks * (actions + 1) + 1, dtype=np.int64)
-    rules = (rule.gap, rule.level, rule.turns, float(rule.delay), rule.ahead, setting.kept)
-    given = (seconds, hops, limits, first)
-    longest = _walk(rules, given, rows, ends, done, clock, np.zeros(ranks, dtype=np.bool_), heap, place)
-    return tuple(_LETTERS[row].tobytes().decode() for row in rows), longest
+_MARGIN: Final = 1 + 1e-9
+"""Far more than sums of seconds can be rounded by: a walk is left off only where it is longer beyond doubt."""
 
 
 @kernel
+def shortlist(
+    rules: Array,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
+    rows: Array,
+    places: Array,
+    found: Array,
+    ends: Array,
+    done: Array,
+    clock: Array,
+    work: Array,
+    asleep: Array,
+    heap: Array,
+    place: Array,
+) -> None:
+    """The shortest different rows that rules give, shortest first, of equal ones that of the first rule first.
+
+    Arguments: ``places``, which of ``rows`` are the shortest, and behind them one for the rule that is tried;
+    ``found``, the seconds of each, infinite at first; ``work``, seconds of all actions of a rank.
+    """
+    most = len(found)
+    for rule in range(len(rules)):
+        given = rules[rule]
+        facts = (given[0], given[1] != 0.0, given[2] != 0.0, given[3], int(given[4]), given[5])
+        tried = places[most]
+        longest = _walk(
+            facts, seconds, hops, limits, first, rows[tried], ends, done, clock, work, asleep, heap, place, found[-1]
+        )
+        if longest >= found[-1] or _is_known(rows, places, found, longest):
+            continue
+        # The last one makes room, and its rows are written by the next rule.
+        at, places[most] = most - 1, places[most - 1]
+        while at > 0 and found[at - 1] > longest:
+            found[at], places[at] = found[at - 1], places[at - 1]
+            at -= 1
+        found[at], places[at] = longest, tried
+
+
+@part
+def _is_known(rows: Array, places: Array, found: Array, longest: float) -> bool:
+    """Whether the rows that were tried last are among the shortest."""
+    tried = rows[places[len(found)]]
+    known = False
+    for at in range(len(found)):
+        if found[at] == longest and not known:
+            known = True
+            other = rows[places[at]]
+            for rank in range(len(tried)):
+                for action in range(tried.shape[1]):
+                    if other[rank, action] != tried[rank, action]:
+                        known = False
+    return known
+
+
+@part
 def _walk(
     rules: Any,
-    given: Any,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
     rows: Array,
     ends: Array,
     done: Array,
     clock: Array,
+    work: Array,
     asleep: Array,
     heap: Array,
     place: Array,
+    bound: float,
 ) -> float:
+    """Seconds of the rank that takes longest; infinite where it is left off, being longer than ``bound``."""
     ranks, actions = rows.shape
-    seconds, hops, limits, first = given
     size = 0
     for rank in range(ranks):
-        clock[1, rank] = np.inf
+        for kind in range(3):
+            done[kind, rank] = 0
+        clock[0, rank], clock[1, rank], clock[2, rank] = 0.0, np.inf, 0.0
+        asleep[rank] = False
         size = _push(heap, place, size, 0.0, rank)
+    longest = -np.inf
     while size:
         now, rank = heap[0], place[0]
         size = _pop(heap, place, size)
@@ -70,6 +117,10 @@ def _walk(
             continue
         if at:
             clock[2, rank] += now - clock[0, rank]
+            # A rank takes as long as it works and idles, and idles ever longer.
+            if work[rank] + clock[2, rank] > bound * _MARGIN:
+                longest = np.inf
+                break
         clock[1, rank] = min(clock[1, rank], now)
         rows[rank, at] = kind
         clock[0, rank] = now + seconds[kind, rank]
@@ -80,7 +131,6 @@ def _walk(
         if 0 <= other < ranks and asleep[other]:
             asleep[other] = False
             size = _push(heap, place, size, max(clock[0, other], now), other)
-    longest = -np.inf
     for rank in range(ranks):
         longest = max(longest, clock[0, rank] - clock[1, rank])
     return longest
