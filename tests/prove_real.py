@@ -34,17 +34,19 @@ from executor.bench.progress import Lines
 from executor.bench.sizes import QUICK, TINY
 from executor.rank import Request
 from executor.validation.validation import steady_steps
+from simpar.calibrate import Calibration
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.files import write_atomically
 from simpar.hardware import Cluster
-from simpar.hardware.net import parse_net
+from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
+from simpar.program import Program
 from simpar.resolve import resolve
 from simpar.trace import Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload
@@ -115,20 +117,18 @@ def main() -> int:
 def _run(block: Block) -> dict[str, Any]:
     """Calibrate for these schedules and measure them in the same rounds, judge the repeats, and only then predict."""
     begun, rows, net = time.monotonic(), block.rows(), parse_net(block.net)
-    programs = [row.program for row in rows]
-    told_of = {'net_name': block.net, 'programs': programs, 'seed': block.seed}
-    record = bench(WORLD, net, SIZES, Lines(), **told_of, favour=block.favour, in_order=False)
+    # A user calibrates for the plans of one model: what messages take from kernels is told by their sizes.
+    models = [rows[:2], rows[2:]]
+    records = [_bench(block, net, [row.program for row in pair]) for pair in models]
     with tempfile.TemporaryDirectory() as folder:
-        samples, shares, in_steps = _measure(block, rows, calibrated(record, Path(folder) / 'before')[1])
-        put(record['tables'], in_steps)
-        found, hardware = calibrated(record, Path(folder) / 'after')
-        told = []
-        for row in rows:
-            one: dict[str, Any] = {'name': row.name, 'kind': row.kind, 'against': row.against}
-            one |= {'runs': samples[row.name], 'same': verdict(samples[row.name])}
-            predicted = simulate(row.program, price(row.program, hardware, EFFECTS[-1][1]))
-            one |= {'predicted': predicted.step, 'parts': [shares[row.name], _parts(predicted)]}
-            told.append(one)
+        before = [calibrated(record, Path(folder) / f'before{one}')[1] for one, record in enumerate(records)]
+        samples, shares, in_steps = _measure(block, rows, before)
+        told, found = [], []
+        for one, (pair, record) in enumerate(zip(models, records, strict=True)):
+            put(record['tables'], in_steps)
+            calibration, hardware = calibrated(record, Path(folder) / f'after{one}')
+            found.append(calibration)
+            told += [_told(row, hardware, samples[row.name], shares[row.name]) for row in pair]
     return {
         'net': block.net,
         'world': WORLD,
@@ -136,27 +136,55 @@ def _run(block: Block) -> dict[str, Any]:
         'favour': block.favour,
         'commit': commit(),
         'rows': told,
-        'slow_down': {key: round(one.value, 3) for key, one in found.numbers.items() if key.startswith('slow_down')},
-        'notes': list(found.record.notes),
+        'slow_down': [_slow_down(one) for one in found],
+        'notes': [note for one in found for note in one.record.notes],
         'load_average': round(os.getloadavg()[0], 1),
         'seconds': round(time.monotonic() - begun, 1),
     }
 
 
+def _bench(block: Block, net: Net, programs: Sequence[Program]) -> dict[str, Any]:
+    """The record of a calibration for programs, without the ops of their steps."""
+    told = {'net_name': block.net, 'programs': programs, 'seed': block.seed}
+    return bench(WORLD, net, SIZES, Lines(), **told, favour=block.favour, in_order=False)
+
+
+def _told(row: Row, hardware: Cluster, samples: list[list[float]], shares: list[float]) -> dict[str, Any]:
+    """What a row took and is predicted to take, for the page."""
+    predicted = simulate(row.program, price(row.program, hardware, EFFECTS[-1][1]))
+    return {
+        'name': row.name,
+        'kind': row.kind,
+        'against': row.against,
+        'runs': samples,
+        'same': verdict(samples),
+        'predicted': predicted.step,
+        'parts': [shares, _parts(predicted)],
+    }
+
+
+def _slow_down(found: Calibration) -> dict[str, float]:
+    return {key: round(one.value, 3) for key, one in found.numbers.items() if key.startswith('slow_down')}
+
+
 def _measure(
-    block: Block, rows: list[Row], hardware: Cluster
+    block: Block, rows: list[Row], hardware: Sequence[Cluster]
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
     """Seconds of the steady steps of each run of each row; its parts; rows of ops in steps, for the record.
 
     In a round all ops are timed in the order of their steps, and every row runs; so drift hits both alike.
+
+    Arguments: ``hardware``, of each pair of rows.
     """
     drawn, order = random.Random(block.seed), [*rows]
     samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     parts: dict[str, list[list[float]]] = {row.name: [] for row in rows}
-    every = {row.name: _every(simulate(row.program, price(row.program, hardware)).step) for row in rows}
+    # The two rows of each model have a calibration of their own.
+    costs = {row.program.hash: price(row.program, hardware[place // 2]) for place, row in enumerate(rows)}
+    every = {row.name: _every(simulate(row.program, costs[row.program.hash]).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
-        ops = InOrder(alone, [row.program for row in rows], lambda program: price(program, hardware))
+        ops = InOrder(alone, [row.program for row in rows], lambda program: costs[program.hash])
         # The first round opens connections.
         for row in rows:
             pool.perform(row.program, Request(steps=2, favour=favour))
@@ -277,7 +305,7 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
         f'`make prove-real` wrote this page: seed {seed}, commit {commit()},',
         f'{sum(block["seconds"] for block in blocks) / 60:.0f} minutes on {blocks[0]["cores"]} cores,',
         f'whose load was {min(loads):.1f} to {max(loads):.1f}.',
-        'Each block is calibrated as `simpar calibrate --for` does with its four schedules: messages before,',
+        'Each model is calibrated as `simpar calibrate --for` does with its two schedules: messages before,',
         'and ops in the order of their steps, without messages, in the rounds in which steps are measured.',
         *(['Threads of messages come first: `--favour-communication`.'] if blocks[0].get('favour') else []),
         f'Rounds go on until every other run of each row agrees with the others within {SAME:.0%} at two looks,',

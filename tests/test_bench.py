@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from executor.bench.item import group_sizes, program_of, twice
 from executor.bench.jobs import schedule_programs
 from executor.bench.kinds import KINDS
 from executor.bench.messages import Found, Messages
-from executor.bench.overlap import kernel_stretches, message_stretches
+from executor.bench.overlap import BUSIEST, busiest, kernel_stretches, message_stretches
 from executor.bench.progress import Lines
 from executor.bench.ranks import Timed
 from executor.bench.sizes import QUICK, TINY
@@ -192,6 +193,21 @@ def test_messages_stretch_beside_kernels():
     kernels = [kernel(0, 3), kernel(4, 7)]
     messages = [message(0, 3.5), message(3.5, 6), message(6, 9)]
     assert list(message_stretches(Traced(kernels + messages), {'collective': 2.0})) == [5 / 3]
+
+
+def test_messages_of_a_program_are_tried_beside_its_own_longest_kernels():
+    layers = (Dense(inputs=512, outputs=1024), Relu(), Dense(inputs=1024, outputs=512))
+    work = Workload(model=Network(layers=layers), batch=512, loss='mse')
+    program = lower(work, Plan(tensor=2), 2)
+    products, others = busiest('matrix', [program], 2), busiest('memory', [program], 2)
+    # All six products of a step have as many FLOPs, as the hidden layer is sharded.
+    assert {(item.key['m'], item.key['n'], item.key['k']) for item in products} >= {(512, 512, 512)}
+    assert len(products) <= BUSIEST
+    assert {item.ops[-1].operator for item in products} == {'matmul'}
+    assert 'relu' in {item.ops[-1].operator for item in others}
+    # Kernels of some microseconds would be noise: what is measured then is the same for all programs.
+    small = lower(replace(work, batch=4), Plan(tensor=2), 2)
+    assert not busiest('matrix', [small], 2)
 
 
 def test_what_runs_beside_nothing_or_little_gives_no_factor():

@@ -16,6 +16,7 @@ from executor.bench.ranks import Timed, Timer
 from executor.bench.sample import WARM_UP
 from executor.bench.sizes import Sizes
 from executor.measure import Statistics
+from simpar.cost.compute import MATRIX
 from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
@@ -43,6 +44,11 @@ SMALLEST: Final = 2**12
 """Bytes of messages."""
 USUAL: Final = 2
 """How many sizes of a program's messages are tried."""
+BUSIEST: Final = 6
+"""How many of the ops of programs are tried."""
+LEAST_FLOPS: Final = 10_000_000
+LEAST_BYTES: Final = 1_000_000
+"""What keeps a core busy for about 200 microseconds: shorter kernels are mostly noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +77,7 @@ def measure_overlap(
     Arguments:
         largest: bytes of the largest message.
         said: called ``2 × sizes.rounds`` times for each kind of collective.
-        programs: whose sizes messages have, if any communicate.
+        programs: whose sizes messages have, if any communicate, and whose ops kernels are, if any are long enough.
     """
     size = int(min(max(largest, SMALLEST), LARGEST))
     found: list[Stretch] = []
@@ -79,7 +85,8 @@ def measure_overlap(
     for operator in sizes.beside:
         messages = [collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
         for what in kinds:
-            found += _Pair(pool, kernels(what), messages).measure(what, operator, sizes.rounds, said)
+            pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), messages)
+            found += pair.measure(what, operator, sizes.rounds, said)
     return found
 
 
@@ -93,6 +100,24 @@ def _usual(programs: Sequence[Program]) -> list[int]:
                 if op.kind == 'collective':
                     sent[int(op.bytes)] += int(op.bytes)
     return [size for size, _ in sent.most_common(USUAL)]
+
+
+def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item]:
+    """The products of programs with most FLOPs, or those of their other ops that move most bytes.
+
+    What a message takes from a kernel is also its cache, and sizes tell how much of one there is to lose.
+    """
+    work: list[tuple[float, Item]] = []
+    for index, program in enumerate(programs):
+        times = Counter(slot for rank in range(program.world) for slot in program.role(rank).op_class.tolist())
+        often = {op.name: times[place] for place, op in enumerate(program.op_classes)}
+        prefix = f'{what}{index}.'
+        for item in program_items(program, world, prefix[:-1]):
+            op = item.ops[-1]
+            least, amount = (LEAST_FLOPS, op.flops) if what == 'matrix' else (LEAST_BYTES, op.bytes)
+            if (op.operator in MATRIX) == (what == 'matrix') and amount >= least:
+                work.append((often[op.name.removeprefix(prefix)] * amount, item))
+    return [item for _, item in sorted(work, key=lambda one: -one[0])[:BUSIEST]]
 
 
 def kernels(what: Kernels) -> list[Item]:
