@@ -110,15 +110,31 @@ class Entries(Sequence[Communication]):
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Entries) and len(self.blocks) == len(other.blocks):
-            return self is other or all(map(_same, self.blocks, other.blocks)) or tuple(self) == tuple(other)
-        return isinstance(other, (Entries, tuple)) and tuple(self) == tuple(other)
+        if not isinstance(other, Entries):
+            return isinstance(other, tuple) and tuple(self) == tuple(other)
+        if len(self) != len(other):
+            return False
+        if len(self.blocks) == len(other.blocks) and all(map(_same, self.blocks, other.blocks)):
+            return True
+        # Of thousands of groups the first tells most often already that they differ.
+        return self[0] == other[0] and all(map(np.array_equal, self._flat(), other._flat()))
 
     def __hash__(self) -> int:
         return hash((len(self), self[0]))
 
     def __repr__(self) -> str:
         return repr(tuple(self))
+
+    def _flat(self) -> tuple[NDArray[Any], ...]:
+        """By group its latency and transfer; and all groups, links and demands, sorted: equal where all entries are."""
+        lasts = np.array([(block.alpha, block.transfer) for block in self.blocks])[self.place[0]]
+        each = [
+            (np.repeat(block.rows, block.links.shape[1]), block.links.ravel(), np.tile(block.demands, len(block.rows)))
+            for block in self.blocks
+        ]
+        groups, links, demands = (np.concatenate(column) for column in zip(*each, strict=True))
+        order = np.lexsort((demands, links, groups))
+        return lasts, groups[order], links[order], demands[order]
 
     def touching(self, among: NDArray[np.bool_]) -> tuple[Ints, Ints, NDArray[np.float64]]:
         """Groups, links and demands, wherever a group uses one of some links.
