@@ -123,10 +123,10 @@ class Representatives:
     def __init__(self, groups: dict[str, Groups], of_rank: Colours) -> None:
         self.groups = groups
         self.of_rank = of_rank
-        # Ranks are appended in order, so that the first of each list is the lowest, the one that is simulated.
-        self.ranks: list[list[int]] = [[] for _ in range(max(of_rank) + 1)]
-        for rank, representative in enumerate(of_rank):
-            self.ranks[representative].append(rank)
+        self._of_rank = np.array(of_rank)
+        # Stable, so that the first of each list is the lowest rank, the one that is simulated.
+        order, begins = np.argsort(self._of_rank, kind='stable'), np.cumsum(np.bincount(self._of_rank))[:-1]
+        self.ranks: list[list[int]] = [ranks.tolist() for ranks in np.split(order, begins)]
         self._among: dict[tuple[str, int], tuple[int, ...]] = {}
         self._kinds: dict[str, dict[tuple[int, ...], Numbers]] = {}
         self._together: dict[tuple[int, str, bool, int], Numbers] = {}
@@ -136,8 +136,7 @@ class Representatives:
         if (partition, representative) not in self._among:
             groups = self.groups[partition]
             members = groups.ranks[groups.places[0, self.ranks[representative][0]]]
-            found = {self.of_rank[rank] for rank in members.tolist()}
-            self._among[partition, representative] = tuple(sorted(found))
+            self._among[partition, representative] = tuple(np.unique(self._of_rank[members]).tolist())
         return self._among[partition, representative]
 
     def peer(self, partition: str, representative: int, offset: int) -> int:
@@ -156,7 +155,7 @@ class Representatives:
                 self._together[key] = np.sort(groups.entries(self.ranks[representative], entries))
             else:
                 if op.partition not in self._kinds:
-                    self._kinds[op.partition] = dict(groups.kinds(np.array(self.of_rank)))
+                    self._kinds[op.partition] = dict(groups.kinds(self._of_rank))
                 self._together[key] = self._kinds[op.partition][self.among(op.partition, representative)]
         return self._together[key]
 
