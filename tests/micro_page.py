@@ -164,7 +164,7 @@ def main() -> None:
 
 ## A device by its class
 
-Products with n and k of 256 and more. The other devices are the three others of this page. The sweep is {SWEEP} products
+Products with n and k of 256 and more. The other devices are the three others of this page. The sweep is {SWEEP} of them
 by sha256, in a table of its own. All others are predicted as simpar predicts beside a table that forms no grid.
 
 {chr(10).join(of_devices())}
