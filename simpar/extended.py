@@ -32,9 +32,10 @@ def extended(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses: 
     for kind, table in dict(found.get('tables') or {}).items():
         if (kind not in (own.get('tables') or {}) and _otherwise(kind, base, own, crosses)) or table is None:
             del found['tables'][kind]
-    # The clock under load was found on the other device.
-    if _get(own, ('device', 'matrix')) is not None and _get(own, ('device', 'sustained')) is None:
-        found['device'].pop('sustained', None)
+    # The clock under load was found on the other device, and these are its multiprocessors.
+    if _get(own, ('device', 'matrix')) is not None:
+        for key in {'sustained', 'multiprocessors'} - own['device'].keys():
+            found['device'].pop(key, None)
     return found
 
 

@@ -19,7 +19,9 @@ from simpar.cost import roofline
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATMUL_AXES
 from simpar.cost.formula import terms
-from simpar.cost.interpolate import Curve, Grid, Scatter
+from simpar.cost.interpolate import Curve, Grid
+from simpar.cost.scatter import Scatter
+from simpar.cost.waves import waves
 from simpar.hardware import Device
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
@@ -137,7 +139,7 @@ def of_devices() -> Iterator[str]:
         plain = predicted(rows, formula)
         sweep = sorted(rows, key=lambda row: sha256(str(row[:3]).encode()).digest())[:SWEEP]
         kept = {row[:3] for row in sweep}
-        swept = predicted([row for row in rows if row[:3] not in kept][::7], Scatter(sweep, formula))
+        swept = predicted([row for row in rows if row[:3] not in kept], Scatter(sweep, formula, waves(device)))
         yield f'| {name} | {middle(e for _, e in plain)} | {middle(e for _, e in swept)} |'
 
 
@@ -162,7 +164,8 @@ def main() -> None:
 
 ## A device by its class
 
-Products with n and k of 256 and more. The other devices are the three others of this page.
+Products with n and k of 256 and more. The other devices are the three others of this page. The sweep is {SWEEP} of them
+by sha256, in a table of its own. All others are predicted as simpar predicts beside a table that forms no grid.
 
 {chr(10).join(of_devices())}
 """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
+from simpar.cost.interpolate import Axis, Curve, Grid, is_grid
 from simpar.profiles import load_profile, read_table
 
 SIZES = st.floats(1, 1e6)
@@ -87,13 +87,6 @@ def test_is_grid():
     assert not is_grid(rows[:-1])
 
 
-def test_scattered_points_are_exact_and_lend_their_factor_to_near_ones():
-    scatter = Scatter([(10, 10, 3 * power(10, 10)), (1000, 20, 0.5 * power(1000, 20))], power)
-    assert scatter(10, 10) == 3 * power(10, 10)
-    assert 2 < scatter(11, 10) / power(11, 10) < 3
-    assert 0.5 < scatter(900, 20) / power(900, 20) < 0.6
-
-
 def held_out(rows, places, build):
     """Median and 90th percentile of the error on rows, every other inner value of an axis held out."""
     values = sorted({row[places] for row in rows})
@@ -147,22 +140,3 @@ def test_messages_that_were_held_out(name, bound, record_property):
     record_property('median', median(errors))
     assert median(errors) < bound
     assert max(errors) < 0.6
-
-
-def test_scattered_matmuls_near_measured_ones(record_property):
-    """Rows in no grid, as a calibration of one workload's shapes gives: every fifth row of a table held out."""
-    from simpar.cost import roofline
-
-    profile = load_profile('h100-sxm-8')
-    device, peak = profile.device, profile.device.matrix['bf16']
-
-    def model(m, n, k):
-        return roofline.matmul(device, peak, (m, n, k), 2 * (m * n + n * k + m * k)).seconds
-
-    rows = [r for r in read_table(profile.tables.matmul, 'matmul') if min(r[1], r[2]) >= 1024 and r[0] >= 256][::9]
-    scatter = Scatter([row for place, row in enumerate(rows) if place % 5], model)
-    errors = [abs(scatter(*row[:3]) / row[3] - 1) for row in rows[::5]]
-    alone = [abs(model(*row[:3]) / row[3] - 1) for row in rows[::5]]
-    record_property('median', median(errors))
-    assert median(errors) < 0.06
-    assert median(errors) <= median(alone)

@@ -51,7 +51,7 @@ def test_tables_of_another_device_are_none_of_its(tmp_path):
     found = load_profile(write(tmp_path, device))
     assert found.device.matrix['bf16'].value == 4e14
     assert 'fp64' not in found.device.matrix
-    assert found.device.sustained is None
+    assert (found.device.sustained, found.device.multiprocessors) == (None, None)
     assert (found.tables.matmul, found.tables.attention) == (None, None)
     # Collectives inside a node are those of the links, which are the same.
     assert found.tables.collective == load_profile('h100-sxm-8').tables.collective

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from simpar.cost import roofline
-from simpar.cost.interpolate import Axis, Curve, Grid, Scatter, is_grid
+from simpar.cost.interpolate import Axis, Curve, Grid, is_grid
 from simpar.cost.model import ComputeCost
+from simpar.cost.scatter import Scatter
+from simpar.cost.waves import waves
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
 from simpar.kept import Facts
@@ -119,7 +121,7 @@ class DeviceCompute:
         rows = read_table(table, 'matmul') if table else ()
         grid, points, fastest = _matmul_grid(rows)
         # Published tables often hold the shapes of some models, not a grid.
-        return grid or Scatter(rows, self._model(table)), points, fastest
+        return grid or Scatter(rows, self._model(table), waves(self.device)), points, fastest
 
     def _model(self, table: TableFile | None) -> Callable[..., float]:
         dtype = (table and table.dtype) or 'fp32'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 Row = Sequence[float]
@@ -79,36 +79,6 @@ def is_grid(rows: Sequence[Row]) -> bool:
     """Whether every combination of the values of all axes was measured."""
     points = {tuple(row[:-1]) for row in rows}
     return len(points) == math.prod(len(set(axis)) for axis in zip(*points, strict=True))
-
-
-class Scatter:
-    """Seconds near measured points that form no grid: a model times the factor by which near points miss it.
-
-    Arguments: ``rows`` of the sizes, then seconds; ``model``, sizes → seconds. The factors of the four nearest points
-    in log(size) are weighted by 1 / distance² (Shepard, 1968).
-    """
-
-    NEAREST = 4
-
-    def __init__(self, rows: Iterable[Row], model: Callable[..., float]) -> None:
-        self._model = model
-        self._seconds = {tuple(row[:-1]): row[-1] for row in rows}
-        self._points = [
-            (tuple(math.log(size) for size in point), math.log(seconds / model(*point)))
-            for point, seconds in self._seconds.items()
-        ]
-
-    def __call__(self, *point: float) -> float:
-        """Seconds at a point."""
-        exact = self._seconds.get(point)
-        return self._model(*point) * math.exp(self._factor(point)) if exact is None else exact
-
-    def _factor(self, point: Sequence[float]) -> float:
-        here = [math.log(size) for size in point]
-        near = sorted((math.dist(here, there), factor) for there, factor in self._points)[: self.NEAREST]
-        # No distance is 0: an exact point has been answered from the table.
-        weights = [1.0 / distance**2 for distance, _ in near]
-        return sum(w * factor for w, (_, factor) in zip(weights, near, strict=True)) / sum(weights)
 
 
 class Curve:

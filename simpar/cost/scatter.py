@@ -1,0 +1,158 @@
+"""Scatter: seconds near measured points that form no grid, a formula times the factor by which near points miss it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = Sequence[float]
+Array = NDArray[np.float64]
+Sizes = Callable[..., Iterable[float]]
+
+NEAREST: Final = 64
+"""Points that one is told from: further ones change it no more."""
+MOST_FITTED: Final = 150
+"""Points by which it is judged how far a factor reaches; the cost grows with the cube."""
+WHOLE: Final = 1.0
+"""Variance of the one factor that all points share, in log(seconds): a device may be e times as slow as its formula."""
+NOISE: Final = 0.03
+"""What measurements scatter by before anything is fitted, in log(seconds)."""
+SPREAD: Final = 0.1
+"""How far factors lie apart before anything is fitted, in log(seconds); they reach as far as e times the size."""
+ROUNDS: Final = 4
+GAIN: Final = 1e-6
+"""A fit that is better by less is no better: the last digits differ from machine to machine."""
+
+
+def _nothing(*_: float) -> Iterable[float]:
+    return ()
+
+
+class Scatter:
+    """Seconds near measured points that form no grid, by kriging.
+
+    The factors by which measured points miss a model are taken to be alike where points lie near: in log(size) along
+    each axis, and in what ``waves`` tells of them. How far they reach along each is fitted on these points alone, by
+    their likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, 5.4).
+
+    Arguments: ``rows`` of the sizes, then seconds; ``model``, sizes → seconds; ``waves``, sizes → other numbers that
+    tell which points are alike, as many for each.
+    """
+
+    def __init__(self, rows: Iterable[Row], model: Callable[..., float], waves: Sizes = _nothing) -> None:
+        self._model, self._waves = model, waves
+        self._seconds = {tuple(row[:-1]): row[-1] for row in rows}
+        self._points = self._places(self._seconds)
+        self._misses = np.array([math.log(seconds / model(*point)) for point, seconds in self._seconds.items()])
+        # Any part of a table is spread over it.
+        part = np.random.default_rng(0).permutation(len(self._misses))[:MOST_FITTED]
+        self._law = _fitted([places[part] for places in self._points], self._misses[part])
+
+    def __call__(self, *point: float) -> float:
+        """Seconds at a point."""
+        exact = self._seconds.get(point)
+        return self._model(*point) * math.exp(self._factor(point)) if exact is None else exact
+
+    def _places(self, points: Collection[Row]) -> list[Array]:
+        """Where points lie: in log(size), and by their waves."""
+        logs = np.log(np.array([*points], dtype=float))
+        waves = np.array([tuple(self._waves(*point)) for point in points], dtype=float)
+        return [logs, waves] if waves.shape[1] else [logs]
+
+    def _factor(self, point: Row) -> float:
+        alike = self._law.alike(_squares(self._places([point]), self._points))[0]
+        near = np.sort(np.argsort(-alike, kind='stable')[:NEAREST])
+        among = [places[near] for places in self._points]
+        covariance = self._law.measured(_squares(among, among))
+        pivots, (mine, misses) = _eliminated(covariance, alike[near], self._misses[near])
+        return float((mine * misses / pivots).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """How alike the factors of two points are.
+
+    Arguments: ``noise`` of a measurement; for each kind of place how far factors lie apart, and how far they reach.
+    """
+
+    noise: float
+    spreads: Sequence[float]
+    reaches: Sequence[Array]
+
+    def alike(self, squares: Sequence[Array]) -> Array:
+        """Covariance of the factors of points, by the squares of their distances along each axis."""
+        found = np.full(squares[0].shape[:2], WHOLE)
+        for square, spread, reach in zip(squares, self.spreads, self.reaches, strict=True):
+            found += spread**2 * np.exp(-np.sqrt(np.einsum('ijk,k->ij', square, reach**-2)))
+        return found
+
+    def measured(self, squares: Sequence[Array]) -> Array:
+        """The same of points that were measured."""
+        found = self.alike(squares)
+        return found + self.noise**2 * np.eye(len(found))
+
+    def likelihood(self, squares: Sequence[Array], misses: Array) -> float:
+        """Log of it, up to a constant."""
+        pivots, (misses,) = _eliminated(self.measured(squares), misses)
+        if pivots.min() <= 0:
+            return -math.inf
+        return -0.5 * float((misses**2 / pivots + np.log(pivots)).sum())
+
+
+def _eliminated(covariance: Array, *told: Array) -> tuple[Array, Array]:
+    """Pivots D of a covariance L·D·Lᵀ, and L⁻¹ of each of the others: xᵀ·covariance⁻¹·y is the sum of theirs over D.
+
+    Not by LAPACK: its threads take longer than such small systems, and its digits differ from machine to machine.
+    """
+    rest = np.column_stack([covariance, *told])
+    for place in range(len(rest) - 1):
+        head = rest[place, place:].copy()
+        rest[place + 1 :, place:] -= np.multiply.outer(rest[place + 1 :, place] / head[0], head)
+    return rest.diagonal().copy(), rest[:, len(rest) :].T
+
+
+def _squares(one: Sequence[Array], other: Sequence[Array]) -> list[Array]:
+    """Of the distances of all points of one from all of the other, along each axis of each kind of place."""
+    return [(mine[:, None] - its) ** 2 for mine, its in zip(one, other, strict=True)]
+
+
+def _fitted(points: Sequence[Array], misses: Array) -> _Law:
+    """The law that makes what was measured likeliest, found along one number after the other."""
+    axes = [places.shape[1] for places in points]
+    squares = _squares(points, points)
+    start = np.array([NOISE, *[SPREAD] * len(axes), *[1.0] * sum(axes)])
+
+    def judged(powers: Array) -> float:
+        # Each number is as likely e times larger or smaller: few points cannot tell all of them.
+        return _law(start * np.exp(powers), axes).likelihood(squares, misses) - 0.5 * float((powers**2).sum())
+
+    return _law(start * np.exp(_climbed(judged, len(start))), axes)
+
+
+def _law(numbers: Array, axes: Sequence[int]) -> _Law:
+    kinds = len(axes)
+    reaches = np.split(numbers[1 + kinds :], list(accumulate(axes))[:-1])
+    return _Law(float(numbers[0]), [float(spread) for spread in numbers[1 : 1 + kinds]], reaches)
+
+
+def _climbed(judged: Callable[[Array], float], numbers: int) -> Array:
+    """Numbers that are judged best, from zeros: steps along each, longer where they help and shorter where not."""
+    here, steps = np.zeros(numbers), np.full(numbers, 0.7)
+    best = judged(here)
+    for place in [*range(numbers)] * ROUNDS:
+        for sign in (1.0, -1.0):
+            there = here.copy()
+            there[place] += sign * steps[place]
+            if (value := judged(there)) > best + GAIN:
+                here, best = there, value
+                steps[place] *= 1.3
+                break
+        else:
+            steps[place] *= 0.5
+    return here
