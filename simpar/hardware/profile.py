@@ -77,6 +77,7 @@ class Device:
             is named.
         power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
             a step that uses less keeps more (``simpar.clocks``). Else it holds whatever a step does.
+        work_queues: how many work queues it has at most; none: no bound is known.
     """
 
     name: Text
@@ -89,6 +90,7 @@ class Device:
     attention: Attention
     sustained: ShareFigure | None = None
     power_bound: bool = False
+    work_queues: NumberFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
