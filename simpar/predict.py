@@ -185,7 +185,15 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know besides the figures."""
-        return (*self.program.notes, *_unsteady(self.trace))
+        return (*self.program.notes, *self._queues(), *_unsteady(self.trace))
+
+    def _queues(self) -> tuple[str, ...]:
+        queues = self.costs.work_queues
+        if not queues:
+            return ()
+        streams = max(len(role.streams) for role in self.program.roles)
+        shared = f'{streams} streams of a device share {queues} work queue{"s" if queues > 1 else ""}'
+        return (f'{shared}: an op that waits holds up what is issued behind it to the same one',)
 
     def timeline(self) -> Figure:
         """The timeline of a steady step, below its baseline's."""

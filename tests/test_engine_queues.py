@@ -10,6 +10,8 @@ from engine_cases import role_of
 
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
+from simpar.cost.written import costs_from_dict, costs_to_dict
+from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.engine.graph import hosted
 from simpar.engine.queues import before_in_queues, queues_of
@@ -175,3 +177,28 @@ def test_every_machine_gives_the_same_spans_to_the_bit(queues, waits):
                 first, again = getattr(one.times_of(rank), name), getattr(other.times_of(rank), name)
                 assert first.tobytes() == again.tobytes()
     assert one.step > simulate(program, replace(costs, work_queues=0), steps=2).step
+
+
+def test_the_critical_path_goes_on_to_what_held_up_the_queue():
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    lengths = np.array([1.0, 1.0, 30.0, 10.0, 10.0])
+    costs = costs_of(program, lengths, 1)
+    path = critical_path(simulate(program, costs, steps=1), costs)
+    assert [(part.op.name, part.seconds) for part in path.segments] == [('b0', 1.0), ('s0', 10.0), ('b2', 30.0)]
+    assert path.summary.endswith('On it 1 op waits in a work queue, b2 behind s1.')
+
+
+def test_what_stands_behind_in_a_queue_waits_until_the_host_has_issued_what_is_before():
+    """Time before an op is its host's where the host holds it up, with queues as without."""
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    costs = replace(costs_of(program, np.ones(5), 1), host=np.full(5, 8.0))
+    path = critical_path(simulate(program, costs, steps=1), costs)
+    assert [(part.kind, part.seconds) for part in path.segments] == [('host', 40.0), ('compute', 1.0)]
+
+
+def test_costs_that_are_written_keep_their_queues():
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    costs = costs_of(program, np.ones(5), 1)
+    assert costs_from_dict(costs_to_dict(costs), program).work_queues == 1
+    with pytest.raises(ValueError, match='work_queues: not a number'):
+        costs_from_dict({**costs_to_dict(costs), 'work_queues': -1}, program)

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.program import Csr, Role
 from simpar.program.csr import ranges
 
+Numbers = NDArray[np.integer[Any]]
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _SHORT: Final = np.zeros(0, dtype=np.uint16)
 _NEEDLESS: Final = Csr.of(_EMPTY, _EMPTY, 0)
 
 
-def queues_of(streams: Ints, queues: int) -> list[list[int]]:
+def queues_of(streams: Numbers, queues: int) -> list[list[int]]:
     """The streams of each queue that several have together; streams take queues in turns, as they are first used.
 
     Arguments: ``streams``, the stream of each op in issue order; ``queues``, how many there are.
@@ -35,7 +37,7 @@ def queues_of(streams: Ints, queues: int) -> list[list[int]]:
     return [several for several in every if len(several) > 1]
 
 
-def before_in_queues(streams: Ints, queues: int) -> Ints:
+def before_in_queues(streams: Numbers, queues: int) -> Ints:
     """For each op of a role the one before it in the queue that its stream shares with others, or ``NONE``."""
     before = np.full(len(streams), NONE, dtype=np.int64)
     for shared in queues_of(streams, queues):
