@@ -26,10 +26,11 @@ EMULATED = 'emulated compute shows dependencies, streams and communication, not 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program, and its costs where compute is emulated."""
+    """A program, its costs where compute is emulated, and how many work queues it asks for; 0: it does not say."""
 
     program: Program
     costs: Costs | None
+    work_queues: int = 0
 
 
 def command(options: argparse.Namespace) -> int:
@@ -86,6 +87,7 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         device=options.device,
         transport=options.transport,
         issue=options.issue,
+        work_queues=job.work_queues,
     )
 
 
@@ -107,7 +109,8 @@ def load_job(options: argparse.Namespace) -> Job:
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
     )
-    return Job(case.program, price(case.program, under_load(case.program, case.cluster)) if emulated else None)
+    costs = price(case.program, under_load(case.program, case.cluster)) if emulated else None
+    return Job(case.program, costs, case.cluster.queues_asked)
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202

@@ -116,9 +116,14 @@ class Cluster:
     @property
     def queues(self) -> int:
         """How many work queues of a device are used; 0: one for each stream."""
+        has = self.profile.device.work_queues
+        return self.queues_asked or (int(has.value) if has else 0)
+
+    @property
+    def queues_asked(self) -> int:
+        """How many work queues the user or the stack asks for; 0: they do not say."""
         told = self.stack.work_queues if self.stack else None
-        of_stack, has = told.count if told else 0, self.profile.device.work_queues
-        return self.work_queues or of_stack or (int(has.value) if has else 0)
+        return self.work_queues or (told.count if told else 0)
 
     @property
     def world(self) -> int:
