@@ -44,8 +44,7 @@ class Queue:
 
 
 def queues_by_slot(role: Role, queues: int) -> dict[int, Queue]:
-    """The queue of each slot of a role whose stream shares one; ``queues``, how many there are, 0: as many as streams.
-    """
+    """The queue of each slot of a role whose stream shares one; ``queues``, how many, 0: as many as streams."""
     found: dict[int, Queue] = {}
     for shared in queues_of(role.stream, queues) if queues else ():
         slots = np.flatnonzero(np.isin(role.stream, shared)).tolist()

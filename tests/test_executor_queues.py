@@ -33,7 +33,9 @@ ATTEMPTS = 3
 def made(order='b0 s0 b1 s1 b2'):
     """The sums of gradients of three layers, each a ring of two: two messages of half the size, 10 units in all."""
     program = layers([order] * 2)
-    classes = tuple(replace(op, bytes=SIZE, reduce='sum') if op.kind == 'collective' else op for op in program.op_classes)
+    classes = tuple(
+        replace(op, bytes=SIZE, reduce='sum') if op.kind == 'collective' else op for op in program.op_classes
+    )
     return program.replace(op_classes=classes)
 
 
@@ -85,7 +87,9 @@ def test_the_driver_is_told_how_many_queues_there_are(monkeypatch):
     monkeypatch.delenv(variable, raising=False)
     assert set_queues(KINDS['cuda'], 0, 3) == ()
     assert set_queues(KINDS['cuda'], 1, 3) == (f'{variable}=1: streams share so many work queues of a device',)
-    with pytest.raises(RunFailed, match=r'CUDA_DEVICE_MAX_CONNECTIONS is 1 in this process.*write cluster.work_queues: 1'):
+    with pytest.raises(
+        RunFailed, match=r'CUDA_DEVICE_MAX_CONNECTIONS is 1 in this process.*write cluster.work_queues: 1'
+    ):
         set_queues(KINDS['cuda'], 8, 3)
     (note,) = set_queues(KINDS['cuda'], 0, 3)
     assert note.startswith(NOT_SET)

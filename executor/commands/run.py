@@ -103,14 +103,19 @@ def load_job(options: argparse.Namespace) -> Job:
     from simpar.case import load_case, on_net
     from simpar.clocks import under_load
     from simpar.cost.price import price
+    from simpar.engine import simulate
     from simpar.size import parse_limit
 
     # On the same network as the prediction: costs say how much of a link a collective can take.
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
     )
-    costs = price(case.program, under_load(case.program, case.cluster)) if emulated else None
-    return Job(case.program, costs, case.cluster.queues_asked)
+    asked = case.cluster.queues_asked
+    costs = price(case.program, under_load(case.program, case.cluster)) if emulated or asked else None
+    if costs and costs.work_queues:
+        # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
+        simulate(case.program, costs, steps=2)
+    return Job(case.program, costs if emulated else None, asked)
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
