@@ -209,9 +209,10 @@ class Streams:
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
-        for waited in (*self._streams, *self._queues.values()):
-            with waited.changed:
-                waited.changed.notify_all()
+        waited = [stream.changed for stream in self._streams]
+        for changed in (*waited, *(queue.changed for queue in self._queues.values())):
+            with changed:
+                changed.notify_all()
 
     def _break(self, work: Work) -> Work:
         """Do what a fault says."""

@@ -216,14 +216,9 @@ def cluster(
     in the cluster, a link not in the profile, or a device has fewer work queues.
     """
     made = Cluster(
-        profile=profile,
-        nodes=nodes,
-        devices=devices or profile.devices,
-        slow=dict(slow or {}),
-        links=dict(links or {}),
-        stack=stack,
-        work_queues=work_queues,
-    )
+        profile=profile, nodes=nodes, devices=devices or profile.devices, slow=dict(slow or {}),
+        links=dict(links or {}), stack=stack, work_queues=work_queues,
+    )  # fmt: skip
     problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
     if problems:
         raise ProfileError(problems)
@@ -250,10 +245,8 @@ def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
             yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
     has = profile.device.work_queues
     if has and made.queues > has.value:
-        yield (
-            f'work_queues: {profile.device.name} has {has.value:g}, not {made.queues}',
-            f'write {has.value:g} or fewer, or leave it out for all',
-        )
+        what = f'work_queues: {profile.device.name} has {has.value:g}, not {made.queues}'
+        yield what, f'write {has.value:g} or fewer, or leave it out for all'
     yield from _link_faults(made)
 
 
