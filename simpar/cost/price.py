@@ -104,6 +104,7 @@ class Pricer:
         # By the number of the cost key.
         # A stack tells ops apart that cost the same without it.
         self._own = None if stack else own
+        self._priced: tuple[Effects, Costs] | None = None
         self._computed: dict[int, ComputeCost] = computed(program, self._own) if self._own else {}
         for kind, op in enumerate(self._ops if self._own is None else ()):
             if op.kind == 'compute':
@@ -116,6 +117,13 @@ class Pricer:
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
+        # Of two states that differ in queues alone, and where no streams share one, the costs are the same.
+        effects = effects if self._queues else replace(effects, work_queues=False)
+        if self._priced is None or self._priced[0] != effects:
+            self._priced = effects, self._costs(effects)
+        return self._priced[1]
+
+    def _costs(self, effects: Effects) -> Costs:
         # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
         key = (self._own, self._cluster.profile, self._cluster.slow, replace(effects, work_queues=True))
         local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
