@@ -55,21 +55,21 @@ def with_queues(ops: Ops, queues: int, devices: int) -> Ops:
         return ops
     bounds = ops.first.tolist()
     every = [
-        _Queue(device, begin, ops.stream[begin:end], shared)
+        _Queue(device, begin, ops.stream[begin:end], np.array(shared))
         for device, (begin, end) in enumerate(pairwise(bounds[: devices + 1]))
         for shared in queues_of(ops.stream[begin:end], queues)
     ]
     if not every:
         return ops
-    count, own = len(ops), _Arrivals(ops)
+    before = _Before(ops, bounds[devices])
     need, carry = [ops.need.pairs()], [ops.carry.pairs()]
     for number, queue in enumerate(every):
-        behind, ahead = queue.behind()
-        leaves = np.full(len(queue.shared), count + number)
-        ends = np.concatenate((behind, leaves)), np.concatenate((ahead, queue.last))
-        need.append(_news(ops, *_expanded(*ends, own.need), bounds[devices], of_step=True))
-        carry.append(_news(ops, *_expanded(*ends, own.carry), bounds[devices], of_step=False))
-        carry.append(np.column_stack((queue.first, leaves)))
+        runs = queue.runs()
+        behind, ahead = runs.behind()
+        leaves = np.full(len(queue.shared), len(ops) + number)
+        op, left = np.concatenate((behind, leaves)), np.concatenate((ahead, runs.last))
+        need.append(before.needs(op, left))
+        carry += [before.carries(op, left), np.column_stack((runs.first, leaves))]
     return _joined(ops, need, carry, [queue.device for queue in every], devices)
 
 
@@ -82,72 +82,96 @@ class _Queue(NamedTuple):
     device: int
     begin: int
     stream: Ints
-    shared: list[int]
+    shared: Ints
+
+    def runs(self) -> _Runs:
+        """What stands behind one another in it on one stream."""
+        at = np.flatnonzero(np.isin(self.stream, self.shared))
+        of = self.stream[at]
+        begins = np.append(0, np.flatnonzero(of[1:] != of[:-1]) + 1)
+        ends = np.append(begins[1:], len(at)) - 1
+        on = [np.flatnonzero(of[begins] == one) for one in self.shared]
+        return _Runs(self.begin + at[begins], self.begin + at[ends], on)
+
+
+class _Runs(NamedTuple):
+    """Ops of a queue that stand behind one another on one stream; nothing in a run waits for the queue but its first.
+
+    Arguments: ``begin`` and ``end``, the first and the last op of each run; ``on``, the runs of each stream.
+    """
+
+    begin: Ints
+    end: Ints
+    on: list[Ints]
 
     @property
     def first(self) -> Ints:
         """The first op of each stream."""
-        return self.begin + np.array([np.argmax(self.stream == one) for one in self.shared])
+        return self.begin[[runs[0] for runs in self.on]]
 
     @property
     def last(self) -> Ints:
         """The last op of each stream."""
-        back = self.stream[::-1]
-        return self.begin + len(back) - 1 - np.array([np.argmax(back == one) for one in self.shared])
+        return self.end[[runs[-1] for runs in self.on]]
 
     def behind(self) -> tuple[Ints, Ints]:
-        """Ops, and the last op on each other stream of those issued since the op before on their own stream.
+        """First ops of runs, and the last op on each other stream of those issued since the run before on their own.
 
-        Ops issued before that one had left the queue when it did, and those before the last on their stream had ended.
+        What was issued before that one had left the queue when it did, and ops before the last on a stream had ended.
         """
-        before = np.full(len(self.stream), NONE, dtype=np.int64)
-        on = [np.flatnonzero(self.stream == one) for one in self.shared]
-        for slots in on:
-            before[slots[1:]] = slots[:-1]
-        pairs = [self._since(before, np.setdiff1d(np.concatenate(on), slots), slots) for slots in on]
-        behind, ahead = (self.begin + np.concatenate(column) for column in zip(*pairs, strict=True))
+        before = np.full(len(self.begin), NONE, dtype=np.int64)
+        for runs in self.on:
+            before[runs[1:]] = runs[:-1]
+        found = []
+        for runs in self.on:
+            own = np.zeros(len(before), dtype=bool)
+            own[runs] = True
+            others = np.flatnonzero(~own)
+            place = np.searchsorted(runs, others)
+            ahead = np.where(place > 0, runs[place - 1], NONE)
+            since = ahead > before[others]
+            found.append((self.begin[others[since]], self.end[ahead[since]]))
+        behind, ahead = (np.concatenate(column) for column in zip(*found, strict=True))
         return behind, ahead
 
-    @staticmethod
-    def _since(before: Ints, others: Ints, on: Ints) -> tuple[Ints, Ints]:
-        """Those of other streams that have ops of this one since the op before them, and the last of these ops."""
-        place = np.searchsorted(on, others)
-        ahead = np.where(place > 0, on[place - 1], NONE)
-        since = ahead > before[others]
-        return others[since], ahead[since]
 
+class _Before:
+    """What an op comes after to arrive: its needs, and the op before it on its stream, of its step or the one before.
 
-class _Arrivals:
-    """What each op comes after to arrive: the op before on its stream and its needs, ``carry`` of the step before."""
+    Arguments: ``hosts``, the first op of one: what stands behind others is issued behind them anyhow.
+    """
 
-    def __init__(self, ops: Ops) -> None:
+    def __init__(self, ops: Ops, hosts: int) -> None:
+        self._ops, self._hosts = ops, hosts
         order, stream = ops.streams.item, ops.streams.row
         heads = np.diff(stream, prepend=NONE) != 0
-        inside = np.column_stack((order[~heads], order[np.flatnonzero(~heads) - 1]))
-        around = np.column_stack((order[heads], order[np.roll(heads, -1)]))
-        self.need = _lists([ops.need.pairs(), inside], len(ops))
-        self.carry = _lists([ops.carry.pairs(), around], len(ops))
+        self._on_stream, self._around = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
+        self._on_stream[order[~heads]] = order[np.flatnonzero(~heads) - 1]
+        self._around[order[heads]] = order[np.roll(heads, -1)]
+
+    def needs(self, op: Ints, ahead: Ints) -> Ints:
+        """Pairs of each op and what the one ahead of it comes after in its step."""
+        return self._news(op, ahead, self._ops.need, self._on_stream, of_step=True)
+
+    def carries(self, op: Ints, ahead: Ints) -> Ints:
+        """The same of the step before."""
+        return self._news(op, ahead, self._ops.carry, self._around, of_step=False)
+
+    def _news(self, op: Ints, ahead: Ints, lists: Csr, before: Ints, *, of_step: bool) -> Ints:
+        """Pairs, each once, without those that streams tell: an op comes after those before it."""
+        count, other = lists.count[ahead], before[ahead]
+        behind = np.concatenate((np.repeat(op, count), op[other != NONE]))
+        item = np.concatenate((lists.item[ranges(lists.start[ahead], count)], other[other != NONE]))
+        stream = np.append(self._ops.stream, NONE)[np.minimum(behind, len(self._ops))]
+        told = (item >= self._hosts) | ((stream == self._ops.stream[item]) & (item < behind if of_step else True))
+        # One number for each pair: sorted, they are told apart ten times as quickly as pairs.
+        pairs = np.unique(behind[~told].astype(np.int64) * len(self._ops) + item[~told])
+        return np.column_stack(np.divmod(pairs, len(self._ops)))
 
 
 def _lists(pairs: list[Ints], rows: int) -> Csr:
     row, item = np.concatenate(pairs).T
     return Csr.of(row, item, rows)
-
-
-def _expanded(op: Ints, ahead: Ints, lists: Csr) -> tuple[Ints, Ints]:
-    """For each pair of ops the first with all that stands in the list of the second."""
-    count = lists.count[ahead]
-    return np.repeat(op, count), lists.item[ranges(lists.start[ahead], count)]
-
-
-def _news(ops: Ops, op: Ints, item: Ints, hosts: int, *, of_step: bool) -> Ints:
-    """Pairs of what comes after what, each once, without those that streams tell: an op comes after those before it.
-
-    Arguments: ``hosts``, the first op of one; what stands behind others is issued behind them anyhow.
-    """
-    stream = np.append(ops.stream, NONE)[np.minimum(op, len(ops))]
-    told = (item >= hosts) | ((stream == ops.stream[item]) & (item < op if of_step else True))
-    return np.unique(np.column_stack((op[~told], item[~told])), axis=0)
 
 
 def _joined(ops: Ops, need: list[Ints], carry: list[Ints], device: list[int], devices: int) -> Ops:
