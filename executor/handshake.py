@@ -78,6 +78,7 @@ def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
         'steps': str(request.steps),
         'dtype': request.dtype or "the job's own",
         'compute': request.compute,
+        'work queues': str(request.queues or 'not asked for'),
         'network': str(net),
         'device': f'{request.device} {request.transport}'.strip(),
         'data (DATA_PATH)': _data(program),
