@@ -48,11 +48,14 @@ _ORDER: Final = (
     ('work queues', 'work_queues'),
     ('slow-down under overlap', 'slow_down'),
     ('shared links', 'link_sharing'),
+    ('unlike devices', 'spread'),
 )
 OF_STACKS: Final = frozenset({'kernels of the framework', 'waits of the host'})
 """Effects that only a stack has."""
 OF_QUEUES: Final = 'work queues'
 """The effect that only a plan with more streams than work queues has."""
+OF_SPREAD: Final = 'unlike devices'
+"""The effect that only a cluster with a spread has."""
 EFFECTS: Final = (
     ('ideal overlap', _NONE),
     *(
@@ -287,7 +290,7 @@ def predict(
     priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, loaded).costs
     others = _states(baseline, priced, steps, told)
     other = _prediction(names[1], baseline, other_cluster, others.trace, others.costs)
-    explanation = _explain(others, mine, stacked=bool(cluster.stack or other_cluster.stack))
+    explanation = _explain(others, mine, (cluster, other_cluster))
     found = _prediction(names[0], program, cluster, mine.trace, mine.costs)
     return replace(found, baseline=other, explanation=explanation)
 
@@ -327,15 +330,18 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, to
     return _States(tuple(reversed(found)), costs[-1], trace)
 
 
-def _explain(baselines: _States, states: _States, *, stacked: bool) -> tuple[Contribution, ...]:
+def _explain(baselines: _States, states: _States, clusters: tuple[Cluster, Cluster]) -> tuple[Contribution, ...]:
     """Differences of differences, from the ideal state to the last."""
+    stacked, spread = any(one.stack for one in clusters), any(one.spread for one in clusters)
     rows = []
     before = 0.0
     for (effect, _), baseline, step in zip(EFFECTS, baselines.steps, states.steps, strict=True):
-        # Without a stack, or with queues for all streams, they change nothing.
+        # What neither of both has changes nothing.
         if effect in OF_STACKS and not stacked:
             continue
         if effect == OF_QUEUES and not (baselines.costs.work_queues or states.costs.work_queues):
+            continue
+        if effect == OF_SPREAD and not spread:
             continue
         # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
         # exact.

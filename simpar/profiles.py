@@ -20,6 +20,7 @@ from simpar.errors import Problem, ProfileError
 from simpar.extended import extended, unknown_links
 from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
+from simpar.hardware.faults import faults
 
 FILE: Final = 'profile.yaml'
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -202,6 +203,7 @@ def cluster(
     links: Mapping[str, float] | None = None,
     stack: Stack | None = None,
     work_queues: int = 0,
+    spread: float = 0.0,
 ) -> Cluster:
     """So many nodes of a profile.
 
@@ -211,57 +213,19 @@ def cluster(
         links: name of a link → what its bandwidth is multiplied with.
         stack: the framework that issues the ops.
         work_queues: how many of a device are used; 0: as the stack says, or all that the device has.
+        spread: standard deviation of what devices take for the same work, as a share of its mean.
 
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
     in the cluster, a link not in the profile, or a device has fewer work queues.
     """
     made = Cluster(
         profile=profile, nodes=nodes, devices=devices or profile.devices, slow=dict(slow or {}),
-        links=dict(links or {}), stack=stack, work_queues=work_queues,
+        links=dict(links or {}), stack=stack, work_queues=work_queues, spread=spread,
     )  # fmt: skip
-    problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
+    problems = [Problem('cluster', what, instead) for what, instead in faults(made)]
     if problems:
         raise ProfileError(problems)
     return made
-
-
-def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
-    profile, reach = made.profile, made.topology.sizes[-1]
-    if made.nodes < 1 or made.devices < 1:
-        yield f'{made.nodes} nodes of {made.devices} devices', 'write 1 or more of each'
-    # A first link that joins all devices knows no bound of a node.
-    elif made.devices > profile.devices and profile.links[0].devices:
-        yield f'{made.devices} devices in a node of {profile.devices}', f'write devices: {profile.devices} or fewer'
-    elif reach and made.world > reach:
-        last = profile.links[-1].name
-        yield (
-            f'profile {profile.name!r} says how {reach} devices are joined, not {made.world}',
-            f'add a link behind {last!r} with devices: 0, or take fewer nodes',
-        )
-    for rank, speed in made.slow.items():
-        if not 0 <= rank < made.world:
-            yield f'slow: there is no rank {rank}', f'write a rank from 0 to {made.world - 1}'
-        if not 0 < speed < math.inf:
-            yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
-    has = profile.device.work_queues
-    if has and made.queues > has.value:
-        what = f'work_queues: {profile.device.name} has {has.value:g}, not {made.queues}'
-        yield what, f'write {has.value:g} or fewer, or leave it out for all'
-    yield from _link_faults(made)
-
-
-def _link_faults(made: Cluster) -> Iterator[tuple[str, str]]:
-    names = [link.name for link in made.profile.links]
-    for name, factor in made.links.items():
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            guess = f'did you mean {close[0]}? ' if close else ''
-            yield (
-                f'{document.dotted(("links", name))}: there is no such link',
-                f'{guess}links of {made.profile.name}: {", ".join(names)}',
-            )
-        elif not 0 < factor < math.inf:
-            yield f'links.{name}: {factor} times its bandwidth is no bandwidth', 'write a number above 0, e.g. 0.5'
 
 
 def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:

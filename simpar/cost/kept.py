@@ -16,6 +16,7 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import MATRIX, NO_WORK, DeviceCompute
 from simpar.cost.costs import Array
 from simpar.cost.model import ComputeCost
+from simpar.cost.tail import slowest
 from simpar.hardware import Cluster, Profile
 from simpar.kept import Facts, Kept
 from simpar.program import Program
@@ -86,12 +87,12 @@ def issued_alike(program: Program, seconds: float) -> Array:
 
 
 @lru_cache(maxsize=8)
-def rank_speeds(world: int, slow: tuple[tuple[int, float], ...]) -> Array:
-    """Of all ranks. Arguments: ``slow``, pairs (rank, speed)."""
-    speeds = np.ones(world)
+def rank_speeds(world: int, slow: tuple[tuple[int, float], ...], spread: float = 0.0) -> Array:
+    """Of all ranks. Arguments: ``slow``, pairs (rank, speed); ``spread`` of devices, as of ``Cluster``."""
+    speeds = np.full(world, 1.0 / slowest(world, spread))
     for rank, speed in slow:
         if rank < world:
-            speeds[rank] = speed
+            speeds[rank] *= speed
     return _still(speeds)
 
 

@@ -47,6 +47,7 @@ class Effects:
         framework: kernels and passes that a stack adds, its attention, clocks under load.
         host_waits: the host waits for the device where a stack says so.
         work_queues: streams share work queues where a device has fewer.
+        spread: all wait for the slowest of devices that differ.
     """
 
     small_operator: bool = True
@@ -56,6 +57,7 @@ class Effects:
     framework: bool = True
     host_waits: bool = True
     work_queues: bool = True
+    spread: bool = True
 
 
 def price(
@@ -125,7 +127,8 @@ class Pricer:
 
     def _costs(self, effects: Effects) -> Costs:
         # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
-        key = (self._own, self._cluster.profile, self._cluster.slow, replace(effects, work_queues=True))
+        cluster = self._cluster
+        key = (self._own, cluster.profile, cluster.slow, cluster.spread, replace(effects, work_queues=True))
         local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
         communication, links = self._messages.of(effects)
         return Costs(
@@ -154,7 +157,9 @@ class Pricer:
             'host': self._host(effects),
             'beside_communication': beside[0],
             'beside_compute': beside[1],
-            'rank_speed': rank_speeds(self._program.world, tuple(self._cluster.slow.items())),
+            'rank_speed': rank_speeds(
+                self._program.world, tuple(self._cluster.slow.items()), self._cluster.spread if effects.spread else 0.0
+            ),
         }
         return Local(columns, seconds.tolist())
 

@@ -96,6 +96,7 @@ class Cluster:
         links: name of a link → what its bandwidth is multiplied with, where it is not as in the profile.
         stack: the framework that issues the ops; None, one kernel an op.
         work_queues: how many work queues of a device are used; 0: as the stack says, or all that the device has.
+        spread: standard deviation of what devices take for the same work, as a share of its mean.
     """
 
     profile: Profile
@@ -105,13 +106,14 @@ class Cluster:
     links: Mapping[str, float] = field(default_factory=dict)
     stack: Stack | None = None
     work_queues: int = 0
+    spread: float = 0.0
 
     def __repr__(self) -> str:
         # Figures of the profile and of the stack would be 6,000 characters and more.
-        changed = ''.join(f', {key}={value!r}' for key, value in (('slow', self.slow), ('links', self.links)) if value)
-        stack = f', stack={self.stack.name!r}' if self.stack else ''
-        queues = f', work_queues={self.work_queues!r}' if self.work_queues else ''
-        return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed}{stack}{queues})'
+        more = {'slow': self.slow, 'links': self.links, 'stack': self.stack and self.stack.name}
+        more |= {'work_queues': self.work_queues, 'spread': self.spread}
+        changed = ''.join(f', {key}={value!r}' for key, value in more.items() if value)
+        return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
 
     @property
     def queues(self) -> int:

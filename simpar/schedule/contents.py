@@ -43,6 +43,16 @@ class ClusterReference:
         dict[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]],
         Field(description='ranks whose device computes slower, and its share of the normal speed'),
     ] = field(default_factory=dict)
+    spread: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.2,
+            examples=[0.015],
+            description='standard deviation of what devices take for equal work, as a share of its mean; all wait for '
+            'the slowest',
+        ),
+    ] = 0.0
     links: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=1000)], Annotated[float, Field(gt=0, le=1_000_000)]],
         Field(description='links of the profile, by name, and what their bandwidth is multiplied with'),
