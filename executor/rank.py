@@ -19,7 +19,7 @@ from executor.batches import fed
 from executor.checkpoint import contents_of, read_rank, write_rank
 from executor.clock import Clock
 from executor.collectives import LATE, Channel
-from executor.devices.kinds import in_threads
+from executor.devices.kinds import KINDS, in_threads
 from executor.emulated import EmulatedMachine
 from executor.faults import Fault
 from executor.link import Link
@@ -32,6 +32,7 @@ from executor.stretch import Stretch
 from executor.tensors import TORCH
 from executor.validate import communicators
 from executor.watchdog import Failure
+from executor.work_queues import set_queues
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import Program
@@ -60,6 +61,7 @@ class Request:
         device: the kind of device; cpu: threads in place of its streams.
         transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
         issue: ``eager``, op by op, or ``graph``, as captured graphs.
+        work_queues: how many a device has, which streams share; 0: as the costs say, or one for each.
     """
 
     compute: Compute = 'real'
@@ -74,11 +76,17 @@ class Request:
     device: str = 'cpu'
     transport: str = ''
     issue: str = 'eager'
+    work_queues: int = 0
 
     @property
     def threads(self) -> bool:
         """Whether streams are threads, and collectives rings over gloo."""
         return in_threads(self.device, self.transport)
+
+    @property
+    def queues(self) -> int:
+        """How many work queues a device has; 0: one for each stream."""
+        return self.work_queues or (self.costs.work_queues if self.costs else 0)
 
     def __post_init__(self) -> None:
         if self.compute == 'emulated' and self.costs is None:
@@ -208,8 +216,9 @@ class Rank:
         # Where nothing is computed, there is nothing that communication could go before.
         favour = request.favour and request.compute == 'real'
         streams = Streams(
-            program, self.rank, request.steps, machine, channels, self.status, request.faults, favour=favour
-        )
+            program, self.rank, request.steps, machine, channels, self.status, request.faults,
+            favour=favour, queues=request.queues,
+        )  # fmt: skip
         # Real computation must not come before all else; where messages are favoured, its threads make themselves nice.
         with urgently() if favour or request.compute == 'emulated' else nullcontext():
             begin = agree()
@@ -253,6 +262,9 @@ class Rank:
         from executor.devices.open import open_device
         from executor.devices.rank import device_run, device_transports
 
+        # Before anything else is asked of the driver.
+        streams = len(program.role(self.rank).streams)
+        told = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self.local)
         transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
         with _Log() as log:
@@ -266,7 +278,7 @@ class Rank:
         return Outcome(
             arrive_KS=run.arrive_KS - begin,
             end_KS=run.end_KS - begin,
-            notes=tuple(log.lines),
+            notes=(*told, *log.lines),
             losses=issuer.losses,
             parameters=issuer.parameters() if request.keep else {},
             gradients=issuer.gradients if request.keep else {},

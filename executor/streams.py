@@ -22,6 +22,7 @@ from executor.machine import Machine, Work
 from executor.scheduling import yield_to_communication
 from executor.status import RUNNING, THROUGH, WAITING, Beat, Status
 from executor.watchdog import Failure
+from executor.work_queues import Queue, queues_by_slot
 from simpar.program import Program
 from simpar.trace import Times
 
@@ -52,6 +53,7 @@ class Streams:
         machine: what runs the ops.
         status: learns what every stream does.
         favour: whether communication goes first where both want one core.
+        queues: how many work queues its device has, which streams share; 0: one for each.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Streams:
         faults: Sequence[Fault] = (),
         *,
         favour: bool = False,
+        queues: int = 0,
     ) -> None:
         role = program.role(rank)
         self._program = program
@@ -84,6 +87,7 @@ class Streams:
         self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
         self._favour = favour
         self._needs, self._carried = role.needs(), role.carried()
+        self._queues = queues_by_slot(role, queues)
         self.arrive_KS: Times = np.zeros((steps, len(role)))
         self.end_KS: Times = np.zeros((steps, len(role)))
         self.failures: list[Failure] = []
@@ -137,8 +141,13 @@ class Streams:
         self._say(stream, WAITING, step, slot)
         # An op waits for the op before it on its stream, and for its needs.
         ready = max(last, self._wait_for_needs(step, slot))
+        queue = self._queues.get(slot)
+        if queue:
+            ready = max(ready, self._wait_for_turn(queue, step, slot))
         work = self._work(stream, step, slot)
         arrived = self._machine.arrive(work, ready)
+        if queue:
+            queue.leave(arrived)
         if self._faults:
             work = self._break(work)
         self._say(stream, RUNNING, step, slot)
@@ -176,6 +185,16 @@ class Streams:
             ends += [self._wait_for(step - 1, need) for need in self._carried[slot]]
         return max(ends, default=0.0)
 
+    def _wait_for_turn(self, queue: Queue, step: int, slot: int) -> float:
+        """Wait until a slot is first in its work queue; return when the one before it has left."""
+        count = queue.ahead(step, slot)
+        if queue.left < count:
+            with queue.changed:
+                queue.changed.wait_for(lambda: queue.left >= count or self.failures)
+        if queue.left < count:
+            raise Cancelled
+        return queue.moment
+
     def _wait_for(self, step: int, need: int) -> float:
         stream, at = self._place[need]
         # How many ops of that stream must have finished, all steps counted.
@@ -190,9 +209,9 @@ class Streams:
 
     def _fail(self, failure: Failure) -> None:
         self.failures.append(failure)
-        for stream in self._streams:
-            with stream.changed:
-                stream.changed.notify_all()
+        for waited in (*self._streams, *self._queues.values()):
+            with waited.changed:
+                waited.changed.notify_all()
 
     def _break(self, work: Work) -> Work:
         """Do what a fault says."""

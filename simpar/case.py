@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from simpar.ablation import unchanged_baseline, unused_links, without_effect
+from simpar.ablation import unchanged_baseline, unused_links, unused_queues, without_effect
 from simpar.cost.compute import FP8
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
@@ -140,8 +140,9 @@ class Case:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
         own = without_effect(self.schedule, self.strategies, self.plan, self.cluster, self.program)
         links = unused_links(self.schedule, self.program, self.cluster)
+        queues = unused_queues(self.schedule, self.program, self.cluster)
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
-        return (*own, *links, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
+        return (*own, *links, *queues, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
 
     def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
@@ -268,6 +269,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             slow=wanted.slow,
             links=wanted.links,
             stack=load_stack(wanted.stack) if wanted.stack else None,
+            work_queues=wanted.work_queues or 0,
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None

@@ -45,11 +45,14 @@ _ORDER: Final = (
     ('kernels of the framework', 'framework'),
     ('launch', 'launch'),
     ('waits of the host', 'host_waits'),
+    ('work queues', 'work_queues'),
     ('slow-down under overlap', 'slow_down'),
     ('shared links', 'link_sharing'),
 )
 OF_STACKS: Final = frozenset({'kernels of the framework', 'waits of the host'})
 """Effects that only a stack has."""
+OF_QUEUES: Final = 'work queues'
+"""The effect that only a plan with more streams than work queues has."""
 EFFECTS: Final = (
     ('ideal overlap', _NONE),
     *(
@@ -182,7 +185,15 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know besides the figures."""
-        return (*self.program.notes, *_unsteady(self.trace))
+        return (*self.program.notes, *self._queues(), *_unsteady(self.trace))
+
+    def _queues(self) -> tuple[str, ...]:
+        queues = self.costs.work_queues
+        if not queues:
+            return ()
+        streams = max(len(role.streams) for role in self.program.roles)
+        shared = f'{streams} streams of a device share {queues} work queue{"s" if queues > 1 else ""}'
+        return (f'{shared}: an op that waits holds up what is issued behind it to the same one',)
 
     def timeline(self) -> Figure:
         """The timeline of a steady step, below its baseline's."""
@@ -321,8 +332,10 @@ def _explain(baselines: _States, states: _States, *, stacked: bool) -> tuple[Con
     rows = []
     before = 0.0
     for (effect, _), baseline, step in zip(EFFECTS, baselines.steps, states.steps, strict=True):
-        # Without a stack they change nothing.
+        # Without a stack, or with queues for all streams, they change nothing.
         if effect in OF_STACKS and not stacked:
+            continue
+        if effect == OF_QUEUES and not (baselines.costs.work_queues or states.costs.work_queues):
             continue
         # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
         # exact.
@@ -337,7 +350,7 @@ def _same(one: Costs, other: Costs) -> bool:
     return (
         one.communication == other.communication
         and one.waiting_slows == other.waiting_slows
-        and (one.waits, one.host_step) == (other.waits, other.host_step)
+        and (one.waits, one.host_step, one.work_queues) == (other.waits, other.host_step, other.work_queues)
         and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
     )
 

@@ -201,6 +201,7 @@ def cluster(
     slow: Mapping[int, float] | None = None,
     links: Mapping[str, float] | None = None,
     stack: Stack | None = None,
+    work_queues: int = 0,
 ) -> Cluster:
     """So many nodes of a profile.
 
@@ -209,9 +210,10 @@ def cluster(
         slow: rank → speed of its device, where not 1.
         links: name of a link → what its bandwidth is multiplied with.
         stack: the framework that issues the ops.
+        work_queues: how many of a device are used; 0: as the stack says, or all that the device has.
 
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
-    in the cluster, or a link not in the profile.
+    in the cluster, a link not in the profile, or a device has fewer work queues.
     """
     made = Cluster(
         profile=profile,
@@ -220,6 +222,7 @@ def cluster(
         slow=dict(slow or {}),
         links=dict(links or {}),
         stack=stack,
+        work_queues=work_queues,
     )
     problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
     if problems:
@@ -245,6 +248,12 @@ def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
             yield f'slow: there is no rank {rank}', f'write a rank from 0 to {made.world - 1}'
         if not 0 < speed < math.inf:
             yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
+    has = profile.device.work_queues
+    if has and made.queues > has.value:
+        yield (
+            f'work_queues: {profile.device.name} has {has.value:g}, not {made.queues}',
+            f'write {has.value:g} or fewer, or leave it out for all',
+        )
     yield from _link_faults(made)
 
 

@@ -60,9 +60,9 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
     happened = Counter(programs=1, slots=sample.steps * sum(_slots(sample)))
     representatives = fold(sample.case.program, sample.case.costs)
     hashed = by_blocks(sample, representatives.of_rank, folded)
-    waits = sample.case.costs.waits
+    waits, queues = sample.case.costs.waits, sample.case.costs.work_queues
     graphs = [
-        graph_of(sample.case.program, tuple(representatives.of_rank), waits=waits, compiled=compiled)
+        graph_of(sample.case.program, tuple(representatives.of_rank), waits=waits, queues=queues, compiled=compiled)
         for compiled in (False, True)
     ]
     ordered = [graph is not None for graph in graphs]
@@ -77,7 +77,8 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
     happened['folded'] += len(representatives.ranks) < sample.case.program.world
     happened['folded by hashes'] += hashed and len(representatives.ranks) < sample.case.program.world
     if isinstance(expected, str):
-        return happened + Counter(deadlock=1), off
+        freed = sample.case.costs.work_queues and isinstance(_run(sample, 'compiled', None, work_queues=0), Trace)
+        return happened + Counter({'deadlock': 1, 'deadlock by work queues': int(bool(freed))}), off
     costs = node_costs(graphs[0].ops, sample.case.program, sample.case.costs, representatives, sample.steps)
     happened += Counter({'replay': int(not costs.interferes), 'chains of compute': int(any(graphs[0].chain))})
     return happened + Counter(features(sample, folded)), off
@@ -230,6 +231,7 @@ def features(sample: Sample, trace: Trace) -> dict[str, int]:
         'stragglers': ((costs.rank_speed < 1).any(), {'rank_speed': np.ones(program.world)}),
         'late hosts': (costs.host.any(), {'host': 0 * costs.host}),
         'hosts that wait': (costs.waits, {'waits': ()}),
+        'work queues': (costs.work_queues, {'work_queues': 0}),
     }
     happened = {
         name: int(bool(asked) and _changes(sample, trace, changes)) for name, (asked, changes) in without.items()

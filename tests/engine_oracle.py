@@ -2,7 +2,7 @@
 
 It looks at every rank at every moment, and raises all speeds together until nothing can rise. It shares no code with
 the engine. Where nothing can go on, it says what heads every stream. A host that waits is a rank of its own, numbered
-below zero, which issues one op after the other.
+below zero, which issues one op after the other. A work queue is a list of ops: one arrives when those before it have.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class Oracle:
             self.tasks |= {_host(key): self._issuing(key) for key in list(self.tasks)}
         self.every = list({id(task): task for task in self.tasks.values()}.values())
         self.before = {key: self._before(key) for key in self.tasks}
+        self.ahead = self._ahead()
         self.issued = self._issue_times()
 
     def run(self) -> dict[Key, tuple[float, float, float]]:
@@ -170,6 +171,25 @@ class Oracle:
         keys += [(rank, step, stream[place - 1])] if place else [(rank, step - 1, stream[-1])] * (step > 0)
         keys += [_host(key)] * bool(self.costs.waits)
         return [self.tasks[other] for other in keys]
+
+    def _ahead(self) -> dict[Key, Key]:
+        """For each op the one issued before it, in its step or in one before, to the same work queue."""
+        ahead: dict[Key, Key] = {}
+        for rank in range(self.program.world if self.costs.work_queues else 0):
+            streams = self.program.role(rank).stream.tolist()
+            in_turn = list(dict.fromkeys(streams))
+            latest: dict[int, Key] = {}
+            for step in range(self.steps):
+                for slot, stream in enumerate(streams):
+                    queue = in_turn.index(stream) % self.costs.work_queues
+                    if queue in latest:
+                        ahead[rank, step, slot] = latest[queue]
+                    latest[queue] = rank, step, slot
+        return ahead
+
+    def _first(self, key: Key) -> bool:
+        """Whether all before it in its work queue have left it."""
+        return key not in self.ahead or self.ahead[key] in self.arrive
 
     def _issuing(self, key: Key) -> Task:
         """What the host does to issue an op: it slows nothing, and nothing slows it."""
@@ -249,7 +269,10 @@ class Oracle:
         new = [
             key
             for key, before in self.before.items()
-            if key not in self.arrive and self.issued[key] <= self.now and all(task.end is not None for task in before)
+            if key not in self.arrive
+            and self.issued[key] <= self.now
+            and all(task.end is not None for task in before)
+            and self._first(key)
         ]
         self.arrive.update(dict.fromkeys(new, self.now))
         return bool(new)
@@ -269,7 +292,11 @@ class Oracle:
 
     def _goes_on(self) -> bool:
         """Whether anything runs, or will be issued to a stream that waits for that alone."""
-        free = [key for key, before in self.before.items() if all(task.end is not None for task in before)]
+        free = [
+            key
+            for key, before in self.before.items()
+            if all(task.end is not None for task in before) and self._first(key)
+        ]
         return bool(self._running()) or any(key not in self.arrive for key in free)
 
     def _running(self) -> list[Task]:

@@ -2,7 +2,8 @@
 
 Ranks do what they do together in one global order, and needs point backwards in it, so that such a program ends. In a
 fifth of the programs a role may swap two ops, leave one out, send in a ring or need what comes later: many of these
-deadlock. Ops that meet in a collective are of one op class. In a quarter hosts wait for their devices.
+deadlock. Ops that meet in a collective are of one op class. In a quarter hosts wait for their devices, in a quarter
+devices have few work queues.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_sample(seed: int) -> Sample:
     program = draft.program(risky)
     sample = Sample(seed, Case(program, make_costs(rng, program)), rng.choice([1, 2, 2, 3]))
     # Drawn by itself, so that the programs of seeds are what they were before hosts waited.
-    return _with_waits(Random(f'hosts {seed}'), sample)
+    return _with_queues(Random(f'queues {seed}'), _with_waits(Random(f'hosts {seed}'), sample))
 
 
 def _with_waits(rng: Random, sample: Sample) -> Sample:
@@ -94,6 +95,13 @@ def _with_waits(rng: Random, sample: Sample) -> Sample:
     step = quantise(rng.choice([0, 0, rng.randint(1, most)]) * unit)
     case = Case(program.replace(op_classes=tuple(op_classes), roles=roles), costs)
     return sample._replace(case=case.with_costs(waits=waits, host=host, host_step=step))
+
+
+def _with_queues(rng: Random, sample: Sample) -> Sample:
+    """The same where a device has few work queues: in a quarter of all."""
+    if rng.random() >= 0.25:
+        return sample
+    return sample._replace(case=sample.case.with_costs(work_queues=rng.choice([1, 1, 2, 3])))
 
 
 def _partitions(rng: Random, pipe: int, data: int, tensor: int) -> dict[str, Partition]:

@@ -74,7 +74,7 @@ def test_effects_are_switched_on_one_after_the_other():
     on = [
         {name for name in Effects.__slots__ if getattr(state, name)} for state in states
     ]  # fmt: skip
-    assert [len(names) for names in on] == [0, 1, 2, 3, 4, 5, 6]
+    assert [len(names) for names in on] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert all(one < other for one, other in itertools.pairwise(on))
     assert states[-1] == Effects()
 

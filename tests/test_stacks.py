@@ -215,6 +215,55 @@ def test_a_schedule_names_its_stack(tmp_path, capsys):
     assert steps[1] > 2 * steps[0]
 
 
+QUEUED = """\
+simpar: 1
+cluster: {profile: h100-sxm-8, devices: 4, work_queues: QUEUES}
+workload:
+  batch: 8
+  transformer: {layers: 8, hidden: 1024, heads: 8, vocab: 512, sequence: 512}
+plan: {data: 4, fusion: none}
+against: {cluster.work_queues: 32}
+"""
+
+
+def queued(tmp_path, capsys, queues, *words, code=0):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(QUEUED.replace('QUEUES', queues))
+    assert main(['run', str(file), *words]) == code
+    return capsys.readouterr()
+
+
+def test_one_work_queue_makes_sums_of_gradients_hold_up_the_backward(tmp_path, capsys):
+    answer = json.loads(queued(tmp_path, capsys, '1', '--json').out)
+    (row,) = [row for row in answer['explanation'] if row['effect'] == 'work queues']
+    assert row['seconds'] < 0
+    assert answer['step'] > answer['baseline']['step']
+    told = ' '.join(queued(tmp_path, capsys, '1').out.split())
+    assert '2 streams of a device share 1 work queue: an op that waits holds up what is issued behind it' in told
+    assert 'in a work queue, ' in told
+
+
+def test_work_queues_that_change_nothing_are_told(tmp_path, capsys):
+    told = ' '.join(queued(tmp_path, capsys, '2').out.split())
+    assert 'cluster.work_queues (2): no device has more than 2 streams, and each has a work queue for itself' in told
+    assert 'work queues 0' not in told
+    assert 'streams of a device share' not in told
+
+
+def test_a_device_has_no_more_work_queues_than_its_profile_says(tmp_path, capsys):
+    told = queued(tmp_path, capsys, '33', code=2).err
+    assert 'work_queues: H100 SXM 80 GB has 32, not 33' in told
+
+
+def test_a_stack_says_how_many_work_queues_it_uses_unless_the_user_does():
+    stack = load_stack('domino')
+    assert stack.work_queues.count == 1
+    assert on(stack).queues == 1
+    assert replace(on(stack), work_queues=8).queues == 8
+    assert on(None).queues == 32
+    assert on(None, 'ascend910b-8').queues == 0
+
+
 def test_a_step_of_one_device_is_that_of_its_prediction():
     program = lower(WORK, Plan(), 1)
     hardware = on(load_stack('megatron-2021'))

@@ -26,10 +26,11 @@ EMULATED = 'emulated compute shows dependencies, streams and communication, not 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program, and its costs where compute is emulated."""
+    """A program, its costs where compute is emulated, and how many work queues it asks for; 0: it does not say."""
 
     program: Program
     costs: Costs | None
+    work_queues: int = 0
 
 
 def command(options: argparse.Namespace) -> int:
@@ -86,6 +87,7 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         device=options.device,
         transport=options.transport,
         issue=options.issue,
+        work_queues=job.work_queues,
     )
 
 
@@ -101,13 +103,19 @@ def load_job(options: argparse.Namespace) -> Job:
     from simpar.case import load_case, on_net
     from simpar.clocks import under_load
     from simpar.cost.price import price
+    from simpar.engine import simulate
     from simpar.size import parse_limit
 
     # On the same network as the prediction: costs say how much of a link a collective can take.
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
     )
-    return Job(case.program, price(case.program, under_load(case.program, case.cluster)) if emulated else None)
+    asked = case.cluster.queues_asked
+    costs = price(case.program, under_load(case.program, case.cluster)) if emulated or asked else None
+    if costs and costs.work_queues:
+        # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
+        simulate(case.program, costs, steps=2)
+    return Job(case.program, costs if emulated else None, asked)
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202

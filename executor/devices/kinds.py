@@ -17,6 +17,7 @@ class Kind:
         backend: the backend of ``torch.distributed`` whose collectives run on its streams.
         pins: whether copies to it need pinned memory to be asynchronous.
         graphs: the class of its module that keeps what is issued, to be issued again by one call; empty: none.
+        queues: the variable by which its driver is told how many work queues to use; empty: none.
         tried: where this has been run.
         attention: torch's fused kernel for attention there; empty: attention is products and a softmax.
         note: what a reader of a run's answer must know.
@@ -30,6 +31,7 @@ class Kind:
     pins: bool
     graphs: str
     tried: str
+    queues: str = ''
     attention: str = ''
     note: str = ''
 
@@ -58,6 +60,7 @@ KINDS: Final = {
             backend='nccl',
             pins=True,
             graphs='CUDAGraph',
+            queues='CUDA_DEVICE_MAX_CONNECTIONS',
             tried='built, not run',
         ),
         Kind(

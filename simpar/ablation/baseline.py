@@ -74,4 +74,5 @@ def _alike(one: Made, other: Made) -> bool:
     arrays = all(
         (getattr(costs[0], name) == getattr(costs[1], name)).all() for name in ('compute', 'host', 'rank_speed')
     )
-    return bool(arrays and costs[0].communication == costs[1].communication)
+    queues = costs[0].work_queues == costs[1].work_queues
+    return bool(arrays and queues and costs[0].communication == costs[1].communication)

@@ -131,6 +131,7 @@ class Costs:
         rank_speed: shape [world], 1 for a nominal device; compute lasts ``compute / rank_speed``.
         host_step: seconds that the host takes in each step before it issues anything.
         waits: where the host waits for the device, see ``simpar.engine.hosts``; empty: nowhere.
+        work_queues: how many a device has, see ``simpar.engine.queues``; 0: one for each stream.
         waiting_slows: whether a collective that waits for its peers already slows compute (NCCL: yes).
         why: op class index → how its seconds came about, in words.
         grades: grade → seconds of one step's isolated work (a rank's) that rest on numbers of this grade.
@@ -145,6 +146,7 @@ class Costs:
     rank_speed: Array
     host_step: float = 0.0
     waits: tuple[str, ...] = ()
+    work_queues: int = 0
     waiting_slows: bool = False
     why: Mapping[int, str] = field(default_factory=dict)
     grades: dict[str, float] = field(default_factory=dict)

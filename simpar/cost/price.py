@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -46,6 +46,7 @@ class Effects:
         link_sharing: collectives that run at once share links.
         framework: kernels and passes that a stack adds, its attention, clocks under load.
         host_waits: the host waits for the device where a stack says so.
+        work_queues: streams share work queues where a device has fewer.
     """
 
     small_operator: bool = True
@@ -54,6 +55,7 @@ class Effects:
     link_sharing: bool = True
     framework: bool = True
     host_waits: bool = True
+    work_queues: bool = True
 
 
 def price(
@@ -115,13 +117,14 @@ class Pricer:
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
         # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
-        key = (self._own, self._cluster.profile, self._cluster.slow, effects)
+        key = (self._own, self._cluster.profile, self._cluster.slow, replace(effects, work_queues=True))
         local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
         communication, links = self._messages.of(effects)
         return Costs(
             **local.columns,
             host_step=self._host_step(effects),
             waits=self._waits(effects),
+            work_queues=self._queues if effects.work_queues else 0,
             communication=communication,
             links=links,
             waiting_slows=effects.slow_down and self._waiting,
@@ -190,6 +193,12 @@ class Pricer:
     def _waits(self, effects: Effects) -> tuple[str, ...]:
         stack = self._cluster.stack
         return stack.waits.at if effects.launch and effects.host_waits and stack and stack.waits else ()
+
+    @cached_property
+    def _queues(self) -> int:
+        """How many work queues a device has; 0 where they are as many as streams, or more."""
+        queues = self._cluster.queues
+        return queues if queues < max(len(role.streams) for role in self._program.roles) else 0
 
     def _compute_seconds(self, effects: Effects) -> Array:
         """By cost key."""

@@ -28,6 +28,7 @@ def costs_to_dict(costs: Costs) -> dict[str, Any]:
         'links': list(costs.links),
         'rank_speed': costs.rank_speed.tolist(),
         'waiting_slows': costs.waiting_slows,
+        **({'work_queues': costs.work_queues} if costs.work_queues else {}),
     }
 
 
@@ -61,7 +62,15 @@ def _costs(content: dict[str, Any], program: Program) -> Costs:
         links=links,
         rank_speed=speed,
         waiting_slows=bool(content['waiting_slows']),
+        # Files of before there were any have none.
+        work_queues=_queues(content.get('work_queues', 0)),
     )
+
+
+def _queues(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError('work_queues: not a number of queues')
+    return value
 
 
 def _numbers(values: object, count: int, name: str) -> Array:

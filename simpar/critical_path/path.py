@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +51,7 @@ class CriticalPath:
         stretched: seconds by which ops on the path lasted longer than alone (0 where costs were not given).
         ranks: how many differ.
         staged: the program is a pipeline, whose compute is told by stage.
+        queued: ops that waited in their work queue, each with the op that held it up.
     """
 
     begin: float
@@ -58,6 +60,7 @@ class CriticalPath:
     stretched: float
     ranks: int
     staged: bool = False
+    queued: tuple[tuple[OpClass, OpClass], ...] = ()
 
     def __repr__(self) -> str:
         # All segments would be a million characters.
@@ -88,10 +91,10 @@ class CriticalPath:
 
     @property
     def summary(self) -> str:
-        """The path in one or two sentences."""
+        """The path in one to three sentences."""
         if not self.segments:
             return 'Nothing takes time in this step.'
-        return f'{_main_sentence(self)}{_stretched_sentence(self)}'
+        return f'{_main_sentence(self)}{_stretched_sentence(self)}{_queued_sentence(self)}'
 
     # The name before this one, which scripts and notebooks still read.
     words = summary
@@ -186,6 +189,17 @@ def _stretched_sentence(path: CriticalPath) -> str:
     if share < 0.005:
         return ''
     return f' {_percent(share)} of the step is work on this path stretched by what ran beside it.'
+
+
+def _queued_sentence(path: CriticalPath) -> str:
+    """What held up work queues; the pair that did it most often is named."""
+    if not path.queued:
+        return ''
+    pairs = Counter((one.name, other.name) for one, other in path.queued)
+    (one, other), _ = pairs.most_common(1)[0]
+    ops = f'{len(path.queued)} ops wait' if len(path.queued) > 1 else '1 op waits'
+    such_as = '' if len(pairs) == 1 else 'as '
+    return f' On it {ops} in a work queue, {such_as}{one} behind {other}.'
 
 
 def _percent(share: float) -> str:

@@ -3,7 +3,8 @@
 The segments cover the window without gap or overlap. A segment is an op that ran, the host (which had not issued the op
 yet, and so has held things up since the window began: it issues without pause), or, in a measured trace, an overhead:
 time in which an op could have arrived and had not. Where ranks meet, in a collective or a send with its receive, the
-path goes on on the rank that came last.
+path goes on on the rank that came last. From an op that waited in its work queue it goes on to the op that held it up,
+and to what that one waited for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from simpar.cost.costs import Costs, entry_of
 from simpar.cost.entries import lasts
 from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
+from simpar.engine.queues import before_in_queues
 from simpar.metrics import Meetings, is_communication, is_pipeline
 from simpar.program import Csr, OpClass, Role
 from simpar.trace import RankTimes, Trace
@@ -32,13 +34,15 @@ def critical_path(trace: Trace, costs: Costs | None = None, step: int = -1) -> C
     """
     index = range(trace.steps)[step]
     ends = [0.0, *trace.step_ends.tolist()]
-    segments = tuple(reversed(_Walk(trace, costs, index, ends[index], ends[index + 1]).segments()))
+    walk = _Walk(trace, costs, index, ends[index], ends[index + 1])
+    segments = tuple(reversed(walk.segments()))
     return CriticalPath(
         begin=ends[index],
         end=ends[index + 1],
         segments=segments,
         stretched=sum(segment.stretched for segment in segments),
         ranks=len(trace.representatives),
+        queued=tuple(reversed(walk.queued)),
         staged=is_pipeline(trace.program),
     )
 
@@ -95,6 +99,7 @@ class _RankView:
         follows: of each slot whether it comes after that one alone.
         op_class, stream, needs, carries: of the role.
         classes: by the number of an op class, what is known of those that the path has passed.
+        ahead: of each slot the one before it in its work queue, or -1.
         steps: by step, when its ops arrived, started and ended.
     """
 
@@ -107,6 +112,7 @@ class _RankView:
     stream: _Numbers
     needs: _Rows
     carries: _Rows
+    ahead: _Numbers
     classes: dict[int, _Class] = field(default_factory=dict)
     steps: dict[int, _StepTimes] = field(default_factory=dict)
 
@@ -121,7 +127,7 @@ class _RankView:
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """One walk backwards in time; ``found`` are the segments, the latest first."""
+    """One walk backwards in time; ``found`` are the segments, ``queued`` what waited behind what, the latest first."""
 
     trace: Trace
     costs: Costs | None
@@ -131,6 +137,7 @@ class _Walk:
     views: dict[int, _RankView] = field(default_factory=dict)
     alike: dict[tuple[int, str], bool] = field(default_factory=dict)
     found: list[Segment] = field(default_factory=list)
+    queued: list[tuple[OpClass, OpClass]] = field(default_factory=list)
     meetings: Meetings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +208,7 @@ class _Walk:
     def _cause(self, place: _Place, time: float) -> tuple[float, _Place]:
         """Go back to the op before one, and to its end, through time in which the op had not arrived."""
         view = self._view(place.representative)
-        latest = self._latest(view, place)
+        place, latest = self._held_up(view, place)
         since = latest[0] if latest else self.begin
         simulated = self.trace.origin == 'simulated'
         # A simulated op arrives when its needs and its host allow it. Later than its needs means the host, which issues
@@ -213,6 +220,22 @@ class _Walk:
             self.found.append(Segment('host' if simulated else 'overhead', view.times.rank, begin, time))
             time = begin
         return time, _Place(place.representative, latest[1], latest[2]) if latest else place
+
+    def _held_up(self, view: _RankView, place: _Place) -> tuple[_Place, tuple[float, int, int] | None]:
+        """What kept an op from arriving, itself or what stood before it in its work queue; and what that waited for."""
+        latest = self._latest(view, place)
+        if not (self.costs and self.costs.work_queues):
+            return place, latest
+        held, arrived = place, self._arrive(place)
+        while latest is None or latest[0] < arrived:
+            ahead = view.ahead[held.slot]
+            if ahead < 0 or view.at(held.step).arrive[ahead] < arrived:
+                break
+            held = _Place(held.representative, held.step, ahead)
+            latest = self._latest(view, held)
+        if held != place:
+            self.queued.append((self._class(view, place).op, self._class(view, held).op))
+        return held, latest
 
     def _latest(self, view: _RankView, place: _Place) -> tuple[float, int, int] | None:
         """End, step and slot of what ended last before an op could arrive; None where nothing had to."""
@@ -286,12 +309,13 @@ class _Walk:
     def _view(self, index: int) -> _RankView:
         view = self.views.get(index)
         if view is None:
-            view = self.views[index] = _view(self.trace, self.trace.representatives[index])
+            queues = self.costs.work_queues if self.costs else 0
+            view = self.views[index] = _view(self.trace, self.trace.representatives[index], queues)
         return view
 
 
-def _view(trace: Trace, rank_times: RankTimes) -> _RankView:
-    """The view of a representative rank."""
+def _view(trace: Trace, rank_times: RankTimes, queues: int) -> _RankView:
+    """The view of a representative rank, whose device has so many work queues; 0: one for each stream."""
     role = trace.role(rank_times)
     before, tail = _stream_order(role)
     needs = role.need.count + role.carry.count
@@ -305,6 +329,7 @@ def _view(trace: Trace, rank_times: RankTimes) -> _RankView:
         _numbers(role.stream),
         _rows(role.need),
         _rows(role.carry),
+        _numbers(before_in_queues(role.stream, queues) if queues else before),
     )
 
 

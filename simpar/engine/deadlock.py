@@ -7,6 +7,7 @@ from typing import Final
 
 from simpar.engine.device import Rendezvous, Stream
 from simpar.engine.ops import Ops
+from simpar.engine.queues import queues_of
 from simpar.engine.representatives import Representatives
 from simpar.program import Program
 from simpar.units import format_time
@@ -22,7 +23,8 @@ class Drawing:
 
     Arguments:
         met: the meetings in which streams wait for others.
-        end: seconds at which each op of all steps ended; negative where it has not.
+        queues: how many work queues a device has; 0: one for each stream.
+        arrive, end: seconds at which each op of all steps arrived and ended; negative where it has not.
         steps: how many steps were to be run.
     """
 
@@ -34,6 +36,8 @@ class Drawing:
         streams: Sequence[Stream],
         *,
         met: Mapping[Stream, Rendezvous],
+        queues: int,
+        arrive: Sequence[float],
         end: Sequence[float],
         steps: int,
     ) -> None:
@@ -42,9 +46,11 @@ class Drawing:
         self._ops = ops
         self._streams = streams
         self._met = met
+        self._queues = queues
+        self._arrive = arrive
         self._end = end
         self._steps = steps
-        self._needs, self._carried = ops.need.rows(), ops.carry.rows()
+        self._hosts = int(ops.first[len(representatives.ranks)])
 
     def text(self, now: float) -> str:
         """One line for each unfinished stream: its ranks, its name, its head, what that waits for."""
@@ -76,17 +82,44 @@ class Drawing:
         return action if representative < own else f'the host to issue {action}'
 
     def _waits(self, stream: Stream) -> str:
-        op = stream.head
         if stream in self._met:
             return f'waits for {self._missing(stream, self._met[stream])}'
+        needs = self._unended(stream)
+        return f'needs {", ".join(needs)}' if needs else f'waits in its work queue behind {self._ahead(stream)}'
+
+    def _unended(self, stream: Stream) -> list[str]:
+        """What the head of a stream needs itself and has not ended; not what it comes after by its work queue."""
+        op, representative = stream.head, stream.device.representative
+        role, first = self._ops.roles[representative], int(self._ops.first[representative])
+        needs = [first + need for need in role.need.items(op - first)]
+        # Behind the devices stand hosts, which issue it.
+        needs += [need for need in self._ops.need.items(op) if need >= self._hosts]
         # An end that has not happened is negative (PENDING).
-        needs = [self._action(need) for need in self._needs[op] if self._end[stream.base + need] < 0.0]
+        found = [self._action(need) for need in needs if self._end[stream.base + need] < 0.0]
         # The first step has nothing before it that it could carry.
         if stream.step:
-            before = stream.base - stream.every
-            carried = [need for need in self._carried[op] if self._end[before + need] < 0.0]
-            needs += [f'{self._action(need)} of step {stream.step}' for need in carried]
-        return f'needs {", ".join(needs)}'
+            before = stream.base - stream.every + first
+            carried = [need for need in role.carry.items(op - first) if self._end[before + need] < 0.0]
+            found += [f'{self._action(first + need)} of step {stream.step}' for need in carried]
+        return found
+
+    def _ahead(self, stream: Stream) -> str:
+        """What is first in the work queue in which the head of a stream stands: the earliest that has not arrived."""
+        streams = self._ops.stream[self._ops.representative == stream.device.representative]
+        number = self._ops.stream[stream.head]
+        shared = next(shared for shared in queues_of(streams, self._queues) if number in shared)
+        beside = (one for one in self._streams if self._ops.stream[one.head] in shared and one.step < self._steps)
+        step, op = min(filter(None, map(self._next, beside)))
+        return self._action(op) + (f' of step {step + 1}' if step != stream.step else '')
+
+    def _next(self, stream: Stream) -> tuple[int, int] | None:
+        """Step and number of a stream's first op that has not arrived, if any."""
+        if self._arrive[stream.base + stream.head] < 0.0:
+            return stream.step, stream.head
+        place, more = stream.cursor + 1, stream.step + 1
+        if place < len(stream.ops):
+            return stream.step, stream.ops[place]
+        return (more, stream.ops[0]) if more < self._steps else None
 
     def _missing(self, stream: Stream, met: Rendezvous) -> str:
         """The peers of a representative that have not arrived where the head of its stream has."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.hosts import with_hosts
 from simpar.engine.ops import NONE, Flags, Ints, Ops, ops_of
+from simpar.engine.queues import with_queues
 from simpar.program import Csr, Program
 from simpar.trace import Times
 
@@ -146,24 +147,27 @@ class Graph:
         return first, carried, self.before[carried]
 
 
-def hosted(program: Program, of_rank: tuple[int, ...], waits: tuple[str, ...]) -> Ops:
-    """The ops of a program's representatives, and of their hosts where these wait for anything."""
+def hosted(program: Program, of_rank: tuple[int, ...], waits: tuple[str, ...], queues: int = 0) -> Ops:
+    """The ops of a program's representatives, of their hosts where these wait for anything, and of work queues."""
     ops = ops_of(program, of_rank)
-    return with_hosts(ops, program, waits) if waits else ops
+    devices = len(ops.roles)
+    if waits:
+        ops = with_hosts(ops, program, waits)
+    return with_queues(ops, queues, devices) if queues else ops
 
 
 @lru_cache(maxsize=4)
 def graph_of(
-    program: Program, of_rank: tuple[int, ...], *, waits: tuple[str, ...] = (), compiled: bool = False
+    program: Program, of_rank: tuple[int, ...], *, waits: tuple[str, ...] = (), queues: int = 0, compiled: bool = False
 ) -> Graph | None:
     """The graph of a program's representatives.
 
     Returns None where not all meet in a step that should, or where needs go in a circle.
 
-    Arguments: ``of_rank``, the representative of each rank; ``waits`` of hosts, as of ``Costs``; ``compiled``, whether
-    numba puts the nodes in order.
+    Arguments: ``of_rank``, the representative of each rank; ``waits`` of hosts and ``queues``, as of ``Costs``;
+    ``compiled``, whether numba puts the nodes in order.
     """
-    ops = hosted(program, of_rank, waits)
+    ops = hosted(program, of_rank, waits, queues)
     node = _nodes(ops)
     if node is None:
         return None

@@ -129,12 +129,14 @@ class _Own:
         # Rows of op classes at each speed of a device; of hosts, and of the first that a host does in a step.
         speeds, speed = np.unique([costs.rank_speed[ranks[0]] for ranks in representatives.ranks], return_inverse=True)
         self._speeds: list[float] = speeds.tolist()
-        self._hosts = len(ops.roles) > len(representatives.ranks)
+        devices = len(representatives.ranks)
+        self._hosts = bool(costs.waits)
+        hosts = devices * (1 + self._hosts)
+        self._queues = len(ops.roles) > hosts
         computes = kept_column(program.op_classes, op_computes, np.bool_)
         # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
         beside = [np.where(computes, costs.beside_communication, 1.0)] * len(speeds)
         self.row = ops.op_class.copy()
-        devices = len(representatives.ranks)
         own = int(ops.first[devices])
         if len(speeds) > 1:
             self.row[:own] += (speed * count).astype(np.int32)[ops.representative[:own]]
@@ -143,10 +145,15 @@ class _Own:
             # Behind the devices stand hosts that wait for them.
             self.row[own:] += np.int32(before * count)
             # A rank may have nothing to issue.
-            first = ops.first[devices:]
+            first = ops.first[devices : hosts + 1]
             self.row[first[:-1][np.diff(first) > 0]] += np.int32(count)
             before += 2
             beside += [np.ones(count)] * 2
+        if self._queues:
+            # And behind all of these work queues, which take no time.
+            self.row[ops.first[hosts] :] = before * count
+            before += 1
+            beside.append(np.ones(count))
         self.first = before * count
         nodes = np.flatnonzero(ops.leads)
         # Ops of one class on one representative cost the same, so each kind is worked out once.
@@ -160,7 +167,7 @@ class _Own:
         used = np.zeros(len(self.beside), dtype=bool)
         used[self.row] = True
         self.slowed = bool((self.beside[used] < 1.0).any())
-        self.issued = _issued(ops, costs, steps)
+        self.issued = _issued(ops, costs, steps, devices)
         self._kind: dict[tuple[bool, ...], Ints] = {}
         self._messages: Kept[Same, _Messages] = Kept(2)
 
@@ -169,6 +176,8 @@ class _Own:
         seconds = [costs.compute / speed for speed in self._speeds]
         if self._hosts:
             seconds += [costs.host, costs.host + costs.host_step]
+        if self._queues:
+            seconds.append(np.zeros(len(costs.host)))
         return _quantise(np.concatenate((*seconds, np.zeros(self.count - self.first))))
 
     def messages(self, program: Program, costs: Costs, representatives: LoadedRepresentatives) -> _Messages:
@@ -232,14 +241,14 @@ def _communication(
     return *lasts(by_group, groups.item(0)), representatives.load(index, groups)
 
 
-def _issued(ops: Ops, costs: Costs, steps: int) -> Times:
-    """Each representative's host issues its ops one after the other, over all steps."""
+def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> Times:
+    """Each device's host issues its ops one after the other, over all steps; devices stand before all others."""
     host = _quantise(costs.host)[ops.op_class]
     issued = np.zeros((steps, len(ops)))
     # Hosts that wait are ops themselves.
     if costs.waits:
         return issued
-    for begin, end in pairwise(ops.first.tolist()):
+    for begin, end in pairwise(ops.first[: devices + 1].tolist()):
         # The host launches in issue order, whatever the stream, and never waits for the device.
         one = np.cumsum(host[begin:end]) + quantise(costs.host_step)
         issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one

@@ -76,7 +76,7 @@ class _Simulation:
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
         self._costs = costs
-        self._ops = hosted(program, tuple(representatives.of_rank), costs.waits)
+        self._ops = hosted(program, tuple(representatives.of_rank), costs.waits, costs.work_queues)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
         devices = [Device(representative) for representative in range(len(self._ops.roles))]
         every = len(self._ops)
@@ -120,6 +120,8 @@ class _Simulation:
                 self._ops,
                 [stream for stream in self._streams if stream.device.representative < len(self._representatives.ranks)],
                 met=met,
+                queues=self._costs.work_queues,
+                arrive=self._arrive,
                 end=self._end,
                 steps=self._steps,
             )
@@ -327,7 +329,7 @@ class _Simulation:
     def _trace(self) -> Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
         each = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
-        # Behind the devices stand hosts that wait for them.
+        # Behind the devices stand hosts that wait for them, and work queues.
         ranks = self._representatives.ranks
         representatives = tuple(RankTimes(of[0], *times) for of, times in zip(ranks, each, strict=False))
         return Trace(

@@ -44,7 +44,7 @@ def simulate(
 
     Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact,
     ``SimparError`` where numba is asked for and not installed.
-    Speeds are max-min fair (see ``fair_speeds``). Does not model a limited queue between host and device, nor noise.
+    Speeds are max-min fair (see ``fair_speeds``). Does not model noise, nor how many ops a queue holds.
     """
     walked = _walked(program, costs, steps, unfold, observe, engine)
     return walked if isinstance(walked, Trace) else _trace(program, *walked)
@@ -84,7 +84,9 @@ def _walked(
     graph = (
         None
         if asked == 'simpy'
-        else graph_of(program, tuple(representatives.of_rank), waits=costs.waits, compiled=compiled)
+        else graph_of(
+            program, tuple(representatives.of_rank), waits=costs.waits, queues=costs.work_queues, compiled=compiled
+        )
     )
     if graph is None:
         # SimPy is imported only where it runs: it costs more than most simulations.

@@ -26,7 +26,7 @@ from simpar.hardware.profile import (
     TableFile,
     Tables,
 )
-from simpar.hardware.stack import AttentionKernel, HostTimes, Launches, Stack, Waits
+from simpar.hardware.stack import AttentionKernel, HostTimes, Launches, Stack, Waits, WorkQueues
 from simpar.hardware.stack_memory import Beside, StackMemory, Workspace
 from simpar.hardware.topology import Cluster, Shape, Topology
 
@@ -62,6 +62,7 @@ __all__ = [
     'TimeFigure',
     'Topology',
     'Waits',
+    'WorkQueues',
     'Workspace',
     'worst',
 ]

@@ -78,6 +78,7 @@ class Device:
         power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
             a step that uses less keeps more (``simpar.clocks``). Else it holds whatever a step does.
         multiprocessors: how many tiles of a product run at once, one on each; none: not known.
+        work_queues: how many work queues it has at most; none: no bound is known.
     """
 
     name: Text
@@ -91,6 +92,7 @@ class Device:
     sustained: ShareFigure | None = None
     power_bound: bool = False
     multiprocessors: NumberFigure | None = None
+    work_queues: NumberFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

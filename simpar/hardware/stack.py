@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from simpar.hardware.stack_memory import StackMemory
 Wait = Literal['receive', 'pass', 'batch', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
 Bytes = Annotated[float, Field(ge=0, le=1000)]
+MOST_QUEUES: Final = 2**16
+"""Work queues that a file may ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,14 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkQueues:
+    """How many work queues of a device the framework uses."""
+
+    count: Annotated[int, Field(ge=1, le=MOST_QUEUES)]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
     """The kernel of fused attention: ``share`` of the peak forward; ``backward``, its time over the forward's."""
 
@@ -75,6 +85,7 @@ class Stack:
         schedule: dotted keys that a schedule on this stack has where it does not say otherwise, each with its value.
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
+        work_queues: how many of a device's it uses; none: all.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
     """
@@ -87,10 +98,11 @@ class Stack:
     schedule: dict[str, Any] = field(default_factory=dict)
     host: HostTimes | None = None
     waits: Waits | None = None
+    work_queues: WorkQueues | None = None
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
     memory: StackMemory | None = None
 
 
-__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'StackMemory', 'Waits']
+__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'StackMemory', 'Waits', 'WorkQueues']

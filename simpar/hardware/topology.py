@@ -95,6 +95,7 @@ class Cluster:
         slow: rank → its speed, where it is not 1.
         links: name of a link → what its bandwidth is multiplied with, where it is not as in the profile.
         stack: the framework that issues the ops; None, one kernel an op.
+        work_queues: how many work queues of a device are used; 0: as the stack says, or all that the device has.
     """
 
     profile: Profile
@@ -103,12 +104,26 @@ class Cluster:
     slow: Mapping[int, float] = field(default_factory=dict)
     links: Mapping[str, float] = field(default_factory=dict)
     stack: Stack | None = None
+    work_queues: int = 0
 
     def __repr__(self) -> str:
         # Figures of the profile and of the stack would be 6,000 characters and more.
         changed = ''.join(f', {key}={value!r}' for key, value in (('slow', self.slow), ('links', self.links)) if value)
         stack = f', stack={self.stack.name!r}' if self.stack else ''
-        return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed}{stack})'
+        queues = f', work_queues={self.work_queues!r}' if self.work_queues else ''
+        return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed}{stack}{queues})'
+
+    @property
+    def queues(self) -> int:
+        """How many work queues of a device are used; 0: one for each stream."""
+        has = self.profile.device.work_queues
+        return self.queues_asked or (int(has.value) if has else 0)
+
+    @property
+    def queues_asked(self) -> int:
+        """How many work queues the user or the stack asks for; 0: they do not say."""
+        told = self.stack.work_queues if self.stack else None
+        return self.work_queues or (told.count if told else 0)
 
     @property
     def world(self) -> int:

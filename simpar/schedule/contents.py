@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, WithJsonSchema
 
 from simpar.document import Bytes, Short
+from simpar.hardware.stack import MOST_QUEUES
 from simpar.plan import Plan
 from simpar.schedule.planner import Planner
 from simpar.workload import Workload
@@ -58,6 +59,14 @@ class ClusterReference:
             description='the framework that issues kernels, by name (docs/stacks.md) or path; empty: one an op',
         ),
     ] = ''
+    work_queues: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_QUEUES)] | None,
+        Field(
+            examples=[1],
+            description='how many work queues of a device are used, as CUDA_DEVICE_MAX_CONNECTIONS says; '
+            'unless given, as the stack says, or all that the device has',
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
