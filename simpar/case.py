@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from simpar.ablation import unchanged_baseline, unused_links, unused_queues, without_effect
+from simpar.ablation import unchanged_baseline, unused_links, unused_mode, unused_queues, without_effect
+from simpar.cost.beside import mode_notes
 from simpar.cost.compute import FP8
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
@@ -116,6 +117,7 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
+            *mode_notes(self.cluster, self.program),
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.workload.model.notes,
@@ -141,8 +143,15 @@ class Case:
         own = without_effect(self.schedule, self.strategies, self.plan, self.cluster, self.program)
         links = unused_links(self.schedule, self.program, self.cluster)
         queues = unused_queues(self.schedule, self.program, self.cluster)
+        mode = unused_mode(self.schedule, self.program, self.cluster)
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
-        return (*own, *links, *queues, *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made))
+        return (
+            *own,
+            *links,
+            *queues,
+            *mode,
+            *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made),
+        )
 
     def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
@@ -270,6 +279,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             links=wanted.links,
             stack=load_stack(wanted.stack) if wanted.stack else None,
             work_queues=wanted.work_queues or 0,
+            expansion_mode=wanted.expansion_mode or '',
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
@@ -318,7 +328,7 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
     if problem.where != 'cluster':
         return problem
     key = f'cluster.{problem.what.partition(": ")[0]}'
-    if key.startswith('cluster.links.'):
+    if key.startswith(('cluster.links.', 'cluster.expansion_mode')):
         return replace(problem, where=schedule.where(key), what=f'cluster.{problem.what}')
     return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
 

@@ -20,6 +20,7 @@ from simpar.errors import Problem, ProfileError
 from simpar.extended import extended, unknown_links
 from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
+from simpar.hardware.faults import expansion_problems, faults_of
 
 FILE: Final = 'profile.yaml'
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -172,6 +173,8 @@ def _problems(profile: Profile) -> Iterator[Problem]:
         if kind in ('matmul', 'attention') and table.dtype is None:
             yield Problem(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
     yield from _link_problems(profile.links)
+    if profile.expansion:
+        yield from expansion_problems(profile.expansion)
 
 
 def _link_problems(links: Sequence[Link]) -> Iterator[Problem]:
@@ -202,6 +205,7 @@ def cluster(
     links: Mapping[str, float] | None = None,
     stack: Stack | None = None,
     work_queues: int = 0,
+    expansion_mode: str = '',
 ) -> Cluster:
     """So many nodes of a profile.
 
@@ -211,9 +215,10 @@ def cluster(
         links: name of a link → what its bandwidth is multiplied with.
         stack: the framework that issues the ops.
         work_queues: how many of a device are used; 0: as the stack says, or all that the device has.
+        expansion_mode: of the library; empty: as the stack says, or the profile's default.
 
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
-    in the cluster, a link not in the profile, or a device has fewer work queues.
+    in the cluster, a link or mode not in the profile, or a device has fewer work queues.
     """
     made = Cluster(
         profile=profile,
@@ -223,52 +228,12 @@ def cluster(
         links=dict(links or {}),
         stack=stack,
         work_queues=work_queues,
+        expansion_mode=expansion_mode,
     )
-    problems = [Problem('cluster', what, instead) for what, instead in _faults(made)]
+    problems = [Problem('cluster', what, instead) for what, instead in faults_of(made)]
     if problems:
         raise ProfileError(problems)
     return made
-
-
-def _faults(made: Cluster) -> Iterator[tuple[str, str]]:
-    profile, reach = made.profile, made.topology.sizes[-1]
-    if made.nodes < 1 or made.devices < 1:
-        yield f'{made.nodes} nodes of {made.devices} devices', 'write 1 or more of each'
-    # A first link that joins all devices knows no bound of a node.
-    elif made.devices > profile.devices and profile.links[0].devices:
-        yield f'{made.devices} devices in a node of {profile.devices}', f'write devices: {profile.devices} or fewer'
-    elif reach and made.world > reach:
-        last = profile.links[-1].name
-        yield (
-            f'profile {profile.name!r} says how {reach} devices are joined, not {made.world}',
-            f'add a link behind {last!r} with devices: 0, or take fewer nodes',
-        )
-    for rank, speed in made.slow.items():
-        if not 0 <= rank < made.world:
-            yield f'slow: there is no rank {rank}', f'write a rank from 0 to {made.world - 1}'
-        if not 0 < speed < math.inf:
-            yield f'slow: {speed} is no speed', 'write a number more than 0, e.g. 0.9'
-    has = profile.device.work_queues
-    if has and made.queues > has.value:
-        yield (
-            f'work_queues: {profile.device.name} has {has.value:g}, not {made.queues}',
-            f'write {has.value:g} or fewer, or leave it out for all',
-        )
-    yield from _link_faults(made)
-
-
-def _link_faults(made: Cluster) -> Iterator[tuple[str, str]]:
-    names = [link.name for link in made.profile.links]
-    for name, factor in made.links.items():
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            guess = f'did you mean {close[0]}? ' if close else ''
-            yield (
-                f'{document.dotted(("links", name))}: there is no such link',
-                f'{guess}links of {made.profile.name}: {", ".join(names)}',
-            )
-        elif not 0 < factor < math.inf:
-            yield f'links.{name}: {factor} times its bandwidth is no bandwidth', 'write a number above 0, e.g. 0.5'
 
 
 def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:
