@@ -127,8 +127,12 @@ def test_what_is_scarcer_counts_cores_or_bandwidth():
     assert speed(0.75, 'aiv') == 0.25
 
 
-def test_a_stack_may_ask_for_a_mode_unless_the_user_does():
-    stack = replace(load_stack('eager'), expansion_mode=ExpansionMode(mode='aiv', source='test'))
+def test_a_stack_may_ask_for_a_mode_unless_the_user_does(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    mode = 'expansion_mode: {mode: aiv, source: test}'
+    file.write_text(f'format: 1\nname: mine\nextends: eager\ndescription: d\nsource: s\n{mode}\n')
+    stack = load_stack(str(file))
+    assert stack.expansion_mode == ExpansionMode(mode='aiv', source='test')
     assert on(stack=stack).mode == 'aiv'
     assert on('ai_cpu', stack=stack).mode == 'ai_cpu'
     assert on().mode == 'host'
