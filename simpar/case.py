@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from simpar.ablation import unchanged_baseline, unused_links, unused_queues, unused_spread, without_effect
+from simpar.ablation import (
+    unchanged_baseline,
+    unused_links,
+    unused_mode,
+    unused_queues,
+    unused_spread,
+    without_effect,
+)
+from simpar.cost.beside import mode_notes
 from simpar.cost.compute import FP8
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
@@ -116,6 +124,7 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
+            *mode_notes(self.cluster, self.program),
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.workload.model.notes,
@@ -142,12 +151,14 @@ class Case:
         links = unused_links(self.schedule, self.program, self.cluster)
         queues = unused_queues(self.schedule, self.program, self.cluster)
         spread = unused_spread(self.schedule, self.cluster)
+        mode = unused_mode(self.schedule, self.program, self.cluster)
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
         return (
             *own,
             *links,
             *queues,
             *spread,
+            *mode,
             *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made),
         )
 
@@ -278,6 +289,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             stack=load_stack(wanted.stack) if wanted.stack else None,
             work_queues=wanted.work_queues or 0,
             spread=wanted.spread,
+            expansion_mode=wanted.expansion_mode or '',
         )
     except ProfileError as error:
         raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
@@ -326,7 +338,7 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
     if problem.where != 'cluster':
         return problem
     key = f'cluster.{problem.what.partition(": ")[0]}'
-    if key.startswith('cluster.links.'):
+    if key.startswith(('cluster.links.', 'cluster.expansion_mode')):
         return replace(problem, where=schedule.where(key), what=f'cluster.{problem.what}')
     return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
 

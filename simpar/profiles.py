@@ -20,7 +20,7 @@ from simpar.errors import Problem, ProfileError
 from simpar.extended import extended, unknown_links
 from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
-from simpar.hardware.faults import faults
+from simpar.hardware.faults import expansion_problems, faults_of
 
 FILE: Final = 'profile.yaml'
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -173,6 +173,8 @@ def _problems(profile: Profile) -> Iterator[Problem]:
         if kind in ('matmul', 'attention') and table.dtype is None:
             yield Problem(('tables', kind), 'no dtype', 'write the data type of the kernels, e.g. dtype: bf16')
     yield from _link_problems(profile.links)
+    if profile.expansion:
+        yield from expansion_problems(profile.expansion)
 
 
 def _link_problems(links: Sequence[Link]) -> Iterator[Problem]:
@@ -204,6 +206,7 @@ def cluster(
     stack: Stack | None = None,
     work_queues: int = 0,
     spread: float = 0.0,
+    expansion_mode: str = '',
 ) -> Cluster:
     """So many nodes of a profile.
 
@@ -214,15 +217,23 @@ def cluster(
         stack: the framework that issues the ops.
         work_queues: how many of a device are used; 0: as the stack says, or all that the device has.
         spread: standard deviation of what devices take for the same work, as a share of its mean.
+        expansion_mode: of the library; empty: as the stack says, or the profile's default.
 
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
-    in the cluster, a link not in the profile, or a device has fewer work queues.
+    in the cluster, a link or mode not in the profile, or a device has fewer work queues.
     """
     made = Cluster(
-        profile=profile, nodes=nodes, devices=devices or profile.devices, slow=dict(slow or {}),
-        links=dict(links or {}), stack=stack, work_queues=work_queues, spread=spread,
-    )  # fmt: skip
-    problems = [Problem('cluster', what, instead) for what, instead in faults(made)]
+        profile=profile,
+        nodes=nodes,
+        devices=devices or profile.devices,
+        slow=dict(slow or {}),
+        links=dict(links or {}),
+        stack=stack,
+        work_queues=work_queues,
+        spread=spread,
+        expansion_mode=expansion_mode,
+    )
+    problems = [Problem('cluster', what, instead) for what, instead in faults_of(made)]
     if problems:
         raise ProfileError(problems)
     return made

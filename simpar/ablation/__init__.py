@@ -3,7 +3,8 @@
 from simpar.ablation.baseline import unchanged_baseline as unchanged_baseline
 from simpar.ablation.find import without_effect as without_effect
 from simpar.ablation.links import unused_links as unused_links
+from simpar.ablation.mode import unused_mode as unused_mode
 from simpar.ablation.queues import unused_queues as unused_queues
 from simpar.ablation.spread import unused_spread as unused_spread
 
-__all__ = ['unchanged_baseline', 'unused_links', 'unused_queues', 'unused_spread', 'without_effect']
+__all__ = ['unchanged_baseline', 'unused_links', 'unused_mode', 'unused_queues', 'unused_spread', 'without_effect']

@@ -72,7 +72,8 @@ def _alike(one: Made, other: Made) -> bool:
         return True
     costs = [price(*made) for made in (one, other)]
     arrays = all(
-        (getattr(costs[0], name) == getattr(costs[1], name)).all() for name in ('compute', 'host', 'rank_speed')
+        (getattr(costs[0], name) == getattr(costs[1], name)).all()
+        for name in ('compute', 'host', 'beside_communication', 'rank_speed')
     )
     queues = costs[0].work_queues == costs[1].work_queues
     return bool(arrays and queues and costs[0].communication == costs[1].communication)

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.cost.beside import speeds_beside
 from simpar.cost.communicated import Communicated, communicated
 from simpar.cost.compute import NO_WORK
 from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
@@ -128,7 +129,8 @@ class Pricer:
     def _costs(self, effects: Effects) -> Costs:
         # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
         cluster = self._cluster
-        key = (self._own, cluster.profile, cluster.slow, cluster.spread, replace(effects, work_queues=True))
+        made = (cluster.profile, cluster.slow, cluster.spread, cluster.mode)
+        key = (self._own, *made, replace(effects, work_queues=True))
         local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
         communication, links = self._messages.of(effects)
         return Costs(
@@ -145,8 +147,7 @@ class Pricer:
 
     def _local(self, effects: Effects) -> Local:
         """What is no communication."""
-        slow_down = self._cluster.profile.slow_down
-        slower = (slow_down.matrix.value, slow_down.memory.value, slow_down.collective.value)
+        slower = speeds_beside(self._cluster, self._program)
         seconds = self._compute_seconds(effects)
         compute = seconds[self._kind]
         compute.flags.writeable = False

@@ -1,5 +1,6 @@
 """Hardware: device, host, links, topology, cluster and profile, each number with its source and grade."""
 
+from simpar.hardware.expansion import Expansion, Taken
 from simpar.hardware.figure import (
     GRADES,
     Figure,
@@ -26,7 +27,7 @@ from simpar.hardware.profile import (
     TableFile,
     Tables,
 )
-from simpar.hardware.stack import AttentionKernel, HostTimes, Launches, Stack, Waits, WorkQueues
+from simpar.hardware.stack import AttentionKernel, ExpansionMode, HostTimes, Launches, Stack, Waits, WorkQueues
 from simpar.hardware.stack_memory import Beside, StackMemory, Workspace
 from simpar.hardware.topology import Cluster, Shape, Topology
 
@@ -37,6 +38,8 @@ __all__ = [
     'Beside',
     'Cluster',
     'Device',
+    'Expansion',
+    'ExpansionMode',
     'Figure',
     'FlopsFigure',
     'Grade',
@@ -59,6 +62,7 @@ __all__ = [
     'StackMemory',
     'TableFile',
     'Tables',
+    'Taken',
     'TimeFigure',
     'Topology',
     'Waits',

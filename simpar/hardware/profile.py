@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simpar.hardware.expansion import Expansion
 from simpar.hardware.figure import (
     FlopsFigure,
     Grade,
@@ -218,6 +219,7 @@ class Profile:
 
     Arguments:
         devices: how many are in a node.
+        expansion: what a running collective takes of a device by the mode of the library; none: it has one mode.
         links: levels of the network, from the innermost outwards.
         net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
         extends: the profile that it differs from, by name or path.
@@ -234,6 +236,7 @@ class Profile:
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
     library: Library
     slow_down: SlowDown
+    expansion: Expansion | None = None
     tables: Tables = field(default_factory=Tables)
     net: str = ''
     extends: str = ''

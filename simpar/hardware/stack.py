@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from simpar.hardware.expansion import Mode
 from simpar.hardware.figure import Figure, Grade, ShareFigure, Text, TimeFigure
 from simpar.hardware.stack_memory import StackMemory
 
@@ -69,6 +70,14 @@ class WorkQueues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpansionMode:
+    """The mode in which the library expands the framework's collectives."""
+
+    mode: Mode
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
     """The kernel of fused attention: ``share`` of the peak forward; ``backward``, its time over the forward's."""
 
@@ -86,6 +95,7 @@ class Stack:
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         work_queues: how many of a device's it uses; none: all.
+        expansion_mode: of the library; none: its default.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
     """
@@ -99,10 +109,21 @@ class Stack:
     host: HostTimes | None = None
     waits: Waits | None = None
     work_queues: WorkQueues | None = None
+    expansion_mode: ExpansionMode | None = None
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
     memory: StackMemory | None = None
 
 
-__all__ = ['AttentionKernel', 'Grade', 'HostTimes', 'Launches', 'Stack', 'StackMemory', 'Waits', 'WorkQueues']
+__all__ = [
+    'AttentionKernel',
+    'ExpansionMode',
+    'Grade',
+    'HostTimes',
+    'Launches',
+    'Stack',
+    'StackMemory',
+    'Waits',
+    'WorkQueues',
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Final
 
+from simpar.hardware.expansion import Taken
 from simpar.hardware.figure import RateFigure, ShareFigure
 from simpar.hardware.profile import Link, Profile
 from simpar.hardware.stack import Stack
@@ -97,6 +98,7 @@ class Cluster:
         stack: the framework that issues the ops; None, one kernel an op.
         work_queues: how many work queues of a device are used; 0: as the stack says, or all that the device has.
         spread: standard deviation of what devices take for the same work, as a share of its mean.
+        expansion_mode: of the library; empty: as the stack says, or the profile's default.
     """
 
     profile: Profile
@@ -107,11 +109,15 @@ class Cluster:
     stack: Stack | None = None
     work_queues: int = 0
     spread: float = 0.0
+    expansion_mode: str = ''
 
     def __repr__(self) -> str:
         # Figures of the profile and of the stack would be 6,000 characters and more.
-        more = {'slow': self.slow, 'links': self.links, 'stack': self.stack and self.stack.name}
-        more |= {'work_queues': self.work_queues, 'spread': self.spread}
+        stack = self.stack.name if self.stack else ''
+        more = {
+            'slow': self.slow, 'links': self.links, 'stack': stack,
+            'work_queues': self.work_queues, 'spread': self.spread, 'expansion_mode': self.expansion_mode,
+        }  # fmt: skip
         changed = ''.join(f', {key}={value!r}' for key, value in more.items() if value)
         return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
 
@@ -126,6 +132,26 @@ class Cluster:
         """How many work queues the user or the stack asks for; 0: they do not say."""
         told = self.stack.work_queues if self.stack else None
         return self.work_queues or (told.count if told else 0)
+
+    @property
+    def mode(self) -> str:
+        """The mode in which the library expands collectives; empty: the profile knows of none."""
+        has = self.profile.expansion
+        return self.mode_asked or (has.default if has else '')
+
+    @property
+    def mode_asked(self) -> str:
+        """The mode that the user or the stack asks for; empty: they do not say."""
+        told = self.stack.expansion_mode if self.stack else None
+        return self.expansion_mode or (told.mode if told else '')
+
+    @property
+    def taken(self) -> Taken | None:
+        """What a running collective takes of a device; None: the profile does not say by mode."""
+        has = self.profile.expansion
+        # Words of users, told beforehand where there is no such mode.
+        modes = {str(mode): taken for mode, taken in has.modes.items()} if has else {}
+        return modes.get(self.mode)
 
     @property
     def world(self) -> int:

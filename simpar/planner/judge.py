@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from simpar.planner.bound import (
     least_slowed,
 )
 from simpar.planner.clock import Timed, timed
-from simpar.planner.hiding import Speeds, least_beside
+from simpar.planner.hiding import least_beside
 from simpar.planner.layers import few_of, layers_of_stages
 from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, ORDER, Refusal
@@ -119,7 +118,7 @@ class Judge:
         sample = self._widest(plan)
         if sample is None:
             return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, self._speeds, chains=self._only)
+        mean = least_mean(sample, self._layers, plan.pipeline * plan.data, sample.speeds, chains=self._only)
         return self._with_shards(plan, sample, mean, 1)
 
     def _batched(self, plan: Plan) -> Judged:
@@ -127,7 +126,7 @@ class Judge:
         sample = self._slice(plan)
         if sample is None:
             return Judged()
-        mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, self._speeds, chains=self._only)
+        mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, sample.speeds, chains=self._only)
         return self._with_shards(plan, sample, mean, plan.micro_batches)
 
     def _slice(self, plan: Plan) -> Sample | None:
@@ -188,14 +187,8 @@ class Judge:
         if plan.pipeline == 1:
             seconds_of, slowed, inside = compute_of_one(sample, self._layers, 1 / plan.data)
             # Messages inside of layers are hidden at the same price.
-            wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), self._speeds))
+            wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), sample.speeds))
         return Judged(max(seconds, wire))
-
-    @cached_property
-    def _speeds(self) -> Speeds:
-        """How fast computation and messages are beside each other."""
-        found = self._cluster.profile.slow_down
-        return Speeds(found.matrix.value, found.memory.value, found.collective.value)
 
     def _even(self, plan: Plan, sample: Sample) -> tuple[list[list[int]], list[int]]:
         """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
@@ -292,9 +285,9 @@ class Judge:
         wires = self._wires_of(plan, sample, layers, clock)
         wire = max(wires)
         if plan.pipeline == 1 and stages == 1:
-            wire = max(wire, least_alone(sample, layers, clock, wire, self._speeds))
+            wire = max(wire, least_alone(sample, layers, clock, wire, sample.speeds))
         elif wire:
-            wire = max(wire, least_sharing(sample, layers, clock, wires, self._speeds))
+            wire = max(wire, least_sharing(sample, layers, clock, wires, sample.speeds))
         return Judged(wire, None, least)
 
     def _too_much(self, least: float) -> Refusal:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar.cost.beside import speeds_beside
 from simpar.cost.costs import Costs
 from simpar.cost.entries import Entries
 from simpar.cost.price import Pricer
@@ -34,6 +35,7 @@ class Sample:
         blocks: by (stage, kind of action, whether its computation is slowed by a message that is awaited).
         held: by stage.
         send: an op class that sends an activation to the next stage.
+        speeds: of computation and messages beside each other.
         copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
         pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
         in_turn: kinds of action whose copies are taken to be done one after the other.
@@ -47,6 +49,7 @@ class Sample:
     held: tuple[Held, ...]
     send: OpClass | None
     few: Few
+    speeds: Speeds
     copies: int
     tiles: int = 1
     in_step: bool = True
@@ -96,6 +99,7 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         held,
         sends[0] if sends else None,
         few,
+        Speeds(*speeds_beside(cluster, program)),
         plan.copies,
         plan.tiles,
         _in_step(few, plan, program),
@@ -161,8 +165,7 @@ def _blocks(
 ) -> dict[tuple[int, str, bool], Block]:
     isolated, slowed, wires = _seconds(program, costs)
     wire = _busiest(program, isolated)
-    found = cluster.profile.slow_down
-    speeds = Speeds(found.matrix.value, found.memory.value, found.collective.value)
+    speeds = Speeds(*speeds_beside(cluster, program))
     # What is slowed all the time is not slowed again.
     both = (
         (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds)),

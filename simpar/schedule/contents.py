@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, WithJsonSchema
 
 from simpar.document import Bytes, Short
+from simpar.hardware.expansion import Mode
 from simpar.hardware.stack import MOST_QUEUES
 from simpar.plan import Plan
 from simpar.schedule.planner import Planner
@@ -75,6 +76,13 @@ class ClusterReference:
             examples=[1],
             description='how many work queues of a device are used, as CUDA_DEVICE_MAX_CONNECTIONS says; '
             'unless given, as the stack says, or all that the device has',
+        ),
+    ] = None
+    expansion_mode: Annotated[
+        Mode | None,
+        Field(
+            description='how HCCL expands collectives, as HCCL_OP_EXPANSION_MODE says; '
+            "unless given, as the stack says, or the profile's default",
         ),
     ] = None
 

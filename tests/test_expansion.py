@@ -1,0 +1,205 @@
+"""Expansion: what collectives take of a device by the mode of the library, and what that makes of a gain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from simpar.cli import main
+from simpar.cost.beside import cores_taken, speeds_beside
+from simpar.cost.compute import MATRIX
+from simpar.cost.price import Pricer
+from simpar.errors import ProfileError
+from simpar.hardware import ExpansionMode
+from simpar.hardware.figure import ShareFigure
+from simpar.lower import lower
+from simpar.plan import Plan
+from simpar.profiles import cluster, load_profile, profile_names
+from simpar.stacks import load_stack
+from simpar.workload import Transformer, Workload
+
+WORK = Workload(model=Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128), batch=8, precision='bf16')
+SUMS = Plan(tensor=8, copies=2)
+
+PLAN = """\
+simpar: 1
+cluster:
+  profile: PROFILE
+  devices: 8
+  expansion_mode: MODE
+workload:
+  batch: 8
+  precision: bf16
+  transformer: {layers: 2, hidden: 2048, heads: 16, vocab: 512, sequence: 1024}
+plan: {tensor: 8, copies: 2}
+"""
+
+
+def ran(tmp_path, capsys, mode, *words, profile='ascend910b-8', code=0):
+    file = tmp_path / 'plan.yaml'
+    line = '' if mode else '  expansion_mode: MODE\n'
+    file.write_text(PLAN.replace('PROFILE', profile).replace(line, '').replace('MODE', mode))
+    assert main(['run', str(file), *words]) == code
+    return capsys.readouterr()
+
+
+def on(mode='', profile='ascend910b-8', **changes):
+    return cluster(load_profile(profile), expansion_mode=mode, **changes)
+
+
+def test_copies_gain_less_where_sums_take_the_vector_cores_of_what_runs_beside_them(tmp_path, capsys):
+    default, aiv = (json.loads(ran(tmp_path, capsys, mode, '--json').out) for mode in ('', 'aiv'))
+    assert 0 < aiv['gain'] < default['gain']
+    slowed = [{row['effect']: row['seconds'] for row in one['explanation']} for one in (default, aiv)]
+    assert slowed[1]['slow-down under overlap'] < slowed[0]['slow-down under overlap'] < 0
+    # What does not run at once is as it was.
+    for effect in ('ideal overlap', 'small operators'):
+        assert slowed[1][effect] == slowed[0][effect]
+
+
+def test_a_mode_other_than_the_default_is_said_and_the_default_is_not(tmp_path, capsys):
+    told = ' '.join(ran(tmp_path, capsys, 'aiv').out.split())
+    assert 'HCCL expands collectives by aiv, not host: they take up to 24 of 48 vector cores' in told
+    assert 'without effect' not in told
+    assert 'expands collectives' not in ran(tmp_path, capsys, '').out
+
+
+@pytest.mark.parametrize('name', profile_names())
+def test_in_the_default_mode_kernels_run_as_slow_down_says_to_the_bit(name):
+    profile = load_profile(name)
+    devices = min(8, profile.devices)
+    program = lower(replace(WORK, precision='fp32'), Plan(tensor=devices, copies=2), devices)
+    costs = Pricer(program, cluster(profile, devices=devices)).costs()
+    slow_down = profile.slow_down
+    for number, op in enumerate(program.op_classes):
+        computes = op.kind == 'compute'
+        kernel = slow_down.matrix if op.operator in MATRIX else slow_down.memory
+        assert costs.beside_communication[number] == (kernel.value if computes else 1.0)
+        assert costs.beside_compute[number] == (1.0 if computes else slow_down.collective.value)
+
+
+def test_vector_kernels_have_the_cores_that_are_left_and_products_keep_their_speed():
+    program = lower(WORK, SUMS, 8)
+    default, aiv = (Pricer(program, on(mode)).costs().beside_communication for mode in ('', 'aiv'))
+    for number, op in enumerate(program.op_classes):
+        if op.kind == 'compute' and op.operator not in MATRIX:
+            assert (default[number], aiv[number]) == (0.85, 1 - 24 / 48)
+        else:
+            assert aiv[number] == default[number]
+
+
+@pytest.mark.parametrize(
+    ('plan', 'cores'),
+    [
+        # Ulysses exchanges heads, sums of gradients are left out by a forward; the operator that takes most counts.
+        (Plan(context=8, context_kind='all_to_all'), 16),
+        (Plan(tensor=8), 24),
+        (Plan(pipeline=2, stages=(1, 1), micro_batches=2), 0),
+    ],
+)
+def test_of_the_operators_of_a_program_the_one_that_takes_most_counts(plan, cores):
+    program = lower(replace(WORK, phase='forward'), plan, plan.context * plan.tensor * plan.pipeline)
+    assert cores_taken(on('aiv'), program) == cores
+    assert cores_taken(on('host'), program) == 0
+
+
+@pytest.mark.parametrize(('ranks', 'cores'), [(2, 2), (40, 2), (41, 3), (768, 39), (1200, 60)])
+def test_on_an_a3_large_groups_take_more_cores(ranks, cores):
+    """By hand: max(2, ceil(ranks / 20))."""
+    assert on('aiv', 'ascend910c-16').taken.cores_of('all_reduce', ranks) == cores
+    assert on('aiv', 'ascend910c-16').taken.cores_of('send', ranks) == 0
+
+
+def test_what_is_scarcer_counts_cores_or_bandwidth():
+    program = lower(WORK, SUMS, 8)
+    profile = load_profile('ascend910b-8')
+
+    def speed(share, mode):
+        figure = ShareFigure(value=share, source='test', grade='estimate')
+        modes = {name: replace(one, bandwidth=figure) for name, one in profile.expansion.modes.items()}
+        made = replace(profile, expansion=replace(profile.expansion, modes=modes))
+        return speeds_beside(cluster(made, expansion_mode=mode), program)[1]
+
+    assert speed(0.25, 'ai_cpu') == 0.75
+    assert speed(0.25, 'aiv') == 0.5
+    assert speed(0.75, 'aiv') == 0.25
+
+
+def test_a_stack_may_ask_for_a_mode_unless_the_user_does(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    mode = 'expansion_mode: {mode: aiv, source: test}'
+    file.write_text(f'format: 1\nname: mine\nextends: eager\ndescription: d\nsource: s\n{mode}\n')
+    stack = load_stack(str(file))
+    assert stack.expansion_mode == ExpansionMode(mode='aiv', source='test')
+    assert on(stack=stack).mode == 'aiv'
+    assert on('ai_cpu', stack=stack).mode == 'ai_cpu'
+    assert on().mode == 'host'
+    program = lower(WORK, SUMS, 8)
+    assert cores_taken(on(stack=stack), program) == 24
+    with pytest.raises(ProfileError, match='h100-sxm-8 has no modes'):
+        on(profile='h100-sxm-8', stack=stack)
+
+
+@pytest.mark.parametrize(
+    ('mode', 'profile', 'words'),
+    [
+        ('host', 'ascend910c-16', 'ascend910c-16 has no mode host; write one of ai_cpu, aiv'),
+        ('aiv', 'h100-sxm-8', 'h100-sxm-8 has no modes: its collectives take what its slow_down says; leave it out'),
+        ('aiv', 'ascend910a-8', 'ascend910a-8 has no modes'),
+        ('sdma', 'ascend910b-8', 'one of host, ai_cpu, aiv'),
+    ],
+)
+def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mode, profile, words):
+    told = ran(tmp_path, capsys, mode, profile=profile, code=2).err
+    assert 'plan.yaml:5: cluster.expansion_mode: ' in told
+    assert words in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ('mode', 'profile', 'why'),
+    [
+        ('host', 'ascend910b-8', 'it is the mode without the key, too'),
+        ('ai_cpu', 'ascend910b-8', 'take the same of a device as with host'),
+        # Two cores of 48 leave more than the bandwidth does.
+        ('aiv', 'ascend910c-16', 'take the same of a device as with ai_cpu'),
+    ],
+)
+def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, why):
+    told = ' '.join(ran(tmp_path, capsys, mode, profile=profile).out.split())
+    assert f'without effect here: cluster.expansion_mode ({mode}): ' in told
+    assert why in told
+
+
+def test_a_baseline_of_another_mode_is_no_other_program_at_the_same_prices(tmp_path, capsys):
+    words = ['--set', 'against={cluster.expansion_mode: aiv}']
+    told = json.loads(ran(tmp_path, capsys, '', '--json', *words).out)
+    assert told['without_effect'] == []
+    assert told['gain'] > 0
+
+
+@pytest.mark.parametrize(
+    ('own', 'words'),
+    [
+        ('default: null', 'expansion.default'),
+        ('modes: {host: null}', 'expansion.default: host is not among modes'),
+        ('vector_cores: 24', 'expansion.modes.aiv.cores.all_reduce: 24 of 24 vector cores leave no kernel any'),
+        ('modes: {aiv: {bandwidth: {value: 1, source: s, grade: estimate}}}', 'modes.aiv.bandwidth: leaves no kernel'),
+    ],
+)
+def test_what_is_wrong_in_the_group_of_a_profile_is_told(tmp_path, own, words):
+    file = tmp_path / 'mine.yaml'
+    file.write_text(f'format: 1\nname: mine\nextends: ascend910b-8\ndescription: d\nexpansion:\n  {own}\n')
+    with pytest.raises(ProfileError, match=words):
+        load_profile(file)
+
+
+def test_a_profile_of_ones_own_gives_a_mode_fewer_cores(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    modes = 'modes: {aiv: {cores: {all_reduce: 12}}}'
+    file.write_text(f'format: 1\nname: mine\nextends: ascend910b-8\ndescription: d\nexpansion:\n  {modes}\n')
+    made = cluster(load_profile(file), expansion_mode='aiv')
+    assert cores_taken(made, lower(replace(WORK, phase='forward'), Plan(tensor=8), 8)) == 12
+    assert load_profile(file).expansion.modes['aiv'].cores['all_reduce'].grade == 'estimate'
