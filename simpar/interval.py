@@ -96,12 +96,12 @@ def bound_by(program: Program, costs: Costs, step: float) -> str:
     return HOST if issued >= _HALF * step else DEVICE
 
 
-def streaming_share(program: Program, costs: Costs, step: float) -> float:
+def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> float:
     """The share of a step that kernels off the matrix units fill, on the rank that computes most.
 
-    0 where the host bounds the step: what the device does then fills none of it.
+    Arguments: ``bound``, as of ``bound_by``; where it is the host, what the device does fills none of the step.
     """
-    if bound_by(program, costs, step) == HOST:
+    if bound == HOST:
         return 0.0
     kinds, ops = program.cost_kinds
     streams = np.array([op.kind == 'compute' and op.operator not in MATRIX for op in ops])[kinds]

@@ -285,7 +285,8 @@ def predict(
 
 def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, costs: Costs) -> Prediction:
     # Nobody has published steps of a device alone.
-    spread = spread_of(cluster, bound_by(program, costs, trace.step)) if cluster.stack else None
+    bound = bound_by(program, costs, trace.step) if cluster.stack else ''
+    spread = spread_of(cluster, bound)
     return Prediction(
         name=name,
         trace=trace,
@@ -294,7 +295,7 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
         spread=spread,
-        streaming=streaming_share(program, costs, trace.step) if spread else 0.0,
+        streaming=streaming_share(program, costs, trace.step, bound) if spread else 0.0,
     )
 
 

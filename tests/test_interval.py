@@ -120,10 +120,10 @@ def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_th
     (role,) = program.roles
     products = sum(costs.compute[index] for index in role.op_class if program.op_classes[index].operator in MATRIX)
     idle = step - costs.compute[role.op_class].sum()
-    share = streaming_share(program, costs, step)
+    share = streaming_share(program, costs, step, DEVICE)
     assert 0.05 < share < 0.5
     assert share == pytest.approx(1 - (products + idle) / step)
-    assert streaming_share(program, costs, step / 100) == 0.0
+    assert streaming_share(program, costs, step, HOST) == 0.0
 
 
 @pytest.mark.parametrize(('hidden', 'bound'), [(64, HOST), (4096, DEVICE)])

@@ -104,8 +104,8 @@ def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
     made = case_of(schedule, limit=limit)
     step, costs = step_and_costs(made.program, made.cluster)
     device = device_class(made.cluster.profile.device.name)
-    kind = bound_by(made.program, costs, step), streaming_share(made.program, costs, step)
-    return Predicted(step, stack_name(row), device, *kind)
+    bound = bound_by(made.program, costs, step)
+    return Predicted(step, stack_name(row), device, bound, streaming_share(made.program, costs, step, bound))
 
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
