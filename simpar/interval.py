@@ -1,5 +1,13 @@
 """Intervals: how far measured steps lay from predictions of their kind, told with every prediction.
 
+A kind is a class of devices and what bounds the step, whatever the stack: of steps for fitting, intervals told by
+device fit models that were left out better than those told by stack. Within a kind kernels that stream are priced less
+well than products are. So errors are taken relative to √(1 + (ρ · s)²), with s the share of the step that streaming
+kernels fill and ρ one number for all kinds. What the parts of a sum are unsure by adds up in squares (GUM, JCGM
+100:2008, section 5.1.2). Quantiles of errors relative to a scale that the prediction knows are normalised conformal
+intervals (Papadopoulos, Gammerman, Vovk 2008, "Normalized nonconformity measures for regression conformal prediction";
+Lei et al. 2018, "Distribution-free predictive inference for regression", section 5.2).
+
 Half-widths are of published steps that numbers may be fitted on (docs/validate.md), and of no others; the steps that
 were kept aside tell whether they hold (docs/accuracy.md). They are ratios: 80 % of measured steps lie between step / r
 and step · r. `make accuracy` writes them to ``hw_profiles/intervals.csv``.
@@ -10,16 +18,18 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, hypot
 from typing import Final
 
+import numpy as np
+
+from simpar.cost.compute import MATRIX
 from simpar.cost.costs import Costs
 from simpar.hardware import Cluster
 from simpar.profiles import profile_folder
 from simpar.program import Program
-from simpar.stacks import load_stack, stack_names
 
 TABLE: Final = 'intervals.csv'
 LEVEL: Final = 0.8
@@ -32,26 +42,32 @@ class Spread:
     """How measured steps of a kind were spread about predictions.
 
     Arguments:
-        stack, device: of which they are; ``bound``, by the ``host`` or the ``device``.
-        rows, models: how many steps, of how many models.
-        step: half-width in the logarithm of measured / predicted; ``gain``, that of the ratio of two plans of one model
-            on equal devices, 0 where no such ``pairs`` were measured.
+        device: class of devices; ``bound``, by the ``host`` or the ``device``.
+        stacks: whose steps they are; ``rows``, ``models``: how many steps, of how many models.
+        step: half-width in the logarithm of measured / predicted where nothing streams; ``streaming``, the ρ above.
+        gain: half-width of the ratio of two plans of one model on equal devices, 0 where no such ``pairs`` were
+            measured.
     """
 
-    stack: str
     device: str
     bound: str
+    stacks: tuple[str, ...]
     rows: int
     models: int
     step: float
+    streaming: float
     pairs: int
     gain: float
 
     @property
     def words(self) -> str:
         """What it rests on, in words."""
-        steps = f'{self.rows} published steps of {self.models} models'
-        return f'{steps}, {self.stack} on {self.device}, bound by the {self.bound}'
+        steps = f'{self.rows} published steps of {self.models} models ({", ".join(self.stacks)})'
+        return f'{steps} on {self.device}, bound by the {self.bound}'
+
+    def half_width(self, share: float) -> float:
+        """The half-width of a step of which streaming kernels fill this share."""
+        return self.step * unsure(self.streaming, share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +79,15 @@ class Interval:
     spread: Spread
 
 
-def interval(step: float, spread: Spread) -> Interval:
-    """The interval of a step of so many seconds."""
-    return Interval(low=step * exp(-spread.step), high=step * exp(spread.step), spread=spread)
+def unsure(streaming: float, share: float) -> float:
+    """How many times as unsure a step is as one without streaming kernels, of which these fill a share."""
+    return hypot(1.0, streaming * share)
+
+
+def interval(step: float, spread: Spread, share: float = 0.0) -> Interval:
+    """The interval of a step of so many seconds, of which streaming kernels fill a share."""
+    width = spread.half_width(share)
+    return Interval(low=step * exp(-width), high=step * exp(width), spread=spread)
 
 
 def bound_by(program: Program, costs: Costs, step: float) -> str:
@@ -74,30 +96,36 @@ def bound_by(program: Program, costs: Costs, step: float) -> str:
     return HOST if issued >= _HALF * step else DEVICE
 
 
+def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> float:
+    """The share of a step that kernels off the matrix units fill, on the rank that computes most.
+
+    Arguments: ``bound``, as of ``bound_by``; where it is the host, what the device does fills none of the step.
+    """
+    if bound == HOST:
+        return 0.0
+    kinds, ops = program.cost_kinds
+    streams = np.array([op.kind == 'compute' and op.operator not in MATRIX for op in ops])[kinds]
+    streaming = np.where(streams, costs.compute, 0.0)
+    busiest = max(program.roles, key=lambda role: float(costs.compute[role.op_class].sum()))
+    return float(streaming[busiest.op_class].sum()) / step
+
+
 def spread_of(cluster: Cluster, bound: str) -> Spread | None:
-    """The spread of steps like those on a cluster; None where nobody published any that were scored."""
-    if cluster.stack is None:
-        return None
-    return spread_among(spreads(), cluster.stack.name, device_class(cluster.profile.device.name), bound)
+    """The spread of steps like those on a cluster; None where nobody published any that were scored.
+
+    Without a stack it is None, too: no published step is of a device alone.
+    """
+    return spread_among(spreads(), device_class(cluster.profile.device.name), bound) if cluster.stack else None
 
 
-def spread_among(known: Sequence[Spread], stack: str, device: str, bound: str) -> Spread | None:
-    """That of the stack, or of the nearest one that it extends, on a class of devices."""
-    by = {(one.stack, one.device, one.bound): one for one in known}
-    found = (by.get((name, device, bound)) for name in lineage(stack))
-    return next((one for one in found if one), None)
+def spread_among(known: Sequence[Spread], device: str, bound: str) -> Spread | None:
+    """That of a class of devices and what bounds the step."""
+    return next((one for one in known if (one.device, one.bound) == (device, bound)), None)
 
 
 def device_class(name: str) -> str:
     """A device's name without the size of its memory, which tells nothing of its speed."""
     return re.sub(r' \d+ GB$', '', name)
-
-
-def lineage(stack: str) -> Iterator[str]:
-    """A stack that comes with simpar and those that it extends, nearest first; a user's own file alone is itself."""
-    while stack:
-        yield stack
-        stack = load_stack(stack).extends if stack in stack_names() else ''
 
 
 @functools.lru_cache(maxsize=1)
@@ -109,8 +137,9 @@ def spreads() -> tuple[Spread, ...]:
     with path.open(encoding='utf-8', newline='') as file:
         return tuple(
             Spread(
-                stack=row['stack'], device=row['device'], bound=row['bound'], rows=int(row['rows']),
-                models=int(row['models']), step=float(row['step']), pairs=int(row['pairs']), gain=float(row['gain']),
+                device=row['device'], bound=row['bound'], stacks=tuple(row['stacks'].split()), rows=int(row['rows']),
+                models=int(row['models']), step=float(row['step']), streaming=float(row['streaming']),
+                pairs=int(row['pairs']), gain=float(row['gain']),
             )
             for row in csv.DictReader(file)
         )  # fmt: skip

@@ -22,7 +22,7 @@ from simpar.cost.price import Effects, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
-from simpar.interval import Interval, Spread, bound_by, interval, spread_of
+from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
 from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
@@ -90,7 +90,8 @@ class Prediction:
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
         throughput: what a step does, where it was made of a schedule.
-        stack: the name of the cluster's stack; ``spread``, how measured steps like this one lie about predictions.
+        stack: the name of the cluster's stack; ``spread``, how measured steps like this one lie about predictions;
+            ``streaming``, the share of the step that kernels off the matrix units fill.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Prediction:
     throughput: Throughput | None = None
     stack: str = ''
     spread: Spread | None = None
+    streaming: float = 0.0
 
     def __repr__(self) -> str:
         # A program alone would be millions of characters.
@@ -125,7 +127,7 @@ class Prediction:
     @cached_property
     def interval(self) -> Interval | None:
         """Where 80 % of measured steps like this one lie; None where nobody published any."""
-        return interval(self.step, self.spread) if self.spread else None
+        return interval(self.step, self.spread, self.streaming) if self.spread else None
 
     @property
     def gain_noise(self) -> float | None:
@@ -296,6 +298,9 @@ def predict(
 
 
 def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, costs: Costs) -> Prediction:
+    # Nobody has published steps of a device alone.
+    bound = bound_by(program, costs, trace.step) if cluster.stack else ''
+    spread = spread_of(cluster, bound)
     return Prediction(
         name=name,
         trace=trace,
@@ -303,8 +308,8 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         profile=cluster.profile,
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
-        # Nobody has published steps of a device alone.
-        spread=spread_of(cluster, bound_by(program, costs, trace.step)) if cluster.stack else None,
+        spread=spread,
+        streaming=streaming_share(program, costs, trace.step, bound) if spread else 0.0,
     )
 
 

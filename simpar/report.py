@@ -130,7 +130,7 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
         return
     if found is None:
         device = prediction.profile.device.name
-        yield f'No interval: no published steps of {prediction.stack} or what it extends, on {device}, were scored.'
+        yield f'No interval: no published steps like this one, on {device}, were scored.'
         return
     low, high = format_time(found.low), format_time(found.high)
     yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'

@@ -55,7 +55,7 @@ def regret(group: Sequence[Pair], pick: Pair) -> float:
 def choice(group: Sequence[Pair]) -> Pair:
     """The simplest plan within noise of the one that is predicted fastest; of equally simple ones the faster."""
     best = min(group, key=lambda pair: pair.seconds)
-    spread = spread_among(spreads(), best.stack, best.device, best.bound)
+    spread = spread_among(spreads(), best.device, best.bound)
     margin = expm1(spread.gain) if spread and spread.pairs else USUAL
     within = [pair for pair in group if pair.seconds <= best.seconds * (1 + margin)]
     return min(within, key=lambda pair: (parts(pair), pair.seconds))

@@ -1,17 +1,30 @@
 """80 % intervals: by kind of step, of rows for fitting alone, and told with every answer."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from simpar.interval import DEVICE, HOST, Spread, bound_by, device_class, interval, lineage, spread_among, spreads
+from simpar.cost.compute import MATRIX
+from simpar.interval import (
+    DEVICE,
+    HOST,
+    TABLE,
+    Spread,
+    bound_by,
+    device_class,
+    interval,
+    spread_among,
+    spreads,
+    streaming_share,
+)
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.predict import predict, step_and_costs
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import cluster, load_profile, profile_folder
 from simpar.report import interval_lines, to_dict
 from simpar.stacks import load_stack, stack_names
-from simpar.validate.residuals import covered, half_width, spreads_of, written
+from simpar.validate.residuals import covered, fitted_streaming, half_width, spreads_of, written
 from simpar.validate.rows import Row
 from simpar.validate.scores import Pair
 from simpar.workload import Transformer, Workload
@@ -19,13 +32,16 @@ from simpar.workload import Transformer, Workload
 A100 = load_profile('a100-sxm-8')
 
 
-def pair(model, factor, stack='torch-fsdp', bound=DEVICE, batch='8'):
+def pair(model, factor, stack='torch-fsdp', bound=DEVICE, streaming=0.0, batch='8'):
     cells = {'model': model, 'n_layers': '1', 'hidden': '8', 'global_batch': batch}
-    return Pair(Row(of='mine', cells=cells, seconds=factor), 1.0, 1.0, stack, 'A100 SXM', bound)
+    return Pair(Row(of='mine', cells=cells, seconds=factor), 1.0, 1.0, stack, 'A100 SXM', bound, streaming)
 
 
-def spread(stack, step, bound=DEVICE):
-    return Spread(stack=stack, device='A100 SXM', bound=bound, rows=9, models=3, step=step, pairs=1, gain=step)
+def spread(step, streaming=0.0):
+    return Spread(
+        device='A100 SXM', bound=DEVICE, stacks=('eager',), rows=9, models=3, step=step, streaming=streaming, pairs=1,
+        gain=step,
+    )  # fmt: skip
 
 
 def test_a_half_width_is_the_smallest_that_four_of_five_further_errors_stay_below():
@@ -35,41 +51,79 @@ def test_a_half_width_is_the_smallest_that_four_of_five_further_errors_stay_belo
     assert half_width([]) == 0.0
 
 
-def test_a_kind_with_too_few_models_has_the_spread_of_what_it_extends():
+def test_a_model_with_many_rows_counts_no_more_than_one_with_a_single_row():
+    """Nine models with a row each, and one with 91 rows that all fit: each is a tenth, so the width stays theirs."""
+    errors, weights = [0.1 * n for n in range(1, 10)] + [0.0] * 91, [1.0] * 9 + [1 / 91] * 91
+    assert half_width(errors, weights) == pytest.approx(0.8)
+    assert half_width(errors) == 0.0
+
+
+def test_a_kind_is_a_class_of_devices_and_what_bounds_the_step_of_three_models_or_more():
     rows = [pair(f'm{n}', 1.1, 'megatron-2021') for n in range(3)] + [pair('z', 1.5, 'zero-bubble')]
-    known = spreads_of(rows)
-    assert {one.stack for one in known} == {'eager', 'megatron-2021'}
-    found = spread_among(known, 'zero-bubble-post', 'A100 SXM', DEVICE)
-    # The rows of stacks that extend it are pooled with its own.
-    assert (found.stack, found.rows, found.models) == ('megatron-2021', 4, 4)
-    assert spread_among(known, 'zero-bubble', 'A100 SXM', HOST) is None
-    assert spread_among(known, 'zero-bubble', 'H100 SXM', DEVICE) is None
+    known = spreads_of([*rows, pair('h', 2.0, bound=HOST)])
+    (found,) = known
+    assert (found.stacks, found.rows, found.models) == (('megatron-2021', 'zero-bubble'), 4, 4)
+    assert spread_among(known, 'A100 SXM', DEVICE) is found
+    assert spread_among(known, 'A100 SXM', HOST) is None
+    assert spread_among(known, 'H100 SXM', DEVICE) is None
+
+
+def test_the_more_of_a_step_streams_the_wider_is_its_interval_where_rows_for_fitting_say_so():
+    """Errors that grow as the law with ρ = 8 has them give that ρ; errors that do not grow give none."""
+    shares = [0.02 * n for n in range(20)]
+
+    def rows(streaming):
+        sizes = [0.05 * math.hypot(1, streaming * share) for share in shares]
+        each = zip(shares, sizes, strict=True)
+        return [pair(f'm{n}', math.exp(size * (-1) ** n), streaming=share) for n, (share, size) in enumerate(each)]
+
+    assert fitted_streaming(rows(8)) == pytest.approx(8)
+    assert fitted_streaming(rows(0)) == 0
+    (found,) = spreads_of(rows(8))
+    assert found.half_width(0.0) == pytest.approx(0.05)
+    assert found.half_width(0.5) == pytest.approx(0.05 * math.hypot(1, 4))
 
 
 def test_rows_that_were_kept_aside_are_counted_within_their_interval():
-    known = [spread('eager', math.log(1.2))]
+    known = [spread(math.log(1.2))]
     told, within, width = covered(
         [pair('a', 1.19), pair('b', 1 / 1.19), pair('c', 1.3), pair('d', 1, bound=HOST)], known
     )
     assert (told, within) == (3, 2)
     assert width == pytest.approx((1.2 - 1 / 1.2) / 2)
+    # Where it streams, its interval is twice as wide.
+    assert covered([pair('c', 1.3, streaming=3**0.5 / 8)], [spread(math.log(1.2), 8.0)])[1] == 1
 
 
 def test_of_gains_the_common_error_of_two_plans_is_no_error():
     """Both are 10 % slow: the ratio is right. Then one is 5 % more so."""
-    (found,) = [
-        one for one in spreads_of([pair(f'm{n}', 1.1) for n in range(3) for _ in (0, 1)]) if one.stack == 'eager'
-    ]
+    (found,) = spreads_of([pair(f'm{n}', 1.1) for n in range(3) for _ in (0, 1)])
     assert (found.pairs, found.gain) == (3, 0.0)
     rows = [pair(f'm{n}', factor) for n in range(3) for factor in (1.1, 1.1 * 1.05)]
     assert spreads_of(rows)[0].gain == pytest.approx(math.log(1.05))
 
 
 def test_the_shipped_table_is_read_as_it_is_written():
-    assert written(spreads()).splitlines()[0] == 'stack,device,bound,rows,models,step,pairs,gain'
-    assert all(one.stack in stack_names() and one.models >= 3 for one in spreads())
-    assert list(lineage('zero-bubble-post')) == ['zero-bubble-post', 'zero-bubble', 'megatron-2021', 'eager']
+    path = profile_folder() / TABLE
+    assert written(spreads()) == path.read_text(encoding='utf-8')
+    assert all(one.models >= 3 and {*one.stacks} <= {*stack_names()} for one in spreads())
     assert device_class('A100 SXM 40 GB') == device_class('A100 SXM 80 GB') == 'A100 SXM'
+
+
+def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_the_host_bounds():
+    """A device-bound step of one rank without messages: what is no product fills what products leave."""
+    work = Workload(
+        model=Transformer(layers=2, hidden=4096, heads=8, vocab=512, sequence=512), batch=8, precision='bf16'
+    )
+    program, hardware = lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
+    step, costs = step_and_costs(program, hardware)
+    (role,) = program.roles
+    products = sum(costs.compute[index] for index in role.op_class if program.op_classes[index].operator in MATRIX)
+    idle = step - costs.compute[role.op_class].sum()
+    share = streaming_share(program, costs, step, DEVICE)
+    assert 0.05 < share < 0.5
+    assert share == pytest.approx(1 - (products + idle) / step)
+    assert streaming_share(program, costs, step, HOST) == 0.0
 
 
 @pytest.mark.parametrize(('hidden', 'bound'), [(64, HOST), (4096, DEVICE)])
@@ -89,12 +143,20 @@ def test_what_bounds_a_step_is_the_host_where_it_issues_for_half_of_it(hidden, b
     assert to_dict(answer)['interval']['low'] == low
 
 
-def test_a_stack_that_nobody_measured_on_a_device_says_so_and_no_stack_says_nothing():
+def test_a_stack_that_nobody_measured_has_the_interval_of_its_device():
+    work = Workload(model=Transformer(layers=1, hidden=64, heads=8, vocab=512, sequence=64), batch=8, precision='bf16')
+    own = replace(load_stack('deepspeed'), name='my-own', extends='')
+    answer = predict(lower(work, Plan(), 1), None, cluster(A100, devices=1, stack=own))
+    assert answer.interval is not None
+    assert 'my-own' not in answer.interval.spread.stacks
+
+
+def test_a_device_that_nobody_measured_says_so_and_no_stack_says_nothing():
     work = Workload(model=Transformer(layers=1, hidden=64, heads=8, vocab=512, sequence=64), batch=8, precision='bf16')
     program = lower(work, Plan(), 1)
     answer = predict(program, None, cluster(load_profile('h200-sxm-8'), devices=1, stack=load_stack('deepspeed')))
     assert answer.interval is None
-    assert 'No interval: no published steps of deepspeed' in next(iter(interval_lines(answer)))
+    assert 'No interval: no published steps like this one, on H200' in next(iter(interval_lines(answer)))
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
 
 
@@ -109,5 +171,5 @@ def test_a_gain_below_what_two_such_plans_are_known_to_is_within_noise():
 
 
 def test_an_interval_is_even_in_ratios():
-    found = interval(2.0, spread('eager', math.log(2)))
+    found = interval(2.0, spread(math.log(2)))
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(4.0))

@@ -55,6 +55,20 @@ def test_every_stack_is_read_and_names_its_sources():
         assert all(launches.source for launches in stack.launches.values())
 
 
+def test_every_stage_reads_a_batch_in_megatron_of_2021_and_the_first_and_last_alone_in_zero_bubble():
+    """Where the forward of a later stage begins, its host has the calls that the embedding has on the first."""
+    model = replace(MODEL, layers=4)
+    program = lower(replace(WORK, model=model), Plan(pipeline=2, micro_batches=2), 2)
+    begins, within = place(program, 'layer2.norm1.F'), place(program, 'layer3.norm1.F')
+    base = load_stack('megatron-2021')
+    host = costs(program, on(base, devices=2)).host
+    forward, calls = base.host.forward.value, base.launches['embedding.F'].calls
+    assert host[begins] - host[within] == pytest.approx(calls * forward, rel=1e-6)
+    assert host[place(program, 'layer0.norm1.F')] == host[within]
+    fork = costs(program, on(load_stack('zero-bubble'), devices=2)).host
+    assert fork[begins] == fork[within]
+
+
 def test_a_stack_has_what_it_extends_unless_it_says_otherwise():
     base, over = load_stack('megatron-2021'), load_stack('zero-bubble')
     assert over.schedule['workload.transformer.attention'] == 'unfused'

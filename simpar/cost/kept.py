@@ -20,6 +20,7 @@ from simpar.cost.tail import slowest
 from simpar.hardware import Cluster, Profile
 from simpar.kept import Facts, Kept
 from simpar.program import Program
+from simpar.program.rows import stand
 from simpar.units import quantise
 
 Stamps = tuple[int, ...]
@@ -100,6 +101,21 @@ def _still(values: Array) -> Array:
     """The same, which nobody may change."""
     values.flags.writeable = False
     return values
+
+
+def _later_stages(program: Program) -> NDArray[np.int64]:
+    found: dict[int, int] = {}
+    for role in program.roles:
+        classes, at = np.unique(role.op_class, return_index=True)
+        for index in classes[np.argsort(at)].tolist():
+            op = stand(program.op_classes, index)
+            if op.stage and op.kind == 'compute' and op.part == 'F':
+                found.setdefault(op.stage, index)
+    return np.array([*found.values()], dtype=np.int64)
+
+
+later_stages: Final[Facts[Program, NDArray[np.int64]]] = Facts(_later_stages, 4)
+"""The op classes that begin the forward of a stage, of each but the first."""
 
 
 @lru_cache(maxsize=4)

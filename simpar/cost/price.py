@@ -23,13 +23,14 @@ from simpar.cost.kept import (
     computed_seconds,
     device_compute,
     issued_alike,
+    later_stages,
     locally,
     rank_speeds,
     reasons,
     slots_of_first,
 )
 from simpar.cost.model import CollectiveModel, ComputeCost, ComputeModel
-from simpar.cost.stack import StackCompute
+from simpar.cost.stack import STAGE, StackCompute
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
 from simpar.program import OpClass, Program
@@ -191,7 +192,11 @@ class Pricer:
                 for op in self._ops
             ]
         )
-        return np.asarray(host[self._kind])
+        issued = np.asarray(host[self._kind])
+        begins = stack.launches.get(STAGE)
+        if begins is not None and begins.calls:
+            issued[later_stages(self._program)] += quantise(forward * begins.calls)
+        return issued
 
     def _launched(self, op: OpClass) -> int:
         """Kernels that an op launches, and calls that take the host as long."""

@@ -18,6 +18,8 @@ from simpar.program import OpClass
 
 NAMES: Final = 1 << 16
 """Names of ops that are remembered of a stack."""
+STAGE: Final = 'stage.F'
+"""The key of what the host does where the forward of each stage but the first begins, beside what its ops launch."""
 ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
 
 

@@ -39,6 +39,5 @@ def measured(schedule: Schedule) -> tuple[float, str] | None:
         return None
     if spread is None or not spread.pairs:
         return None
-    return expm1(
-        spread.gain
-    ), f'80 % of {spread.pairs} measured pairs were off by less, {spread.stack} on {spread.device}'
+    words = f'80 % of {spread.pairs} measured pairs on {spread.device}, bound by the {spread.bound}, were off by less'
+    return expm1(spread.gain), words

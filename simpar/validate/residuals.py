@@ -1,45 +1,81 @@
-"""Residuals: how measured steps are spread about predictions, by stack, class of devices and what bounds a step."""
+"""Residuals: how measured steps are spread about predictions, by class of devices and what bounds a step.
+
+Rows of one model err alike, so each model counts once, its rows an equal part of it each: of clusters the quantile is
+taken over their rows so weighed (Dunn, Wasserman, Ramdas 2018, "Distribution-free prediction sets for two-layer
+hierarchical models").
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
-from simpar.interval import DEVICE, HOST, LEVEL, Spread, lineage, spread_among
+from simpar.interval import DEVICE, HOST, LEVEL, Spread, spread_among, unsure
 from simpar.validate.scores import Pair, groups
 
 LEAST: Final = 3
-"""Models that a spread must rest on: rows of one model err alike."""
-_COLUMNS: Final = ('stack', 'device', 'bound', 'rows', 'models', 'step', 'pairs', 'gain')
+"""Models that a spread must rest on."""
+STREAMING: Final = (0.0, *(2 ** (power / 4) for power in range(-8, 25)))
+"""Values of ρ that are tried: none, and 1/4 to 64 in quarters of an octave."""
+_COLUMNS: Final = ('device', 'bound', 'stacks', 'rows', 'models', 'step', 'streaming', 'pairs', 'gain')
 
 
 def spreads_of(pairs: Sequence[Pair]) -> list[Spread]:
-    """The spreads of all stacks that have rows of enough models, their own or those of stacks that extend them.
+    """The spreads of all kinds that have rows of enough models.
 
     Arguments: ``pairs``, of rows for fitting alone.
     """
-    stacks = sorted({name for pair in pairs for name in lineage(pair.stack)})
-    devices = sorted({pair.device for pair in pairs})
-    kinds = ((stack, device, bound) for stack in stacks for device in devices for bound in (HOST, DEVICE))
-    found = (_spread(*kind, [pair for pair in pairs if _is_of(pair, *kind)]) for kind in kinds)
+    streaming = fitted_streaming(pairs)
+    kinds = [(device, bound) for device in sorted({pair.device for pair in pairs}) for bound in (HOST, DEVICE)]
+    found = (_spread(kind, [pair for pair in pairs if (pair.device, pair.bound) == kind], streaming) for kind in kinds)
     return [one for one in found if one.models >= LEAST]
 
 
-def _is_of(pair: Pair, stack: str, device: str, bound: str) -> bool:
-    return (pair.device, pair.bound) == (device, bound) and stack in lineage(pair.stack)
+def fitted_streaming(pairs: Sequence[Pair]) -> float:
+    """The ρ under which errors are most likely, if they follow Laplace's law at scales as ``unsure`` says.
+
+    The scale of all errors drops out: at its best value it is their mean size over what they are relative to.
+    """
+    weights = _weights(pairs)
+    total = sum(weights)
+
+    def loss(streaming: float) -> float:
+        scales = [unsure(streaming, pair.streaming) for pair in pairs]
+        sizes = [weight * _size(pair) / scale for weight, pair, scale in zip(weights, pairs, scales, strict=True)]
+        logs = [weight * math.log(scale) for weight, scale in zip(weights, scales, strict=True)]
+        return math.log(sum(sizes) / total) + sum(logs) / total if any(sizes) else 0.0
+
+    return min(STREAMING, key=loss)
 
 
-def _spread(stack: str, device: str, bound: str, pairs: Sequence[Pair]) -> Spread:
+def _spread(kind: tuple[str, str], pairs: Sequence[Pair], streaming: float) -> Spread:
     gains = list(_gains(pairs))
+    relative = [_size(pair) / unsure(streaming, pair.streaming) for pair in pairs]
     return Spread(
-        stack=stack, device=device, bound=bound, rows=len(pairs), models=len({pair.row.shape for pair in pairs}),
-        step=half_width([math.log(pair.row.seconds / pair.seconds) for pair in pairs]),
+        device=kind[0], bound=kind[1], stacks=tuple(sorted({pair.stack for pair in pairs})), rows=len(pairs),
+        models=len(set(map(_model, pairs))), step=half_width(relative, _weights(pairs)), streaming=streaming,
         pairs=len(gains), gain=half_width(gains),
     )  # fmt: skip
+
+
+def _size(pair: Pair) -> float:
+    return abs(math.log(pair.row.seconds / pair.seconds))
+
+
+def _model(pair: Pair) -> tuple[str, ...]:
+    """Models of two sets are two, as their steps were measured apart."""
+    return (pair.row.of, *pair.row.shape)
+
+
+def _weights(pairs: Sequence[Pair]) -> list[float]:
+    """What each row counts, so that each model counts once."""
+    models = Counter(map(_model, pairs))
+    return [1 / models[_model(pair)] for pair in pairs]
 
 
 def _gains(pairs: Sequence[Pair]) -> Iterator[float]:
@@ -49,24 +85,31 @@ def _gains(pairs: Sequence[Pair]) -> Iterator[float]:
             yield math.log(one.row.seconds / one.seconds) - math.log(other.row.seconds / other.seconds)
 
 
-def half_width(errors: Sequence[float]) -> float:
-    """The size that ``LEVEL`` of further errors stay below: of n + 1 equally likely ranks, the first that is enough."""
+def half_width(errors: Sequence[float], weights: Sequence[float] = ()) -> float:
+    """The size that ``LEVEL`` of further errors stay below: of n + 1 ranks, the first that is enough.
+
+    Arguments: ``weights`` of the errors, equal unless given; a further one weighs their mean.
+    """
     if not errors:
         return 0.0
-    sizes = sorted(map(abs, errors))
-    return sizes[min(len(sizes), math.ceil((len(sizes) + 1) * LEVEL)) - 1]
+    ranked = sorted(zip(map(abs, errors), weights or [1.0] * len(errors), strict=True))
+    total = sum(weight for _, weight in ranked)
+    # A little less, as sums of weights are not exact.
+    needed = LEVEL * total * (1 + 1 / len(ranked)) * (1 - 1e-9)
+    reached = 0.0
+    for size, weight in ranked:
+        reached += weight
+        if reached >= needed:
+            return size
+    return ranked[-1][0]
 
 
 def covered(pairs: Sequence[Pair], known: Sequence[Spread]) -> tuple[int, int, float]:
     """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
-    widths = []
-    within = 0
-    for pair in pairs:
-        spread = spread_among(known, pair.stack, pair.device, pair.bound)
-        if spread:
-            widths.append(math.sinh(spread.step))
-            within += abs(math.log(pair.row.seconds / pair.seconds)) <= spread.step
-    return len(widths), within, sorted(widths)[len(widths) // 2] if widths else 0.0
+    told = [(pair, spread) for pair in pairs if (spread := spread_among(known, pair.device, pair.bound))]
+    widths = [spread.half_width(pair.streaming) for pair, spread in told]
+    within = sum(_size(pair) <= width for (pair, _), width in zip(told, widths, strict=True))
+    return len(widths), within, sorted(map(math.sinh, widths))[len(widths) // 2] if widths else 0.0
 
 
 def written(spreads: Sequence[Spread]) -> str:
@@ -75,6 +118,6 @@ def written(spreads: Sequence[Spread]) -> str:
     table = csv.writer(text, lineterminator='\n')
     table.writerow(_COLUMNS)
     for one in spreads:
-        table.writerow([one.stack, one.device, one.bound, one.rows, one.models, f'{one.step:.4f}', one.pairs,
-                        f'{one.gain:.4f}'])  # fmt: skip
+        table.writerow([one.device, one.bound, ' '.join(one.stacks), one.rows, one.models, f'{one.step:.4f}',
+                        f'{one.streaming:.4f}', one.pairs, f'{one.gain:.4f}'])  # fmt: skip
     return text.getvalue()

@@ -13,7 +13,7 @@ from simpar.case import case_of
 from simpar.collector import without_collector
 from simpar.document import Tree
 from simpar.errors import ProfileError, SimparError
-from simpar.interval import bound_by, device_class
+from simpar.interval import bound_by, device_class, streaming_share
 from simpar.predict import step_and_costs
 from simpar.schedule import schedule_of
 from simpar.size import LIMIT, Limit
@@ -33,6 +33,7 @@ class Predicted(NamedTuple):
     stack: str
     device: str
     bound: str
+    streaming: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,8 @@ def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
     made = case_of(schedule, limit=limit)
     step, costs = step_and_costs(made.program, made.cluster)
     device = device_class(made.cluster.profile.device.name)
-    return Predicted(step, stack_name(row), device, bound_by(made.program, costs, step))
+    bound = bound_by(made.program, costs, step)
+    return Predicted(step, stack_name(row), device, bound, streaming_share(made.program, costs, step, bound))
 
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:

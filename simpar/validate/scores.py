@@ -26,6 +26,7 @@ class Pair:
     stack: str = ''
     device: str = ''
     bound: str = ''
+    streaming: float = 0.0
 
     @property
     def error(self) -> float:

@@ -90,7 +90,8 @@ def _set_dict(answer: SetAnswer) -> dict[str, Any]:
         'intervals': dict(zip(('rows', 'within', 'half_width'), covered(answer.pairs, spreads()), strict=True)),
         'rows': [
             {'id': pair.row.name, 'measured': pair.row.seconds, 'predicted': pair.seconds, 'null': pair.null,
-             'stack': pair.stack, 'device': pair.device, 'bound': pair.bound, 'fitting': fitting}
+             'stack': pair.stack, 'device': pair.device, 'bound': pair.bound,
+             'streaming': pair.streaming, 'fitting': fitting}
             for pairs, fitting in ((answer.pairs, False), (answer.fitted, True))
             for pair in pairs
         ],
