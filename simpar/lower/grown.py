@@ -108,7 +108,7 @@ def _table(names: tuple[str, ...], layers: Layers) -> Table:
     """Arguments: ``names`` of tensors."""
     if any(map(_bucket, names)):
         raise NotPeriodic('the numbers of buckets are followed in ops alone')
-    return Table(rows_of(map(seen, names)), layers)
+    return Table.of(rows_of(map(seen, names)), layers)
 
 
 _tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
@@ -151,7 +151,7 @@ class _Names:
     @cached_property
     def table(self) -> Table:
         """The rows of the op classes."""
-        return Table(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
+        return Table.of(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
 
     def _seen(self, number: int, name: str) -> tuple[object, int]:
         """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
@@ -341,7 +341,7 @@ def _role(role: Role, ops: Table, layers: Layers) -> Role:
     for column in (role.stream, role.micro_batch, role.copy):
         told = told * (int(column.max(initial=0)) + 1) + column
     _, first, key = np.unique(told, return_index=True, return_inverse=True)
-    slots = Table(Rows(key, ops.rows.layer[role.op_class]), layers)
+    slots = Table.of(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
     need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
