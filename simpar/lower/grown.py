@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from simpar.kept import Facts, Kept
+from simpar.kept import Kept
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -248,9 +249,8 @@ class _Ops:
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
-        layers = self.table.rows.layer.tolist()
-        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
-        return np.union1d(found, self.names.unlike)
+        found, named = _unlike_work(self.small.op_classes, self.table), self.names.unlike
+        return np.union1d(found, named) if len(found) else named
 
     @cached_property
     def _of_all(self) -> dict[int, OpClass]:
@@ -312,26 +312,31 @@ class _Ops:
         )  # fmt: skip
 
 
-def _work(op: OpClass, layer: int) -> tuple[object, ...]:
-    """All of an op but names, as seen from its layer."""
-    attributes = {
-        key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
-    }
-    return (
-        op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce,
-        op.dims, op.flops, op.bytes, attributes,
-    )  # fmt: skip
-
-
-_own_work: Final[Facts[OpClass, tuple[int, tuple[object, ...]]]] = Facts(
-    lambda op: (seen(op.name)[1], _work(op, seen(op.name)[1])), 2**12
+_plain: Final = attrgetter(
+    'kind', 'operator', 'phase', 'stage', 'dtype', 'partition', 'peer', 'reduce', 'flops', 'bytes', 'dims'
 )
-"""Of an op, the layer that its name tells, and its work as seen from there."""
+"""All of an op but names and attributes, which may tell names."""
 
 
-def _seen_work(op: OpClass, layer: int) -> tuple[object, ...]:
-    own, work = _own_work(op)
-    return work if own == layer else _work(op, layer)
+def _unlike_work(ops: Sequence[OpClass], table: Table) -> Ints:
+    """Ops that do other work than those of other layers."""
+    told = [_attributes(op, layer) for op, layer in zip(ops, table.rows.layer.tolist(), strict=True)]
+    models = table.model.tolist()
+    # Most attributes are shared by all layers, and so are the very tuples of those that say nothing of a layer.
+    return table.told_unlike(
+        [
+            row
+            for row, model in enumerate(models)
+            if row != model and (told[row] != told[model] or _plain(ops[row]) != _plain(ops[model]))
+        ]
+    )
+
+
+def _attributes(op: OpClass, layer: int) -> dict[str, object] | None:
+    """What an op says besides, as seen from its layer; None where that is nothing."""
+    if not op.attributes:
+        return None
+    return {key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()}
 
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:

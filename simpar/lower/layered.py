@@ -111,8 +111,11 @@ class Table:
 
         Raises ``NotPeriodic`` where a row of the equal layers is among them.
         """
-        found = [row for row, model in enumerate(self.model.tolist()) if facts[row] != facts[model]]
-        unlike = np.array(found, dtype=np.int64)
+        return self.told_unlike([row for row, model in enumerate(self.model.tolist()) if facts[row] != facts[model]])
+
+    def told_unlike(self, rows: list[int]) -> Ints:
+        """These rows, which differ from their model; raises ``NotPeriodic`` as ``unlike`` does."""
+        unlike = np.array(rows, dtype=np.int64)
         if self.layers.is_core(self.rows.layer[unlike]).any():
             raise NotPeriodic('equal layers are not')
         return unlike
