@@ -37,7 +37,7 @@ from simpar.pipeline.order import Order, Row
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import Program, ProgramBuilder
+from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.workload import Workload
 
 
@@ -149,18 +149,14 @@ class _Assembly:
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
-        for tensor in self.tape.tensors.values():
-            if touched is not None and tensor.name not in touched:
-                continue
-            # Members of a flat buffer have no memory of their own.
-            if tensor.name not in self.tape.replaced:
-                builder.add_tensor(tensor)
+        # Members of a flat buffer have no memory of their own.
+        tensors = [tensor for tensor in self.tape.tensors.values() if tensor.name not in self.tape.replaced]
+        builder.add_tensors(tensor for tensor in tensors if touched is None or tensor.name in touched)
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
-        added: set[str] = set()
+        named: dict[str, OpClass] = {}
         for op in (op for found in finished for op in found.ops()):
-            if op.name not in added:
-                added.add(op.name)
-                builder.add_op_class(op)
+            named.setdefault(op.name, op)
+        builder.add_op_classes(named)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):
             # Role names stand in traces and tables.

@@ -66,7 +66,9 @@ class Program:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
         numbers: dict[tuple[object, ...], int] = {}
         kinds = column(self.op_classes, lambda op: numbers.setdefault(_cost_key(op), len(numbers)), np.int64)
-        _, first = np.unique(kinds, return_index=True)
+        first = np.empty(len(numbers), dtype=np.int64)
+        # Of several assignments to one place numpy keeps the last: reversed, that is the first op class of a kind.
+        first[kinds[::-1]] = np.arange(len(kinds))[::-1]
         return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
 
     @cached_property
