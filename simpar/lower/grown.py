@@ -263,8 +263,7 @@ class _Ops:
         before = small.named.items(4 * source + field)
         # Tensors to be are as large as those that they are like, which are among those before.
         now = self.names.tensors.source[self.names.lists.items(4 * row + field)].tolist()
-        of = {one: small.tensors[one] for one in before}
-        size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
+        size = {one: self._size(one) for one in before}
         often = [Counter(before), Counter(now)]
         held, had, holds, has = (sum(size[one][part] * many[one] for one in many) for many in often for part in (0, 1))
         each = op.flops / had if had else 0.0
@@ -272,6 +271,20 @@ class _Ops:
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
         attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
         return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
+
+    def _size(self, number: int) -> tuple[int, int]:
+        """Bytes and elements of the shard of a tensor as it is; those of equal layers share the very shapes."""
+        one = self.small.tensors[number]
+        if self.small.is_padded(one):
+            return self.small.local_bytes(one), prod(self.small.local_shape(one))
+        key = (id(one.shape), id(one.splits), one.dtype, one.batch_dim, one.fill)
+        if key not in self._sizes:
+            self._sizes[key] = self.small.local_bytes(one), prod(self.small.local_shape(one))
+        return self._sizes[key]
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[object, ...], tuple[int, int]]:
+        return {}
 
     def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
         """An attribute of an op of all layers: where it has several words, one for each tensor."""

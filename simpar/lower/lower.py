@@ -61,6 +61,8 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
+    # Rows of a sweep have equal workloads: of one and the same all that is kept is found at once.
+    workload = _workloads.get(workload, lambda: workload)
     with without_collector():
         layers = few_layers(workload, plan) if order is None and grow else None
         if layers is not None:
@@ -121,6 +123,7 @@ def _counted(order: Order, plan: Plan) -> Order:
     return order
 
 
+_workloads: Final[Kept[Workload, Workload]] = Kept(4)
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
 
 

@@ -6,8 +6,8 @@ no others, and what it gave for equal ones is kept.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from simpar.kept import Kept
 from simpar.lower.forward_only import without_backward
@@ -39,7 +39,10 @@ _FUSION: Final = frozenset({'fusion', 'fusion_ids'})
 _STAGED: Final = frozenset({'recompute', 'recompute_stages', 'recompute_communication', 'tiles', 'overlap'})
 """Keys that the ops of a stage depend on besides."""
 _PLAN: Final = Plan()
-_KEYS: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan)}
+
+
+_plans: Final[Kept[dict[str, Any], Plan]] = Kept(8)
+"""Plans by the keys that they tell."""
 
 
 class _Asked(NamedTuple):
@@ -104,7 +107,8 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
 
 def _only(plan: Plan, keys: frozenset[str]) -> Plan:
     """The plan with all other keys as they are by default, so that nothing can depend on them."""
-    return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys} | of_order(plan))
+    told = {key: getattr(plan, key) for key in keys} | of_order(plan)
+    return _plans.get(told, lambda: replace(_PLAN, **told))
 
 
 def _shard(asked: _Asked) -> Sharded | None:

@@ -187,6 +187,10 @@ class Program:
             for tensor in map(self.tensors.__getitem__, np.flatnonzero(packed).tolist())
         }
 
+    def is_padded(self, tensor: Tensor) -> bool:
+        """Whether it ends a buffer that is padded, so that its bytes go by its name."""
+        return tensor.name in self._padding
+
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ _NONE: Final = -1
 @part
 def _end(place: Array, key: int, begin: int, end: int, way: int, step: int) -> int:
     """The last row of a key that follows those before it by its step, from a layer on up or down."""
-    found = place[key, begin]
+    found: int = place[key, begin]
     for layer in range(begin + way, end, way):
         if place[key, layer] == _NONE or place[key, layer] != found + way * step:
             break
