@@ -17,7 +17,7 @@ from simpar.lower.fp8 import cast_weights
 from simpar.lower.fusion import by_size
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
-from simpar.lower.grow import few_layers, with_layers
+from simpar.lower.grow import few_layers, one_of_equal, with_layers
 from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.mesh import Mesh
@@ -61,8 +61,7 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    # Rows of a sweep have equal workloads: of one and the same all that is kept is found at once.
-    workload = _workloads.get(workload, lambda: workload)
+    workload = one_of_equal(workload)
     with without_collector():
         layers = few_layers(workload, plan) if order is None and grow else None
         if layers is not None:
@@ -123,7 +122,6 @@ def _counted(order: Order, plan: Plan) -> Order:
     return order
 
 
-_workloads: Final[Kept[Workload, Workload]] = Kept(4)
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
 
 

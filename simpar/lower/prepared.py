@@ -29,6 +29,7 @@ from simpar.lower.update_shards import update_shards
 from simpar.model.model import Graph
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
+from simpar.program import Tensor
 from simpar.workload import Muon, Workload
 
 _SHARDED: Final = RECORDED | {
@@ -126,9 +127,24 @@ def _shard(asked: _Asked) -> Sharded | None:
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)
+    _share(tape)
     exchanged = exchange(tape, shards)
     own = update_shards(tape, shards.owned)
     return Sharded(tape, graph, parameters, shards, exchanged, updates(tape, workload, own))
+
+
+def _share(tape: Tape) -> None:
+    """Let a tape have the very tensors of the one before where they are equal, as those of other copies are."""
+    known = _shared[-1]
+    for name, tensor in tape.tensors.items():
+        if known.get(name) == tensor:
+            tape.tensors[name] = known[name]
+    # A new list each time, so that threads never see one that is half changed.
+    _shared[:] = [dict(tape.tensors)]
+
+
+_shared: Final[list[dict[str, Tensor]]] = [{}]
+"""The tensors of the last tape."""
 
 
 def _stages(asked: _Asked, found: Sharded, plan: Plan, order: Order) -> tuple[Tape, list[StageOps]]:
