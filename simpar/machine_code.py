@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,7 @@ def _place(array: NDArray[Any]) -> int:
     """Where an array lies."""
     # Three times as fast as what numpy tells, and a kernel has up to twenty arrays; it is not for all of them.
     if array.flags.num & _OWN == _OWN and array.size:
-        return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     # It is not asked of the array interface, which describes every field of a record.
     return array.ctypes.data
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -263,27 +262,31 @@ class _Ops:
         before = small.named.items(4 * source + field)
         # Tensors to be are as large as those that they are like, which are among those before.
         now = self.names.tensors.source[self.names.lists.items(4 * row + field)].tolist()
-        size = {one: self._size(one) for one in before}
-        often = [Counter(before), Counter(now)]
-        held, had, holds, has = (sum(size[one][part] * many[one] for one in many) for many in often for part in (0, 1))
+        sizes = self._sizes_of(before)
+        of = dict(zip(before, sizes, strict=True))
+        (held, had), (holds, has) = map(_total, (sizes, [of[one] for one in now]))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
         attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
         return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
 
-    def _size(self, number: int) -> tuple[int, int]:
-        """Bytes and elements of the shard of a tensor as it is; those of equal layers share the very shapes."""
-        one = self.small.tensors[number]
-        if self.small.is_padded(one):
-            return self.small.local_bytes(one), prod(self.small.local_shape(one))
-        key = (id(one.shape), id(one.splits), one.dtype, one.batch_dim, one.fill)
-        if key not in self._sizes:
-            self._sizes[key] = self.small.local_bytes(one), prod(self.small.local_shape(one))
-        return self._sizes[key]
+    def _sizes_of(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """Bytes and elements of the shards of tensors as they are; those of equal layers share the very shapes."""
+        small, known, found = self.small, self._sizes, []
+        for one in map(small.tensors.__getitem__, numbers):
+            key = (
+                one.name
+                if small.is_padded(one)
+                else (id(one.shape), id(one.splits), one.dtype, one.batch_dim, one.fill)
+            )
+            if key not in known:
+                known[key] = small.local_bytes(one), prod(small.local_shape(one))
+            found.append(known[key])
+        return found
 
     @cached_property
-    def _sizes(self) -> dict[tuple[object, ...], tuple[int, int]]:
+    def _sizes(self) -> dict[object, tuple[int, int]]:
         return {}
 
     def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
@@ -323,6 +326,10 @@ class _Ops:
             like.dtype, like.partition, like.peer, like.reduce, reads, writes, accumulates, frees, attributes,
             like.stage,
         )  # fmt: skip
+
+
+def _total(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum([size for size, _ in sizes]), sum([elements for _, elements in sizes])
 
 
 _plain: Final = attrgetter(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -138,7 +138,13 @@ class Table:
         return LAYER.sub(lambda found: f'layer{int(found.group(1)) + shift}', text)
 
 
-def _compiled(rows: Rows, layers: Layers) -> dict[str, object]:
+def grown_rows(rows: Rows, layers: Layers) -> Rows:
+    """As ``period.grown``, and raises the same; compiled where compiled machines are loaded."""
+    found = _compiled(rows, layers) if is_started() else {}
+    return found['grown'] if found else grown(rows, layers)
+
+
+def _compiled(rows: Rows, layers: Layers) -> dict[str, Any]:
     """The properties of a table by name; none where it is not periodic, and they tell why."""
     from simpar.lower.kernels import grow
 

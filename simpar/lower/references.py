@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.lower.layered import Table
-from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows, grown
+from simpar.lower.layered import Table, grown_rows
+from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows
 from simpar.machine_code import is_started
 from simpar.program import Csr
 from simpar.program.csr import ranges
@@ -61,7 +61,7 @@ class References:
         # From the last on, so that the places of earlier lists stay as they are.
         for number in of_all[::-1].tolist():
             own = slice(self.lists.start.item(number), self.lists.start.item(number + 1))
-            more = grown(Rows(self._key[own], self._layer[own]), self.to.layers)
+            more = grown_rows(Rows(self._key[own], self._layer[own]), self.to.layers)
             count[number] = len(more.key)
             still = np.zeros(len(more.key), dtype=bool)
             key, layer, moves = (

@@ -135,7 +135,10 @@ def _compiled(program: Program, role: Role, table: Table, parts: Parts, always: 
     columns, before = np.empty((7, len(parts.tensor)), dtype=np.int64), np.empty(len(parts.tensor), dtype=bool)
     kinds = table.are({*ALWAYS, 'input'}), table.are({'view'}), table.are({'input'} - {*always})
     count = write_lifetimes(*parts, *kinds, table.one, program.sizes, _loads(program, role), columns, before, NEVER)
-    return None if count == NONE else Lifetimes(*columns[:, :count], before[:count])
+    if count == NONE:
+        return None
+    tensor, micro_batch, copy, size, writer, begin, end = columns[:, :count]
+    return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before[:count])
 
 
 def _by_slot(lives: Lifetimes) -> BySlot:
