@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from operator import attrgetter
 from typing import Final
@@ -123,6 +123,8 @@ def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
     return tensor.kind, tensor.dtype, tensor.initial, shape, belongs
 
 
+# Rows of a sweep have the same names over and over.
+@lru_cache(maxsize=2**12)
 def _bucket(name: str) -> int | None:
     """The number of the bucket that a name tells; None: it tells none."""
     found = _BUCKET.search(name) if 'bucket' in name else None

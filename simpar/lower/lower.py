@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -155,7 +156,7 @@ class _Assembly:
         builder.add_tensors(tensor for tensor in tensors if touched is None or tensor.name in touched)
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
         named: dict[str, OpClass] = {}
-        for op in (op for found in finished for op in found.ops()):
+        for op in chain.from_iterable(found.ops() for found in finished):
             named.setdefault(op.name, op)
         builder.add_op_classes(named)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)

@@ -71,7 +71,8 @@ def compiled(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     instance = own.instance
     instances = int(instance.max()) + 1
     buffers = len(touches.per_rank) * instances
-    if streams * buffers > _CELLS:
+    # One stream has no needs, and would be another kind of array.
+    if streams == 1 or streams * buffers > _CELLS:
         return at_once(slots, touches, streams)
     unknown = np.full(buffers * (1 + streams) + (2 * count + streams) * streams, NONE, dtype=np.int64)
     change, read, latest_of, known = np.split(unknown, np.cumsum([buffers, buffers * streams, 2 * count * streams]))
@@ -79,7 +80,7 @@ def compiled(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
     needs = find_needs(
         own.op_class, own.stream, instance, touches.start, touches.tensor, touches.changes, touches.per_rank,
-        slots.after, instances, change, read.reshape(-1, streams), latest_of.reshape(-1, streams), clock,
+        *slots.after.T.copy(), instances, change, read.reshape(-1, streams), latest_of.reshape(-1, streams), clock,
         known.reshape(-1, streams), kept, starts[0], items[0], starts[1], items[1],
     )  # fmt: skip
     carried = starts.item(-1)

@@ -180,11 +180,15 @@ class Program:
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        packed = kept_column(self.tensors, is_packed, np.bool_)
+        if isinstance(self.tensors, tuple):
+            packed = [tensor for tensor in self.tensors if tensor.members and is_packed(tensor)]
+        else:
+            found = np.flatnonzero(kept_column(self.tensors, is_packed, np.bool_)).tolist()
+            packed = list(map(self.tensors.__getitem__, found))
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
-            for tensor in map(self.tensors.__getitem__, np.flatnonzero(packed).tolist())
+            for tensor in packed
         }
 
     def is_padded(self, tensor: Tensor) -> bool:

@@ -14,15 +14,15 @@ _NONE: Final = -1
 @kernel
 def find_needs(
     op_class: Array, stream: Array, instance: Array, start: Array, tensor: Array, changes: Array, per_rank: Array,
-    after: Array, instances: int, change: Array, read: Array, latest: Array, clock: Array, known: Array, kept: Array,
-    need_start: Array, need: Array, carry_start: Array, carry: Array,
+    waits: Array, waited: Array, instances: int, change: Array, read: Array, latest: Array, clock: Array, known: Array,
+    kept: Array, need_start: Array, need: Array, carry_start: Array, carry: Array,
 ) -> int:  # fmt: skip
     """Write needs and carry needs of every slot, in the order of ``derive``; return how many needs there are.
 
     Arguments:
         op_class, stream: of slots; ``instance``, the number of the micro-batch and copy, of so many ``instances``.
         start to per_rank: as of ``Touches``.
-        after: shape [k, 2], pairs of slots, as of ``Slots``.
+        waits, waited: the two columns of ``Slots.after``.
         change: of each buffer the last slot that changed it, -1 at first.
         read: shape [buffers, streams], the last slot of each stream that has read it since, -1 at first.
         latest: shape [slots of two steps, streams], the latest slot of each that a slot must come after, -1 at first.
@@ -32,8 +32,8 @@ def find_needs(
         need_start to carry: as of ``Csr``.
     """
     slots, streams = len(op_class), known.shape[0]
-    for pair in range(len(after)):
-        later, before = after[pair, 0], after[pair, 1]
+    for pair in range(len(waits)):
+        later, before = waits[pair], waited[pair]
         on = stream[before]
         if on != stream[later] and before > latest[later, on]:
             latest[later, on] = before
