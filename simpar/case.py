@@ -23,6 +23,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.kept import Kept
 from simpar.lazy import card
 from simpar.lower import lower
+from simpar.lower.grow import one_of_equal
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
@@ -249,6 +250,7 @@ _programs: Final[Kept[tuple[Workload, Plan, int], Program]] = Kept(4)
 
 def _lowered(workload: Workload, plan: Plan, world: int) -> Program:
     """The program; that of an equal workload and plan is not lowered again, nor what follows from it worked out."""
+    workload = one_of_equal(workload)
     return _programs.get((workload, plan, world), lambda: lower(workload, plan, world))
 
 

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.errors import SimparError
 from simpar.files import write_atomically
 
 _LAYOUT: Final = 0x503
 """The flags of an array that numba compiles for: in C order, in Fortran's, aligned, writeable."""
+_OWN: Final = 0x401
+"""The flags of an array in C order that may be written to."""
 _RESULTS: Final = {'int64': ctypes.c_int64, 'uint64': ctypes.c_uint64, 'uint32': ctypes.c_uint32, 'none': None}
 _DONE: Final = (0, -2)
 """What a kernel that numba has compiled returns where all went well: with a value, and with None."""
@@ -111,9 +114,8 @@ def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
             kinds.append(('array', value.dtype, value.ndim, value.flags.num & _LAYOUT))
-            # The first two are of arrays that numba itself has made, or that Python objects own. Where it lies is not
-            # asked of the array interface, which describes every field of a record.
-            words += (None, None, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
+            # The first two are of arrays that numba itself has made, or that Python objects own.
+            words += (None, None, value.size, value.itemsize, _place(value), *value.shape, *value.strides)
         elif isinstance(value, tuple):
             kinds.append(('tuple', type(value).__qualname__, len(value)))
             _flatten(value, kinds, words)
@@ -125,6 +127,15 @@ def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
             words.append(int(value))
         else:
             raise TypeError(f'a kernel takes no {type(value).__name__}')
+
+
+def _place(array: NDArray[Any]) -> int:
+    """Where an array lies."""
+    # Three times as fast as what numpy tells, and a kernel has up to twenty arrays; it is not for all of them.
+    if array.flags.num & _OWN == _OWN and array.size:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    # It is not asked of the array interface, which describes every field of a record.
+    return array.ctypes.data
 
 
 def _words_of(kind: tuple[Any, ...]) -> list[Any]:

@@ -1,11 +1,14 @@
 """Lives of tensors, compiled: as numpy finds them, whatever order ops touch them in."""
 
+import importlib
 import random
 
 import numpy as np
 import pytest
+from training_cases import training_case
 
 from simpar.machine_code import loader
+from simpar.memory.lifetimes import Lifetimes, lifetimes
 from simpar.memory.parts import Parts, parts_of
 from simpar.memory.touches import FREE, READ, WRITE, Table, touches_of
 from simpar.program import Csr, Role
@@ -52,3 +55,27 @@ def test_compiled_lives_are_those_of_numpy():
     # The draws have what is hard.
     assert several > 50
     assert over_the_end > 50
+
+
+def test_compiled_lifetimes_are_those_of_numpy(monkeypatch):
+    """Of random training programs: all columns, and what begins and ends at each slot."""
+    loader()
+    # The package has a function of this name.
+    home = importlib.import_module('simpar.memory.lifetimes')
+    passing = 0
+    for seed in range(12):
+        _, program = training_case(seed)
+        for role in program.roles:
+            theirs, mine = (
+                monkeypatch.setattr(home, 'is_started', lambda started=started: started)
+                or (found := lifetimes(program, role), found.by_slot)
+                for started in (False, True)
+            )
+            columns = [vars(found[0]) for found in (theirs, mine)]
+            for name in Lifetimes.__dataclass_fields__:
+                np.testing.assert_array_equal(columns[1][name], columns[0][name], err_msg=name)
+                assert columns[1][name].dtype == columns[0][name].dtype, name
+            for one, other in zip(theirs[1], mine[1], strict=True):
+                np.testing.assert_array_equal(other, one)
+            passing += len(mine[1].begin)
+    assert passing > 100

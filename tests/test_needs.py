@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import training_case
 
+from simpar.engine.fast import is_installed
 from simpar.lower import lower
 from simpar.program import OpClass, Tensor, needs
-from simpar.program.needs import at_once, by_template, derive
+from simpar.program.needs import at_once, by_template, compiled, derive
 from simpar.program.template import Slots, Template, plain_slots
 from simpar.program.touches import instance, named_by, touches_of
 
 STREAMS = 4
+WAYS = (at_once, by_template, *([compiled] if is_installed() else []))
 TENSORS = {
     name: Tensor(name, kind, (1,), 'fp32')
     for name, kind in [('w', 'parameter'), ('dw', 'gradient'), *((name, 'activation') for name in 'abcd')]
@@ -86,9 +88,9 @@ def thin(rows, wanted):
 
 
 def compare(slots, op_classes, kept):
-    """Both ways to derive needs find those that a walk over two steps keeps."""
+    """All ways to derive needs find those that a walk over two steps keeps."""
     touches, count = touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), len(slots)
-    for derived in (at_once, by_template) if count else (derive,):
+    for derived in WAYS if count else (derive,):
         found, carry = derived(slots, touches, STREAMS)
         assert found.rows() == [tuple(mine) for mine in kept[:count]]
         assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]

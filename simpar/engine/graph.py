@@ -171,7 +171,7 @@ def graph_of(
     node = _nodes(ops)
     if node is None:
         return None
-    op, before, carried = _edges(ops)
+    op, before, carried = _listed_edges(ops) if compiled else _edges(ops)
     before = node[before]
     order = _order(node, op, before, carried, compiled=compiled)
     # None sends the program to the reference, which draws the deadlock.
@@ -181,6 +181,9 @@ def graph_of(
 def _nodes(ops: Ops) -> Ints | None:
     """For each op the number of its node; None where not all meet that should."""
     node = np.arange(len(ops), dtype=np.int32)
+    # One rank that stands for all meets nobody else.
+    if len(ops.roles) == 1 and (ops.expected == 1).all():
+        return node
     meets = np.flatnonzero(~ops.computes)
     on = ops.channel[meets]
     _, one, meeting, count = np.unique(
@@ -212,6 +215,18 @@ def _edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
     del pairs, inside, ends, heads
     by_op = np.argsort(op, kind='stable')
     return op[by_op], node[by_op], by_op >= same
+
+
+def _listed_edges(ops: Ops) -> tuple[Ints, Ints, Flags]:
+    """The same by numba."""
+    from simpar.engine.compiled.kernels import list_edges
+
+    count = len(ops.need.item) + len(ops.carry.item) + len(ops)
+    behind = np.empty(len(ops), dtype=np.int32)
+    op, before, carried = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32), np.empty(count, dtype=bool)
+    given = ops.need.start, ops.need.item, ops.carry.start, ops.carry.item, ops.streams.start, ops.streams.item
+    list_edges(*given, behind, op, before, carried)
+    return op, before, carried
 
 
 def _pairs(needs: Csr) -> tuple[Ints, Ints]:

@@ -219,11 +219,11 @@ def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepres
 
 def _same(program: Program, costs: Costs) -> Ints:
     """For each op class the first that meets the same ranks at the same costs, as far as that is plain."""
-    like = like_of(program.op_classes)
+    like, beside = like_of(program.op_classes).tolist(), costs.beside_compute.tolist()
     first: dict[tuple[int, int, float], int] = {}
     # Equal costs share the tuple itself (see ``price``).
     same = {
-        index: first.setdefault((like.item(index), id(by_group), costs.beside_compute.item(index)), index)
+        index: first.setdefault((like[index], id(by_group), beside[index]), index)
         for index, by_group in costs.communication.items()
     }
     found = np.arange(len(like))

@@ -7,7 +7,7 @@ computation that waits for that collective anyway. So frees never add a need.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from simpar.program import OpClass, Tensor
 
@@ -37,7 +37,7 @@ def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: 
         if tensors[name].kind == 'activation' and name != 'loss' and name not in elsewhere:
             for life in mine:
                 ends.setdefault(_end(ops, lives, life), []).append(name)
-    return [replace(op, frees=(*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
+    return [op.freeing((*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
 
 
 def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:
@@ -45,14 +45,16 @@ def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:
     lives: dict[str, list[_Life]] = {}
     for index, op in enumerate(ops):
         for name in dict.fromkeys((*op.reads, *op.writes)):
-            mine = lives.setdefault(name, [])
+            mine, reads = lives.setdefault(name, []), name in op.reads
             # Written without being read: a new life. Read and written, as an in-place sum, it lives on.
-            if not mine or name not in op.reads:
+            if not mine or not reads:
                 if mine:
                     mine[-1].until = index
-                mine.append(_Life(first=index, last=index, until=len(ops)))
-            mine[-1].last = index
-            mine[-1].readers += [index] if name in op.reads else []
+                mine.append(_Life(index, index, len(ops)))
+            life = mine[-1]
+            life.last = index
+            if reads:
+                life.readers.append(index)
     return lives
 
 

@@ -155,10 +155,11 @@ class Gathers:
     def _within(self, run: Run, touched: _Touched) -> list[_Use]:
         """The uses of buckets in a run, by its own offsets and parts; one for each label."""
         found: dict[tuple[_Key, Label], _Use] = {}
+        keys = touched.added | touched.read
         for offset, issue in enumerate(run.issues):
             label = None
-            for name in (*issue.op.reads, *issue.op.accumulates):
-                key = touched.read.get(name) or touched.added.get(name)
+            for name in issue.op.reads + issue.op.accumulates:
+                key = keys.get(name)
                 if key is not None:
                     label = label or _label(issue)
                     members = touched.packed.get(key) or frozenset((self._gathered[name],))

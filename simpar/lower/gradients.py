@@ -215,7 +215,9 @@ def _last_in(run: Run) -> tuple[int, dict[str, int]]:
     for offset, (op, *_) in enumerate(run.issues):
         if op.kind == 'compute' and op.phase != 'F':
             final = offset
-        for name in (*op.accumulates, *op.writes):
+        for name in op.accumulates:
+            last[name] = offset
+        for name in op.writes:
             last[name] = offset
     return final, last
 
@@ -251,7 +253,7 @@ def _written(run: Run, names: Collection[str]) -> _Written:
         found.backward.setdefault((op.stage, part), _NEVER)
         if op.kind == 'compute' and op.phase != 'F':
             found.backward[op.stage, part] = offset
-        for name in (*op.accumulates, *op.writes):
+        for name in op.accumulates + op.writes:
             if name in names:
                 found.last[name, op.stage, part] = offset
     return found

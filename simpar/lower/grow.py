@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import Final, cast
 
+from simpar.kept import Facts, Kept
 from simpar.lower.fusion import by_size
 from simpar.lower.given import has_strategies
 from simpar.lower.optimizer_parallel import choice_of
@@ -63,7 +64,21 @@ def with_layers(workload: Workload, layers: int) -> Workload:
     """The workload of a transformer with so many layers."""
     if not isinstance(workload.model, Transformer):
         raise TypeError(f'{type(workload.model).__name__} has no count of layers that could be changed')
-    return replace(workload, model=replace(workload.model, layers=layers))
+    known = _few(workload)
+    if layers not in known:
+        known[layers] = replace(workload, model=replace(workload.model, layers=layers))
+    return known[layers]
+
+
+def one_of_equal(workload: Workload) -> Workload:
+    """The very same for equal workloads, as those of the rows of a sweep: all that is kept of it is found at once."""
+    # In a tuple, since of the very same objects these are equal without a look into them.
+    return _workloads.get((workload,), lambda: workload)
+
+
+_workloads: Final[Kept[tuple[Workload], Workload]] = Kept(4)
+_few: Final[Facts[Workload, dict[int, Workload]]] = Facts(lambda workload: {}, 8)
+"""Of a workload those of fewer layers."""
 
 
 def _equal(workload: Workload, plan: Plan) -> bool:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from simpar.kept import Facts, Kept
+from simpar.kept import Kept
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -108,7 +108,7 @@ def _table(names: tuple[str, ...], layers: Layers) -> Table:
     """Arguments: ``names`` of tensors."""
     if any(map(_bucket, names)):
         raise NotPeriodic('the numbers of buckets are followed in ops alone')
-    return Table(rows_of(map(seen, names)), layers)
+    return Table.of(rows_of(map(seen, names)), layers)
 
 
 _tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
@@ -123,6 +123,8 @@ def _facts(tensor: Tensor, layer: int) -> tuple[object, ...]:
     return tensor.kind, tensor.dtype, tensor.initial, shape, belongs
 
 
+# Rows of a sweep have the same names over and over.
+@lru_cache(maxsize=2**12)
 def _bucket(name: str) -> int | None:
     """The number of the bucket that a name tells; None: it tells none."""
     found = _BUCKET.search(name) if 'bucket' in name else None
@@ -151,7 +153,7 @@ class _Names:
     @cached_property
     def table(self) -> Table:
         """The rows of the op classes."""
-        return Table(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
+        return Table.of(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
 
     def _seen(self, number: int, name: str) -> tuple[object, int]:
         """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
@@ -248,9 +250,8 @@ class _Ops:
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
-        layers = self.table.rows.layer.tolist()
-        found = self.table.unlike([_seen_work(*pair) for pair in zip(self.small.op_classes, layers, strict=True)])
-        return np.union1d(found, self.names.unlike)
+        found, named = _unlike_work(self.small.op_classes, self.table), self.names.unlike
+        return np.union1d(found, named) if len(found) else named
 
     @cached_property
     def _of_all(self) -> dict[int, OpClass]:
@@ -263,15 +264,32 @@ class _Ops:
         before = small.named.items(4 * source + field)
         # Tensors to be are as large as those that they are like, which are among those before.
         now = self.names.tensors.source[self.names.lists.items(4 * row + field)].tolist()
-        of = {one: small.tensors[one] for one in before}
-        size = {one: (small.local_bytes(tensor), prod(small.local_shape(tensor))) for one, tensor in of.items()}
-        often = [Counter(before), Counter(now)]
-        held, had, holds, has = (sum(size[one][part] * many[one] for one in many) for many in often for part in (0, 1))
+        sizes = self._sizes_of(before)
+        of = dict(zip(before, sizes, strict=True))
+        (held, had), (holds, has) = map(_total, (sizes, [of[one] for one in now]))
         each = op.flops / had if had else 0.0
         if op.bytes not in (0.0, held) or each != int(each):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
         attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
         return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
+
+    def _sizes_of(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """Bytes and elements of the shards of tensors as they are; those of equal layers share the very shapes."""
+        small, known, found = self.small, self._sizes, []
+        for one in map(small.tensors.__getitem__, numbers):
+            key = (
+                one.name
+                if small.is_padded(one)
+                else (id(one.shape), id(one.splits), one.dtype, one.batch_dim, one.fill)
+            )
+            if key not in known:
+                known[key] = small.local_bytes(one), prod(small.local_shape(one))
+            found.append(known[key])
+        return found
+
+    @cached_property
+    def _sizes(self) -> dict[object, tuple[int, int]]:
+        return {}
 
     def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
         """An attribute of an op of all layers: where it has several words, one for each tensor."""
@@ -312,26 +330,35 @@ class _Ops:
         )  # fmt: skip
 
 
-def _work(op: OpClass, layer: int) -> tuple[object, ...]:
-    """All of an op but names, as seen from its layer."""
-    attributes = {
-        key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()
-    }
-    return (
-        op.kind, op.operator, op.phase, op.stage, op.dtype, op.partition, op.peer, op.reduce,
-        op.dims, op.flops, op.bytes, attributes,
-    )  # fmt: skip
+def _total(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum([size for size, _ in sizes]), sum([elements for _, elements in sizes])
 
 
-_own_work: Final[Facts[OpClass, tuple[int, tuple[object, ...]]]] = Facts(
-    lambda op: (seen(op.name)[1], _work(op, seen(op.name)[1])), 2**12
+_plain: Final = attrgetter(
+    'kind', 'operator', 'phase', 'stage', 'dtype', 'partition', 'peer', 'reduce', 'flops', 'bytes', 'dims'
 )
-"""Of an op, the layer that its name tells, and its work as seen from there."""
+"""All of an op but names and attributes, which may tell names."""
 
 
-def _seen_work(op: OpClass, layer: int) -> tuple[object, ...]:
-    own, work = _own_work(op)
-    return work if own == layer else _work(op, layer)
+def _unlike_work(ops: Sequence[OpClass], table: Table) -> Ints:
+    """Ops that do other work than those of other layers."""
+    told = [_attributes(op, layer) for op, layer in zip(ops, table.rows.layer.tolist(), strict=True)]
+    models = table.model.tolist()
+    # Most attributes are shared by all layers, and so are the very tuples of those that say nothing of a layer.
+    return table.told_unlike(
+        [
+            row
+            for row, model in enumerate(models)
+            if row != model and (told[row] != told[model] or _plain(ops[row]) != _plain(ops[model]))
+        ]
+    )
+
+
+def _attributes(op: OpClass, layer: int) -> dict[str, object] | None:
+    """What an op says besides, as seen from its layer; None where that is nothing."""
+    if not op.attributes:
+        return None
+    return {key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()}
 
 
 def _role(role: Role, ops: Table, layers: Layers) -> Role:
@@ -341,7 +368,7 @@ def _role(role: Role, ops: Table, layers: Layers) -> Role:
     for column in (role.stream, role.micro_batch, role.copy):
         told = told * (int(column.max(initial=0)) + 1) + column
     _, first, key = np.unique(told, return_index=True, return_inverse=True)
-    slots = Table(Rows(key, ops.rows.layer[role.op_class]), layers)
+    slots = Table.of(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
     need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))

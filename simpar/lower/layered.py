@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from simpar.lower.period import NONE, Ints, Layers, NotPeriodic, Rows, grown
+from simpar.machine_code import is_started
 
 LAYER: Final = re.compile(r'\blayer(\d+)\b')
 NEAR: Final = 2
@@ -63,6 +64,14 @@ class Table:
     rows: Rows
     layers: Layers
 
+    @staticmethod
+    def of(rows: Rows, layers: Layers) -> Table:
+        """The table of rows; what it says is worked out at once where compiled machines are loaded, and the same."""
+        made = Table(rows, layers)
+        if is_started():
+            made.__dict__.update(_compiled(rows, layers))
+        return made
+
     @cached_property
     def place(self) -> Ints:
         """Shape [keys, layers + 1], where each row stands; the last column is for no layer."""
@@ -102,8 +111,11 @@ class Table:
 
         Raises ``NotPeriodic`` where a row of the equal layers is among them.
         """
-        found = [row for row, model in enumerate(self.model.tolist()) if facts[row] != facts[model]]
-        unlike = np.array(found, dtype=np.int64)
+        return self.told_unlike([row for row, model in enumerate(self.model.tolist()) if facts[row] != facts[model]])
+
+    def told_unlike(self, rows: list[int]) -> Ints:
+        """These rows, which differ from their model; raises ``NotPeriodic`` as ``unlike`` does."""
+        unlike = np.array(rows, dtype=np.int64)
         if self.layers.is_core(self.rows.layer[unlike]).any():
             raise NotPeriodic('equal layers are not')
         return unlike
@@ -124,3 +136,35 @@ class Table:
         if not shift or 'layer' not in text:
             return text
         return LAYER.sub(lambda found: f'layer{int(found.group(1)) + shift}', text)
+
+
+def grown_rows(rows: Rows, layers: Layers) -> Rows:
+    """As ``period.grown``, and raises the same; compiled where compiled machines are loaded."""
+    found = _compiled(rows, layers) if is_started() else {}
+    return found['grown'] if found else grown(rows, layers)
+
+
+def _compiled(rows: Rows, layers: Layers) -> dict[str, Any]:
+    """The properties of a table by name; none where it is not periodic, and they tell why."""
+    from simpar.lower.kernels import grow
+
+    count, keys = len(rows.key), int(rows.key.max(initial=NONE)) + 1
+    most, few, many = count + layers.more * keys, keys * (layers.count + 1), keys * (layers.total + 1)
+    unknown = np.full(few + many + count, NONE, dtype=np.int64)
+    place, at = unknown[:few].reshape(keys, -1), unknown[few : few + many].reshape(keys, -1)
+    model, steps, windows = (
+        np.empty(count, dtype=np.int64),
+        np.zeros((2, keys), dtype=np.int64),
+        np.empty((2, keys), dtype=np.int64),
+    )
+    key, layer, source, shift = np.empty((4, most), dtype=np.int64)
+    found = grow(
+        *rows, layers.count, layers.edge, layers.more, place, model, steps[0], unknown[few + many :], steps[1], windows,
+        key, layer, at, source, shift,
+    )  # fmt: skip
+    if found == NONE:
+        return {}
+    grown_rows = Rows(key[:found], layer[:found])
+    return {
+        'place': place, 'model': model, 'grown': grown_rows, 'at': at, 'source': source[:found], 'shift': shift[:found],
+    }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from simpar.lower.fp8 import cast_weights
 from simpar.lower.fusion import by_size
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
-from simpar.lower.grow import few_layers, with_layers
+from simpar.lower.grow import few_layers, one_of_equal, with_layers
 from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.mesh import Mesh
@@ -37,7 +38,7 @@ from simpar.pipeline.order import Order, Row
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import Program, ProgramBuilder
+from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.workload import Workload
 
 
@@ -61,6 +62,7 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
+    workload = one_of_equal(workload)
     with without_collector():
         layers = few_layers(workload, plan) if order is None and grow else None
         if layers is not None:
@@ -149,18 +151,14 @@ class _Assembly:
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
-        for tensor in self.tape.tensors.values():
-            if touched is not None and tensor.name not in touched:
-                continue
-            # Members of a flat buffer have no memory of their own.
-            if tensor.name not in self.tape.replaced:
-                builder.add_tensor(tensor)
+        # Members of a flat buffer have no memory of their own.
+        tensors = [tensor for tensor in self.tape.tensors.values() if tensor.name not in self.tape.replaced]
+        builder.add_tensors(tensor for tensor in tensors if touched is None or tensor.name in touched)
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
-        added: set[str] = set()
-        for op in (op for found in finished for op in found.ops()):
-            if op.name not in added:
-                added.add(op.name)
-                builder.add_op_class(op)
+        named: dict[str, OpClass] = {}
+        for op in chain.from_iterable(found.ops() for found in finished):
+            named.setdefault(op.name, op)
+        builder.add_op_classes(named)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):
             # Role names stand in traces and tables.

@@ -225,9 +225,12 @@ def split_dims(shards: Sequence[Shard]) -> dict[str, Attribute]:
 def message_bytes(tape: Tape, tensors: Sequence[Tensor]) -> float:
     """Bytes of the unsharded form of some shards, padding and all: what is gathered of them, or scattered into them."""
     # The last split is the shard group's; those before are the tensor ranks', who gather nothing here.
-    return sum(size_of(tape, [one]) * tape.partitions[one.splits[-1].partition].size for one in tensors)
+    sizes = tape.partitions
+    return float(
+        sum([local_elements(tape, one) * BYTES[one.dtype] * sizes[one.splits[-1].partition].size for one in tensors])
+    )
 
 
 def size_of(tape: Tape, tensors: Sequence[Tensor]) -> float:
     """Bytes of what one rank holds of tensors."""
-    return float(sum(local_elements(tape, tensor) * BYTES[tensor.dtype] for tensor in tensors))
+    return float(sum([local_elements(tape, tensor) * BYTES[tensor.dtype] for tensor in tensors]))

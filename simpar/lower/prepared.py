@@ -6,8 +6,8 @@ no others, and what it gave for equal ones is kept.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from simpar.kept import Kept
 from simpar.lower.forward_only import without_backward
@@ -29,6 +29,7 @@ from simpar.lower.update_shards import update_shards
 from simpar.model.model import Graph
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
+from simpar.program import Tensor
 from simpar.workload import Muon, Workload
 
 _SHARDED: Final = RECORDED | {
@@ -39,7 +40,10 @@ _FUSION: Final = frozenset({'fusion', 'fusion_ids'})
 _STAGED: Final = frozenset({'recompute', 'recompute_stages', 'recompute_communication', 'tiles', 'overlap'})
 """Keys that the ops of a stage depend on besides."""
 _PLAN: Final = Plan()
-_KEYS: Final = {one.name: getattr(_PLAN, one.name) for one in fields(Plan)}
+
+
+_plans: Final[Kept[dict[str, Any], Plan]] = Kept(8)
+"""Plans by the keys that they tell."""
 
 
 class _Asked(NamedTuple):
@@ -104,7 +108,8 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
 
 def _only(plan: Plan, keys: frozenset[str]) -> Plan:
     """The plan with all other keys as they are by default, so that nothing can depend on them."""
-    return replace(plan, **{key: value for key, value in _KEYS.items() if key not in keys} | of_order(plan))
+    told = {key: getattr(plan, key) for key in keys} | of_order(plan)
+    return _plans.get(told, lambda: replace(_PLAN, **told))
 
 
 def _shard(asked: _Asked) -> Sharded | None:
@@ -122,9 +127,24 @@ def _shard(asked: _Asked) -> Sharded | None:
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)
+    _share(tape)
     exchanged = exchange(tape, shards)
     own = update_shards(tape, shards.owned)
     return Sharded(tape, graph, parameters, shards, exchanged, updates(tape, workload, own))
+
+
+def _share(tape: Tape) -> None:
+    """Let a tape have the very tensors of the one before where they are equal, as those of other copies are."""
+    known = _shared[-1]
+    for name, tensor in tape.tensors.items():
+        if known.get(name) == tensor:
+            tape.tensors[name] = known[name]
+    # A new list each time, so that threads never see one that is half changed.
+    _shared[:] = [dict(tape.tensors)]
+
+
+_shared: Final[list[dict[str, Tensor]]] = [{}]
+"""The tensors of the last tape."""
 
 
 def _stages(asked: _Asked, found: Sharded, plan: Plan, order: Order) -> tuple[Tape, list[StageOps]]:

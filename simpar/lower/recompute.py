@@ -187,10 +187,14 @@ def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
     for name in op.writes:
         again = f'{name}.{RECOMPUTE}' if name in kept else name
         # A kept tensor must not be written again: others may read it still.
-        tape.tensors.setdefault(again, replace(tape.tensors[name], name=again))
+        if again not in tape.tensors:
+            tape.tensors[again] = replace(tape.tensors[name], name=again)
         writes.append(again)
     attributes = {**op.attributes, RECOMPUTE: True}
-    return replace(op, name=f'{op.name}.{RECOMPUTE}', writes=tuple(writes), attributes=attributes)
+    return OpClass(
+        f'{op.name}.{RECOMPUTE}', op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype, op.partition,
+        op.peer, op.reduce, op.reads, tuple(writes), op.accumulates, op.frees, attributes, op.stage,
+    )  # fmt: skip
 
 
 def _bare(op: OpClass) -> str:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.lower.layered import Table
-from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows, grown
+from simpar.lower.layered import Table, grown_rows
+from simpar.lower.period import NONE, Flags, Ints, NotPeriodic, Rows
+from simpar.machine_code import is_started
 from simpar.program import Csr
 from simpar.program.csr import ranges
 
 _NOWHERE: Final = 2**40
 """How many layers away a row of no layer is."""
+
+
+class _Seen(NamedTuple):
+    """What lists name.
+
+    Arguments:
+        unlike: rows that name other things than their models.
+        key, layer, moves: shape [items], the layer as it will be, unless it moves with the row.
+        of_all: lists of all layers.
+    """
+
+    unlike: Ints
+    key: Ints
+    layer: Ints
+    moves: Flags
+    of_all: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +56,19 @@ class References:
         Raises ``NotPeriodic`` where rows of equal layers name unequal things, or where it is not plain which layers a
         row speaks of.
         """
-        self._check()
-        key, count = self._key, self.lists.count.astype(np.int64)
-        layer, moves = np.where(self._is_near, self._layer, self.to.layers.moved(self._layer)), self._is_near
+        _, key, layer, moves, of_all = self._seen
+        count = self.lists.count.astype(np.int64)
         # From the last on, so that the places of earlier lists stay as they are.
-        for number in self._of_all[::-1].tolist():
+        for number in of_all[::-1].tolist():
             own = slice(self.lists.start.item(number), self.lists.start.item(number + 1))
-            more = grown(Rows(self._key[own], self._layer[own]), self.to.layers)
+            more = grown_rows(Rows(self._key[own], self._layer[own]), self.to.layers)
             count[number] = len(more.key)
             still = np.zeros(len(more.key), dtype=bool)
             key, layer, moves = (
                 np.concatenate((column[: own.start], new, column[own.stop :]))
                 for column, new in ((key, more.key), (layer, more.layer), (moves, still))
             )
-        return self._stamped(key, layer, moves, count)
+        return (self._compiled if is_started() else self._stamped)(key, layer, moves, count)
 
     def _stamped(self, key: Ints, layer: Ints, moves: Flags, count: Ints) -> Csr:
         """The lists of all rows to be.
@@ -69,9 +85,55 @@ class References:
             raise NotPeriodic('a row names what is not there')
         return Csr.counted(lengths, found)
 
+    def _compiled(self, key: Ints, layer: Ints, moves: Flags, count: Ints) -> Csr:
+        """The same by a kernel."""
+        from simpar.lower.kernels import stamp
+
+        start = np.append(0, np.cumsum(count))
+        source = self.of.source
+        each = np.add.reduceat(count, np.arange(0, len(count), self._each))
+        to_be = np.empty(len(source) * self._each + 1, dtype=np.int32)
+        item = np.empty(each[source].sum(), dtype=np.int32)
+        given = start, key, layer, moves, self._each, source, self.of.shift, self.to.at
+        # numpy tells what is wrong.
+        if stamp(*given, to_be, item) == NONE:
+            return self._stamped(key, layer, moves, count)
+        return Csr(to_be, item)
+
     @cached_property
+    def _seen(self) -> _Seen:
+        found = self._looked() if is_started() else None
+        if found is None:
+            self._check()
+            layer = np.where(self._is_near, self._layer, self.to.layers.moved(self._layer))
+            found = _Seen(self._unlike, self._key, layer, self._is_near, self._of_all)
+        return found
+
+    def _looked(self) -> _Seen | None:
+        """The same by a kernel; None where numpy tells what is wrong."""
+        from simpar.lower.kernels import look
+
+        of, to, layers, items = self.of, self.to, self.to.layers, len(self.lists.item)
+        flags = np.zeros(len(of.model) + len(self.lists), dtype=bool)
+        unlike, of_all = flags[: len(of.model)], flags[len(of.model) :]
+        key, layer = np.empty((2, items), dtype=np.int64)
+        moves, last = np.empty(items, dtype=bool), np.full(len(to.place), NONE, dtype=np.int64)
+        done = look(
+            self.lists.start, self.lists.item, self._each, of.rows.layer, of.model, to.rows.key, to.rows.layer,
+            layers.count, layers.edge, layers.more, self.near, unlike, key, layer, moves, of_all, last,
+        )  # fmt: skip
+        if done == NONE:
+            return None
+        return _Seen(np.flatnonzero(unlike), key, layer, moves, np.flatnonzero(of_all))
+
+    @property
     def unlike(self) -> Ints:
         """The rows that name other things than their models, as seen from their layers."""
+        return self._seen.unlike
+
+    @cached_property
+    def _unlike(self) -> Ints:
+        """As ``unlike``."""
         has_model = self.of.model != np.arange(len(self.of.model))
         lists = np.flatnonzero(np.repeat(has_model, self._each))
         row, which = np.divmod(lists, self._each)
@@ -84,14 +146,14 @@ class References:
 
     def _check(self) -> None:
         own, is_core = self.of.rows.layer, self.to.layers.is_core
-        if is_core(own[self.unlike]).any():
+        if is_core(own[self._unlike]).any():
             raise NotPeriodic('equal layers name unequal things')
         core, layered = is_core(own)[self._owner], self._layer != NONE
         if (core & layered & ~self._is_near).any():
             raise NotPeriodic('an equal layer names one that is far away')
         # What is near a row that is like no other may be meant from the other end, if it stands beyond the cut.
         alone = self.of.model == np.arange(len(own))
-        alone[self.unlike] = True
+        alone[self._unlike] = True
         across = (own[self._owner] > self.to.layers.cut) != (self._layer > self.to.layers.cut)
         if (across & self._is_near & alone[self._owner] & ~core).any():
             raise NotPeriodic('a layer may be meant as near or from the other end')

@@ -97,7 +97,7 @@ def _stage(
     i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
     b = b or i
     # Equal ops are shared; those that free otherwise in a split backward have a name of their own.
-    names = {op.name for op in ops if b[op.name] != i[op.name]}
+    names = {op.name for op in ops if b[op.name] != i[op.name]} if b is not i else set()
     apart = {name: replace(i[name], name=f'{name}.split') if name in names else i[name] for name in i}
     return StageOps(
         parts={

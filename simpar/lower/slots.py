@@ -40,16 +40,17 @@ def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, ba
 
 
 def _template(run: Run, index: Callable[[str], int], streams: Streams) -> Template:
-    rows = [(index(issue.op.name), streams.number(issue), issue.micro_batch, issue.copy) for issue in run.issues]
-    return Template(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+    ops, parts, copies, _ = zip(*run.issues, strict=True) if run.issues else ((), (), (), ())
+    stream = [streams.number(issue) for issue in run.issues]
+    columns = [index(op.name) for op in ops], stream, parts, copies
+    return Template(*(np.array(column, dtype=np.int64) for column in columns))
 
 
 def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
     """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
-    late = [np.array([issue.late for issue in run.issues], dtype=bool) for run in runs]
-    transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
-    if not batched and not any(column.any() for column in late):
+    if not batched and not any(issue.late for run in runs for issue in run.issues):
         return slots.after
+    late = [np.array([issue.late for issue in run.issues], dtype=bool) for run in runs]
     computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
     waits = np.flatnonzero(slots.spread(late))
     computed = np.flatnonzero(slots.spread(computes))
@@ -59,6 +60,7 @@ def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
     at = np.searchsorted(computed, waits) - 1
     pairs = np.column_stack((waits, computed[at]))[at >= 0]
     if batched:
+        transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
         sent = np.flatnonzero(slots.spread(transfers))
         into = np.searchsorted(computed, sent)
         meets = into < len(computed)

@@ -37,6 +37,9 @@ class Streams:
 
     def number(self, issue: Issue) -> int:
         """The number of the stream that an op is issued on."""
+        # Whatever blocks, computation does.
+        if issue.op.kind == COMPUTE:
+            return 0
         return self._number.setdefault(self._name(issue), len(self._number))
 
     def _name(self, issue: Issue) -> str:

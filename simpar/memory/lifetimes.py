@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.errors import ProgramError
+from simpar.machine_code import is_started
 from simpar.memory.parts import NEVER, NONE, Parts, first_of, parts_of
-from simpar.memory.touches import Flags, Ints, table_of
+from simpar.memory.touches import Flags, Ints, Table, table_of
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import computes
 from simpar.program.rows import kept_column
@@ -74,6 +75,8 @@ class Lifetimes:
     @cached_property
     def by_slot(self) -> BySlot:
         """The lives by the slots at which they begin and end: these are few beside them."""
+        if is_started() and len(self):
+            return _by_slot(self)
         ends = np.flatnonzero(~self.always)
         # One number for a slot of this step, the next for the same one of the step before.
         begin, begun = _summed(2 * self.begin[ends] + self.before[ends], self.bytes[ends])
@@ -94,6 +97,13 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     """
     table = table_of(program, frozenset(always))
     parts = parts_of(table, role)
+    lives = _compiled(program, role, table, parts, always) if is_started() else None
+    lives = lives or _lives(program, role, table, parts, always)
+    return _with_buffers(lives, program, role) if flattened else lives
+
+
+def _lives(program: Program, role: Role, table: Table, parts: Parts, always: Collection[str]) -> Lifetimes:
+    """The same without buffers. Arguments: ``table`` and ``parts`` of the role."""
     _check(program, role, parts, table.are({*ALWAYS, 'input'}))
     # Views were checked like all tensors, and take no memory.
     held = ~table.are({'view'})[parts.tensor]
@@ -106,7 +116,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     # What nobody frees stays allocated through all steps.
     begin[endless] = end[endless] = NONE
     one = table.one[parts.tensor]
-    lives = Lifetimes(
+    return Lifetimes(
         tensor=parts.tensor,
         micro_batch=np.where(one, NONE, parts.micro_batch),
         copy=np.where(one, NONE, parts.copy),
@@ -116,7 +126,32 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
         end=end,
         before=parts.before,
     )
-    return _with_buffers(lives, program, role) if flattened else lives
+
+
+def _compiled(program: Program, role: Role, table: Table, parts: Parts, always: Collection[str]) -> Lifetimes | None:
+    """The same by a kernel; None where something is wrong, which numpy tells."""
+    from simpar.memory.kernels import write_lifetimes
+
+    columns, before = np.empty((7, len(parts.tensor)), dtype=np.int64), np.empty(len(parts.tensor), dtype=bool)
+    kinds = table.are({*ALWAYS, 'input'}), table.are({'view'}), table.are({'input'} - {*always})
+    count = write_lifetimes(*parts, *kinds, table.one, program.sizes, _loads(program, role), columns, before, NEVER)
+    if count == NONE:
+        return None
+    tensor, micro_batch, copy, size, writer, begin, end = columns[:, :count]
+    return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before[:count])
+
+
+def _by_slot(lives: Lifetimes) -> BySlot:
+    """The same as ``Lifetimes.by_slot``, by a kernel."""
+    from simpar.memory.kernels import sum_by_slot
+
+    slots = max(int(lives.begin.max()), int(lives.end.max())) + 1
+    sums, there = np.zeros((3, slots), dtype=np.int64), np.zeros((3, slots), dtype=bool)
+    always = sum_by_slot(lives.bytes, lives.begin, lives.end, lives.before, sums, there)
+    # A slot of this step stands before the same one of the step before.
+    begin = np.flatnonzero(there[:2].T)
+    end = np.flatnonzero(there[2])
+    return BySlot(begin // 2, begin % 2 > 0, sums[:2].T.ravel()[begin], end, sums[2, end], always)
 
 
 def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:

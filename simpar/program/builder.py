@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -35,6 +36,13 @@ class ProgramBuilder:
         self._tensors[tensor.name] = tensor
         return tensor
 
+    def add_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Put several into it, each of another name."""
+        for tensor in tensors:
+            if tensor.name in self._tensors:
+                raise ProgramError(f'two tensors are named {tensor.name!r}')
+            self._tensors[tensor.name] = tensor
+
     def add_op_class(self, op: OpClass) -> OpClass:
         """Put an op class into its table."""
         if op.name in self._op_classes:
@@ -42,6 +50,13 @@ class ProgramBuilder:
         self._index[op.name] = len(self._op_classes)
         self._op_classes[op.name] = op
         return op
+
+    def add_op_classes(self, ops: Mapping[str, OpClass]) -> None:
+        """Put all op classes into it at once. Arguments: ``ops``, by name."""
+        if self._op_classes:
+            raise ProgramError('there are op classes already; add all at once')
+        self._index = dict(zip(ops, count()))
+        self._op_classes = dict(ops)
 
     def add_role(
         self,

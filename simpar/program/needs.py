@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from simpar.machine_code import is_started
 from simpar.program.between import Between, Pairs
 from simpar.program.closure import NONE, Closure, Flags, latest
 from simpar.program.csr import Csr
@@ -25,6 +26,8 @@ from simpar.program.touches import Touches, dataflow
 
 SMALL: Final = 2048
 """Up to so many slots needs are found sooner without the templates; they are the same."""
+_CELLS: Final = 2**20
+"""Up to so many pairs of a buffer and a stream the kernel looks at."""
 
 
 def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
@@ -34,7 +37,9 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     """
     if not len(slots):
         return Csr.of(EMPTY, EMPTY, 0), Csr.of(EMPTY, EMPTY, 0)
-    return at_once(slots, touches, streams) if len(slots) <= SMALL else by_template(slots, touches, streams)
+    if len(slots) > SMALL:
+        return by_template(slots, touches, streams)
+    return compiled(slots, touches, streams) if is_started() else at_once(slots, touches, streams)
 
 
 def at_once(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
@@ -56,6 +61,30 @@ def at_once(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     # Carry needs are kept by the earliest slot, the one that ends first in the step before.
     order = np.flatnonzero(carried)[np.argsort(before[carried], kind='stable')]
     return Csr.of(later[own], before[own], count), Csr.of(later[order] - count, before[order], count)
+
+
+def compiled(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+    """The same as of ``at_once``, by a kernel."""
+    from simpar.program.kernels import find_needs
+
+    count, own = len(slots), slots.as_one().templates[0]
+    instance = own.instance
+    instances = int(instance.max()) + 1
+    buffers = len(touches.per_rank) * instances
+    # One stream has no needs, and would be another kind of array.
+    if streams == 1 or streams * buffers > _CELLS:
+        return at_once(slots, touches, streams)
+    unknown = np.full(buffers * (1 + streams) + (2 * count + streams) * streams, NONE, dtype=np.int64)
+    change, read, latest_of, known = np.split(unknown, np.cumsum([buffers, buffers * streams, 2 * count * streams]))
+    clock, kept = np.empty((2 * count, streams), dtype=np.int64), np.empty((2 * count, streams), dtype=bool)
+    starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
+    needs = find_needs(
+        own.op_class, own.stream, instance, touches.start, touches.tensor, touches.changes, touches.per_rank,
+        *slots.after.T.copy(), instances, change, read.reshape(-1, streams), latest_of.reshape(-1, streams), clock,
+        known.reshape(-1, streams), kept, starts[0], items[0], starts[1], items[1],
+    )  # fmt: skip
+    carried = starts.item(-1)
+    return Csr(starts[0].copy(), items[0, :needs].copy()), Csr(starts[1].copy(), items[1, :carried].copy())
 
 
 def _shared(template: Template, touches: Touches) -> tuple[Ints, Ints]:

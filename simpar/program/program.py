@@ -66,7 +66,9 @@ class Program:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
         numbers: dict[tuple[object, ...], int] = {}
         kinds = column(self.op_classes, lambda op: numbers.setdefault(_cost_key(op), len(numbers)), np.int64)
-        _, first = np.unique(kinds, return_index=True)
+        first = np.empty(len(numbers), dtype=np.int64)
+        # Of several assignments to one place numpy keeps the last: reversed, that is the first op class of a kind.
+        first[kinds[::-1]] = np.arange(len(kinds))[::-1]
         return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
 
     @cached_property
@@ -178,12 +180,20 @@ class Program:
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        packed = kept_column(self.tensors, is_packed, np.bool_)
+        if isinstance(self.tensors, tuple):
+            packed = [tensor for tensor in self.tensors if tensor.members and is_packed(tensor)]
+        else:
+            found = np.flatnonzero(kept_column(self.tensors, is_packed, np.bool_)).tolist()
+            packed = list(map(self.tensors.__getitem__, found))
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
-            for tensor in map(self.tensors.__getitem__, np.flatnonzero(packed).tolist())
+            for tensor in packed
         }
+
+    def is_padded(self, tensor: Tensor) -> bool:
+        """Whether it ends a buffer that is padded, so that its bytes go by its name."""
+        return tensor.name in self._padding
 
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""

@@ -49,8 +49,10 @@ class LazyRows(Sequence[Row]):
     @cached_property
     def distinct(self) -> tuple[list[Row], Ints]:
         """The rows that differ in more than names, as ``stand`` gives them, and for each row which of them it is."""
-        first, which = np.unique(self.like, return_inverse=True)
-        return [self._stand(one) for one in first.tolist()], which
+        # A row that is the first of its kind is like itself: so they are numbered without sorting.
+        is_first = self.like == np.arange(len(self.like))
+        which = (np.cumsum(is_first) - 1)[self.like]
+        return [self._stand(one) for one in np.flatnonzero(is_first).tolist()], which
 
     def stand(self, index: int) -> Row:
         """A row that equals the one of this number but for names and how many it lists."""

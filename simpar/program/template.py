@@ -34,12 +34,17 @@ class Template:
     def __len__(self) -> int:
         return len(self.op_class)
 
+    @property
+    def instance(self) -> Ints:
+        """Shape [slots], a number of the micro-batch and copy."""
+        return np.asarray(self.part * (self.copy.max(initial=0) + 1) + self.copy)
+
     def buffers(self, slot: Ints, tensor: Ints, per_rank: NDArray[np.bool_]) -> Ints:
         """Of touches the number of the buffer: per micro-batch and copy, except where a rank has one for all.
 
         Arguments: shape [touches], the slot, the tensor, and whether a rank has one of it.
         """
-        part = self.part * (self.copy.max(initial=0) + 1) + self.copy
+        part = self.instance
         return np.asarray(tensor * (part.max(initial=0) + 1) + np.where(per_rank, 0, part[slot]))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +51,9 @@ class Touches:
 
 def named_by(op_classes: Iterable[OpClass], tensors: Iterable[Tensor]) -> Csr:
     """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
-    number = {tensor.name: index for index, tensor in enumerate(tensors)}
+    number = dict(zip([tensor.name for tensor in tensors], count()))
     lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
-    item = np.array([number[name] for names in lists for name in names], dtype=np.int64)
+    item = np.array(list(map(number.__getitem__, chain.from_iterable(lists))), dtype=np.int64)
     return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from simpar.machine_code import Kernel
 
 arrange_after: Final = Kernel('simpar.engine.compiled.order', 'arrange_after')
+list_edges: Final = Kernel('simpar.engine.compiled.order', 'list_edges')
 topological: Final = Kernel('simpar.engine.compiled.order', 'topological')
 arrange_nodes: Final = Kernel('simpar.engine.compiled.order', 'arrange_nodes')
 recurrence: Final = Kernel('simpar.engine.compiled.order', 'recurrence')

@@ -150,3 +150,35 @@ def recurrence(
             time[number] = latest + lasts[order[place]]
         begin += per_step
         known = np.uint64(0)
+
+
+@kernel
+def list_edges(
+    need_start: Array, need_item: Array, carry_start: Array, carry_item: Array, stream_start: Array,
+    stream_item: Array, behind: Array, op: Array, before: Array, carried: Array,
+) -> int:  # fmt: skip
+    """Write what each op comes after, op after op, and whether that is of the step before; return how many there are.
+
+    Arguments: need_start to stream_item: as of ``Ops``. ``behind``, of each op the one before it on its stream.
+    op to carried: of edges, those of the step before last.
+    """
+    for stream in range(len(stream_start) - 1):
+        begin, end = stream_start[stream], stream_start[stream + 1]
+        for place in range(begin, end):
+            # The first op of a stream follows the last one of the step before, marked as below all ops.
+            behind[stream_item[place]] = stream_item[place - 1] if place > begin else -1 - stream_item[end - 1]
+    count = 0
+    for number in range(len(behind)):
+        for place in range(need_start[number], need_start[number + 1]):
+            op[count], before[count], carried[count] = number, need_item[place], False
+            count += 1
+        if behind[number] >= 0:
+            op[count], before[count], carried[count] = number, behind[number], False
+            count += 1
+        for place in range(carry_start[number], carry_start[number + 1]):
+            op[count], before[count], carried[count] = number, carry_item[place], True
+            count += 1
+        if behind[number] < 0:
+            op[count], before[count], carried[count] = number, -1 - behind[number], True
+            count += 1
+    return count

@@ -101,3 +101,63 @@ def write_lives(
                 done += 1
                 at = following[at]
     return done
+
+
+@kernel
+def write_lifetimes(
+    tensor: Array, micro_batch: Array, copy: Array, first: Array, last: Array, write: Array, freed: Array,
+    before: Array, given: Array, view: Array, loaded: Array, one: Array, size: Array, loads: Array, columns: Array,
+    late: Array, never: int,
+) -> int:  # fmt: skip
+    """Write the columns of ``Lifetimes``; return how many rows there are, -1 where something was never written.
+
+    Arguments:
+        tensor to before: as of ``Parts``.
+        given to size: of tensors: whether they are there unwritten, are views, begin with a micro-batch, are there once
+            for all; and their bytes.
+        loads: of each micro-batch its first slot.
+        columns: shape [7, lives]; ``late``, the last column, ``before``.
+        never: a slot behind all.
+    """
+    count = 0
+    for life in range(len(tensor)):
+        number = tensor[life]
+        if write[life] == never and (freed[life] or not given[number]):
+            return _NONE
+        if view[number]:
+            continue
+        begin, end = write[life], last[life]
+        if loaded[number]:
+            begin = min(loads[micro_batch[life]], first[life])
+        elif not freed[life]:
+            begin, end = _NONE, _NONE
+        columns[0, count] = number
+        columns[1, count] = _NONE if one[number] else micro_batch[life]
+        columns[2, count] = _NONE if one[number] else copy[life]
+        columns[3, count] = size[number]
+        columns[4, count] = _NONE if write[life] == never else write[life]
+        columns[5, count] = begin
+        columns[6, count] = end
+        late[count] = before[life]
+        count += 1
+    return count
+
+
+@kernel
+def sum_by_slot(size: Array, begin: Array, end: Array, before: Array, sums: Array, there: Array) -> int:
+    """Write the bytes that begin at each slot of this step and of the one before, and those that end; return the rest.
+
+    Arguments: size to before: as of ``Lifetimes``. ``sums`` and ``there``: shape [3, slots], of what begins here and
+    in the step before, and of what ends; bytes, and whether there are any; nothing at first.
+    """
+    always = 0
+    for life in range(len(size)):
+        if end[life] == _NONE:
+            always += size[life]
+            continue
+        row = 1 if before[life] else 0
+        sums[row, begin[life]] += size[life]
+        there[row, begin[life]] = True
+        sums[2, end[life]] += size[life]
+        there[2, end[life]] = True
+    return always
