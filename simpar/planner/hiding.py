@@ -30,7 +30,11 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
         idle: in which the rank surely computes nothing.
         wire: of all messages of one stream by themselves.
     """
-    fast, slow, matrix = speeds.matrix, speeds.memory, _products(seconds, slowed, speeds)
+    return _beside(seconds, slowed, idle, wire, speeds, _products(seconds, slowed, speeds))
+
+
+def _beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds, matrix: float) -> float:
+    fast, slow = speeds.matrix, speeds.memory
     # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
     over = max(0.0, (wire - idle) / speeds.collective)
     if over >= slowed:
@@ -42,9 +46,10 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
 
 def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
     """The same for any idle time."""
+    matrix = _products(seconds, slowed, speeds)
     # By idle time it is convex, and in straight pieces: the least is where one ends.
-    between = wire - speeds.collective * _products(seconds, slowed, speeds) / speeds.matrix
-    return min(least_beside(seconds, slowed, idle, wire, speeds) for idle in (0.0, min(wire, max(0.0, between)), wire))
+    between = min(wire, max(0.0, wire - speeds.collective * matrix / speeds.matrix))
+    return min([_beside(seconds, slowed, idle, wire, speeds, matrix) for idle in {0.0, between, wire}])
 
 
 def _products(seconds: float, slowed: float, speeds: Speeds) -> float:

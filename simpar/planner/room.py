@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
+from simpar.planner.moments import moments_of
 from simpar.planner.sample import Sample
 
 
@@ -66,41 +67,24 @@ def _of_rank(
     if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
         both = shares.bytes(twice(sample), Standing())
         fixed -= both.total
-    live, later = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)
-    # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
-    left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
-    backward: set[int] = set()
-    # How many gradients of inputs: what is cast of weights is surely there from the first forward's end to the begin
-    # of the last of these.
-    casts = {stage: sum(one == stage and kind[0] in 'BI' for kind, one in timed.rows[rank]) for stage in mine}
-    begun: set[int] = set()
+    # In whole numbers of what stages hold, so that it is worked out once for all plans of an order.
     most = 0.0
-    for kind, stage in timed.rows[rank]:
-        own = kept[stage]
-        held = fixed + sum(live[one] * kept[one].total + later[one] * kept[one].waits for one in mine)
-        held += sum(standing[one].gradient for one in backward if left[one])
-        if kind[0] == 'F':
-            begun.add(stage)
-        elif kind[0] in 'BI':
-            casts[stage] -= 1
-        held += sum(standing[one].gathered for one in begun if casts[one])
-        joined = kind.endswith('+')
-        if kind[0] == 'F':
-            most = max(most, held + (own.joined if joined else own.total))
-            live[stage] += 1
-        elif kind[0] in 'BI':
+    for one in moments_of(timed, rank):
+        own = kept[one.stage]
+        held = fixed + sum(
+            live * kept[stage].total + later * kept[stage].waits
+            for stage, live, later in zip(mine, one.live, one.later, strict=True)
+        )
+        held += sum(standing[stage].gradient for stage, there in zip(mine, one.gradients, strict=True) if there)
+        held += sum(standing[stage].gathered for stage, there in zip(mine, one.casts, strict=True) if there)
+        if one.kind == 'F':
+            most = max(most, held + (own.joined if one.joined else own.total))
+        elif one.kind in 'BI':
             # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
-            peak = own.most if peaks and not (joined and sample.again) else own.total
-            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if joined else peak))
-            live[stage] -= 1
-        if kind[0] == 'I':
-            later[stage] += 1
+            peak = own.most if peaks and not (one.joined and sample.again) else own.total
+            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if one.joined else peak))
+        if one.kind == 'I':
             most = max(most, held - own.total + own.waits)
-        if kind[0] == 'W' and later[stage]:
-            later[stage] -= 1
-        if kind[0] in 'BW':
-            backward.add(stage)
-            left[stage] -= 1
     return most
 
 
@@ -122,7 +106,17 @@ class _Kept(NamedTuple):
 
 
 def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
-    """What a micro-batch keeps in a stage."""
+    """What a micro-batch keeps in a stage; stages of as many layers of each kind share it."""
+    layers = stages[stage]
+    ends = (stage == 0, stage == len(stages) - 1)
+    key = ('kept', ends, len(layers), sum(layer < sample.few.edge for layer in layers), copies)
+    if key not in sample.known:
+        sample.known[key] = _kept_by(sample, stages, stage, copies)
+    found: _Kept = sample.known[key]
+    return found
+
+
+def _kept_by(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
     layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
     if not layers:
         return _Kept()
