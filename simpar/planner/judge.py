@@ -321,8 +321,20 @@ class Judge:
             size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
         )  # fmt: skip
         if key not in self._samples:
-            self._samples[key] = sample_of(self._few, plan, self._cluster, size, split=split)
+            self._samples[key] = sample_of(
+                self._few,
+                plan,
+                self._cluster,
+                size,
+                split=split,
+                known=lambda other, parted: self._made(other, size, split=parted),
+            )
         return self._samples[key]
+
+    def _made(self, plan: Plan, size: int, *, split: bool) -> Sample:
+        sample = self._sample(plan, size, split=split)
+        assert sample is not None
+        return sample
 
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""
