@@ -90,8 +90,8 @@ def windows(
     while nothing is. All arguments are by place, in issue order: ``before``, what each waits for; ``ops``, op classes;
     ``computes``, which of them compute; ``streams``, which stream each is on.
     """
-    after = _first_behind(before, computes)
-    own = _last_ahead(before, computes)
+    after = first_behind(before, computes)
+    own = last_ahead(before, computes)
     sums = _Sums(ops, computes, work)
     found: dict[int, list[tuple[int, float]]] = {}
     for stream in set(streams):
@@ -112,7 +112,7 @@ def windows(
     return found
 
 
-def _last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
+def last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the last compute op that it surely is behind; -1 where there is none."""
     found: list[int] = []
     for needs in before:
@@ -120,7 +120,7 @@ def _last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> li
     return found
 
 
-def _first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
+def first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the first compute op that is surely behind it; past the end where there is none."""
     found = [len(before)] * len(before)
     for place in range(len(before) - 1, -1, -1):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.planner.hiding import Work, windows
+from simpar.planner.hiding import Work, first_behind, last_ahead, windows
 from simpar.program import OpClass, Program, Role
 
 Floats = NDArray[np.float64]
@@ -45,6 +45,7 @@ class Span(NamedTuple):
         ready: of the chain to what the neighbouring stage waits for, where it is the last piece.
         wire: of the messages of one stream alone.
         lead: of the chain of the first copy.
+        inside: of those messages, the ones that surely have computation of the action before and behind them.
     """
 
     chain: float = 0.0
@@ -53,6 +54,7 @@ class Span(NamedTuple):
     wire: float = 0.0
     inputs: float = 0.0
     lead: float = 0.0
+    inside: float = 0.0
 
     def __add__(self, other: object) -> Span:
         """One piece behind the other."""
@@ -66,16 +68,18 @@ class Span(NamedTuple):
             self.wire + other.wire,
             self.inputs + other.inputs,
             self.lead + other.lead,
+            self.inside + other.inside,
         )
 
     def computed(self) -> Span:
         """By its computation alone."""
-        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy)
+        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy, self.inside)
 
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies
-        return Span(busy, busy, self.ready, self.wire * copies, self.inputs * copies, self.chain)
+        wire, inputs, inside = (one * copies for one in (self.wire, self.inputs, self.inside))
+        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +290,8 @@ class _Walk:
         classes = [role.op_class.item(slot) for slot in slots]
         computes = [op.kind == 'compute' for op in self._ops]
         self._windows = windows(self._before, classes, computes, [on[slot] for slot in slots], work)
+        own, after = last_ahead(self._before, computes), first_behind(self._before, computes)
+        self._inner = [begin >= 0 and end < len(slots) for begin, end in zip(own, after, strict=True)]
 
     def _starts(self, slot: int) -> list[float]:
         """Seconds at which the ops behind a slot's start may start."""
@@ -306,11 +312,13 @@ class _Walk:
             if self._ops[place].kind == 'compute' and not (inputs and self._ops[place].part == 'W')
         )
 
-    def _sent(self, begin: int, end: int) -> float:
+    def _sent(self, begin: int, end: int, *, inner: bool = False) -> float:
         return sum(
             self._seconds[place]
             for place in range(begin, end)
-            if self._ops[place].kind == 'collective' and self._ops[place].partition == self._wire
+            if self._ops[place].kind == 'collective'
+            and self._ops[place].partition == self._wire
+            and (self._inner[place] or not inner)
         )
 
     def between(self, one: int, other: int) -> Span:
@@ -318,7 +326,13 @@ class _Walk:
         begin, end = self._number[one], self._number[other]
         chain = self._starts(one)[end]
         return Span(
-            chain, self._busy(begin, end), chain, self._sent(begin, end), self._busy(begin, end, inputs=True), chain
+            chain,
+            self._busy(begin, end),
+            chain,
+            self._sent(begin, end),
+            self._busy(begin, end, inputs=True),
+            chain,
+            self._sent(begin, end, inner=True),
         )
 
     def tail(self, one: int, last: int, kind: str) -> Span:
@@ -337,4 +351,5 @@ class _Walk:
             self._sent(begin, len(starts)),
             self._busy(begin, end + 1, inputs=True),
             chain,
+            self._sent(begin, len(starts), inner=True),
         )

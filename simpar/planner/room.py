@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from simpar.planner.clock import Timed
@@ -35,16 +36,39 @@ class Shares:
             found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
         return Standing(**found)
 
+    def at_most(self, other: Shares) -> Shares:
+        """What holds no more than either of them."""
+        return Shares(
+            max(self.parameter, other.parameter),
+            max(self.state, other.state),
+            max(self.gradient, other.gradient),
+            min(self.experts, other.experts),
+            max(self.gathered, other.gathered),
+        )
+
 
 def least_bytes(
-    sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True, copies: int = 1
+    sample: Sample,
+    stages: list[list[int]],
+    timed: Timed,
+    shares: Shares,
+    *,
+    peaks: bool = True,
+    copies: int = 1,
+    enough: float = inf,
 ) -> float:
     """Least bytes of the fullest rank at its peak.
 
     Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone;
-    ``copies``, at most, where that is open: more than the sample has.
+    ``copies``, at most, where that is open: more than the sample has; ``enough``, bytes of a rank beyond which others
+    need not be looked at.
     """
-    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies) for rank in range(timed.ranks))
+    most = 0.0
+    for rank in range(timed.ranks):
+        most = max(most, _of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies))
+        if most > enough:
+            break
+    return most
 
 
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:

@@ -65,7 +65,13 @@ class Sample:
 
 
 def sample_of(
-    few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool, known: Callable[[Plan, bool], Sample] | None = None
+    few: Few,
+    plan: Plan,
+    cluster: Cluster,
+    size: int,
+    *,
+    split: bool,
+    known: Callable[[Plan, bool], Sample] | None = None,
 ) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
