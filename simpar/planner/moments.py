@@ -36,7 +36,7 @@ def moments_of(timed: Timed, rank: int) -> list[Moment]:
     """The moments of a rank at which it may hold most."""
     if rank not in timed.known:
         found: dict[tuple[str, int, bool], list[Moment]] = {}
-        for one in dict.fromkeys(_moments(timed, rank)):
+        for one in dict.fromkeys(moments(timed, rank)):
             others = found.setdefault(one[:3], [])
             if not any(one.within(other) for other in others):
                 others[:] = [other for other in others if not other.within(one)] + [one]
@@ -45,7 +45,8 @@ def moments_of(timed: Timed, rank: int) -> list[Moment]:
     return known
 
 
-def _moments(timed: Timed, rank: int) -> Iterator[Moment]:
+def moments(timed: Timed, rank: int) -> Iterator[Moment]:
+    """A moment for each action of a rank, in order."""
     row = timed.rows[rank]
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
     live, later = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)

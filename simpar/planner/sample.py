@@ -22,6 +22,8 @@ from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
 """A first, a middle and a last one."""
+Known = Callable[[Plan, bool], 'Sample']
+"""Makes a sample, or finds it made, of a plan and of whether its backwards are done in two parts."""
 JOINT: Final = ('F', 'B')
 APART: Final = ('F', 'I', 'W')
 
@@ -76,10 +78,9 @@ def sample_of(
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
     Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts;
-    ``known``, samples of so many that may have been made before, by plan and ``split``.
+    ``known``, others of so many samples.
     Raises what ``lower`` raises where degrees do not fit the model.
     """
-    known = known or (lambda other, parted: sample_of(few, other, cluster, size, split=parted))
     if split:
         return _parted(few, plan, cluster, size, known)
     program = _lowered(few, plan, size, split=False)
@@ -100,7 +101,7 @@ def sample_of(
     return _in_turn(sample, blocks, plan, known, split=False)
 
 
-def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Callable[[Plan, bool], Sample]) -> Sample:
+def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known) -> Sample:
     """The same where backwards are done in two parts, as well."""
     joint = known(plan, False)
     apart = _lowered(few, plan, size, split=True)
@@ -114,7 +115,7 @@ def _in_turn(
     sample: Sample,
     blocks: dict[tuple[int, str, bool], Block],
     plan: Plan,
-    known: Callable[[Plan, bool], Sample],
+    known: Known,
     *,
     split: bool,
 ) -> Sample:
