@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from simpar.planner.clock import Lasts, Parts, Timed
-from simpar.planner.hiding import Speeds, least_beside, least_hidden
+from simpar.planner.hiding import SURELY, Speeds, least_beside, least_hidden
 from simpar.planner.pieces import Block, Span
 from simpar.planner.sample import Sample
 
@@ -254,16 +254,36 @@ def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, ch
     return (total.chain if chains else hidden) / shares
 
 
-def least_busy(sample: Sample, stages: list[list[int]], timed: Timed, share: float, copies: int) -> float:
-    """Least seconds of a step in an order, by computation alone.
+def least_busy(
+    sample: Sample,
+    stages: list[list[int]],
+    timed: Timed,
+    share: float,
+    copies: int,
+    speeds: Speeds | None = None,
+    *,
+    serial: bool = False,
+) -> float:
+    """Least seconds of a step in an order, by computation, and by what is sent inside of an action.
 
-    Arguments: ``sample``, of all samples of a step at once; ``share`` of them in a micro-batch; ``copies``, at most.
+    Arguments:
+        sample: of all samples of a step at once.
+        share: of them in a micro-batch.
+        copies: at most.
+        speeds: beside each other; None: by computation alone.
+        serial: whether nothing is cut into more tiles than in the sample.
     """
     busy = _Busy(sample, stages, share)
     early = any(block.early for block in sample.blocks.values())
     seconds = {}
     for parts, slowed in timed.works:
         lasts = sum(busy(kind[0], stage, slowed) for kind, stage in parts)
+        if speeds:
+            # However it is cut into copies and tiles, all of it is sent between an action's first op and its last.
+            lasts = max(lasts, *(busy.sent(kind, stage, slowed, speeds) for kind, stage in parts))
+            if serial:
+                # What a copy does behind each other takes no less than its share of what all do.
+                lasts = max(lasts, *(busy.chain(kind, stage, slowed) * sample.copies / copies for kind, stage in parts))
         # A gradient may be handed on before the weights' gradients are done, the first copy's before the others'.
         ready = min(busy.ready(kind[0], stage, slowed) for kind, stage in parts) / copies
         kind, stage = parts[0]
@@ -317,6 +337,10 @@ def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[
     return max(total.values())
 
 
+WHOLE: Final = ('F', 'B')
+"""Kinds of actions that are no part of something else."""
+
+
 class _Busy:
     """Least seconds of computation of an action, known once asked."""
 
@@ -336,6 +360,23 @@ class _Busy:
         front, behind = self._pieces(kind, stage, slowed)
         busy, inputs = front.busy + behind.busy, front.inputs + behind.inputs
         return self._share * (inputs if kind == 'I' else busy - inputs if kind == 'W' else busy)
+
+    def chain(self, kind: str, stage: int, slowed: bool) -> float:
+        """Least seconds from the first op to the last; of a part of something else: none."""
+        if kind not in WHOLE:
+            return 0.0
+        front, behind = self._pieces(kind, stage, slowed)
+        return self._share * (front.chain + behind.chain)
+
+    def sent(self, kind: str, stage: int, slowed: bool, speeds: Speeds) -> float:
+        """The same with messages that are hidden as well as can be."""
+        if kind not in WHOLE:
+            return 0.0
+        (front, behind), (ahead, last) = (self._pieces(kind, stage, slow) for slow in (slowed, True))
+        # A message's latency is not stretched beside computation, so none of it is taken to be.
+        beside = Speeds(1.0, 1.0, 1.0) if slowed else replace(speeds, collective=1.0)
+        wire = front.inside + behind.inside
+        return self._share * SURELY * least_hidden(front.busy + behind.busy, ahead.busy + last.busy, wire, beside)
 
     def ready(self, kind: str, stage: int, slowed: bool) -> float:
         """When its result may be ready: of a backward, when it comes to its last layer."""

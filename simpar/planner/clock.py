@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -53,6 +53,7 @@ class Timed:
         rank: of each task.
         before: for each task those of other ranks that it waits for.
         rows: of each rank, kind and stage of all that it does.
+        known: what was worked out of it, by rank.
     """
 
     ranks: int
@@ -62,6 +63,7 @@ class Timed:
     rank: Ints
     before: Csr
     rows: tuple[tuple[tuple[str, int], ...], ...]
+    known: dict[int, Any] = field(default_factory=dict)
 
     def period(self, seconds: Mapping[Work, Lasts]) -> float:
         """Seconds of a step.

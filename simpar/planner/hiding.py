@@ -30,7 +30,11 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
         idle: in which the rank surely computes nothing.
         wire: of all messages of one stream by themselves.
     """
-    fast, slow, matrix = speeds.matrix, speeds.memory, _products(seconds, slowed, speeds)
+    return _beside(seconds, slowed, idle, wire, speeds, _products(seconds, slowed, speeds))
+
+
+def _beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds, matrix: float) -> float:
+    fast, slow = speeds.matrix, speeds.memory
     # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
     over = max(0.0, (wire - idle) / speeds.collective)
     if over >= slowed:
@@ -42,9 +46,10 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
 
 def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
     """The same for any idle time."""
+    matrix = _products(seconds, slowed, speeds)
     # By idle time it is convex, and in straight pieces: the least is where one ends.
-    between = wire - speeds.collective * _products(seconds, slowed, speeds) / speeds.matrix
-    return min(least_beside(seconds, slowed, idle, wire, speeds) for idle in (0.0, min(wire, max(0.0, between)), wire))
+    between = min(wire, max(0.0, wire - speeds.collective * matrix / speeds.matrix))
+    return min([_beside(seconds, slowed, idle, wire, speeds, matrix) for idle in {0.0, between, wire}])
 
 
 def _products(seconds: float, slowed: float, speeds: Speeds) -> float:
@@ -85,8 +90,8 @@ def windows(
     while nothing is. All arguments are by place, in issue order: ``before``, what each waits for; ``ops``, op classes;
     ``computes``, which of them compute; ``streams``, which stream each is on.
     """
-    after = _first_behind(before, computes)
-    own = _last_ahead(before, computes)
+    after = first_behind(before, computes)
+    own = last_ahead(before, computes)
     sums = _Sums(ops, computes, work)
     found: dict[int, list[tuple[int, float]]] = {}
     for stream in set(streams):
@@ -107,7 +112,7 @@ def windows(
     return found
 
 
-def _last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
+def last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the last compute op that it surely is behind; -1 where there is none."""
     found: list[int] = []
     for needs in before:
@@ -115,7 +120,7 @@ def _last_ahead(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> li
     return found
 
 
-def _first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
+def first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> list[int]:
     """For each place the first compute op that is surely behind it; past the end where there is none."""
     found = [len(before)] * len(before)
     for place in range(len(before) - 1, -1, -1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property, reduce
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -165,8 +166,7 @@ class Judge:
             return Judged()
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        most = max(self._space.values_of('copies'))
-        return Judged(least_busy(sample, layers, clock, 1.0, most))
+        return Judged(self._acted(sample, layers, clock))
 
     def _given(self, plan: Plan) -> tuple[int, ...]:
         return plan.stages if not isinstance(plan.stages, str) else ()
@@ -238,6 +238,18 @@ class Judge:
             for zero in self._space.values_of('zero')
             for group in (self._space.values_of('shard_group') if zero else (0,))
         ]
+        # What all of them together share out holds least: if that is too much, no way fits.
+        least = least_bytes(
+            sample,
+            stages,
+            clock,
+            reduce(Shares.at_most, map(self._shares, ways)),
+            peaks=peaks,
+            copies=copies,
+            enough=self._device,
+        )
+        if least > self._device:
+            return Judged(0.0, self._too_much(least), least)
         wires = [max(seconds, *self._wires_of(one, sample, stages, clock)) for one in ways]
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(wires, ways, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].shard_group))
@@ -263,8 +275,13 @@ class Judge:
         clock, _, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        seconds = least_busy(sample, layers, clock, 1.0, most)
+        seconds = self._acted(sample, layers, clock)
         return self._sharded(plan, sample, layers, clock, seconds, peaks=False, copies=most)
+
+    def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> float:
+        """Least seconds of actions in an order, for any copies and tiles that are still open."""
+        copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
+        return least_busy(sample, layers, clock, 1.0, copies, self._speeds, serial=tiles == sample.tiles)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
@@ -314,8 +331,20 @@ class Judge:
             size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
         )  # fmt: skip
         if key not in self._samples:
-            self._samples[key] = sample_of(self._few, plan, self._cluster, size, split=split)
+            self._samples[key] = sample_of(
+                self._few,
+                plan,
+                self._cluster,
+                size,
+                split=split,
+                known=lambda other, parted: self._made(other, size, split=parted),
+            )
         return self._samples[key]
+
+    def _made(self, plan: Plan, size: int, *, split: bool) -> Sample:
+        if (sample := self._sample(plan, size, split=split)) is None:
+            raise ValueError('no model of few layers')
+        return sample
 
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""

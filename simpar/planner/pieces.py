@@ -8,10 +8,11 @@ pieces of a longer stage add up: a chain behind a chain is a chain.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 from operator import and_, or_
 from typing import Final, NamedTuple
@@ -19,13 +20,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.planner.hiding import Work, windows
+from simpar.planner.hiding import Work, first_behind, last_ahead, windows
 from simpar.program import OpClass, Program, Role
 
 Floats = NDArray[np.float64]
 _LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
 _READER: Final = re.compile(r'@layer\d+\.')
 """Of a cast's name, the layer that reads it."""
+NAMES: Final = 65_536
+"""Names that are told apart once: samples of a search have the same."""
 MIDDLE: Final = 1
 """The micro-batch of three that is neither the first nor the last."""
 PARTS: Final = {'F': ('F',), 'B': ('I', 'W'), 'I': ('I',), 'W': ('W',)}
@@ -42,6 +45,7 @@ class Span(NamedTuple):
         ready: of the chain to what the neighbouring stage waits for, where it is the last piece.
         wire: of the messages of one stream alone.
         lead: of the chain of the first copy.
+        inside: of those messages, the ones that surely have computation of the action before and behind them.
     """
 
     chain: float = 0.0
@@ -50,6 +54,7 @@ class Span(NamedTuple):
     wire: float = 0.0
     inputs: float = 0.0
     lead: float = 0.0
+    inside: float = 0.0
 
     def __add__(self, other: object) -> Span:
         """One piece behind the other."""
@@ -63,16 +68,18 @@ class Span(NamedTuple):
             self.wire + other.wire,
             self.inputs + other.inputs,
             self.lead + other.lead,
+            self.inside + other.inside,
         )
 
     def computed(self) -> Span:
         """By its computation alone."""
-        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy)
+        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy, self.inside)
 
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies
-        return Span(busy, busy, self.ready, self.wire * copies, self.inputs * copies, self.chain)
+        wire, inputs, inside = (one * copies for one in (self.wire, self.inputs, self.inside))
+        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +102,16 @@ class Block:
         return Block(self.before.in_turn(copies), layers, self.behind.in_turn(copies), self.early)
 
 
+@lru_cache(maxsize=NAMES)
+def does_of(name: str) -> tuple[int | None, str]:
+    """The layer that an op or tensor belongs to, and what it does there; no layer: an empty name."""
+    found = _LAYER.match(name)
+    return (int(found[1]), found[2]) if found else (None, '')
+
+
 def layer_of(name: str) -> int | None:
     """The layer that an op or tensor belongs to."""
-    found = _LAYER.match(name)
-    return int(found[1]) if found else None
+    return does_of(name)[0]
 
 
 def block_of(
@@ -167,13 +180,10 @@ def mark_of(program: Program, stages: Sequence[tuple[Role, Sequence[int]]], kind
     for role, layers in stages:
         computes = [slot for slot in _slots(program, role, kind) if _op(program, role, slot).kind == 'compute']
         marks = _marks(program, role, computes, layers)
-        steps = {
-            name: not apart or _in_step(program, role, computes, each, layers, alike=alike)
-            for name, each in marks.items()
-        }
-        found.append(
-            [name for name, step in steps.items() if step] if alike else [*steps][: next(iter(steps.values()), False)]
-        )
+        if not alike:
+            marks = dict(list(marks.items())[:1])
+        done = _Done.of(program, role, computes, layers)
+        found.append([name for name, each in marks.items() if not apart or done.in_step(each, alike=alike)])
     if not alike:
         return '' if all(found) or not apart else None
     return next((name for name in found[-1] if all(name in names for names in found)), None if apart else '')
@@ -183,62 +193,77 @@ def _marks(program: Program, role: Role, computes: Sequence[int], layers: Sequen
     """By what an op does, for each layer the slot of the first op that does it; of those that every layer has."""
     by_layer: dict[int, dict[str, int]] = {layer: {} for layer in layers}
     for slot in computes:
-        found = _LAYER.match(_op(program, role, slot).name)
-        if found and int(found[1]) in by_layer:
-            by_layer[int(found[1])].setdefault(found[2], slot)
+        layer, does = does_of(_op(program, role, slot).name)
+        if layer in by_layer:
+            by_layer[layer].setdefault(does, slot)
     every = list(by_layer.values())
     marks = {name: [one[name] for one in every] for name in every[0] if all(name in one for one in every)}
     return {name: each for name, each in marks.items() if each == sorted(each)}
 
 
-def _in_step(
-    program: Program,
-    role: Role,
-    computes: Sequence[int],
-    marks: Sequence[int],
-    layers: Sequence[int],
-    *,
-    alike: bool,
-) -> bool:
-    """Whether between two marks each copy does as much as is in a layer."""
-    for layer, begin, end in zip(layers, marks, marks[1:], strict=False):
-        piece = [slot for slot in computes if begin <= slot < end]
-        own = [slot for slot in computes if layer_of(_op(program, role, slot).name) == layer]
-        if not alike and piece != own:
-            return False
-        # Each copy does all of a layer's ops once, and what stands between two layers, which is of neither.
-        does = [_kind_of(program, role, slot) for slot in piece]
-        copies = {copy for _, copy in does}
-        names = {name for name, _ in does}
-        whole = len(does) == len(names) * len(copies) == len(set(does))
-        if whole and {_kind_of(program, role, slot) for slot in own} <= set(does):
-            continue
-        if not alike or not _is_layer(program, role, computes, layers, does):
-            return False
-    return True
+_Does = tuple[str, int]
+"""What an op does in its layer, and for which copy."""
 
 
-def _is_layer(
-    program: Program, role: Role, computes: Sequence[int], layers: Sequence[int], does: Sequence[tuple[str, int]]
-) -> bool:
-    """Whether what is done is what every layer does, and what some do, by each copy alike: how often, too.
+@dataclass(frozen=True)
+class _Done:
+    """What a role computes in an action.
 
-    A stage's last layers do more or less than those between: they pass on, or have no gradient to add to.
+    Arguments: ``slots``, in order; ``layers``, of the stage, in the order in which they are done; ``layer``, of each
+    slot, ``does``, what it does; ``copies``, how many there are.
     """
-    each: list[Counter[tuple[str, int]]] = []
-    for layer in layers:
-        own = [slot for slot in computes if layer_of(_op(program, role, slot).name) == layer]
-        each.append(Counter(_kind_of(program, role, slot) for slot in own))
-    mine = Counter(does)
-    by_copy = [Counter(name for name, one in does if one == copy) for copy in {copy for _, copy in does}]
-    alike = len(by_copy) == role.copy.max() + 1 and all(one == by_copy[0] for one in by_copy)
-    return alike and reduce(and_, each) <= mine <= reduce(or_, each)
 
+    slots: Sequence[int]
+    layers: Sequence[int]
+    layer: Sequence[int | None]
+    does: Sequence[_Does]
+    copies: int
 
-def _kind_of(program: Program, role: Role, slot: int) -> tuple[str, int]:
-    """What an op does in its layer, and for which copy."""
-    found = _LAYER.match(_op(program, role, slot).name)
-    return (_READER.sub('@', found[2]) if found else ''), role.copy.item(slot)
+    @staticmethod
+    def of(program: Program, role: Role, slots: Sequence[int], layers: Sequence[int]) -> _Done:
+        told = [does_of(_op(program, role, slot).name) for slot in slots]
+        copy = role.copy.tolist()
+        does = [(_READER.sub('@', name), copy[slot]) for (_, name), slot in zip(told, slots, strict=True)]
+        return _Done(slots, layers, [layer for layer, _ in told], does, int(role.copy.max()) + 1)
+
+    def _own(self, layer: int) -> list[int]:
+        """The places of a layer's ops."""
+        return [place for place, one in enumerate(self.layer) if one == layer]
+
+    @cached_property
+    def _each(self) -> tuple[Counter[_Does], Counter[_Does]]:
+        """What every layer does, and what some do."""
+        each = [Counter(self.does[place] for place in self._own(layer)) for layer in self.layers]
+        return reduce(and_, each), reduce(or_, each)
+
+    def in_step(self, marks: Sequence[int], *, alike: bool) -> bool:
+        """Whether between two marks each copy does as much as is in a layer."""
+        for layer, begin, end in zip(self.layers, marks, marks[1:], strict=False):
+            piece = [*range(bisect_left(self.slots, begin), bisect_left(self.slots, end))]
+            own = self._own(layer)
+            if not alike and piece != own:
+                return False
+            # Each copy does all of a layer's ops once, and what stands between two layers, which is of neither.
+            does = [self.does[place] for place in piece]
+            copies = {copy for _, copy in does}
+            names = {name for name, _ in does}
+            whole = len(does) == len(names) * len(copies) == len(set(does))
+            if whole and {self.does[place] for place in own} <= set(does):
+                continue
+            if not alike or not self._is_layer(does):
+                return False
+        return True
+
+    def _is_layer(self, does: Sequence[_Does]) -> bool:
+        """Whether what is done is what every layer does, and what some do, by each copy alike: how often, too.
+
+        A stage's last layers do more or less than those between: they pass on, or have no gradient to add to.
+        """
+        by_copy = [Counter(name for name, one in does if one == copy) for copy in {copy for _, copy in does}]
+        if len(by_copy) != self.copies or any(one != by_copy[0] for one in by_copy):
+            return False
+        least, most = self._each
+        return least <= Counter(does) <= most
 
 
 class _Walk:
@@ -265,6 +290,8 @@ class _Walk:
         classes = [role.op_class.item(slot) for slot in slots]
         computes = [op.kind == 'compute' for op in self._ops]
         self._windows = windows(self._before, classes, computes, [on[slot] for slot in slots], work)
+        own, after = last_ahead(self._before, computes), first_behind(self._before, computes)
+        self._inner = [begin >= 0 and end < len(slots) for begin, end in zip(own, after, strict=True)]
 
     def _starts(self, slot: int) -> list[float]:
         """Seconds at which the ops behind a slot's start may start."""
@@ -285,11 +312,13 @@ class _Walk:
             if self._ops[place].kind == 'compute' and not (inputs and self._ops[place].part == 'W')
         )
 
-    def _sent(self, begin: int, end: int) -> float:
+    def _sent(self, begin: int, end: int, *, inner: bool = False) -> float:
         return sum(
             self._seconds[place]
             for place in range(begin, end)
-            if self._ops[place].kind == 'collective' and self._ops[place].partition == self._wire
+            if self._ops[place].kind == 'collective'
+            and self._ops[place].partition == self._wire
+            and (self._inner[place] or not inner)
         )
 
     def between(self, one: int, other: int) -> Span:
@@ -297,7 +326,13 @@ class _Walk:
         begin, end = self._number[one], self._number[other]
         chain = self._starts(one)[end]
         return Span(
-            chain, self._busy(begin, end), chain, self._sent(begin, end), self._busy(begin, end, inputs=True), chain
+            chain,
+            self._busy(begin, end),
+            chain,
+            self._sent(begin, end),
+            self._busy(begin, end, inputs=True),
+            chain,
+            self._sent(begin, end, inner=True),
         )
 
     def tail(self, one: int, last: int, kind: str) -> Span:
@@ -316,4 +351,5 @@ class _Walk:
             self._sent(begin, len(starts)),
             self._busy(begin, end + 1, inputs=True),
             chain,
+            self._sent(begin, len(starts), inner=True),
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
+from simpar.planner.moments import moments_of
 from simpar.planner.sample import Sample
 
 
@@ -34,16 +36,39 @@ class Shares:
             found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
         return Standing(**found)
 
+    def at_most(self, other: Shares) -> Shares:
+        """What holds no more than either of them."""
+        return Shares(
+            max(self.parameter, other.parameter),
+            max(self.state, other.state),
+            max(self.gradient, other.gradient),
+            min(self.experts, other.experts),
+            max(self.gathered, other.gathered),
+        )
+
 
 def least_bytes(
-    sample: Sample, stages: list[list[int]], timed: Timed, shares: Shares, *, peaks: bool = True, copies: int = 1
+    sample: Sample,
+    stages: list[list[int]],
+    timed: Timed,
+    shares: Shares,
+    *,
+    peaks: bool = True,
+    copies: int = 1,
+    enough: float = inf,
 ) -> float:
     """Least bytes of the fullest rank at its peak.
 
     Arguments: ``peaks``, whether what a stage holds at the peak of one micro-batch counts, or what it keeps alone;
-    ``copies``, at most, where that is open: more than the sample has.
+    ``copies``, at most, where that is open: more than the sample has; ``enough``, bytes of a rank beyond which others
+    need not be looked at.
     """
-    return max(_of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies) for rank in range(timed.ranks))
+    most = 0.0
+    for rank in range(timed.ranks):
+        most = max(most, _of_rank(sample, stages, timed, rank, shares, peaks=peaks, copies=copies))
+        if most > enough:
+            break
+    return most
 
 
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
@@ -66,41 +91,24 @@ def _of_rank(
     if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
         both = shares.bytes(twice(sample), Standing())
         fixed -= both.total
-    live, later = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)
-    # How many backwards a stage has still to do: gradients are surely there between the first of them and the last.
-    left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in timed.rows[rank]) for stage in mine}
-    backward: set[int] = set()
-    # How many gradients of inputs: what is cast of weights is surely there from the first forward's end to the begin
-    # of the last of these.
-    casts = {stage: sum(one == stage and kind[0] in 'BI' for kind, one in timed.rows[rank]) for stage in mine}
-    begun: set[int] = set()
+    # In whole numbers of what stages hold, so that it is worked out once for all plans of an order.
     most = 0.0
-    for kind, stage in timed.rows[rank]:
-        own = kept[stage]
-        held = fixed + sum(live[one] * kept[one].total + later[one] * kept[one].waits for one in mine)
-        held += sum(standing[one].gradient for one in backward if left[one])
-        if kind[0] == 'F':
-            begun.add(stage)
-        elif kind[0] in 'BI':
-            casts[stage] -= 1
-        held += sum(standing[one].gathered for one in begun if casts[one])
-        joined = kind.endswith('+')
-        if kind[0] == 'F':
-            most = max(most, held + (own.joined if joined else own.total))
-            live[stage] += 1
-        elif kind[0] in 'BI':
+    for one in moments_of(timed, rank):
+        own = kept[one.stage]
+        held = fixed + sum(
+            live * kept[stage].total + later * kept[stage].waits
+            for stage, live, later in zip(mine, one.live, one.later, strict=True)
+        )
+        held += sum(standing[stage].gradient for stage, there in zip(mine, one.gradients, strict=True) if there)
+        held += sum(standing[stage].gathered for stage, there in zip(mine, one.casts, strict=True) if there)
+        if one.kind == 'F':
+            most = max(most, held + (own.joined if one.joined else own.total))
+        elif one.kind in 'BI':
             # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
-            peak = own.most if peaks and not (joined and sample.again) else own.total
-            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if joined else peak))
-            live[stage] -= 1
-        if kind[0] == 'I':
-            later[stage] += 1
+            peak = own.most if peaks and not (one.joined and sample.again) else own.total
+            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if one.joined else peak))
+        if one.kind == 'I':
             most = max(most, held - own.total + own.waits)
-        if kind[0] == 'W' and later[stage]:
-            later[stage] -= 1
-        if kind[0] in 'BW':
-            backward.add(stage)
-            left[stage] -= 1
     return most
 
 
@@ -122,7 +130,17 @@ class _Kept(NamedTuple):
 
 
 def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
-    """What a micro-batch keeps in a stage."""
+    """What a micro-batch keeps in a stage; stages of as many layers of each kind share it."""
+    layers = stages[stage]
+    ends = (stage == 0, stage == len(stages) - 1)
+    key = ('kept', ends, len(layers), sum(layer < sample.few.edge for layer in layers), copies)
+    if key not in sample.known:
+        sample.known[key] = _kept_by(sample, stages, stage, copies)
+    found: _Kept = sample.known[key]
+    return found
+
+
+def _kept_by(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
     layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
     if not layers:
         return _Kept()

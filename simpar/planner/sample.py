@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
 """A first, a middle and a last one."""
+Known = Callable[[Plan, bool], 'Sample']
+"""Makes a sample, or finds it made, of a plan and of whether its backwards are done in two parts."""
 JOINT: Final = ('F', 'B')
 APART: Final = ('F', 'I', 'W')
 
@@ -39,6 +41,7 @@ class Sample:
         copies: of a micro-batch; tiles, of a product; in_step, whether they go through a stage's layers together.
         pace: seconds of computation for each second that the host issues, of the stage where the host is least ahead.
         in_turn: kinds of action whose copies are taken to be done one after the other.
+        whole: of the blocks, those of copies that go together.
         mixed: blocks as above, of stages with any of the first layers that are unlike the others, where it is so there
             alone.
         again: whether any op is done again in the backward.
@@ -56,6 +59,7 @@ class Sample:
     pace: float = float('inf')
     in_turn: frozenset[str] = frozenset()
     again: bool = False
+    whole: dict[tuple[int, str, bool], Block] = field(default_factory=dict)
     mixed: dict[tuple[int, str, bool], Block] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
 
@@ -65,38 +69,30 @@ class Sample:
         return len(self.held)
 
 
-def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool) -> Sample:
+def sample_of(
+    few: Few,
+    plan: Plan,
+    cluster: Cluster,
+    size: int,
+    *,
+    split: bool,
+    known: Callable[[Plan, bool], Sample] | None = None,
+) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
-    Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts.
+    Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts;
+    ``known``, others of so many samples.
     Raises what ``lower`` raises where degrees do not fit the model.
     """
+    if split:
+        return _parted(few, plan, cluster, size, known)
     program = _lowered(few, plan, size, split=False)
     costs = Pricer(program, _roomy(program, cluster)).costs()
     blocks = _blocks(few, plan, program, cluster, costs, JOINT)
-    waits = [(0.0, 0.0, 0.0)] * len(few.stages)
-    if split:
-        apart = _lowered(few, plan, size, split=True)
-        blocks |= _blocks(few, plan, apart, cluster, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
-        waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
-    kinds = {*JOINT, *(APART if split else ())}
-    in_turn = frozenset(kinds - {kind for _, kind, _ in blocks})
-    apart_at_first = kinds - {kind for stage, kind, _ in blocks if stage == 0}
-    mixed: dict[tuple[int, str, bool], Block] = {}
-    if apart_at_first and plan.copies > 1:
-        # Copies that go apart are taken to be done one after the other, whole stages of each.
-        alone = sample_of(few, replace(plan, copies=1), cluster, size, split=split)
-        turned = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in apart_at_first}
-        mixed = {key: block for key, block in turned.items() if key[1] not in in_turn}
-        blocks = turned | blocks
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
-    held = tuple(
-        replace(held_by(program, role, layers), waits=later)
-        for (role, layers), later in zip(_stages(few, plan, program), waits, strict=True)
-    )
-    return Sample(
+    sample = Sample(
         blocks,
-        held,
+        tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program)),
         sends[0] if sends else None,
         few,
         Speeds(*speeds_beside(cluster, program)),
@@ -104,10 +100,42 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool)
         plan.tiles,
         _in_step(few, plan, program),
         _pace(few, plan, program, costs),
-        in_turn,
-        plan.recompute != 'none',
-        mixed,
+        again=plan.recompute != 'none',
     )
+    return _in_turn(sample, blocks, plan, known, split=False)
+
+
+def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known) -> Sample:
+    """The same where backwards are done in two parts, as well."""
+    joint = known(plan, False)
+    apart = _lowered(few, plan, size, split=True)
+    blocks = joint.whole | _blocks(few, plan, apart, cluster, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
+    waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
+    held = tuple(replace(one, waits=later) for one, later in zip(joint.held, waits, strict=True))
+    return _in_turn(replace(joint, held=held, known={}), blocks, plan, known, split=True)
+
+
+def _in_turn(
+    sample: Sample,
+    blocks: dict[tuple[int, str, bool], Block],
+    plan: Plan,
+    known: Known,
+    *,
+    split: bool,
+) -> Sample:
+    """A sample with the blocks of its stages, and of copies that go apart: taken to be done one after the other."""
+    kinds = {*JOINT, *(APART if split else ())}
+    in_turn = frozenset(kinds - {kind for _, kind, _ in blocks})
+    apart_at_first = kinds - {kind for stage, kind, _ in blocks if stage == 0}
+    mixed: dict[tuple[int, str, bool], Block] = {}
+    every = blocks
+    if apart_at_first and plan.copies > 1:
+        # Whole stages of each.
+        alone = known(replace(plan, copies=1), split)
+        turned = {key: block.in_turn(plan.copies) for key, block in alone.blocks.items() if key[1] in apart_at_first}
+        mixed = {key: block for key, block in turned.items() if key[1] not in in_turn}
+        every = turned | blocks
+    return replace(sample, blocks=every, whole=blocks, in_turn=in_turn, mixed=mixed)
 
 
 def _in_step(few: Few, plan: Plan, program: Program) -> bool:

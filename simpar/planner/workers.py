@@ -91,10 +91,14 @@ def workers(space: Space, judge: Judge, jobs: int) -> Iterator[Workers]:
 
 
 def _share_of(space: Space, path: Path) -> int:
-    """Which worker judges a node: each makes orders of its own; above these, samples of its own."""
+    """Which worker judges a node: each makes samples of its own, which take longest, and orders, too.
+
+    A slice is of as many samples where there are twice the micro-batches and twice the stages.
+    """
     place = dict(zip(space.keys, path, strict=False))
-    keys = ('pipeline', 'micro_batches', 'order', 'chunks') if 'order' in place else ('tensor', 'context')
-    return sum(place.get(key, 0) for key in keys)
+    slices = place.get('micro_batches', 0) - place.get('pipeline', 0) if 'micro_batches' in place else 0
+    # Not their sum, which is the same for all that are about as fast. Whole numbers hash alike in all processes.
+    return hash((*(place.get(key, 0) for key in ('tensor', 'sequence_parallel', 'context', 'expert')), slices))
 
 
 def _received(connection: Connection) -> list[Judged]:
