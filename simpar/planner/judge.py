@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import reduce
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -281,7 +281,7 @@ class Judge:
     def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> float:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
         copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
-        return least_busy(sample, layers, clock, 1.0, copies, self._speeds, serial=tiles == sample.tiles)
+        return least_busy(sample, layers, clock, 1.0, copies, sample.speeds, serial=tiles == sample.tiles)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""

@@ -76,7 +76,7 @@ def sample_of(
     size: int,
     *,
     split: bool,
-    known: Callable[[Plan, bool], Sample] | None = None,
+    known: Known,
 ) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
