@@ -69,15 +69,7 @@ class Sample:
         return len(self.held)
 
 
-def sample_of(
-    few: Few,
-    plan: Plan,
-    cluster: Cluster,
-    size: int,
-    *,
-    split: bool,
-    known: Known,
-) -> Sample:
+def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool, known: Known) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
     Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts;
