@@ -27,10 +27,11 @@ from simpar.planner.bound import (
 )
 from simpar.planner.clock import Timed, timed
 from simpar.planner.hiding import least_beside
-from simpar.planner.layers import few_of, layers_of_stages
+from simpar.planner.layers import layers_of_stages
 from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, ORDER, Refusal
-from simpar.planner.sample import Sample, sample_of
+from simpar.planner.sample import Sample
+from simpar.planner.samples import Samples
 from simpar.planner.space import Space
 from simpar.planner.wires import Wires
 from simpar.units import format_size
@@ -61,9 +62,8 @@ class Judge:
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
         self._wires = Wires(self._cluster, space.world)
-        self._few = few_of(space.base.workload)
         self._device = cluster.profile.device.memory.size.value
-        self._samples: dict[tuple[Any, ...], Sample | None] = {}
+        self._samples = Samples(space, self._cluster)
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
@@ -71,7 +71,7 @@ class Judge:
 
     def judges(self, depth: int) -> int:
         """How often nodes of a depth are judged, ever closer."""
-        if self._few is None or depth not in self._depths:
+        if not self._samples or depth not in self._depths:
             return 0
         return 3 if self._depths[depth] == 'chunks' else 1
 
@@ -110,13 +110,9 @@ class Judge:
                 return float('inf')
         return seconds
 
-    def _widest(self, plan: Plan) -> Sample | None:
-        """A sample of the whole batch at once: nothing takes less time for each of its samples."""
-        return self._sample(self._base(plan), self._space.base.workload.batch, split=False)
-
     def _wide(self, plan: Plan) -> Judged:
         """Any number of micro-batches, in any order."""
-        sample = self._widest(plan)
+        sample = self._samples.widest(plan)
         if sample is None:
             return Judged()
         mean = least_mean(sample, self._layers, plan.pipeline * plan.data, sample.speeds, chains=self._only)
@@ -132,8 +128,8 @@ class Judge:
 
     def _slice(self, plan: Plan) -> Sample | None:
         """A sample of one micro-batch, without what is still open."""
-        return self._sample(
-            self._base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
+        return self._samples.sample(
+            self._samples.base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
         )
 
     def _placed(self, plan: Plan) -> Judged:
@@ -269,7 +265,7 @@ class Judge:
         if plan.order in AUTOMATIC:
             return Judged()
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
-        sample = self._sample(self._plain(plan), size, split=False)
+        sample = self._samples.sample(self._samples.plain(plan), size, split=False)
         if sample is None:
             return Judged()
         clock, _, stages = self._order(plan, sample)
@@ -288,7 +284,7 @@ class Judge:
         if plan.order in AUTOMATIC:
             return Judged()
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches * plan.copies)
-        sample = self._sample(plan, size, split=self._splits(plan))
+        sample = self._samples.sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
         clock, _, stages = self._order(plan, sample)
@@ -313,38 +309,6 @@ class Judge:
     @property
     def _layers(self) -> int:
         return int(getattr(self._space.base.workload.model, 'layers', 0))
-
-    def _base(self, plan: Plan) -> Plan:
-        """The plan with the values of what is still open that take the least time."""
-        return replace(self._plain(plan), recompute='none')
-
-    def _plain(self, plan: Plan) -> Plan:
-        """The plan with one copy and no tiles where these are still open."""
-        copies, tiles = (one[0] if len(one := self._space.values_of(key)) == 1 else 1 for key in ('copies', 'tiles'))
-        return replace(plan, copies=copies, tiles=tiles)
-
-    def _sample(self, plan: Plan, size: int, *, split: bool) -> Sample | None:
-        if self._few is None:
-            return None
-        key = (
-            plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
-            size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
-        )  # fmt: skip
-        if key not in self._samples:
-            self._samples[key] = sample_of(
-                self._few,
-                plan,
-                self._cluster,
-                size,
-                split=split,
-                known=lambda other, parted: self._made(other, size, split=parted),
-            )
-        return self._samples[key]
-
-    def _made(self, plan: Plan, size: int, *, split: bool) -> Sample:
-        if (sample := self._sample(plan, size, split=split)) is None:
-            raise ValueError('no model of few layers')
-        return sample
 
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""
@@ -396,15 +360,6 @@ class Judge:
         collectives = cluster_collectives(self._cluster)
         cost = collectives.cost(sample.send, (0, self._space.world // plan.pipeline))
         return cost.alpha + cost.transfer
-
-
-_KNOWN: Final = frozenset(
-    {
-        'pipeline', 'order', 'chunks', 'tensor', 'sequence_parallel', 'context', 'expert', 'micro_batches', 'copies',
-        'tiles', 'recompute', 'zero', 'shard_group', 'fusion', 'data',
-    }
-)  # fmt: skip
-"""Keys that a sample is told by, or does not depend on."""
 
 
 def _depth(space: Space, key: str) -> int:
