@@ -30,8 +30,8 @@ from simpar.planner.hiding import Speeds, least_beside
 from simpar.planner.layers import few_of, layers_of_stages
 from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, ORDER, Refusal
-from simpar.planner.sample import Sample, sample_of
-from simpar.planner.space import Space
+from simpar.planner.sample import KNOWN, Sample, sample_of
+from simpar.planner.space import Space, depth_of
 from simpar.planner.wires import Wires
 from simpar.units import format_size
 
@@ -65,7 +65,7 @@ class Judge:
         self._device = cluster.profile.device.memory.size.value
         self._samples: dict[tuple[Any, ...], Sample | None] = {}
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
-        self._depths = {_depth(space, key): key for key in LEVELS}
+        self._depths = {depth_of(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
 
@@ -245,15 +245,8 @@ class Judge:
             for group in (self._space.values_of('shard_group') if zero else (0,))
         ]
         # What all of them together share out holds least: if that is too much, no way fits.
-        least = least_bytes(
-            sample,
-            stages,
-            clock,
-            reduce(Shares.at_most, map(self._shares, ways)),
-            peaks=peaks,
-            copies=copies,
-            enough=self._device,
-        )
+        least_of_all = reduce(Shares.at_most, map(self._shares, ways))
+        least = least_bytes(sample, stages, clock, least_of_all, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         wires = [max(seconds, *self._wires_of(one, sample, stages, clock)) for one in ways]
@@ -334,7 +327,7 @@ class Judge:
             return None
         key = (
             plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
-            size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
+            size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in KNOWN),
         )  # fmt: skip
         if key not in self._samples:
             self._samples[key] = sample_of(
@@ -402,20 +395,3 @@ class Judge:
         collectives = cluster_collectives(self._cluster)
         cost = collectives.cost(sample.send, (0, self._space.world // plan.pipeline))
         return cost.alpha + cost.transfer
-
-
-_KNOWN: Final = frozenset(
-    {
-        'pipeline', 'order', 'chunks', 'tensor', 'sequence_parallel', 'context', 'expert', 'micro_batches', 'copies',
-        'tiles', 'recompute', 'zero', 'shard_group', 'fusion', 'data',
-    }
-)  # fmt: skip
-"""Keys that a sample is told by, or does not depend on."""
-
-
-def _depth(space: Space, key: str) -> int:
-    """How many keys are chosen when a key, or the last one before it, has its value."""
-    from simpar.planner.space import KEYS
-
-    upto = KEYS[: KEYS.index(key) + 1]
-    return max((number + 1 for number, one in enumerate(space.keys) if one in upto or one not in KEYS), default=0)

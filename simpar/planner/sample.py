@@ -27,6 +27,14 @@ Known = Callable[[Plan, bool], 'Sample']
 JOINT: Final = ('F', 'B')
 APART: Final = ('F', 'I', 'W')
 
+KNOWN: Final = frozenset(
+    {
+        'pipeline', 'order', 'chunks', 'tensor', 'sequence_parallel', 'context', 'expert', 'micro_batches', 'copies',
+        'tiles', 'recompute', 'zero', 'shard_group', 'fusion', 'data',
+    }
+)  # fmt: skip
+"""Keys that a sample is told by, or does not depend on."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:

@@ -173,3 +173,9 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 PLAN_KEYS: Final = frozenset(part.name for part in fields(Plan))
+
+
+def depth_of(space: Space, key: str) -> int:
+    """How many keys are chosen when a key, or the last one before it, has its value."""
+    upto = KEYS[: KEYS.index(key) + 1]
+    return max((number + 1 for number, one in enumerate(space.keys) if one in upto or one not in KEYS), default=0)
