@@ -6,6 +6,7 @@ from pathlib import Path
 import simpar
 from simpar.commands.progress import Progress
 from simpar.commands.waiting import Waiting, most_seconds, waiting
+from simpar.predict import EFFECTS
 from simpar.schedule import load_schedule
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
@@ -15,7 +16,9 @@ def test_a_prediction_tells_each_of_its_simulations():
     case = simpar.load_case(EXAMPLES / 'multi_copy.yaml')
     told = []
     case.predict(progress=lambda done, of: told.append((done, of)))
-    assert told == [(number, 14) for number in range(1, 15)]
+    # The plan and its baseline, with one more effect at a time.
+    every = 2 * len(EFFECTS)
+    assert told == [(number, every) for number in range(1, every + 1)]
 
 
 def test_what_is_quick_says_nothing_and_what_takes_longer_how_much_is_left(capsys, monkeypatch):
