@@ -121,8 +121,9 @@ class Pricer:
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
-        # Of two states that differ in queues alone, and where no streams share one, the costs are the same.
+        # Of two states that differ in what this cluster has not, the costs are the same.
         effects = effects if self._queues else replace(effects, work_queues=False)
+        effects = effects if self._cluster.spread else replace(effects, spread=False)
         if self._priced is None or self._priced[0] != effects:
             self._priced = effects, self._costs(effects)
         return self._priced[1]
