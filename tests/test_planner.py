@@ -21,7 +21,7 @@ from simpar.planner.render import render
 from simpar.planner.search import search
 from simpar.planner.space import KEYS
 from simpar.planner.start import Starts
-from simpar.planner.workers import workers
+from simpar.planner.workers import Round, workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
 from simpar.sweep.outcome import predicted
@@ -204,6 +204,20 @@ def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
     with workers(space, judge, 2) as those:
         assert those.judge(asked) == [judge(path, turn) for path, turn in asked]
     assert len(asked) >= 6
+
+
+@pytest.mark.parametrize('parts', [1, 2, 5])
+def test_each_node_is_handed_out_once_and_idle_processes_take_what_others_have_left(file, parts):
+    space = load_planning(file).space
+    draw = random.Random(5)
+    asked = [(path[:5], 0) for path in (drawn_path(space, draw) for _ in range(60)) if path]
+    round_ = Round(space, asked, parts)
+    # The first of them asks for all that there is, whoever has made the samples of it.
+    handed = list(iter(lambda: round_.group(0), None))
+    assert sorted(number for group in handed for number in group) == list(range(len(asked)))
+    assert all(round_.group(part) is None for part in range(parts))
+    again = Round(space, asked, parts)
+    assert again.group(0) == handed[0]
 
 
 def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done():

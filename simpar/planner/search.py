@@ -22,7 +22,7 @@ from simpar.sweep.outcome import Outcome
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
-BATCH: Final = 32
+BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -22,6 +23,10 @@ Asked = tuple[Path, int]
 """A node, and how often it was judged before."""
 REPAYS: Final = 2.0
 """Seconds of judging here, after which processes are started."""
+TOGETHER: Final = 16
+"""Nodes of a group at most."""
+AHEAD: Final = 2
+"""Groups of nodes that a process has at once, the one that it is at among them."""
 
 
 class Workers:
@@ -45,20 +50,24 @@ class Workers:
         return found
 
     def _shared(self, asked: Sequence[Asked]) -> list[Judged]:
-        parts: list[list[int]] = [[] for _ in range(len(self._started) + 1)]
-        for number, (path, _) in enumerate(asked):
-            parts[_share_of(self._space, path) % len(parts)].append(number)
-        found: dict[int, Judged] = {}
-        for (connection, _), part in zip(self._started, parts[1:], strict=True):
-            if part:
-                with suppress(BrokenPipeError):
-                    connection.send([asked[number] for number in part])
-        for number in parts[0]:
-            found[number] = self._judge(*asked[number])
-        for (connection, _), part in zip(self._started, parts[1:], strict=True):
-            if part:
-                found |= zip(part, _received(connection), strict=True)
-        return [found[number] for number in range(len(asked))]
+        round_ = Round(self._space, asked, len(self._started) + 1)
+        workers = [_Worker(connection, number) for number, (connection, _) in enumerate(self._started, 1)]
+        while True:
+            for worker in workers:
+                worker.fill(round_)
+            mine = round_.group(0)
+            if mine is None:
+                break
+            for number in mine:
+                round_.found[number] = self._judge(*asked[number])
+                # Between nodes, so that no process waits for more while this one goes on.
+                for worker in workers:
+                    worker.collect(round_)
+                    worker.fill(round_)
+        for worker in workers:
+            while worker.out:
+                worker.collect(round_, wait=True)
+        return [round_.found[number] for number in range(len(asked))]
 
     def _start(self) -> None:
         started = context()
@@ -78,6 +87,53 @@ class Workers:
         for _, process in self._started:
             process.join()
         self._started.clear()
+
+
+class Round:
+    """Nodes that are judged at once, in groups that share samples; ``found``, what was said of each.
+
+    A process has the same groups each time, as it has their samples. One that has no more takes what others have left.
+    """
+
+    def __init__(self, space: Space, asked: Sequence[Asked], parts: int) -> None:
+        self.asked = asked
+        self.found: dict[int, Judged] = {}
+        groups: dict[int, list[int]] = {}
+        for number, (path, _) in enumerate(asked):
+            groups.setdefault(_share_of(space, path), []).append(number)
+        self._left: list[list[list[int]]] = [[] for _ in range(parts)]
+        for share, numbers in groups.items():
+            # Not all at once, or the others would wait for the last group.
+            self._left[share % parts] += [numbers[at : at + TOGETHER] for at in range(0, len(numbers), TOGETHER)]
+
+    def group(self, part: int) -> list[int] | None:
+        """The next nodes for a process; None where nothing is left."""
+        own = self._left[part]
+        if own:
+            return own.pop(0)
+        longest = max(self._left, key=len)
+        return longest.pop() if longest else None
+
+
+class _Worker:
+    """A process in a round; ``out``, the groups that it was sent and has not answered."""
+
+    def __init__(self, connection: Connection, part: int) -> None:
+        self._connection, self._part = connection, part
+        self.out: deque[list[int]] = deque()
+
+    def fill(self, round_: Round) -> None:
+        """Send groups, one ahead of what it is at."""
+        while len(self.out) < AHEAD and (group := round_.group(self._part)) is not None:
+            with suppress(BrokenPipeError):
+                self._connection.send([round_.asked[number] for number in group])
+            self.out.append(group)
+
+    def collect(self, round_: Round, *, wait: bool = False) -> None:
+        """Take what it has answered, and where nothing came yet ``wait`` for the next."""
+        while self.out and (wait or self._connection.poll()):
+            round_.found |= zip(self.out.popleft(), _received(self._connection), strict=True)
+            wait = False
 
 
 @contextmanager
