@@ -110,6 +110,8 @@ class Entries(Sequence[Communication]):
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, Entries):
             return isinstance(other, tuple) and tuple(self) == tuple(other)
         if len(self) != len(other):
