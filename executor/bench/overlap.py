@@ -21,7 +21,7 @@ from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
-from simpar.program import Program
+from simpar.program import OpClass, Program
 from simpar.trace import Span, Trace
 from simpar.workload import Workload
 
@@ -94,12 +94,16 @@ def _usual(programs: Sequence[Program]) -> list[int]:
     """The sizes of collectives in which programs send most bytes; the work that a message is has a part for each."""
     sent: Counter[int] = Counter()
     for program in programs:
-        for rank in range(program.world):
-            for index in program.role(rank).op_class.tolist():
-                op = program.op_classes[index]
-                if op.kind == 'collective':
-                    sent[int(op.bytes)] += int(op.bytes)
+        for op, times in _often(program):
+            if op.kind == 'collective':
+                sent[int(op.bytes)] += times * int(op.bytes)
     return [size for size, _ in sent.most_common(USUAL)]
+
+
+def _often(program: Program) -> Iterator[tuple[OpClass, int]]:
+    """Each op class, and how often all ranks together do it in a step; in the order of their first ops."""
+    times = Counter(index for rank in range(program.world) for index in program.role(rank).op_class.tolist())
+    return ((program.op_classes[index], count) for index, count in times.items())
 
 
 def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item]:
@@ -109,8 +113,7 @@ def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item
     """
     work: list[tuple[float, Item]] = []
     for index, program in enumerate(programs):
-        times = Counter(slot for rank in range(program.world) for slot in program.role(rank).op_class.tolist())
-        often = {op.name: times[place] for place, op in enumerate(program.op_classes)}
+        often = {op.name: times for op, times in _often(program)}
         prefix = f'{what}{index}.'
         for item in program_items(program, world, prefix[:-1]):
             op = item.ops[-1]

@@ -122,8 +122,7 @@ class Pricer:
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
         # Of two states that differ in what this cluster has not, the costs are the same.
-        effects = effects if self._queues else replace(effects, work_queues=False)
-        effects = effects if self._cluster.spread else replace(effects, spread=False)
+        effects = replace(effects, **self._absent) if self._absent else effects
         if self._priced is None or self._priced[0] != effects:
             self._priced = effects, self._costs(effects)
         return self._priced[1]
@@ -213,6 +212,12 @@ class Pricer:
     def _waits(self, effects: Effects) -> tuple[str, ...]:
         stack = self._cluster.stack
         return stack.waits.at if effects.launch and effects.host_waits and stack and stack.waits else ()
+
+    @cached_property
+    def _absent(self) -> dict[str, bool]:
+        """Effects that change nothing here, switched off."""
+        present = {'work_queues': self._queues, 'spread': self._cluster.spread}
+        return {effect: False for effect, has in present.items() if not has}
 
     @cached_property
     def _queues(self) -> int:
