@@ -102,6 +102,24 @@ def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
     assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
 
 
+@pytest.mark.parametrize('copies', [[2], [1, 2]])
+def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': 'a100-sxm-8',
+            'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'tensor': 2, 'micro_batches': 2},
+        }
+    )
+    keys = {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': copies}
+    space = small_space(schedule, keys)
+    judge = Judge(space, cluster_of(schedule))
+    for path in paths(space):
+        step = predicted(space.schedule(path)).figures.step
+        assert 0.9 * step < least(judge, path)[0] <= step
+
+
 def test_one_stage_awaits_nobody_however_many_micro_batches_it_has():
     schedule = load_schedule(
         example_folder() / 'transformer_h100_7b.yaml', ['plan.zero=1', 'plan.micro_batches=4', 'workload.batch=256']
@@ -256,7 +274,7 @@ def test_messages_are_hidden_at_a_price():
 
 def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_between_them():
     # A product of 10 s, its message of 4 s beside a second product, and a third that needs both.
-    work = Work([10.0, 0.0], [12.5, 0.0], {1: 4.0}, Speeds(matrix=0.8, memory=0.5, collective=0.5))
+    work = Work([10.0, 0.0], [12.5, 0.0], {1: 4.0}, Speeds(matrix=0.8, memory=0.5, collective=0.5), {})
     before = [[], [0], [0], [1, 2]]
     found = windows(before, [0, 1, 0, 0], [True, False, True, True], [0, 1, 0, 0], work)
     # At half its speed it takes 8 s, in which products do 0.8 of their work.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from simpar.case import cluster_of
 from simpar.pipeline.orders import named_order
 from simpar.planner.clock import timed
 from simpar.planner.judge import Judge
-from simpar.planner.moments import moments, moments_of
+from simpar.planner.moments import KINDS, moments_of
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
@@ -39,26 +38,40 @@ def test_a_step_of_messages_is_known_before_copies_are_chosen(model, key, share)
 
 
 @pytest.mark.parametrize('order', ['1f1b', 'gpipe', 'interleaved-1f1b', 'zb-h1', 'zb-v', 'dualpipe-v'])
-def test_a_rank_holds_most_at_one_of_few_moments(order):
+def test_what_a_rank_holds_at_each_action_is_what_a_plain_walk_counts(order):
     clock = timed(named_order(order, 4, 16, 0), awaited=False)
-    draw = random.Random(order)
     for rank in range(clock.ranks):
-        every, few = list(moments(clock, rank)), moments_of(clock, rank)
-        assert set(few) <= set(every)
-        assert len(few) < len(every) / 2
-        for _ in range(5):
-            each = [[draw.random() for _ in one] for one in every[0][3:]]
-            for action in {one[:3] for one in every}:
-                most = [
-                    max(
-                        sum(
-                            a * b
-                            for some, its in zip(each, one[3:], strict=True)
-                            for a, b in zip(some, its, strict=True)
-                        )
-                        for one in those
-                        if one[:3] == action
-                    )
-                    for those in (every, few)
-                ]
-                assert most[0] == most[1]
+        found = moments_of(clock, rank)
+        stages = zip(
+            *(each.T.tolist() for each in (found.live, found.later, found.gradients, found.casts)), strict=True
+        )
+        kinds = [KINDS[number] for number in found.kind.tolist()]
+        told = {
+            (kind, own, joined, *map(tuple, each))
+            for kind, own, joined, each in zip(kinds, found.own.tolist(), found.joined.tolist(), stages, strict=True)
+        }
+        assert told == set(_walked(clock, rank))
+        assert len(kinds) == len(told)
+
+
+def _walked(clock, rank):
+    """Each action's kind, stage and whether it is joined; of each stage what is live, later, and there."""
+    mine = [stage for stage, holder in enumerate(clock.placement) if holder == rank]
+    row = clock.rows[rank]
+    for place, (kind, own) in enumerate(row):
+        done = [[one[0] for one, stage in row[:place] if stage == each] for each in mine]
+        left = [[one[0] for one, stage in row[place:] if stage == each] for each in mine]
+        behind = [[one[0] for one, stage in row[place + 1 :] if stage == each] for each in mine]
+        begun = [[*ones, *([kind[0]] if each == own else [])] for ones, each in zip(done, mine, strict=True)]
+        yield (
+            kind[0],
+            mine.index(own),
+            kind.endswith('+'),
+            tuple(ones.count('F') - ones.count('B') - ones.count('I') for ones in done),
+            tuple(ones.count('I') - ones.count('W') for ones in done),
+            tuple(
+                {'B', 'W'} & {*ones} != set() and {'B', 'W'} & {*rest} != set()
+                for ones, rest in zip(done, left, strict=True)
+            ),
+            tuple('F' in ones and {'B', 'I'} & {*rest} != set() for ones, rest in zip(begun, behind, strict=True)),
+        )

@@ -69,12 +69,14 @@ class Work:
         wire: of collectives, the seconds that surely go by where nothing slows them; what no link is asked for is
             counted as less, so that it takes as long as it does where it is hidden.
         speeds: beside each other.
+        loads: of collectives, the seconds for which they have the outermost link to themselves.
     """
 
     alone: Sequence[float]
     slowed: Sequence[float]
     wire: Mapping[int, float]
     speeds: Speeds
+    loads: Mapping[int, float]
 
 
 def windows(

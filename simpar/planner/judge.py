@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
-from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from simpar.clocks import at_full_clocks
 from simpar.cost.kept import cluster_collectives
@@ -15,26 +13,14 @@ from simpar.hardware import Cluster
 from simpar.lower.lower import order_of
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
-from simpar.planner.bound import (
-    compute_of_one,
-    least_alone,
-    least_busy,
-    least_mean,
-    least_of_ranks,
-    least_seconds,
-    least_sharing,
-    least_slowed,
-)
+from simpar.planner.bound import least_busy, least_mean, least_of_ranks, least_seconds, least_slowed
 from simpar.planner.clock import Timed, timed
-from simpar.planner.hiding import least_beside
 from simpar.planner.layers import layers_of_stages
-from simpar.planner.room import Shares, least_bytes, least_standing
-from simpar.planner.rules import MEMORY, ORDER, Refusal
+from simpar.planner.rules import ORDER, Judged, Refusal
 from simpar.planner.sample import Sample
 from simpar.planner.samples import Samples
 from simpar.planner.space import Space
-from simpar.planner.wires import Wires
-from simpar.units import format_size
+from simpar.planner.ways import Ways
 
 AHEAD: Final = 1.5
 """Seconds of computation for each second that a host issues, from which on it is surely ahead of its device."""
@@ -46,14 +32,6 @@ LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 's
 """Behind these keys a node is judged anew."""
 
 
-class Judged(NamedTuple):
-    """Least seconds of a step of all plans below a node; why none of them can be; least bytes at the peak."""
-
-    seconds: float = 0.0
-    refusal: Refusal | None = None
-    held: float = 0.0
-
-
 class Judge:
     """Judges nodes of one space; keeps samples and orders, which many nodes share."""
 
@@ -61,7 +39,7 @@ class Judge:
         self._space = space
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
-        self._wires = Wires(self._cluster, space.world)
+        self._ways = Ways(space, self._cluster, self._layers)
         self._device = cluster.profile.device.memory.size.value
         self._samples = Samples(space, self._cluster)
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
@@ -116,7 +94,8 @@ class Judge:
         if sample is None:
             return Judged()
         mean = least_mean(sample, self._layers, plan.pipeline * plan.data, sample.speeds, chains=self._only)
-        return self._with_shards(plan, sample, mean, 1)
+        # At least one of them.
+        return self._ways.in_any_order(replace(plan, micro_batches=1), sample, mean, 1 / plan.data)
 
     def _batched(self, plan: Plan) -> Judged:
         """Any order of so many micro-batches: the price of their slices."""
@@ -124,7 +103,7 @@ class Judge:
         if sample is None:
             return Judged()
         mean = least_mean(sample, self._layers, plan.pipeline / plan.micro_batches, sample.speeds, chains=self._only)
-        return self._with_shards(plan, sample, mean, plan.micro_batches)
+        return self._ways.in_any_order(plan, sample, mean, plan.micro_batches)
 
     def _slice(self, plan: Plan) -> Sample | None:
         """A sample of one micro-batch, without what is still open."""
@@ -167,99 +146,6 @@ class Judge:
     def _given(self, plan: Plan) -> tuple[int, ...]:
         return plan.stages if not isinstance(plan.stages, str) else ()
 
-    def _with_shards(self, plan: Plan, sample: Sample, seconds: float, micro_batches: int) -> Judged:
-        """The least of all ways to shard that leave room for weights and states."""
-        layers, placement = self._even(plan, sample)
-        least, wire = float('inf'), float('inf')
-        for zero in self._space.values_of('zero'):
-            for group in self._space.values_of('shard_group') if zero else (0,):
-                one = replace(plan, zero=zero, shard_group=group)
-                held = least_standing(sample, layers, placement, self._shares(one))
-                least = min(least, held)
-                if held <= self._device and wire:
-                    wire = min(wire, self._wire(one, sample, micro_batches))
-        if least > self._device:
-            return Judged(0.0, self._too_much(least), least)
-        if plan.pipeline == 1:
-            seconds_of, slowed, inside = compute_of_one(sample, self._layers, 1 / plan.data)
-            # Messages inside of layers are hidden at the same price.
-            wire = max(wire, least_beside(seconds_of, slowed, 0.0, max(wire, inside), sample.speeds))
-        return Judged(max(seconds, wire))
-
-    def _even(self, plan: Plan, sample: Sample) -> tuple[list[list[int]], list[int]]:
-        """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
-
-        The first rank, the last, and one that has no less than its share of the layers that most are like.
-        """
-        every = [*range(self._layers)]
-        least = self._layers // plan.pipeline
-        if not least or plan.pipeline == 1:
-            return [every], [0]
-        # Among those of the first rank may be all that are of another kind.
-        first = every[self._layers - max(0, least - sample.few.edge) :]
-        mid, last = every[self._layers - self._share(plan, sample) :], every[self._layers - least :]
-        return [first, mid, last], [0, 1, 2]
-
-    def _share(self, plan: Plan, sample: Sample) -> int:
-        """Layers of the kind that most are of: some rank has no fewer."""
-        return -(-(self._layers - sample.few.edge) // plan.pipeline)
-
-    def _wire(self, plan: Plan, sample: Sample, micro_batches: int) -> float:
-        """Least seconds of a stream of weights and gradients of some rank."""
-        return self._wires.least(plan, sample, (0, self._share(plan, sample)), micro_batches)
-
-    def _wires_of(self, plan: Plan, sample: Sample, stages: Sequence[Sequence[int]], clock: Timed) -> list[float]:
-        """The same of each rank of a pipeline."""
-        edge, layers = sample.few.edge, [[0, 0] for _ in range(clock.ranks)]
-        for rank, stage in zip(clock.placement, stages, strict=True):
-            early = sum(layer < edge for layer in stage)
-            layers[rank][0] += early
-            layers[rank][1] += len(stage) - early
-        return [self._wires.least(plan, sample, (early, late), plan.micro_batches) for early, late in layers]
-
-    def _sharded(
-        self,
-        plan: Plan,
-        sample: Sample,
-        stages: list[list[int]],
-        clock: Timed,
-        seconds: float,
-        *,
-        peaks: bool,
-        copies: int,
-    ) -> Judged:
-        """The least messages of all ways to shard with which a plan fits; ``seconds`` it takes in any case."""
-        ways = [
-            replace(plan, zero=zero, shard_group=group)
-            for zero in self._space.values_of('zero')
-            for group in (self._space.values_of('shard_group') if zero else (0,))
-        ]
-        # What all of them together share out holds least: if that is too much, no way fits.
-        least = least_bytes(
-            sample,
-            stages,
-            clock,
-            reduce(Shares.at_most, map(self._shares, ways)),
-            peaks=peaks,
-            copies=copies,
-            enough=self._device,
-        )
-        if least > self._device:
-            return Judged(0.0, self._too_much(least), least)
-        wires = [max(seconds, *self._wires_of(one, sample, stages, clock)) for one in ways]
-        # Where messages make no difference, what shards most is asked first: it fits if anything does.
-        pairs = sorted(zip(wires, ways, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].shard_group))
-        least = float('inf')
-        known: dict[Shares, float] = {}
-        for wire, one in pairs:
-            shares = self._shares(one)
-            if shares not in known:
-                known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
-            if known[shares] <= self._device:
-                return Judged(wire)
-            least = min(least, known[shares])
-        return Judged(0.0, self._too_much(least), least)
-
     def _recomputed(self, plan: Plan) -> Judged:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
         if plan.order in AUTOMATIC:
@@ -272,7 +158,7 @@ class Judge:
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
         seconds = self._acted(sample, layers, clock)
-        return self._sharded(plan, sample, layers, clock, seconds, peaks=False, copies=most)
+        return self._ways.in_order(plan, sample, layers, clock, seconds, peaks=False, copies=most)
 
     def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> float:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
@@ -283,7 +169,7 @@ class Judge:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""
         if plan.order in AUTOMATIC:
             return Judged()
-        size = self._space.base.workload.batch // (plan.data * plan.micro_batches * plan.copies)
+        size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
         sample = self._samples.sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
@@ -291,20 +177,8 @@ class Judge:
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         if not leaf:
             seconds = least_seconds(sample, layers, clock, self._travel(sample, plan))
-            return self._sharded(plan, sample, layers, clock, seconds, peaks=True, copies=1)
-        least = least_bytes(sample, layers, clock, self._shares(plan))
-        if least > self._device:
-            return Judged(0.0, self._too_much(least), least)
-        wires = self._wires_of(plan, sample, layers, clock)
-        wire = max(wires)
-        if plan.pipeline == 1 and stages == 1:
-            wire = max(wire, least_alone(sample, layers, clock, wire, sample.speeds))
-        elif wire:
-            wire = max(wire, least_sharing(sample, layers, clock, wires, sample.speeds))
-        return Judged(wire, None, least)
-
-    def _too_much(self, least: float) -> Refusal:
-        return Refusal(MEMORY, f'at least {format_size(least)} of {format_size(self._device)}')
+            return self._ways.in_order(plan, sample, layers, clock, seconds, peaks=True, copies=1)
+        return self._ways.one(plan, sample, layers, clock)
 
     @property
     def _layers(self) -> int:
@@ -336,22 +210,6 @@ class Judge:
         slows = self._cluster.profile.slow_down.waiting if told is None else told
         early = plan.receive == 'early' and plan.exchange == 'separate' and plan.streams == 'group'
         return bool(slows) and early
-
-    def _shares(self, plan: Plan) -> Shares:
-        """Over how many ranks weights, states and gradients are shared out at most."""
-        most = plan.data * plan.context
-        given = bool(plan.shard) or plan.hsdp != 'off'
-        zero = 3 if given else plan.zero
-        share = min(plan.shard_group or most, most)
-        return Shares(
-            parameter=share if zero >= 3 else 1,
-            gradient=share if zero >= 2 else 1,
-            state=share if zero >= 1 else 1,
-            # Groups of the user's own count experts' ranks otherwise.
-            experts=1 if plan.shard_group else plan.expert,
-            # What is gathered on use is cast on use, too.
-            gathered=inf if zero >= 3 else 1,
-        )
 
     def _travel(self, sample: Sample, plan: Plan) -> float:
         """Seconds of a message between two stages, that of the nearest ranks."""

@@ -1,76 +1,83 @@
-"""Moments: what a rank's stages hold at its actions, in whole micro-batches; those alone at which it may hold most."""
+"""Moments: what a rank's stages hold at its actions, in whole micro-batches; equal ones once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simpar.planner.clock import Timed
 
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+KINDS: Final = ('F', 'B', 'I', 'W')
 
-class Moment(NamedTuple):
-    """What a rank holds when it begins an action; each tuple by its stages.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """When a rank begins its actions; M of them differ, and it has S stages.
 
     Arguments:
-        kind, stage, joined: of the action; joined, a forward and its backward are done as one.
-        live: how many micro-batches are between forward and backward; later, between gradients of inputs and weights.
-        gradients: whether gradients of weights are surely there: between a stage's first backward and its last.
-        casts: whether what is cast of weights is: from the first forward's end to the last gradient of inputs' begin.
+        kind: shape [M], of the action, as it stands in ``KINDS``.
+        own: shape [M], its stage, among those of the rank.
+        joined: shape [M], whether a forward and its backward are done as one.
+        live: shape [S, M], how many micro-batches are between forward and backward.
+        later: shape [S, M], between gradients of inputs and of weights.
+        gradients: shape [S, M], whether gradients of weights are surely there: between a stage's first backward and
+            its last.
+        casts: shape [S, M], whether what is cast of weights is: from the first forward's end to the last gradient of
+            inputs' begin.
     """
 
-    kind: str
-    stage: int
-    joined: bool
-    live: tuple[int, ...]
-    later: tuple[int, ...]
-    gradients: tuple[bool, ...]
-    casts: tuple[bool, ...]
-
-    def within(self, other: Moment) -> bool:
-        """Whether another moment of an equal action holds no less of anything."""
-        pairs = zip(self[3:], other[3:], strict=True)
-        return all(one <= more for mine, its in pairs for one, more in zip(mine, its, strict=True))
+    kind: Ints
+    own: Ints
+    joined: Bools
+    live: Ints
+    later: Ints
+    gradients: Bools
+    casts: Bools
 
 
-def moments_of(timed: Timed, rank: int) -> list[Moment]:
-    """The moments of a rank at which it may hold most."""
+def moments_of(timed: Timed, rank: int) -> Moments:
+    """The moments of a rank, worked out once for all plans of an order."""
     if rank not in timed.known:
-        found: dict[tuple[str, int, bool], list[Moment]] = {}
-        for one in dict.fromkeys(moments(timed, rank)):
-            others = found.setdefault(one[:3], [])
-            if not any(one.within(other) for other in others):
-                others[:] = [other for other in others if not other.within(one)] + [one]
-        timed.known[rank] = [one for some in found.values() for one in some]
-    known: list[Moment] = timed.known[rank]
+        timed.known[rank] = _moments(timed, rank)
+    known: Moments = timed.known[rank]
     return known
 
 
-def moments(timed: Timed, rank: int) -> Iterator[Moment]:
-    """A moment for each action of a rank, in order."""
+def _moments(timed: Timed, rank: int) -> Moments:
     row = timed.rows[rank]
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
-    live, later = dict.fromkeys(mine, 0), dict.fromkeys(mine, 0)
-    # How many backwards, and gradients of inputs, a stage has still to do.
-    left = {stage: sum(one == stage and kind[0] in 'BW' for kind, one in row) for stage in mine}
-    inputs = {stage: sum(one == stage and kind[0] in 'BI' for kind, one in row) for stage in mine}
-    forward, backward = dict.fromkeys(mine, False), dict.fromkeys(mine, False)
-    for kind, stage in row:
-        gradients = tuple(backward[one] and left[one] > 0 for one in mine)
-        if kind[0] == 'F':
-            forward[stage] = True
-        elif kind[0] in 'BI':
-            inputs[stage] -= 1
-        casts = tuple(forward[one] and inputs[one] > 0 for one in mine)
-        counts = tuple(live.values()), tuple(later.values())
-        yield Moment(kind[0], stage, kind.endswith('+'), *counts, gradients, casts)
-        if kind[0] == 'F':
-            live[stage] += 1
-        elif kind[0] in 'BI':
-            live[stage] -= 1
-        if kind[0] == 'I':
-            later[stage] += 1
-        elif kind[0] == 'W' and later[stage]:
-            later[stage] -= 1
-        if kind[0] in 'BW':
-            backward[stage] = True
-            left[stage] -= 1
+    kind = np.array([KINDS.index(one[0]) for one, _ in row], dtype=np.int64)
+    own = np.array([mine.index(stage) for _, stage in row], dtype=np.int64)
+    joined = np.array([one.endswith('+') for one, _ in row], dtype=np.int64)
+    columns = [kind, own, joined]
+    for stage in range(len(mine)):
+        columns += _of_stage(*((own == stage) & (kind == number) for number in range(len(KINDS))))
+    found = np.unique(np.stack(columns), axis=1)
+    of_stages = [found[3 + each :: 4] for each in range(4)]
+    return Moments(
+        found[0], found[1], found[2] > 0, of_stages[0], of_stages[1], of_stages[2] > 0, of_stages[3] > 0
+    )  # fmt: skip
+
+
+def _of_stage(forward: Bools, backward: Bools, inputs: Bools, weights: Bools) -> list[Ints]:
+    """What a stage holds at each action of its rank. Arguments: which of them are its own, by kind."""
+    live = _before(forward.astype(np.int64) - backward - inputs)
+    later = np.maximum(_before(inputs.astype(np.int64) - weights), 0)
+    gradients, casts = backward | weights, backward | inputs
+    done, turned = _before(gradients.astype(np.int64)), np.cumsum(casts)
+    return [
+        live,
+        later,
+        ((done > 0) & (done < gradients.sum())).astype(np.int64),
+        ((np.cumsum(forward) > 0) & (turned < casts.sum())).astype(np.int64),
+    ]
+
+
+def _before(change: Ints) -> Ints:
+    """The sum of all changes before each action."""
+    return np.cumsum(change) - change

@@ -46,6 +46,7 @@ class Span(NamedTuple):
         wire: of the messages of one stream alone.
         lead: of the chain of the first copy.
         inside: of those messages, the ones that surely have computation of the action before and behind them.
+        load: of the outermost link, which all its messages share.
     """
 
     chain: float = 0.0
@@ -55,6 +56,7 @@ class Span(NamedTuple):
     inputs: float = 0.0
     lead: float = 0.0
     inside: float = 0.0
+    load: float = 0.0
 
     def __add__(self, other: object) -> Span:
         """One piece behind the other."""
@@ -69,17 +71,18 @@ class Span(NamedTuple):
             self.inputs + other.inputs,
             self.lead + other.lead,
             self.inside + other.inside,
+            self.load + other.load,
         )
 
     def computed(self) -> Span:
         """By its computation alone."""
-        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy, self.inside)
+        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy, self.inside, self.load)
 
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies
-        wire, inputs, inside = (one * copies for one in (self.wire, self.inputs, self.inside))
-        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside)
+        wire, inputs, inside, load = (one * copies for one in (self.wire, self.inputs, self.inside, self.load))
+        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +292,7 @@ class _Walk:
             self._before.append(before)
         classes = [role.op_class.item(slot) for slot in slots]
         computes = [op.kind == 'compute' for op in self._ops]
+        self._loads = [work.loads.get(index, 0.0) for index in classes]
         self._windows = windows(self._before, classes, computes, [on[slot] for slot in slots], work)
         own, after = last_ahead(self._before, computes), first_behind(self._before, computes)
         self._inner = [begin >= 0 and end < len(slots) for begin, end in zip(own, after, strict=True)]
@@ -333,6 +337,7 @@ class _Walk:
             self._busy(begin, end, inputs=True),
             chain,
             self._sent(begin, end, inner=True),
+            sum(self._loads[begin:end]),
         )
 
     def tail(self, one: int, last: int, kind: str) -> Span:
@@ -352,4 +357,5 @@ class _Walk:
             self._busy(begin, end + 1, inputs=True),
             chain,
             self._sent(begin, len(starts), inner=True),
+            sum(self._loads[begin:]),
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
-from simpar.planner.moments import moments_of
+from simpar.planner.moments import KINDS, Moments, moments_of
 from simpar.planner.sample import Sample
 
 
@@ -92,24 +95,30 @@ def _of_rank(
         both = shares.bytes(twice(sample), Standing())
         fixed -= both.total
     # In whole numbers of what stages hold, so that it is worked out once for all plans of an order.
-    most = 0.0
-    for one in moments_of(timed, rank):
-        own = kept[one.stage]
-        held = fixed + sum(
-            live * kept[stage].total + later * kept[stage].waits
-            for stage, live, later in zip(mine, one.live, one.later, strict=True)
-        )
-        held += sum(standing[stage].gradient for stage, there in zip(mine, one.gradients, strict=True) if there)
-        held += sum(standing[stage].gathered for stage, there in zip(mine, one.casts, strict=True) if there)
-        if one.kind == 'F':
-            most = max(most, held + (own.joined if one.joined else own.total))
-        elif one.kind in 'BI':
-            # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
-            peak = own.most if peaks and not (one.joined and sample.again) else own.total
-            most = max(most, held - own.total + (own.joined + (peak - own.total) * own.part if one.joined else peak))
-        if one.kind == 'I':
-            most = max(most, held - own.total + own.waits)
-    return most
+    found = moments_of(timed, rank)
+    activations, gradients, casts = (np.zeros(len(found.kind)) for _ in range(3))
+    for place, stage in enumerate(mine):
+        activations += found.live[place] * kept[stage].total + found.later[place] * kept[stage].waits
+        gradients += found.gradients[place] * standing[stage].gradient
+        casts += found.casts[place] * standing[stage].gathered
+    return float((fixed + activations + gradients + casts + _more(found, mine, kept, sample, peaks=peaks)).max())
+
+
+def _more(
+    found: Moments, mine: Sequence[int], kept: Mapping[int, _Kept], sample: Sample, *, peaks: bool
+) -> NDArray[np.float64]:
+    """What each action holds more than there is when it begins."""
+    total, most, joined, waits, part = np.array([kept[stage] for stage in mine], dtype=np.float64).T[:, found.own]
+    # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
+    peak = np.where(found.joined & sample.again, total, most) if peaks else total
+    back = np.where(found.joined, joined + (peak - total) * part, peak) - total
+    forward, _, inputs, weights = (found.kind == KINDS.index(kind) for kind in 'FBIW')
+    more = np.where(forward, np.where(found.joined, joined, total), back)
+    # What waits for gradients of weights stays.
+    more[inputs] = np.maximum(back, waits - total)[inputs]
+    # Gradients of weights need nothing new: what there is counts at the action behind.
+    more[weights] = -np.inf
+    return more
 
 
 class _Kept(NamedTuple):

@@ -36,6 +36,14 @@ class Refusal(NamedTuple):
     example: str
 
 
+class Judged(NamedTuple):
+    """Least seconds of a step of all plans below a node; why none of them can be; least bytes at the peak."""
+
+    seconds: float = 0.0
+    refusal: Refusal | None = None
+    held: float = 0.0
+
+
 def refused(space: Space, path: Sequence[int]) -> Refusal | None:
     """Why no plan below a node can be; None where none of what is chosen speaks against it."""
     key = space.keys[len(path) - 1]

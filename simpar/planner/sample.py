@@ -18,6 +18,7 @@ from simpar.plan import Plan
 from simpar.planner.held import Held, held_by, waits_of
 from simpar.planner.hiding import Speeds, Work
 from simpar.planner.layers import Few
+from simpar.planner.outermost import loads_of, outermost
 from simpar.planner.pieces import MIDDLE, Block, Floats, block_of, layer_of, mark_of
 from simpar.program import OpClass, Program, Role
 
@@ -184,12 +185,13 @@ def _blocks(
     few: Few, plan: Plan, program: Program, cluster: Cluster, costs: Costs, kinds: Sequence[str]
 ) -> dict[tuple[int, str, bool], Block]:
     isolated, slowed, wires = _seconds(program, costs)
+    loads = loads_of(program, costs, outermost(cluster.topology, cluster.world))
     wire = _busiest(program, isolated)
     speeds = Speeds(*speeds_beside(cluster, program))
     # What is slowed all the time is not slowed again.
     both = (
-        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds)),
-        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, Speeds(1.0, 1.0, speeds.collective))),
+        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds, loads)),
+        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, Speeds(1.0, 1.0, speeds.collective), loads)),
     )
     blocks: dict[tuple[int, str, bool], Block] = {}
     stages = list(_stages(few, plan, program))

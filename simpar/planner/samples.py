@@ -47,21 +47,26 @@ class Samples:
         return replace(plan, copies=copies, tiles=tiles)
 
     def sample(self, plan: Plan, size: int, *, split: bool) -> Sample | None:
-        """The sample of a plan; None where the model has no small one. Arguments as of ``sample_of``."""
+        """The sample of a plan; None where the model has no small one.
+
+        Arguments: ``size``, samples of a micro-batch, of all its copies; ``split`` as of ``sample_of``.
+        """
         if self._few is None:
             return None
+        # No more than there are, where they cannot be shared out evenly.
+        each = size // plan.copies
         key = (
             plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
-            size, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
+            each, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
         )  # fmt: skip
         if key not in self._known:
             self._known[key] = sample_of(
                 self._few,
                 plan,
                 self._cluster,
-                size,
+                each,
                 split=split,
-                known=lambda other, parted: self._made(other, size, split=parted),
+                known=lambda other, parted: self._made(other, each * other.copies, split=parted),
             )
         return self._known[key]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from simpar.planner.judge import Judge, Judged
-from simpar.planner.rules import TIME, Refusal, refused
+from simpar.planner.judge import Judge
+from simpar.planner.rules import TIME, Judged, Refusal, refused
 from simpar.planner.space import Space
 from simpar.planner.start import Starts
 from simpar.sweep.outcome import Outcome

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.cost.kept import cluster_collectives
 from simpar.hardware import Cluster
 from simpar.plan import Plan
 from simpar.planner.held import Standing
+from simpar.planner.outermost import load_of, outermost
 from simpar.planner.room import standing_of
 from simpar.planner.sample import Sample
 from simpar.program import OpClass
 
 OWN: Final = ('gather', 'accumulate', 'shard', 'unsharded', 'shard_form', 'shard_threshold')
 """Keys with which a plan says otherwise than its ZeRO stage what is gathered and summed."""
+
+
+class Wire(NamedTuple):
+    """Messages of a rank: least seconds of the longest of their streams; of the outermost link, which all share."""
+
+    seconds: float = 0.0
+    load: float = 0.0
+
+    def __add__(self, other: object) -> Wire:
+        """Both in one stream."""
+        if not isinstance(other, Wire):
+            return NotImplemented
+        return Wire(self.seconds + other.seconds, self.load + other.load)
+
+    def times(self, often: float) -> Wire:
+        """So often in one stream."""
+        return Wire(self.seconds * often, self.load * often)
+
+    def beside(self, other: Wire) -> Wire:
+        """In two streams."""
+        return Wire(max(self.seconds, other.seconds), self.load + other.load)
+
+
+NO_WIRE: Final = Wire()
 
 
 class Wires:
@@ -24,16 +49,20 @@ class Wires:
 
     def __init__(self, cluster: Cluster, world: int) -> None:
         self._cluster, self._world = cluster, world
-        self._known: dict[tuple[object, ...], float] = {}
+        self._outer = outermost(cluster.topology, world)
+        self._known: dict[tuple[object, ...], Wire] = {}
 
-    def least(self, plan: Plan, sample: Sample, layers: tuple[int, int], micro_batches: int) -> float:
-        """Least seconds of one stream of a rank's messages of weights and gradients in a step.
+    def least(
+        self, plan: Plan, sample: Sample, layers: tuple[int, int], micro_batches: int, *, again: bool = True
+    ) -> Wire:
+        """A rank's messages of weights and gradients in a step.
 
-        Those of experts have a stream of their own, where ranks share experts. Arguments: ``layers``, how many of the
-        first kind and of the others the rank has at least.
+        Those of experts have a stream of their own, where ranks share experts.
+        Arguments: ``layers``, how many of the first kind and of the others the rank has at least; ``again``, whether
+        weights that are gathered in the forward are surely gathered in the backward, but for one layer's.
         """
         if plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN) or not sum(layers):
-            return 0.0
+            return NO_WIRE
         early, late = layers
         edge = sample.few.edge
         dense, experts = standing_of(sample, [[], [*range(edge - early, edge + late)], []], 1)
@@ -41,34 +70,42 @@ class Wires:
             dense, experts = dense.plus(experts), Standing()
         most = plan.data * plan.context
         # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
-        alone = 0.0 if plan.tensor > 1 and not plan.zero else self._stream(plan, dense, 1, early + late, micro_batches)
-        return max(alone, self._stream(plan, experts, plan.expert, late, micro_batches) if most > plan.expert else 0.0)
+        apart = plan.tensor > 1 and not plan.zero
+        times = micro_batches
+        alone = NO_WIRE if apart else self._stream(plan, dense, 1, early + late if again else 1, times)
+        if most == plan.expert:
+            return alone
+        return alone.beside(self._stream(plan, experts, plan.expert, late if again else 1, times))
 
-    def _stream(self, plan: Plan, held: Standing, each: int, count: int, micro_batches: int) -> float:
-        """Least seconds of all messages of a stream, each kind of them as if it were one.
+    def _stream(self, plan: Plan, held: Standing, each: int, count: int, micro_batches: int) -> Wire:
+        """All messages of a stream, each kind of them as if it were one.
 
         Arguments: ``each``, of how many data ranks one holds the same weights; ``count`` of layers.
         """
         if not held.parameter:
-            return 0.0
+            return NO_WIRE
         # Forward and backward gather; the backward may begin with weights that the forward ended with.
         often = {0: 0.0, 1: 1.0, 2: 1.0, 3: (2 - 1 / count) * micro_batches}[plan.zero]
-        gathers = self._seconds(plan, 'all_gather', held.parameter, each) * often if often else 0.0
+        gathers = self._message(plan, 'all_gather', held.parameter, each).times(often) if often else NO_WIRE
         scatter = 'reduce_scatter' if plan.zero else 'all_reduce'
-        return gathers + self._seconds(plan, scatter, held.gradient, each) * (micro_batches if plan.zero > 1 else 1)
+        sums = self._message(plan, scatter, held.gradient, each)
+        return gathers + sums.times(micro_batches if plan.zero > 1 else 1)
 
-    def _seconds(self, plan: Plan, operator: str, size: float, each: int) -> float:
+    def _message(self, plan: Plan, operator: str, size: float, each: int) -> Wire:
         """Of one message."""
         same = plan.data // each * plan.context
         group = min(plan.shard_group or same, same) if plan.zero else same
         if group == 1:
-            return 0.0
+            return NO_WIRE
         key = (operator, size, each, group, plan.tensor, plan.context, plan.pipeline)
         if key not in self._known:
             op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
             collectives = cluster_collectives(self._cluster)
             costs = [collectives.cost(op, ranks) for ranks in self._groups(plan, group, each)]
-            self._known[key] = min(cost.alpha + cost.transfer for cost in costs)
+            self._known[key] = Wire(
+                min(cost.alpha + cost.transfer for cost in costs),
+                min(load_of(cost.transfer, cost.links, self._outer) for cost in costs),
+            )
         return self._known[key]
 
     def _groups(self, plan: Plan, group: int, each: int) -> list[list[int]]:

@@ -14,7 +14,8 @@ from typing import Final
 
 from simpar.case import cluster_of
 from simpar.errors import RunFailed
-from simpar.planner.judge import Judge, Judged
+from simpar.planner.judge import Judge
+from simpar.planner.rules import Judged
 from simpar.planner.space import Space
 from simpar.sweep.processes import context, uninterrupted
 

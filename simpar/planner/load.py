@@ -1,0 +1,41 @@
+"""Load: least seconds of a rank's outermost link, which all that the rank sends over it shares.
+
+Messages of different streams go at once, but no faster for it: at any time their speeds times their demands of a link
+sum up to 1 at most. So a step is no shorter than all transfers, each times its demand; latencies are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simpar.planner.bound import stage_span
+from simpar.planner.hiding import SURELY, Speeds, least_hidden
+from simpar.planner.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a rank does in a step, in any order: seconds of computation alone and beside messages; of its link."""
+
+    alone: float
+    slowed: float
+    load: float
+
+    def least(self, more: float, speeds: Speeds) -> float:
+        """Least seconds of a step. Arguments: ``more``, seconds of the link for messages of weights and gradients."""
+        # Two messages that are slowed beside computation may fill their link together.
+        beside = replace(speeds, collective=1.0)
+        return least_hidden(self.alone, self.slowed, self.load + more, beside) * SURELY
+
+
+def sums_of(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: float) -> list[Sums]:
+    """What each rank does with its stages in a step. Arguments: ``times``, how often it does what the sample does."""
+    totals = [[0.0, 0.0, 0.0] for _ in range(max(placement) + 1)]
+    for stage, rank in enumerate(placement):
+        alone, slowed = (
+            [stage_span(sample, stages, stage, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)
+        )
+        each = sum(one.busy for one in alone), sum(one.busy for one in slowed), sum(one.load for one in alone)
+        totals[rank] = [total + one * times for total, one in zip(totals[rank], each, strict=True)]
+    return [Sums(*one) for one in totals]
