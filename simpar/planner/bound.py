@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -56,13 +57,17 @@ def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
 
 def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
     """The same up to the stage's last layer, and from there on; stages of as many layers of each kind share it."""
-    layers, edge = stages[stage], sample.few.edge
-    ends = (stage == 0, stage == len(stages) - 1)
-    key = (kind, slowed, ends, len(layers), sum(layer < edge for layer in layers))
+    key = (kind, slowed, *_alike(sample, stages, stage))
     if key not in sample.known:
         sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
     found: tuple[Span, Span] = sample.known[key]
     return found
+
+
+def _alike(sample: Sample, stages: list[list[int]], stage: int) -> tuple[bool, bool, int, int]:
+    """What is the same of stages that do the same."""
+    layers = stages[stage]
+    return stage == 0, stage == len(stages) - 1, len(layers), bisect_left(layers, sample.few.edge)
 
 
 def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
@@ -258,62 +263,57 @@ def least_busy(
     sample: Sample,
     stages: list[list[int]],
     timed: Timed,
-    share: float,
     copies: int,
-    speeds: Speeds | None = None,
     *,
     serial: bool = False,
 ) -> float:
     """Least seconds of a step in an order, by computation, and by what is sent inside of an action.
 
     Arguments:
-        sample: of all samples of a step at once.
-        share: of them in a micro-batch.
+        sample: of a micro-batch.
         copies: at most.
-        speeds: beside each other; None: by computation alone.
         serial: whether nothing is cut into more tiles than in the sample.
     """
-    busy = _Busy(sample, stages, share)
+    least = _Least(sample, stages)
     early = any(block.early for block in sample.blocks.values())
     seconds = {}
     for parts, slowed in timed.works:
-        lasts = sum(busy(kind[0], stage, slowed) for kind, stage in parts)
-        if speeds:
-            # However it is cut into copies and tiles, all of it is sent between an action's first op and its last.
-            lasts = max(lasts, *(busy.sent(kind, stage, slowed, speeds) for kind, stage in parts))
-            if serial:
+        each = [least(kind[0], stage, slowed) for kind, stage in parts]
+        lasts = sum([one.busy for one in each])
+        for (kind, _), one in zip(parts, each, strict=True):
+            if kind in WHOLE:
+                # However it is cut into copies and tiles, all of it is sent between an action's first op and its last.
                 # What a copy does behind each other takes no less than its share of what all do.
-                lasts = max(lasts, *(busy.chain(kind, stage, slowed) * sample.copies / copies for kind, stage in parts))
+                lasts = max(lasts, one.sent, one.chain * sample.copies / copies if serial else 0.0)
         # A gradient may be handed on before the weights' gradients are done, the first copy's before the others'.
-        ready = min(busy.ready(kind[0], stage, slowed) for kind, stage in parts) / copies
+        ready = min([one.ready for one in each]) / copies
         kind, stage = parts[0]
         if kind == 'F+':
             lasts = ready = lasts / copies
         elif kind.endswith('+'):
-            lasts += busy('F', stage, slowed) * (1 - 1 / copies)
+            lasts += least('F', stage, slowed).busy * (1 - 1 / copies)
         # What is made again comes before what is received is needed, and is not told apart here.
         free = early and (len(parts) > 1 or kind[0] in 'BI')
         seconds[parts, slowed] = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
     return timed.period(seconds)
 
 
-def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, share: float, micro_batches: int) -> float:
+def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, micro_batches: int) -> float:
     """The same for more micro-batches than were walked: as many actions of a rank as there are not slowed.
 
     How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends
     as it does with few of them.
     """
-    busy = _Busy(sample, stages, share)
+    least = _Least(sample, stages)
     unslowed = timed.unslowed()
     # A rank alone awaits nobody.
     awaits = timed.ranks > 1
     total = [0.0] * timed.ranks
     for stage, rank in enumerate(timed.placement):
-        total[rank] += sum(busy(kind, stage, awaits) for kind in ('F', 'B')) * micro_batches
-        for kind in ('F', 'B', 'I', 'W'):
-            count = unslowed.get((kind, stage), 0)
-            if count:
-                total[rank] -= count * (busy(kind, stage, awaits) - busy(kind, stage, False))
+        total[rank] += sum(least(kind, stage, awaits).busy for kind in ('F', 'B')) * micro_batches
+    for (kind, stage), count in unslowed.items():
+        extra = least(kind, stage, awaits).busy - least(kind, stage, False).busy
+        total[timed.placement[stage]] -= count * extra
     return max(total)
 
 
@@ -330,10 +330,10 @@ def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[
 
     Arguments: ``sample``, of a micro-batch; ``times``, how many of them a step has.
     """
-    busy = _Busy(sample, stages, float(times))
+    least = _Least(sample, stages)
     total = dict.fromkeys(placement, 0.0)
     for stage, rank in enumerate(placement):
-        total[rank] += sum(busy(kind, stage, False) for kind in ('F', 'B'))
+        total[rank] += sum(least(kind, stage, False).busy for kind in ('F', 'B')) * times
     return max(total.values())
 
 
@@ -341,44 +341,47 @@ WHOLE: Final = ('F', 'B')
 """Kinds of actions that are no part of something else."""
 
 
-class _Busy:
-    """Least seconds of computation of an action, known once asked."""
+class Doing(NamedTuple):
+    """Least seconds of an action.
 
-    def __init__(self, sample: Sample, stages: list[list[int]], share: float) -> None:
-        self._sample, self._stages, self._share = sample, stages, share
-        self._known: dict[tuple[str, int, bool], tuple[Span, Span]] = {}
+    Arguments:
+        busy: of its computation.
+        chain: from its first op to its last; sent, with messages that are hidden as well as can be. Of a part of
+            something else: none.
+        ready: until its result may be ready; of a backward, until it comes to its last layer.
+    """
 
-    def _pieces(self, kind: str, stage: int, slowed: bool) -> tuple[Span, Span]:
-        key = (kind, stage, slowed)
-        if key not in self._known:
-            # The parts of a backward are told apart by what they compute.
-            whole = kind if kind == 'F' else 'B'
-            self._known[key] = pieces_of(self._sample, self._stages, stage, whole, slowed=slowed)
-        return self._known[key]
+    busy: float
+    chain: float
+    sent: float
+    ready: float
 
-    def __call__(self, kind: str, stage: int, slowed: bool) -> float:
-        front, behind = self._pieces(kind, stage, slowed)
-        busy, inputs = front.busy + behind.busy, front.inputs + behind.inputs
-        return self._share * (inputs if kind == 'I' else busy - inputs if kind == 'W' else busy)
 
-    def chain(self, kind: str, stage: int, slowed: bool) -> float:
-        """Least seconds from the first op to the last; of a part of something else: none."""
+class _Least:
+    """Looks up what actions of stages last; stages that do the same share it with all plans of a sample."""
+
+    def __init__(self, sample: Sample, stages: list[list[int]]) -> None:
+        self._sample, self._stages = sample, stages
+        self._alike = [_alike(sample, stages, stage) for stage in range(len(stages))]
+
+    def __call__(self, kind: str, stage: int, slowed: bool) -> Doing:
+        key = ('doing', kind, slowed, self._alike[stage])
+        found: Doing | None = self._sample.known.get(key)
+        if found is None:
+            found = self._sample.known[key] = self._doing(kind, stage, slowed)
+        return found
+
+    def _doing(self, kind: str, stage: int, slowed: bool) -> Doing:
+        # The parts of a backward are told apart by what they compute.
+        whole = kind if kind == 'F' else 'B'
+        one = stage_span(self._sample, self._stages, stage, whole, slowed=slowed)
+        busy = one.inputs if kind == 'I' else one.busy - one.inputs if kind == 'W' else one.busy
+        front, _ = pieces_of(self._sample, self._stages, stage, whole, slowed=slowed)
+        ready = one.busy if kind == 'F' else 0.0 if kind == 'W' else front.inputs
         if kind not in WHOLE:
-            return 0.0
-        front, behind = self._pieces(kind, stage, slowed)
-        return self._share * (front.chain + behind.chain)
-
-    def sent(self, kind: str, stage: int, slowed: bool, speeds: Speeds) -> float:
-        """The same with messages that are hidden as well as can be."""
-        if kind not in WHOLE:
-            return 0.0
-        (front, behind), (ahead, last) = (self._pieces(kind, stage, slow) for slow in (slowed, True))
+            return Doing(busy, 0.0, 0.0, ready)
+        beside = stage_span(self._sample, self._stages, stage, whole, slowed=True)
         # A message's latency is not stretched beside computation, so none of it is taken to be.
-        beside = Speeds(1.0, 1.0, 1.0) if slowed else replace(speeds, collective=1.0)
-        wire = front.inside + behind.inside
-        return self._share * SURELY * least_hidden(front.busy + behind.busy, ahead.busy + last.busy, wire, beside)
-
-    def ready(self, kind: str, stage: int, slowed: bool) -> float:
-        """When its result may be ready: of a backward, when it comes to its last layer."""
-        front, behind = self._pieces(kind, stage, slowed)
-        return self._share * (front.busy + behind.busy if kind == 'F' else 0.0 if kind == 'W' else front.inputs)
+        speeds = Speeds(1.0, 1.0, 1.0) if slowed else replace(self._sample.speeds, collective=1.0)
+        sent = SURELY * least_hidden(one.busy, beside.busy, one.inside, speeds)
+        return Doing(busy, one.chain, sent, ready)

@@ -132,7 +132,7 @@ class Judge:
         few -= few % plan.pipeline if few > plan.pipeline else 0
         clock, _, stages = self._order(replace(plan, micro_batches=few), sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        return Judged(least_slowed(sample, layers, clock, 1.0, plan.micro_batches))
+        return Judged(least_slowed(sample, layers, clock, plan.micro_batches))
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
@@ -163,7 +163,7 @@ class Judge:
     def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> float:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
         copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
-        return least_busy(sample, layers, clock, 1.0, copies, sample.speeds, serial=tiles == sample.tiles)
+        return least_busy(sample, layers, clock, copies, serial=tiles == sample.tiles)
 
     def _whole(self, plan: Plan, *, leaf: bool) -> Judged:
         """All is known but how it is sharded, and at a ``leaf`` that, too."""

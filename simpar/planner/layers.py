@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from simpar.lower.stages import stage_of_layer
@@ -58,9 +58,10 @@ def _edge(model: Transformer) -> int | None:
     return experts.first_dense if experts.every == 1 else None
 
 
-def layers_of_stages(layers: int, stages: int, given: Sequence[int]) -> list[list[int]]:
-    """The layers of each stage, by number. Raises ``Infeasible`` where the counts do not fit."""
+@lru_cache(maxsize=1024)
+def layers_of_stages(layers: int, stages: int, given: tuple[int, ...]) -> list[list[int]]:
+    """The layers of each stage, by number, not to be changed. Raises ``Infeasible`` where the counts do not fit."""
     found: list[list[int]] = [[] for _ in range(stages)]
-    for layer, stage in enumerate(stage_of_layer(layers, stages, tuple(given))):
+    for layer, stage in enumerate(stage_of_layer(layers, stages, given)):
         found[stage].append(layer)
     return found

@@ -113,7 +113,7 @@ def _more(
     peak = np.where(found.joined & sample.again, total, most) if peaks else total
     back = np.where(found.joined, joined + (peak - total) * part, peak) - total
     forward, _, inputs, weights = (found.kind == KINDS.index(kind) for kind in 'FBIW')
-    more = np.where(forward, np.where(found.joined, joined, total), back)
+    more: NDArray[np.float64] = np.where(forward, np.where(found.joined, joined, total), back)
     # What waits for gradients of weights stays.
     more[inputs] = np.maximum(back, waits - total)[inputs]
     # Gradients of weights need nothing new: what there is counts at the action behind.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from math import inf
 
@@ -17,7 +17,7 @@ from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, Judged, Refusal
 from simpar.planner.sample import Sample
 from simpar.planner.space import Space
-from simpar.planner.wires import Wire, Wires
+from simpar.planner.wires import Way, Wire, Wires
 from simpar.units import format_size
 
 Stages = list[list[int]]
@@ -30,6 +30,11 @@ class Ways:
         self._space = space
         self._layers = layers
         self._wires = Wires(cluster, space.world)
+        self._open = [
+            Way(zero, group)
+            for zero in space.values_of('zero')
+            for group in (space.values_of('shard_group') if zero else (0,))
+        ]
         self._device = cluster.profile.device.memory.size.value
 
     def in_any_order(self, plan: Plan, sample: Sample, seconds: float, share: float) -> Judged:
@@ -39,11 +44,11 @@ class Ways:
         """
         layers, placement = self._even(plan, sample)
         least, most = inf, inf
-        for one in self._open(plan):
-            held = least_standing(sample, layers, placement, self._shares(one))
+        for one in self._open:
+            held = least_standing(sample, layers, placement, self._shares(plan, one))
             least = min(least, held)
             if held <= self._device and most > seconds:
-                most = min(most, self._sent(one, sample, share))
+                most = min(most, self._sent(plan, one, sample, share))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         return Judged(max(seconds, most))
@@ -52,20 +57,22 @@ class Ways:
         self, plan: Plan, sample: Sample, stages: Stages, clock: Timed, seconds: float, *, peaks: bool, copies: int
     ) -> Judged:
         """The least of all ways with which a plan fits. Arguments: ``seconds``, that a step takes in any case."""
-        ways = list(self._open(plan))
         # What all of them together share out holds least: if that is too much, no way fits.
-        shares = reduce(Shares.at_most, map(self._shares, ways))
+        shares = reduce(Shares.at_most, (self._shares(plan, one) for one in self._open))
         least = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
-        steps = [max(seconds, _step(sums, self._of_ranks(one, sample, stages, clock), sample.speeds)) for one in ways]
+        steps = [
+            max(seconds, _step(sums, self._of_ranks(plan, one, sample, stages, clock), sample.speeds))
+            for one in self._open
+        ]
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
-        pairs = sorted(zip(steps, ways, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].shard_group))
+        pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
         least = inf
         known: dict[Shares, float] = {}
         for step, one in pairs:
-            shares = self._shares(one)
+            shares = self._shares(plan, one)
             if shares not in known:
                 known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
             if known[shares] <= self._device:
@@ -75,10 +82,11 @@ class Ways:
 
     def one(self, plan: Plan, sample: Sample, stages: Stages, clock: Timed) -> Judged:
         """The same of a plan whose way is chosen."""
-        least = least_bytes(sample, stages, clock, self._shares(plan))
+        way = Way(plan.zero, plan.shard_group)
+        least = least_bytes(sample, stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        wires = self._of_ranks(plan, sample, stages, clock)
+        wires = self._of_ranks(plan, way, sample, stages, clock)
         step = _step(sums_of(sample, stages, clock.placement, plan.micro_batches), wires, sample.speeds)
         seconds = [wire.seconds for wire in wires]
         if plan.pipeline == 1 and len(stages) == 1:
@@ -87,36 +95,32 @@ class Ways:
             step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds))
         return Judged(step, None, least)
 
-    def _open(self, plan: Plan) -> list[Plan]:
-        """The plan with each way that is open."""
-        return [
-            replace(plan, zero=zero, shard_group=group)
-            for zero in self._space.values_of('zero')
-            for group in (self._space.values_of('shard_group') if zero else (0,))
-        ]
-
-    def _sent(self, plan: Plan, sample: Sample, share: float) -> float:
+    def _sent(self, plan: Plan, way: Way, sample: Sample, share: float) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``share``, as above."""
         edge, micro_batches = sample.few.edge, plan.micro_batches
         whole = [[*range(self._layers)]]
         # Of the ranks of a pipeline one does no less than their mean.
         mean = sums_of(sample, whole, (0,), share / plan.pipeline)[0]
-        every = self._wires.least(plan, sample, (edge, self._layers - edge), micro_batches, again=plan.pipeline == 1)
-        sent = self._wires.least(plan, sample, (0, self._share(plan, sample)), micro_batches).seconds
+        every = self._wires.least(
+            plan, way, sample, (edge, self._layers - edge), micro_batches, again=plan.pipeline == 1
+        )
+        sent = self._wires.least(plan, way, sample, (0, self._share(plan, sample)), micro_batches).seconds
         if plan.pipeline == 1:
             alone, slowed, inside = compute_of_one(sample, self._layers, share)
             # Messages inside of layers are hidden at the same price.
             sent = least_beside(alone, slowed, 0.0, max(sent, inside), sample.speeds)
         return max(sent, mean.least(every.load / plan.pipeline, sample.speeds))
 
-    def _of_ranks(self, plan: Plan, sample: Sample, stages: Sequence[Sequence[int]], clock: Timed) -> list[Wire]:
+    def _of_ranks(
+        self, plan: Plan, way: Way, sample: Sample, stages: Sequence[Sequence[int]], clock: Timed
+    ) -> list[Wire]:
         """Messages of weights and gradients of each rank of a pipeline."""
         edge, layers = sample.few.edge, [[0, 0] for _ in range(clock.ranks)]
         for rank, stage in zip(clock.placement, stages, strict=True):
-            early = sum(layer < edge for layer in stage)
+            early = bisect_left(stage, edge)
             layers[rank][0] += early
             layers[rank][1] += len(stage) - early
-        return [self._wires.least(plan, sample, (early, late), plan.micro_batches) for early, late in layers]
+        return [self._wires.least(plan, way, sample, (early, late), plan.micro_batches) for early, late in layers]
 
     def _even(self, plan: Plan, sample: Sample) -> tuple[Stages, list[int]]:
         """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
@@ -139,18 +143,17 @@ class Ways:
     def _too_much(self, least: float) -> Refusal:
         return Refusal(MEMORY, f'at least {format_size(least)} of {format_size(self._device)}')
 
-    def _shares(self, plan: Plan) -> Shares:
+    def _shares(self, plan: Plan, way: Way) -> Shares:
         """Over how many ranks weights, states and gradients are shared out at most."""
         most = plan.data * plan.context
-        given = bool(plan.shard) or plan.hsdp != 'off'
-        zero = 3 if given else plan.zero
-        share = min(plan.shard_group or most, most)
+        zero = 3 if plan.shard or plan.hsdp != 'off' else way.zero
+        share = min(way.group or most, most)
         return Shares(
             parameter=share if zero >= 3 else 1,
             gradient=share if zero >= 2 else 1,
             state=share if zero >= 1 else 1,
             # Groups of the user's own count experts' ranks otherwise.
-            experts=1 if plan.shard_group else plan.expert,
+            experts=1 if way.group else plan.expert,
             # What is gathered on use is cast on use, too.
             gathered=inf if zero >= 3 else 1,
         )

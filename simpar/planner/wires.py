@@ -41,6 +41,13 @@ class Wire(NamedTuple):
 NO_WIRE: Final = Wire()
 
 
+class Way(NamedTuple):
+    """How weights, gradients and states are sharded: ``zero`` and ``shard_group`` of a plan."""
+
+    zero: int
+    group: int
+
+
 class Wires:
     """Least seconds of messages of weights and gradients on a cluster; remembers what messages cost.
 
@@ -53,7 +60,7 @@ class Wires:
         self._known: dict[tuple[object, ...], Wire] = {}
 
     def least(
-        self, plan: Plan, sample: Sample, layers: tuple[int, int], micro_batches: int, *, again: bool = True
+        self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], micro_batches: int, *, again: bool = True
     ) -> Wire:
         """A rank's messages of weights and gradients in a step.
 
@@ -63,21 +70,29 @@ class Wires:
         """
         if plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN) or not sum(layers):
             return NO_WIRE
+        key = ('wire', way, plan.data, plan.pipeline, layers, micro_batches, again)
+        found: Wire | None = sample.known.get(key)
+        if found is None:
+            found = sample.known[key] = self._least(plan, way, sample, layers, micro_batches, again)
+        return found
+
+    def _least(
+        self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], micro_batches: int, again: bool
+    ) -> Wire:
         early, late = layers
         edge = sample.few.edge
         dense, experts = standing_of(sample, [[], [*range(edge - early, edge + late)], []], 1)
         if plan.expert == 1:
             dense, experts = dense.plus(experts), Standing()
-        most = plan.data * plan.context
-        # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
-        apart = plan.tensor > 1 and not plan.zero
-        times = micro_batches
-        alone = NO_WIRE if apart else self._stream(plan, dense, 1, early + late if again else 1, times)
-        if most == plan.expert:
-            return alone
-        return alone.beside(self._stream(plan, experts, plan.expert, late if again else 1, times))
 
-    def _stream(self, plan: Plan, held: Standing, each: int, count: int, micro_batches: int) -> Wire:
+        def stream(held: Standing, each: int, count: int) -> Wire:
+            return self._stream(plan, way, held, each, count if again else 1, micro_batches)
+
+        # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
+        alone = NO_WIRE if plan.tensor > 1 and not way.zero else stream(dense, 1, early + late)
+        return alone if plan.data * plan.context == plan.expert else alone.beside(stream(experts, plan.expert, late))
+
+    def _stream(self, plan: Plan, way: Way, held: Standing, each: int, count: int, micro_batches: int) -> Wire:
         """All messages of a stream, each kind of them as if it were one.
 
         Arguments: ``each``, of how many data ranks one holds the same weights; ``count`` of layers.
@@ -85,16 +100,15 @@ class Wires:
         if not held.parameter:
             return NO_WIRE
         # Forward and backward gather; the backward may begin with weights that the forward ended with.
-        often = {0: 0.0, 1: 1.0, 2: 1.0, 3: (2 - 1 / count) * micro_batches}[plan.zero]
-        gathers = self._message(plan, 'all_gather', held.parameter, each).times(often) if often else NO_WIRE
-        scatter = 'reduce_scatter' if plan.zero else 'all_reduce'
-        sums = self._message(plan, scatter, held.gradient, each)
-        return gathers + sums.times(micro_batches if plan.zero > 1 else 1)
+        often = {0: 0.0, 1: 1.0, 2: 1.0, 3: (2 - 1 / count) * micro_batches}[way.zero]
+        gathers = self._message(plan, way, 'all_gather', held.parameter, each).times(often) if often else NO_WIRE
+        sums = self._message(plan, way, 'reduce_scatter' if way.zero else 'all_reduce', held.gradient, each)
+        return gathers + sums.times(micro_batches if way.zero > 1 else 1)
 
-    def _message(self, plan: Plan, operator: str, size: float, each: int) -> Wire:
+    def _message(self, plan: Plan, way: Way, operator: str, size: float, each: int) -> Wire:
         """Of one message."""
         same = plan.data // each * plan.context
-        group = min(plan.shard_group or same, same) if plan.zero else same
+        group = min(way.group or same, same) if way.zero else same
         if group == 1:
             return NO_WIRE
         key = (operator, size, each, group, plan.tensor, plan.context, plan.pipeline)
