@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -222,6 +223,20 @@ def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
     with workers(space, judge, 2) as those:
         assert those.judge(asked) == [judge(path, turn) for path, turn in asked]
     assert len(asked) >= 6
+
+
+@pytest.mark.parametrize('count', [1, 2, 3, 4])
+def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain(file, monkeypatch, count):
+    monkeypatch.setattr('simpar.planner.workers.REPAYS', -1.0)
+    space = load_planning(file).space
+    judge = Judge(space, cluster_of(space.base))
+    schedules = [space.schedule(path) for path in itertools.islice(paths(space), count)]
+    with workers(space, judge, 2) as those:
+        assert not those.ready
+        those.judge([])
+        assert those.ready
+        found = dict(those.predict(schedules))
+    assert [found[place].figures.step for place in range(count)] == [predicted(one).figures.step for one in schedules]
 
 
 @pytest.mark.parametrize('parts', [1, 2, 5])

@@ -25,7 +25,7 @@ from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome
 from simpar.sweep.processes import cores
-from simpar.sweep.run import Note, Way, predict_all
+from simpar.sweep.run import Note, Way, predict_all, rare_collections
 
 Tell = Callable[[Answer], None]
 
@@ -75,11 +75,11 @@ class Planning:
 
         until = time.monotonic() + seconds
         judge = Judge(self.space, cluster_of(self.schedule))
-        with workers(self.space, judge, cores() if jobs is None else jobs) as those:
+        with rare_collections(), workers(self.space, judge, cores() if jobs is None else jobs) as those:
             found = search(
                 self.space,
                 judge,
-                lambda paths: self._predicted(paths, way),
+                lambda paths: self._predicted(paths, replace(way, processes=those.predict if those.ready else None)),
                 gap=planner.gap if gap is None else gap,
                 until=until,
                 tell=told if tell else None,

@@ -1,4 +1,4 @@
-"""Workers: processes that judge nodes; what they say does not depend on how many there are."""
+"""Workers: processes that judge nodes and predict plans; what they say does not depend on how many there are."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import perf_counter
-from typing import Final
+from typing import Any, Final, cast
 
 from simpar.case import cluster_of
 from simpar.errors import RunFailed
 from simpar.planner.judge import Judge
 from simpar.planner.rules import Judged
 from simpar.planner.space import Space
-from simpar.sweep.processes import context, uninterrupted
+from simpar.schedule import Schedule
+from simpar.sweep.outcome import predicted
+from simpar.sweep.processes import Coming, context, uninterrupted
 
 Path = tuple[int, ...]
 Asked = tuple[Path, int]
@@ -75,10 +77,33 @@ class Workers:
         with uninterrupted():
             for _ in range(self._jobs - 1):
                 mine, other = started.Pipe()
-                process = started.Process(target=_work, args=(other, self._space), daemon=True)
+                process = started.Process(target=_work, args=(other, self._space, gc.get_threshold()), daemon=True)
                 process.start()
                 other.close()
                 self._started.append((mine, process))
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are processes beside this one."""
+        return bool(self._started)
+
+    def predict(self, schedules: Sequence[Schedule]) -> Coming:
+        """Predict schedules here and in the processes that there are; yields place and outcome as they come."""
+        left = deque(enumerate(schedules))
+        busy: dict[Connection, int] = {}
+        while left or busy:
+            # The first one here: a single plan is predicted where most of what it shares with others is known.
+            here = left.popleft() if left else None
+            for idle in [one for one, _ in self._started if one not in busy][: len(left)]:
+                busy[idle], schedule = left.popleft()
+                with suppress(BrokenPipeError):
+                    idle.send(schedule)
+            if here:
+                yield here[0], predicted(here[1])
+            # Where nobody is busy, a wait would have no end.
+            ready = wait([*busy], 0.0 if left else None) if busy else []
+            for connection in cast(list[Connection], ready):
+                yield busy.pop(connection), _received(connection)
 
     def close(self) -> None:
         """End all processes, also in the middle of nodes that nobody waits for."""
@@ -158,9 +183,9 @@ def _share_of(space: Space, path: Path) -> int:
     return hash((*(place.get(key, 0) for key in ('tensor', 'sequence_parallel', 'context', 'expert')), slices))
 
 
-def _received(connection: Connection) -> list[Judged]:
+def _received(connection: Connection) -> Any:
     try:
-        found: list[Judged] | Exception = connection.recv()
+        found = connection.recv()
     except (EOFError, ConnectionResetError):
         raise RunFailed('a process that judges nodes died; try fewer --jobs') from None
     if isinstance(found, Exception):
@@ -168,15 +193,18 @@ def _received(connection: Connection) -> list[Judged]:
     return found
 
 
-def _work(connection: Connection, space: Space) -> None:
-    """Judge what comes, until the process that asked closes the connection or is gone."""
+def _work(connection: Connection, space: Space, threshold: tuple[int, int, int]) -> None:
+    """Judge or predict what comes, until the process that asked closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
+    # As the process that asked: plans make many objects that live long.
+    gc.set_threshold(*threshold)
     judge = Judge(space, cluster_of(space.base))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             asked = connection.recv()
             try:
-                connection.send([judge(path, turn) for path, turn in asked])
-            except ValueError as error:
-                connection.send(error)
+                found: Any = predicted(asked) if isinstance(asked, Schedule) else [judge(*one) for one in asked]
+            except Exception as error:
+                found = error
+            connection.send(found)

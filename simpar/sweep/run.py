@@ -35,12 +35,14 @@ class Way:
         jobs: processes at once; None, as many as there are cores, where they repay their start.
         journal: a file of finished rows. Rows that it has are not predicted again, and others are added as they come.
         scheduler: the address of a Dask scheduler whose workers predict; empty where they are predicted here.
+        processes: predicts in processes that are there already; None, where there are none.
     """
 
     jobs: int | None = 1
     progress: Progress | None = None
     journal: Path | None = None
     scheduler: str = ''
+    processes: Callable[[Sequence[Schedule]], Coming] | None = None
     note: Note | None = None
 
 
@@ -52,7 +54,7 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
     """
     done: dict[Place, Outcome] = {}
     with ExitStack() as stack:
-        stack.enter_context(_rare_collections())
+        stack.enter_context(rare_collections())
         rows = stack.enter_context(Journal(way.journal)) if way.journal else None
         if rows is not None:
             kept = rows.take(wanted)
@@ -73,7 +75,7 @@ def predict_all(schedules: Sequence[Schedule], way: Way, wanted: Sequence[Wanted
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Let garbage be looked for rarely: rows make many objects that live long, and little garbage in circles."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _GARBAGE), *before[1:])
@@ -97,6 +99,8 @@ def _coming(schedules: Sequence[Schedule], way: Way) -> Coming:
         from simpar.sweep.dask import on_scheduler
 
         return on_scheduler(schedules, way.scheduler, way.note)
+    if way.processes:
+        return way.processes(schedules)
     if way.jobs is None:
         return _where_it_repays(schedules, cores())
     if min(way.jobs, len(schedules)) < 2:
