@@ -35,8 +35,18 @@ CLUSTERS: list[dict[str, Any]] = [
 PRECISION = {'ascend910a-8': 'fp16'}
 
 
+GIVEN: dict[str, list[Any]] = {
+    'copies': [2],
+    'tiles': [2],
+    'recompute': ['full', 'selective'],
+    'zero': [3, 1],
+    'order': ['interleaved-1f1b', 'zb-v', 'gpipe'],
+}
+"""Values of which one may be given, and the key is not free."""
+
+
 def drawn_space(draw: random.Random) -> Space:
-    """A space of all usual keys, for a drawn model, cluster and batch."""
+    """A space of all usual keys, or of all but one or two, for a drawn model, cluster and batch."""
     cluster = draw.choice(CLUSTERS)
     schedule = load_schedule(
         {
@@ -53,7 +63,8 @@ def drawn_space(draw: random.Random) -> Space:
             'plan': {},
         }
     )
-    return space_of(replace(schedule, planner=Planner()), cluster_of(schedule).world)
+    given = {f'plan.{key}': [draw.choice(GIVEN[key])] for key in draw.sample(sorted(GIVEN), draw.choice([0, 1, 2]))}
+    return space_of(replace(schedule, planner=Planner(keys=given)), cluster_of(schedule).world)
 
 
 def drawn_path(space: Space, draw: random.Random) -> Path | None:

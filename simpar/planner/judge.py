@@ -212,12 +212,18 @@ class Judge:
         return bool(slows) and early
 
     def _travel(self, sample: Sample, plan: Plan) -> float:
-        """Seconds of a message between two stages, that of the nearest ranks."""
+        """Seconds of a message between two stages, where that is least."""
         if sample.send is None or plan.pipeline == 1:
             return 0.0
-        collectives = cluster_collectives(self._cluster)
-        cost = collectives.cost(sample.send, (0, self._space.world // plan.pipeline))
-        return cost.alpha + cost.transfer
+        key = ('travel', plan.pipeline)
+        if key not in sample.known:
+            block = self._space.world // plan.pipeline
+            pairs = [(rank * block, (rank + 1) % plan.pipeline * block) for rank in range(plan.pipeline)]
+            collectives = cluster_collectives(self._cluster)
+            # Neighbours may have links of different speeds: in one ring, or through the host.
+            costs = [collectives.cost(sample.send, pair) for pair in pairs]
+            sample.known[key] = min(cost.alpha + cost.transfer for cost in costs)
+        return float(sample.known[key])
 
 
 def _depth(space: Space, key: str) -> int:

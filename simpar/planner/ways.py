@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from math import inf
 
@@ -11,7 +12,7 @@ from simpar.hardware import Cluster
 from simpar.plan import Plan
 from simpar.planner.bound import compute_of_one, least_alone, least_sharing
 from simpar.planner.clock import Timed
-from simpar.planner.hiding import Speeds, least_beside
+from simpar.planner.hiding import SURELY, Speeds, least_beside
 from simpar.planner.load import Sums, sums_of
 from simpar.planner.room import Shares, least_bytes, least_standing
 from simpar.planner.rules import MEMORY, Judged, Refusal
@@ -107,8 +108,9 @@ class Ways:
         sent = self._wires.least(plan, way, sample, (0, self._share(plan, sample)), micro_batches).seconds
         if plan.pipeline == 1:
             alone, slowed, inside = compute_of_one(sample, self._layers, share)
-            # Messages inside of layers are hidden at the same price.
-            sent = least_beside(alone, slowed, 0.0, max(sent, inside), sample.speeds)
+            sent = least_beside(alone, slowed, 0.0, sent, sample.speeds)
+            # A message's latency is not stretched beside computation, so none of it is taken to be.
+            sent = max(sent, least_beside(alone, slowed, 0.0, inside, replace(sample.speeds, collective=1.0)) * SURELY)
         return max(sent, mean.least(every.load / plan.pipeline, sample.speeds))
 
     def _of_ranks(
