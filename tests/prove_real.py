@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 from evidence_draws import Row
 from evidence_page import disordered, error, said, tables, verdict
+from pooled_records import pooled
 from prove_evidence import commit, cores, say
 
 from executor.backend import Pool
@@ -58,12 +59,14 @@ ROUNDS, LOOK = 128, 32
 
 Many short runs: whoever else uses the machine's cores slows them for seconds or minutes at a time.
 """
-LONGEST_BLOCK: Final = 1500.0
+LONGEST_BLOCK: Final = 1800.0
 """Seconds after which no further round begins."""
 STEPS, COUNTED = 8, 6
 """Steps of a run, of which the last ones count; what slows one step slows its neighbours for about half a second."""
 ROUND: Final = 1.2
 """Seconds of a run that every round has; a row of longer steps runs in every second, third, … round."""
+AGAIN: Final = 80
+"""Rounds from one calibration of messages to the next."""
 OPS: Final = 7
 """Ops are timed in so many rounds' first: an odd number, so that as many even rounds have them as odd ones."""
 SIZES: Final = replace(QUICK, products=TINY.products, head_dims=TINY.head_dims, sequences=TINY.sequences,
@@ -119,12 +122,19 @@ def _run(block: Block) -> dict[str, Any]:
     begun, rows, net = time.monotonic(), block.rows(), parse_net(block.net)
     # A user calibrates for the plans of one model: what messages take from kernels is told by their sizes.
     models = [rows[:2], rows[2:]]
-    records = [_bench(block, net, [row.program for row in pair]) for pair in models]
+    benches: list[list[dict[str, Any]]] = [[], []]
+
+    def again() -> None:
+        for known, pair in zip(benches, models, strict=True):
+            known.append(_bench(block, net, [row.program for row in pair]))
+
+    again()
     with tempfile.TemporaryDirectory() as folder:
-        before = [calibrated(record, Path(folder) / f'before{one}')[1] for one, record in enumerate(records)]
-        samples, shares, in_steps = _measure(block, rows, before)
+        before = [calibrated(known[0], Path(folder) / f'before{one}')[1] for one, known in enumerate(benches)]
+        samples, shares, in_steps = _measure(block, rows, before, again)
         told, found = [], []
-        for one, (pair, record) in enumerate(zip(models, records, strict=True)):
+        for one, (pair, known) in enumerate(zip(models, benches, strict=True)):
+            record = pooled(known)
             put(record['tables'], in_steps)
             calibration, hardware = calibrated(record, Path(folder) / f'after{one}')
             found.append(calibration)
@@ -137,6 +147,7 @@ def _run(block: Block) -> dict[str, Any]:
         'commit': commit(),
         'rows': told,
         'slow_down': [_slow_down(one) for one in found],
+        'benches': len(benches[0]),
         'notes': [note for one in found for note in one.record.notes],
         'load_average': round(os.getloadavg()[0], 1),
         'seconds': round(time.monotonic() - begun, 1),
@@ -168,13 +179,13 @@ def _slow_down(found: Calibration) -> dict[str, float]:
 
 
 def _measure(
-    block: Block, rows: list[Row], hardware: Sequence[Cluster]
+    block: Block, rows: list[Row], hardware: Sequence[Cluster], again: Callable[[], None]
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
     """Seconds of the steady steps of each run of each row; its parts; rows of ops in steps, for the record.
 
     In a round all ops are timed in the order of their steps, and every row runs; so drift hits both alike.
 
-    Arguments: ``hardware``, of each pair of rows.
+    Arguments: ``hardware``, of each pair of rows; ``again`` calibrates messages once more, as their time drifts, too.
     """
     drawn, order = random.Random(block.seed), [*rows]
     samples: dict[str, list[list[float]]] = {row.name: [] for row in rows}
@@ -189,6 +200,8 @@ def _measure(
         for row in rows:
             pool.perform(row.program, Request(steps=2, favour=favour))
         for turn in _rounds(samples):
+            if turn and turn % AGAIN == 0:
+                again()
             drawn.shuffle(order)
             for row in order:
                 if turn % every[row.name] == 0:
@@ -305,8 +318,9 @@ def page(blocks: Sequence[dict[str, Any]], seed: int) -> tuple[str, bool]:
         f'`make prove-real` wrote this page: seed {seed}, commit {commit()},',
         f'{sum(block["seconds"] for block in blocks) / 60:.0f} minutes on {blocks[0]["cores"]} cores,',
         f'whose load was {min(loads):.1f} to {max(loads):.1f}.',
-        'Each model is calibrated as `simpar calibrate --for` does with its two schedules: messages before,',
-        'and ops in the order of their steps, without messages, in the rounds in which steps are measured.',
+        'Each model is calibrated as `simpar calibrate --for` does with its two schedules: messages before and',
+        f'after every {AGAIN} rounds, of whose 10th percentiles the 10th counts, and ops in the order of their steps,',
+        'without messages, in the rounds in which steps are measured.',
         *(['Threads of messages come first: `--favour-communication`.'] if blocks[0].get('favour') else []),
         f'Rounds go on until every other run of each row agrees with the others within {SAME:.0%} at two looks,',
         f'{LOOK} rounds apart, or for {LONGEST_BLOCK / 60:.0f} minutes; predictions are made afterwards.',
