@@ -1,6 +1,7 @@
 """price: what a cluster makes of a program: on the grid, once for each cost key, each effect real or ideal."""
 
 import dataclasses
+import pickle
 import time
 
 import numpy as np
@@ -38,6 +39,15 @@ def on_the_grid(values):
 
 def messages(costs):
     return [one for groups in costs.communication.values() for one in groups]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_costs_can_be_sent_to_ranks_with_the_words_on_how_they_came_about(name):
+    costs = price(PROGRAM, CLUSTERS[name])
+    sent = pickle.loads(pickle.dumps(costs))
+    assert dict(sent.why) == dict(costs.why)
+    assert sent.compute.tolist() == costs.compute.tolist()
+    assert messages(sent) == messages(costs)
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -103,6 +103,10 @@ class Why(Mapping[int, str]):
     @cached_property
     def _texts(self) -> Sequence[str]:
         return self._make()
+
+    def __reduce__(self) -> tuple[type[Why], tuple[NDArray[np.int64], partial[tuple[str, ...]]]]:
+        # What makes the texts holds functions of tables, which cannot be sent to other processes.
+        return Why, (self._kind, partial(tuple, self._texts))
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):
