@@ -317,14 +317,6 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, micro_ba
     return max(total)
 
 
-def compute_of_one(sample: Sample, layers: int, share: float) -> tuple[float, float, float]:
-    """Seconds of a plan of one stage: all computation by itself, and beside messages; messages inside of layers."""
-    whole = [[*range(layers)]]
-    spans = [[stage_span(sample, whole, 0, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)]
-    alone, slowed = (sum(one.busy for one in each) for each in spans)
-    return alone * share, slowed * share, sum(one.wire for one in spans[0]) * share
-
-
 def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: int) -> float:
     """Least seconds of a step of stages on their ranks, in any order.
 

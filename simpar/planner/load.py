@@ -16,11 +16,16 @@ from simpar.planner.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a rank does in a step, in any order: seconds of computation alone and beside messages; of its link."""
+    """What a rank does in a step, in any order.
+
+    Arguments: ``alone``, ``slowed``, seconds of computation by itself, and beside messages; ``load``, of its link;
+    ``wire``, of the messages of one stream inside of layers.
+    """
 
     alone: float
     slowed: float
     load: float
+    wire: float = 0.0
 
     def least(self, more: float, speeds: Speeds) -> float:
         """Least seconds of a step. Arguments: ``more``, seconds of the link for messages of weights and gradients."""
@@ -31,11 +36,16 @@ class Sums:
 
 def sums_of(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: float) -> list[Sums]:
     """What each rank does with its stages in a step. Arguments: ``times``, how often it does what the sample does."""
-    totals = [[0.0, 0.0, 0.0] for _ in range(max(placement) + 1)]
+    totals = [[0.0] * 4 for _ in range(max(placement) + 1)]
     for stage, rank in enumerate(placement):
         alone, slowed = (
             [stage_span(sample, stages, stage, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)
         )
-        each = sum(one.busy for one in alone), sum(one.busy for one in slowed), sum(one.load for one in alone)
+        each = (
+            sum(one.busy for one in alone),
+            sum(one.busy for one in slowed),
+            sum(one.load for one in alone),
+            sum(one.wire for one in alone),
+        )
         totals[rank] = [total + one * times for total, one in zip(totals[rank], each, strict=True)]
     return [Sums(*one) for one in totals]

@@ -10,7 +10,7 @@ from math import inf
 
 from simpar.hardware import Cluster
 from simpar.plan import Plan
-from simpar.planner.bound import compute_of_one, least_alone, least_sharing
+from simpar.planner.bound import least_alone, least_sharing
 from simpar.planner.clock import Timed
 from simpar.planner.hiding import SURELY, Speeds, least_beside
 from simpar.planner.load import Sums, sums_of
@@ -44,12 +44,14 @@ class Ways:
         Arguments: ``seconds``, that a step takes in any case; ``share``, how often a step does what the sample does.
         """
         layers, placement = self._even(plan, sample)
+        # Of the ranks of a pipeline one does no less than their mean.
+        mean = sums_of(sample, [[*range(self._layers)]], (0,), share / plan.pipeline)[0]
         least, most = inf, inf
         for one in self._open:
             held = least_standing(sample, layers, placement, self._shares(plan, one))
             least = min(least, held)
             if held <= self._device and most > seconds:
-                most = min(most, self._sent(plan, one, sample, share))
+                most = min(most, self._sent(plan, one, sample, mean))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         return Judged(max(seconds, most))
@@ -96,21 +98,18 @@ class Ways:
             step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds))
         return Judged(step, None, least)
 
-    def _sent(self, plan: Plan, way: Way, sample: Sample, share: float) -> float:
-        """Least seconds of a step by what is sent, in any order. Argument: ``share``, as above."""
+    def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
+        """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""
         edge, micro_batches = sample.few.edge, plan.micro_batches
-        whole = [[*range(self._layers)]]
-        # Of the ranks of a pipeline one does no less than their mean.
-        mean = sums_of(sample, whole, (0,), share / plan.pipeline)[0]
         every = self._wires.least(
             plan, way, sample, (edge, self._layers - edge), micro_batches, again=plan.pipeline == 1
         )
         sent = self._wires.least(plan, way, sample, (0, self._share(plan, sample)), micro_batches).seconds
         if plan.pipeline == 1:
-            alone, slowed, inside = compute_of_one(sample, self._layers, share)
-            sent = least_beside(alone, slowed, 0.0, sent, sample.speeds)
+            sent = least_beside(mean.alone, mean.slowed, 0.0, sent, sample.speeds)
             # A message's latency is not stretched beside computation, so none of it is taken to be.
-            sent = max(sent, least_beside(alone, slowed, 0.0, inside, replace(sample.speeds, collective=1.0)) * SURELY)
+            speeds = replace(sample.speeds, collective=1.0)
+            sent = max(sent, least_beside(mean.alone, mean.slowed, 0.0, mean.wire, speeds) * SURELY)
         return max(sent, mean.least(every.load / plan.pipeline, sample.speeds))
 
     def _of_ranks(
