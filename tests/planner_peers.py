@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from simpar.case import cluster_of
@@ -64,10 +66,10 @@ def main() -> None:
     ours = Ours(options.devices, batch)
     print(f'GPT-3 175B on {options.devices} A100 80 GB, batch {batch}\n')
     seconds, plans, (rate, best) = theirs.search()
-    whole, each = theirs.whole()
     print(f'Calculon: {plans:,} plans of the common space in {seconds:.1f} CPU s, {plans / seconds:.0f} a second')
-    print(f'Calculon: its whole space has {whole:,} plans; {SAMPLE} drawn ones took {each * 1e3:.1f} ms each,')
-    print(f'          so the whole would take {whole * each / 3600:.1f} CPU hours (not run)')
+    whole, each, error = theirs.whole()
+    print(f'Calculon: its own search has {whole:,} plans; {SAMPLE} drawn ones took {each * 1e3:.1f} ms in the mean,')
+    print(f'          ± {error * 1e3:.1f}; so all of them take {whole * each / 3600:.1f} CPU hours (not run)')
     begun = time.process_time()
     answer = ours.planning.search(jobs=1, gap=options.gap, seconds=options.seconds)
     spent = time.process_time() - begun
@@ -81,7 +83,9 @@ def main() -> None:
     for name, point in (('Calculon', best), ('simpar', own)):
         print(f'| {name} | {told(point._asdict())} | {ours.step(point)} | {theirs.step(point)} |')
     print(
-        f'\nCPU: {spent / seconds:.2f} of Calculon in the common space, {spent / (whole * each):.5f} of its whole space'
+        f'\nCPU: {spent / seconds:.2f} of Calculon in the common space, '
+        f'{spent / (whole * each):.5f} of its own search: '
+        f'{spent / (whole * (each + 2 * error)):.5f} to {spent / (whole * (each - 2 * error)):.5f}'
     )
     assert rate
 
@@ -145,7 +149,7 @@ class Calculon:
         sys.path.insert(0, str(checkout))
         llm = importlib.import_module('calculon.llm')
         system = importlib.import_module('calculon.system')
-        self._search = importlib.import_module('calculon.llm.optimal_execution').OptimalExecution
+        self._own = importlib.import_module('calculon.llm.optimal_execution')
         self.Llm, self.devices, self.batch = llm.Llm, devices, batch
         self._app = self.Llm.Application(json.loads((checkout / 'models/gpt3-175B.json').read_text()))
         self._system = system.System(json.loads((checkout / 'systems/a100_80g.json').read_text()))
@@ -163,47 +167,75 @@ class Calculon:
         rate = self._rate(self._execution(point))
         return format_time(self.batch / rate) if rate else 'refused'
 
-    def whole(self) -> tuple[int, float]:
-        """How many plans its own search runs, and CPU seconds of one of them, by drawn ones of the common space."""
-        count = 0
+    def whole(self) -> tuple[int, float, float]:
+        """How many plans its own search has, CPU seconds of a plan in the mean, and the error of the mean, by a sample.
+
+        Each plan of the search is as likely in the sample as any other, those that it refuses among them.
+        """
+        parts = [one for degrees in self._degrees() for one in self._parts(*degrees)]
+        counts = [self._part(part, debug=True) for part in parts]
+        draw = random.Random(1)
+        seconds = []
+        for part, count in draw.choices(list(zip(parts, counts, strict=True)), weights=counts, k=SAMPLE):
+            execution = self._plan_of(part, draw.randrange(count))
+            begun = time.process_time()
+            self._rate(execution)
+            seconds.append(time.process_time() - begun)
+        return sum(counts), mean(seconds), stdev(seconds) / SAMPLE**0.5
+
+    def _degrees(self) -> Iterator[tuple[int, int, int]]:
         for tensor in self.Llm.get_all_tensor_parallelisms(self.devices, HIDDEN, HEADS):
             for pipeline in self.Llm.get_all_pipeline_parallelisms(self.devices, tensor, LAYERS):
-                data = self.Llm.get_data_parallelism(self.devices, tensor, pipeline)
-                count += self._of_degrees(tensor, pipeline, data)
-        points = random.Random(1).sample(list(self._points()), SAMPLE)
-        begun = time.process_time()
-        for point in points:
-            self._rate(self._execution(point))
-        return count, (time.process_time() - begun) / SAMPLE
+                yield tensor, pipeline, self.Llm.get_data_parallelism(self.devices, tensor, pipeline)
 
-    def _of_degrees(self, tensor: int, pipeline: int, data: int) -> int:
-        """Counted by its own search, which runs nothing with ``debug``."""
-        batch = self._search.get_batch_size(data, self.batch)
+    def _parts(self, tensor: int, pipeline: int, data: int) -> Iterator[tuple[Any, ...]]:
+        """Arguments of its own search, which it asks once for each of them."""
+        batch = self._own.OptimalExecution.get_batch_size(data, self.batch)
         if batch is None:
-            return 0
-        return sum(
-            self._search.search(
-                True, 1, False, self.devices, self.batch, 'float16', self._app, self._system, tensor, pipeline, data,
-                chunks, batch, recompute, sharded, kind, [True], False, True, True,
-            )[1]
-            for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline)
-            for recompute in ('full', 'attn_only', 'none')
-            for sharded in ((True, False) if data > 1 else (False,))
-            for kind in ('ar', 'p2p_rs_ag', 'rs_ag')
-        )  # fmt: skip
+            return
+        for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline):
+            for recompute in ('full', 'attn_only', 'none'):
+                for sharded in (True, False) if data > 1 else (False,):
+                    for kind in ('ar', 'p2p_rs_ag', 'rs_ag'):
+                        yield tensor, pipeline, data, chunks, batch, recompute, sharded, kind
+
+    def _part(self, part: tuple[Any, ...], *, debug: bool) -> int:
+        """Have it search a part; returns how many plans that has. Argument: ``debug``, it counts and runs none."""
+        own = (1, False, self.devices, self.batch, 'float16', self._app, self._system)
+        return int(self._own.OptimalExecution.search(debug, *own, *part, [True], False, True, True)[1])
+
+    def _plan_of(self, part: tuple[Any, ...], number: int) -> dict[str, Any]:
+        """One plan of a part, as its own search writes it."""
+        found: list[dict[str, Any]] = []
+        llm = self.Llm
+
+        class Told(llm):  # type: ignore[misc, valid-type]
+            """Takes down plans, and runs none."""
+
+            Execution = SimpleNamespace(from_json=dict)
+
+            def compile(self, system: Any, execution: dict[str, Any]) -> None:
+                """As its model's, which would make ready to run it."""
+                found.append(execution)
+                raise llm.Error('not run')
+
+        self._own.Llm = Told
+        try:
+            self._part(part, debug=False)
+        finally:
+            self._own.Llm = llm
+        return found[number]
 
     def _points(self) -> Iterator[Point]:
-        for tensor in self.Llm.get_all_tensor_parallelisms(self.devices, HIDDEN, HEADS):
-            for pipeline in self.Llm.get_all_pipeline_parallelisms(self.devices, tensor, LAYERS):
-                data = self.Llm.get_data_parallelism(self.devices, tensor, pipeline)
-                if self.batch % data:
-                    continue
-                for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline):
-                    for size in self.Llm.get_valid_microbatch_sizes(SEQUENCE, tensor, data, self.batch, pipeline):
-                        for recompute in RECOMPUTE:
-                            for zero in (0, 1) if data > 1 else (0,):
-                                for sliced in (False, True) if tensor > 1 else (False,):
-                                    yield Point(tensor, pipeline, data, chunks, size, recompute, zero, sliced)
+        for tensor, pipeline, data in self._degrees():
+            if self.batch % data:
+                continue
+            for chunks in self.Llm.get_valid_pipeline_interleavings(LAYERS, pipeline):
+                for size in self.Llm.get_valid_microbatch_sizes(SEQUENCE, tensor, data, self.batch, pipeline):
+                    for recompute in RECOMPUTE:
+                        for zero in (0, 1) if data > 1 else (0,):
+                            for sliced in (False, True) if tensor > 1 else (False,):
+                                yield Point(tensor, pipeline, data, chunks, size, recompute, zero, sliced)
 
     def _execution(self, point: Point) -> dict[str, Any]:
         inner = point.tensor * point.pipeline

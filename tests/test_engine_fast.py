@@ -110,6 +110,10 @@ def test_compiled_machines_run_where_loading_or_compiling_them_repays(monkeypatc
     assert [fast.repays(slots, asked=False) for slots in (fast.LOADS - 1, fast.LOADS)] == [False, True]
     monkeypatch.setattr(fast, 'is_compiled', lambda: False)
     assert [fast.repays(slots, asked=False) for slots in (fast.LOADS, fast.COMPILES)] == [False, True]
+    # A search that predicts twenty plans like this one compiles sooner.
+    with fast.many_follow(20):
+        assert [fast.repays(slots, asked=False) for slots in (fast.LOADS, fast.COMPILES // 20)] == [False, True]
+    assert not fast.repays(fast.COMPILES // 20, asked=False)
     monkeypatch.setattr(fast, 'is_installed', lambda: False)
     assert not fast.repays(10 * fast.COMPILES, asked=False)
     with pytest.raises(SimparError, match='numba, which is not installed; write: pip install numba'):

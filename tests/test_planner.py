@@ -16,7 +16,7 @@ from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.planner import load_planning
-from simpar.planner.hiding import Speeds, Work, least_beside, windows
+from simpar.planner.hiding import Speeds, Work, first_behind, last_ahead, least_beside, windows
 from simpar.planner.judge import Judge
 from simpar.planner.render import render
 from simpar.planner.search import search
@@ -290,12 +290,15 @@ def test_messages_are_hidden_at_a_price():
 def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_between_them():
     # A product of 10 s, its message of 4 s beside a second product, and a third that needs both.
     work = Work([10.0, 0.0], [12.5, 0.0], {1: 4.0}, Speeds(matrix=0.8, memory=0.5, collective=0.5), {})
-    before = [[], [0], [0], [1, 2]]
-    found = windows(before, [0, 1, 0, 0], [True, False, True, True], [0, 1, 0, 0], work)
+    before, computes = [[], [0], [0], [1, 2]], [True, False, True, True]
+    ahead, behind = last_ahead(before, computes), first_behind(before, computes)
+    found = windows(ahead, behind, [0, 1, 0, 0], computes, [0, 1, 0, 0], work)
     # At half its speed it takes 8 s, in which products do 0.8 of their work.
     assert found == {3: [(0, pytest.approx(20 + 0.2 * 8))]}
     # A message that nobody waits for may be sent whenever.
-    assert windows([[], [0], [0]], [0, 1, 0], [True, False, True], [0, 1, 0], work) == {}
+    before, computes = before[:3], computes[:3]
+    ahead, behind = last_ahead(before, computes), first_behind(before, computes)
+    assert windows(ahead, behind, [0, 1, 0], computes, [0, 1, 0], work) == {}
 
 
 def test_copies_of_a_last_stage_may_hold_half_of_a_micro_batch_each():

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from simpar.case import cluster_of
+from simpar.pipeline.arrays import KINDS
 from simpar.pipeline.orders import named_order
 from simpar.planner.clock import timed
 from simpar.planner.judge import Judge
-from simpar.planner.moments import KINDS, moments_of
+from simpar.planner.moments import moments_of
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
@@ -57,7 +58,9 @@ def test_what_a_rank_holds_at_each_action_is_what_a_plain_walk_counts(order):
 def _walked(clock, rank):
     """Each action's kind, stage and whether it is joined; of each stage what is live, later, and there."""
     mine = [stage for stage, holder in enumerate(clock.placement) if holder == rank]
-    row = clock.rows[rank]
+    own = clock.rows[rank]
+    names = [KINDS[kind] + '+' * joined for kind, joined in zip(own.kind.tolist(), own.joined.tolist(), strict=True)]
+    row = list(zip(names, own.stage.tolist(), strict=True))
     for place, (kind, own) in enumerate(row):
         done = [[one[0] for one, stage in row[:place] if stage == each] for each in mine]
         left = [[one[0] for one, stage in row[place:] if stage == each] for each in mine]

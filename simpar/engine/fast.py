@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
@@ -20,6 +22,8 @@ loading takes an eighth of a second, which all simulations of a prediction share
 
 _walked: Final = [0]
 """Slots that plain Python has simulated in this process."""
+_follow: Final = [1]
+"""How many simulations stand behind one, as far as the caller has told."""
 
 
 @cache
@@ -49,8 +53,18 @@ def repays(slots: int, *, asked: bool) -> bool:
     # A prediction simulates several times, so its first one stands for five. Whoever has walked for as long as loading
     # takes, as a sweep has, is likely to go on.
     _walked[0] += slots
-    likely = max(slots, _walked[0] / 5)
+    likely = max(slots * _follow[0], _walked[0] / 5)
     return is_installed() and likely >= LOADS and (likely >= COMPILES or is_compiled())
+
+
+@contextmanager
+def many_follow(simulations: int) -> Iterator[None]:
+    """Let each simulation stand for so many like it, so that compiling repays for smaller ones."""
+    before, _follow[0] = _follow[0], simulations
+    try:
+        yield
+    finally:
+        _follow[0] = before
 
 
 def make_ready(slots: int) -> None:

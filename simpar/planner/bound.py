@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -57,14 +56,14 @@ def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
 
 def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
     """The same up to the stage's last layer, and from there on; stages of as many layers of each kind share it."""
-    key = (kind, slowed, *_alike(sample, stages, stage))
+    key = (kind, slowed, *alike(sample, stages, stage))
     if key not in sample.known:
         sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
     found: tuple[Span, Span] = sample.known[key]
     return found
 
 
-def _alike(sample: Sample, stages: list[list[int]], stage: int) -> tuple[bool, bool, int, int]:
+def alike(sample: Sample, stages: list[list[int]], stage: int) -> tuple[bool, bool, int, int]:
     """What is the same of stages that do the same."""
     layers = stages[stage]
     return stage == 0, stage == len(stages) - 1, len(layers), bisect_left(layers, sample.few.edge)
@@ -255,7 +254,7 @@ def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, ch
         total = total + stage_span(sample, [list(range(layers))], 0, kind, slowed=False)
         slowed = slowed + stage_span(sample, [list(range(layers))], 0, kind, slowed=True)
     # A message's latency is not stretched beside computation, so none of it is taken to be.
-    hidden = least_hidden(total.busy, slowed.busy, total.wire, replace(speeds, collective=1.0))
+    hidden = least_hidden(total.busy, slowed.busy, total.wire, speeds.unstretched)
     return (total.chain if chains else hidden) / shares
 
 
@@ -317,18 +316,6 @@ def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, micro_ba
     return max(total)
 
 
-def least_of_ranks(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: int) -> float:
-    """Least seconds of a step of stages on their ranks, in any order.
-
-    Arguments: ``sample``, of a micro-batch; ``times``, how many of them a step has.
-    """
-    least = _Least(sample, stages)
-    total = dict.fromkeys(placement, 0.0)
-    for stage, rank in enumerate(placement):
-        total[rank] += sum(least(kind, stage, False).busy for kind in ('F', 'B')) * times
-    return max(total.values())
-
-
 WHOLE: Final = ('F', 'B')
 """Kinds of actions that are no part of something else."""
 
@@ -354,7 +341,7 @@ class _Least:
 
     def __init__(self, sample: Sample, stages: list[list[int]]) -> None:
         self._sample, self._stages = sample, stages
-        self._alike = [_alike(sample, stages, stage) for stage in range(len(stages))]
+        self._alike = [alike(sample, stages, stage) for stage in range(len(stages))]
 
     def __call__(self, kind: str, stage: int, slowed: bool) -> Doing:
         key = ('doing', kind, slowed, self._alike[stage])
@@ -374,6 +361,6 @@ class _Least:
             return Doing(busy, 0.0, 0.0, ready)
         beside = stage_span(self._sample, self._stages, stage, whole, slowed=True)
         # A message's latency is not stretched beside computation, so none of it is taken to be.
-        speeds = Speeds(1.0, 1.0, 1.0) if slowed else replace(self._sample.speeds, collective=1.0)
+        speeds = Speeds(1.0, 1.0, 1.0) if slowed else self._sample.speeds.unstretched
         sent = SURELY * least_hidden(one.busy, beside.busy, one.inside, speeds)
         return Doing(busy, one.chain, sent, ready)

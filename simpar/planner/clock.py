@@ -7,15 +7,15 @@ the period is no longer than the step that the engine finds.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.pipeline.action import Action
-from simpar.pipeline.needs import gives, needs
+from simpar.pipeline.arrays import KINDS, NONE, Arrays, arrays_of
 from simpar.pipeline.order import Order
 from simpar.program.csr import Csr
 
@@ -27,6 +27,7 @@ STEPS: Final = 3
 Parts = tuple[tuple[str, int], ...]
 """Kind and stage of each part of a task; ``F+`` and ``B+``: a forward and its backward right behind it, done as one."""
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Work = tuple[Parts, bool]
 """What a task does, and whether it is slowed: a message is surely awaited on its rank while it computes."""
 
@@ -43,6 +44,18 @@ class Lasts(NamedTuple):
     given: float
 
 
+class Row(NamedTuple):
+    """What a rank does, a forward and a backward of an overlap as two.
+
+    Arguments: shape [actions]: ``kind``, as it stands in ``KINDS``; ``stage``; ``joined``, whether a forward and its
+    backward right behind it are done as one.
+    """
+
+    kind: Ints
+    stage: Ints
+    joined: Bools
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
     """An order that is ready to be timed.
@@ -52,7 +65,7 @@ class Timed:
         works: all that tasks do; work, which of them each task does, each task behind those that it waits for.
         rank: of each task.
         before: for each task those of other ranks that it waits for.
-        rows: of each rank, kind and stage of all that it does.
+        rows: of each rank, what it does.
         known: what was worked out of it, by rank.
     """
 
@@ -62,7 +75,7 @@ class Timed:
     work: Ints
     rank: Ints
     before: Csr
-    rows: tuple[tuple[tuple[str, int], ...], ...]
+    rows: tuple[Row, ...]
     known: dict[int, Any] = field(default_factory=dict)
 
     def period(self, seconds: Mapping[Work, Lasts]) -> float:
@@ -99,83 +112,78 @@ def timed(order: Order, *, awaited: bool) -> Timed:
 
     Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation.
     """
-    rows = [[action for action in row if _computes(action)] for row in order.actions]
-    ranks, waits = _in_turn(rows, order)
-    rank = np.array(ranks, dtype=np.int64)
-    before = Csr.counted(
-        np.array([len(one) for one in waits]), np.array([one for some in waits for one in some], dtype=np.int64)
-    )
+    found = arrays_of(order)
+    turn, before = _in_turn(found)
+    ranks = found.rank
+    rank = ranks[turn]
     until = np.zeros(order.ranks, dtype=np.int64)
     if awaited:
         clock = np.zeros((len(rank), order.ranks), dtype=np.int64)
         own = np.zeros((order.ranks, order.ranks), dtype=np.int64)
         _walks().slowed_until(rank, before.start, before.item, clock, own, until)
-    works: dict[Work, int] = {}
-    place = [0] * order.ranks
-    last = order.stages - 1
-    parts = [[_parts(row, place, last) for place in range(len(row))] for row in rows]
-    work = []
-    for one in ranks:
-        # The last of them may have handed on its result, and still compute.
-        slowed = place[one] < int(until[one]) - 1
-        work.append(works.setdefault((parts[one][place[one]], slowed), len(works)))
-        place[one] += 1
-    # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
-    kinds = tuple(tuple(part for one in row for part in sorted(one)) for row in parts)
-    placement = tuple(order.placement)
-    return Timed(order.ranks, placement, tuple(works), np.array(work, dtype=np.int64), rank, before, kinds)
+    joined = _joined(found, ranks)
+    # The last of them may have handed on its result, and still compute.
+    slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
+    works, work = _works(found, joined, slowed)
+    rows = tuple(_row(found, joined, first, end) for first, end in pairwise(found.begin.tolist()))
+    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows)
 
 
-def _parts(row: Sequence[Action], place: int, last: int) -> Parts:
-    """What a task does; ``F+`` and ``B+``, a forward and the backward right behind it, are done as one."""
-    action = row[place]
-    if action.sub_actions:
-        return tuple((part.kind, part.stage) for part in action.parts)
-    before, behind = row[place - 1 : place] if place else (), row[place + 1 : place + 2]
-    # Behind any other stage's forward its backward waits for other ranks.
-    joined = action.stage == last and (
-        (action.kind == 'F' and any(_goes_back(action, one) for one in behind))
-        or (action.kind in 'BI' and any(_goes_back(one, action) for one in before))
-    )
-    return ((f'{action.kind}+' if joined else action.kind, action.stage),)
-
-
-def _goes_back(forward: Action, action: Action) -> bool:
-    same = (forward.stage, forward.micro_batch) == (action.stage, action.micro_batch)
-    return same and forward.kind == 'F' and action.kind in ('B', 'I')
-
-
-def _computes(action: Action) -> bool:
-    return bool(action.sub_actions) or action.kind in ('F', 'I', 'W', 'B')
-
-
-def _in_turn(rows: Sequence[Sequence[Action]], order: Order) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The rank of each action, each behind what it needs, and those of other ranks that it waits for.
+def _in_turn(found: Arrays) -> tuple[Ints, Csr]:
+    """Computations, each behind what it needs; and of each in turn those of other ranks that it waits for.
 
     What a rank has done itself it has done in order; only what comes from others is waited for.
     """
-    giver: dict[object, int] = {}
-    place, ranks = [0] * len(rows), list[int]()
-    waits: list[tuple[int, ...]] = []
-    waiting: dict[object, list[int]] = {}
-    ready = list(range(len(rows)))
-    while ready:
-        rank = ready.pop()
-        row = rows[rank]
-        while place[rank] < len(row):
-            action = row[place[rank]]
-            wanted = needs(action, order)
-            lack = next((need for need in wanted if need not in giver), None)
-            if lack is not None:
-                waiting.setdefault(lack, []).append(rank)
-                break
-            waits.append(tuple(one for one in [giver[need] for need in wanted] if ranks[one] != rank))
-            for result in gives(action):
-                giver[result] = len(ranks)
-                ready += waiting.pop(result, ())
-            ranks.append(rank)
-            place[rank] += 1
-    return ranks, waits
+    needs, gives, ranks = found.needs(), found.gives(), len(found.begin) - 1
+    turn, giver = np.zeros(len(gives), dtype=np.int64), np.full(found.results, NONE, dtype=np.int64)
+    start, item = np.zeros(len(gives) + 1, dtype=np.int32), np.zeros(needs.size, dtype=np.int32)
+    place, ready, follow = found.begin[:-1].copy(), np.arange(ranks), np.full(ranks, NONE, dtype=np.int64)
+    waiting = np.full(found.results, NONE, dtype=np.int64)
+    walk = _walks().in_turn
+    count = walk(found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place)
+    return turn[:count], Csr(start[: count + 1], item[: start[count]].copy())
+
+
+def _joined(found: Arrays, rank: Ints) -> Bools:
+    """Which are a last stage's forward with its backward right behind it, or that backward: they are done as one.
+
+    Behind any other stage's forward its backward waits for other ranks.
+    """
+    kind, stage, micro_batch = found.kind[0], found.stage[0], found.micro_batch[0]
+    alone = (found.kind[1] == NONE) & (stage == found.stages - 1)
+    back = (kind == KINDS.index('B')) | (kind == KINDS.index('I'))
+    same = (micro_batch[:-1] == micro_batch[1:]) & (rank[:-1] == rank[1:])
+    both = alone[:-1] & alone[1:] & same & (kind[:-1] == KINDS.index('F')) & back[1:]
+    joined: Bools = np.zeros(len(kind), dtype=np.bool_)
+    joined[:-1] |= both
+    joined[1:] |= both
+    return joined
+
+
+def _works(found: Arrays, joined: Bools, slowed: Bools) -> tuple[tuple[Work, ...], Ints]:
+    """All that there is to do, each once, and which of it each computation is."""
+    kinds, many = len(KINDS), found.stages + 1
+    first = (found.kind[0] * 2 + joined) * many + found.stage[0]
+    second = (found.kind[1] + 1) * many + found.stage[1] + 1
+    code = (first * (kinds + 1) * many + second) * 2 + slowed
+    _, where, work = np.unique(code, return_index=True, return_inverse=True)
+    kind, stage = found.kind[:, where].T.tolist(), found.stage[:, where].T.tolist()
+    works = []
+    for place, own, on in zip(where.tolist(), kind, stage, strict=True):
+        parts = [(KINDS[one], at) for one, at in zip(own, on, strict=True) if one != NONE]
+        if joined[place]:
+            parts = [(f'{parts[0][0]}+', parts[0][1])]
+        works.append((tuple(parts), bool(slowed[place])))
+    return tuple(works), work.reshape(-1)
+
+
+def _row(found: Arrays, joined: Bools, first: int, end: int) -> Row:
+    """What a rank does; arguments: its first computation, and the next rank's."""
+    # Of what overlaps the backward first: it may have given back its activations before the forward makes its own.
+    kind, stage = (each[::-1, first:end].T.reshape(-1) for each in (found.kind, found.stage))
+    both = np.repeat(joined[first:end], 2)
+    there = kind != NONE
+    return Row(kind[there], stage[there], both[there])
 
 
 class _Plain:
@@ -194,6 +202,45 @@ class _Plain:
                 done[task] = max([begin + gave, *[one + given for one in come]])
             before, latest = latest, max(now)
         return latest - before
+
+    @staticmethod
+    def in_turn(
+        begin: Ints,
+        needs: Ints,
+        gives: Ints,
+        rank: Ints,
+        turn: Ints,
+        start: Ints,
+        item: Ints,
+        giver: Ints,
+        waiting: Ints,
+        follow: Ints,
+        ready: Ints,
+        place: Ints,
+    ) -> int:
+        """Write computations in an order that can be done, and what each waits for; returns how many can."""
+        ends, given, ranks = begin[1:].tolist(), dict[int, int](), rank.tolist()
+        wanted = [[one for one in some if one >= 0] for some in needs.tolist()]
+        makes = [[one for one in some if one >= 0] for some in gives.tolist()]
+        where, idle, lacks = place.tolist(), ready.tolist(), dict[int, list[int]]()
+        done, waits, bounds = list[int](), list[int](), [0]
+        while idle:
+            own = idle.pop()
+            while where[own] < ends[own]:
+                task = where[own]
+                lack = next((need for need in wanted[task] if need not in given), None)
+                if lack is not None:
+                    lacks.setdefault(lack, []).append(own)
+                    break
+                waits += [one for one in [given[need] for need in wanted[task]] if ranks[done[one]] != own]
+                bounds.append(len(waits))
+                for result in makes[task]:
+                    given[result] = len(done)
+                    idle += lacks.pop(result, ())
+                done.append(task)
+                where[own] += 1
+        turn[: len(done)], start[: len(bounds)], item[: len(waits)] = done, bounds, waits
+        return len(done)
 
     @staticmethod
     def slowed_until(rank: Ints, start: Ints, item: Ints, clock: Ints, own: Ints, until: Ints) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.memory.lifetimes import Lifetimes, lifetimes
 from simpar.memory.parts import NONE
-from simpar.planner.pieces import MIDDLE, PARTS, layer_of
+from simpar.planner.ops import MIDDLE, PARTS, layer_of
 from simpar.program import Program, Role
 
 STANDING: Final = ('parameter', 'state', 'gradient', 'gathered')

@@ -18,6 +18,11 @@ class Speeds:
     memory: float
     collective: float
 
+    @property
+    def unstretched(self) -> Speeds:
+        """The same with messages that nothing slows."""
+        return Speeds(self.matrix, self.memory, 1.0)
+
 
 def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds) -> float:
     """Least seconds of a step of one rank that computes and sends at once.
@@ -80,7 +85,8 @@ class Work:
 
 
 def windows(
-    before: Sequence[Sequence[int]],
+    ahead: Sequence[int],
+    behind: Sequence[int],
     ops: Sequence[int],
     computes: Sequence[bool],
     streams: Sequence[int],
@@ -89,18 +95,16 @@ def windows(
     """Least seconds from the start of one compute op to that of a later one, by the later: (earlier, seconds).
 
     A message that needs one and is needed by the other is surely sent between them, beside what is computed there or
-    while nothing is. All arguments are by place, in issue order: ``before``, what each waits for; ``ops``, op classes;
-    ``computes``, which of them compute; ``streams``, which stream each is on.
+    while nothing is. All arguments are by place, in issue order: ``ahead`` as of ``last_ahead``, ``behind`` as of
+    ``first_behind``; ``ops``, op classes; ``computes``, which of them compute; ``streams``, which stream each is on.
     """
-    after = first_behind(before, computes)
-    own = last_ahead(before, computes)
     sums = _Sums(ops, computes, work)
     found: dict[int, list[tuple[int, float]]] = {}
     for stream in set(streams):
         sent = [
-            (own[place], after[place], work.wire[op])
+            (ahead[place], behind[place], work.wire[op])
             for place, op in enumerate(ops)
-            if streams[place] == stream and op in work.wire and own[place] >= 0 and after[place] < len(ops)
+            if streams[place] == stream and op in work.wire and ahead[place] >= 0 and behind[place] < len(ops)
         ]
         for first in sorted({begin for begin, _, _ in sent}):
             wire = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 from simpar.clocks import at_full_clocks
@@ -13,21 +14,26 @@ from simpar.hardware import Cluster
 from simpar.lower.lower import order_of
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
-from simpar.planner.bound import least_busy, least_mean, least_of_ranks, least_seconds, least_slowed
+from simpar.planner.bound import least_busy, least_mean, least_seconds, least_slowed
 from simpar.planner.clock import Timed, timed
 from simpar.planner.layers import layers_of_stages
+from simpar.planner.load import sums_of
 from simpar.planner.rules import ORDER, Judged, Refusal
 from simpar.planner.sample import Sample
 from simpar.planner.samples import Samples
 from simpar.planner.space import Space
 from simpar.planner.ways import Ways
 
+Asked = tuple[tuple[int, ...], int] | tuple[tuple[int, ...], int, float]
+"""What a judge is asked: a node, and how often it was judged before; of a guess, a limit, too."""
 AHEAD: Final = 1.5
 """Seconds of computation for each second that a host issues, from which on it is surely ahead of its device."""
 ROUNDS: Final = 2
 """Micro-batches for each pipeline rank up to which an order is walked for all that may be sliced."""
 SPARE: Final = 0.97
 """Share of a device's memory that a plan may surely hold for a guess that it fits."""
+GUESS: Final = -1
+"""Judge one plan in full; in place of how often a node was judged before."""
 LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 'shard_group')
 """Behind these keys a node is judged anew."""
 
@@ -41,7 +47,7 @@ class Judge:
         self._cluster = at_full_clocks(cluster)
         self._ways = Ways(space, self._cluster, self._layers)
         self._device = cluster.profile.device.memory.size.value
-        self._samples = Samples(space, self._cluster)
+        self.samples = Samples(space, self._cluster)
         self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
@@ -49,12 +55,17 @@ class Judge:
 
     def judges(self, depth: int) -> int:
         """How often nodes of a depth are judged, ever closer."""
-        if not self._samples or depth not in self._depths:
+        if not self.samples or depth not in self._depths:
             return 0
         return 3 if self._depths[depth] == 'chunks' else 1
 
-    def __call__(self, path: Sequence[int], turn: int = 0) -> Judged:
-        """Judge a node at one of the depths; ``turn``, how often it was judged before."""
+    def __call__(self, path: Sequence[int], turn: int = 0, limit: float = inf) -> Judged:
+        """Judge a node at one of the depths.
+
+        Arguments: ``turn``, how often it was judged before, or ``GUESS``: see ``estimate``.
+        """
+        if turn == GUESS:
+            return Judged(self.estimate(path, limit))
         plan = self._plan(tuple(path))
         level = self._depths[len(path)]
         try:
@@ -90,7 +101,7 @@ class Judge:
 
     def _wide(self, plan: Plan) -> Judged:
         """Any number of micro-batches, in any order."""
-        sample = self._samples.widest(plan)
+        sample = self.samples.widest(plan)
         if sample is None:
             return Judged()
         mean = least_mean(sample, self._layers, plan.pipeline * plan.data, sample.speeds, chains=self._only)
@@ -107,8 +118,8 @@ class Judge:
 
     def _slice(self, plan: Plan) -> Sample | None:
         """A sample of one micro-batch, without what is still open."""
-        return self._samples.sample(
-            self._samples.base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
+        return self.samples.sample(
+            self.samples.base(plan), self._space.base.workload.batch // (plan.data * plan.micro_batches), split=False
         )
 
     def _placed(self, plan: Plan) -> Judged:
@@ -121,7 +132,7 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(least_of_ranks(sample, layers, placement, plan.micro_batches))
+        return Judged(max(one.alone for one in sums_of(sample, layers, placement, plan.micro_batches)))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""
@@ -151,7 +162,7 @@ class Judge:
         if plan.order in AUTOMATIC:
             return Judged()
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
-        sample = self._samples.sample(self._samples.plain(plan), size, split=False)
+        sample = self.samples.sample(self.samples.plain(plan), size, split=False)
         if sample is None:
             return Judged()
         clock, _, stages = self._order(plan, sample)
@@ -170,7 +181,7 @@ class Judge:
         if plan.order in AUTOMATIC:
             return Judged()
         size = self._space.base.workload.batch // (plan.data * plan.micro_batches)
-        sample = self._samples.sample(plan, size, split=self._splits(plan))
+        sample = self.samples.sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
         clock, _, stages = self._order(plan, sample)

@@ -7,9 +7,9 @@ sum up to 1 at most. So a step is no shorter than all transfers, each times its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from simpar.planner.bound import stage_span
+from simpar.planner.bound import alike, stage_span
 from simpar.planner.hiding import SURELY, Speeds, least_hidden
 from simpar.planner.sample import Sample
 
@@ -30,22 +30,30 @@ class Sums:
     def least(self, more: float, speeds: Speeds) -> float:
         """Least seconds of a step. Arguments: ``more``, seconds of the link for messages of weights and gradients."""
         # Two messages that are slowed beside computation may fill their link together.
-        beside = replace(speeds, collective=1.0)
-        return least_hidden(self.alone, self.slowed, self.load + more, beside) * SURELY
+        return least_hidden(self.alone, self.slowed, self.load + more, speeds.unstretched) * SURELY
 
 
 def sums_of(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: float) -> list[Sums]:
     """What each rank does with its stages in a step. Arguments: ``times``, how often it does what the sample does."""
     totals = [[0.0] * 4 for _ in range(max(placement) + 1)]
     for stage, rank in enumerate(placement):
+        each = _of_stage(sample, stages, stage)
+        totals[rank] = [total + one * times for total, one in zip(totals[rank], each, strict=True)]
+    return [Sums(*one) for one in totals]
+
+
+def _of_stage(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, float, float, float]:
+    """The same of one stage and micro-batch; stages of as many layers of each kind share it."""
+    key = ('sums', *alike(sample, stages, stage))
+    found: tuple[float, float, float, float] | None = sample.known.get(key)
+    if found is None:
         alone, slowed = (
             [stage_span(sample, stages, stage, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)
         )
-        each = (
+        found = sample.known[key] = (
             sum(one.busy for one in alone),
             sum(one.busy for one in slowed),
             sum(one.load for one in alone),
             sum(one.wire for one in alone),
         )
-        totals[rank] = [total + one * times for total, one in zip(totals[rank], each, strict=True)]
-    return [Sums(*one) for one in totals]
+    return found

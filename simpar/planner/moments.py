@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.pipeline.arrays import KINDS
 from simpar.planner.clock import Timed
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-KINDS: Final = ('F', 'B', 'I', 'W')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +50,8 @@ def moments_of(timed: Timed, rank: int) -> Moments:
 def _moments(timed: Timed, rank: int) -> Moments:
     row = timed.rows[rank]
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
-    kind = np.array([KINDS.index(one[0]) for one, _ in row], dtype=np.int64)
-    own = np.array([mine.index(stage) for _, stage in row], dtype=np.int64)
-    joined = np.array([one.endswith('+') for one, _ in row], dtype=np.int64)
-    columns = [kind, own, joined]
+    kind, own = row.kind, np.searchsorted(mine, row.stage)
+    columns = [kind, own, row.joined.astype(np.int64)]
     for stage in range(len(mine)):
         columns += _of_stage(*((own == stage) & (kind == number) for number in range(len(KINDS))))
     found = np.unique(np.stack(columns), axis=1)

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Final
 
 from simpar.case import cluster_of
 from simpar.document import Source, one_screen, read
+from simpar.engine.fast import many_follow
 from simpar.errors import Problem, ScheduleError
 from simpar.planner.answer import Answer, answer_of
 from simpar.planner.judge import Judge
@@ -28,6 +29,8 @@ from simpar.sweep.processes import cores
 from simpar.sweep.run import Note, Way, predict_all, rare_collections
 
 Tell = Callable[[Answer], None]
+PREDICTED: Final = 20
+"""Plans that a search predicts, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,11 @@ class Planning:
 
         until = time.monotonic() + seconds
         judge = Judge(self.space, cluster_of(self.schedule))
-        with rare_collections(), workers(self.space, judge, cores() if jobs is None else jobs) as those:
+        with (
+            rare_collections(),
+            many_follow(PREDICTED),
+            workers(self.space, judge, cores() if jobs is None else jobs) as those,
+        ):
             found = search(
                 self.space,
                 judge,

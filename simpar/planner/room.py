@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.pipeline.arrays import KINDS
 from simpar.planner.clock import Timed
 from simpar.planner.held import STANDING, Standing
-from simpar.planner.moments import KINDS, Moments, moments_of
+from simpar.planner.moments import Moments, moments_of
 from simpar.planner.sample import Sample
 
 

@@ -18,8 +18,9 @@ from simpar.plan import Plan
 from simpar.planner.held import Held, held_by, waits_of
 from simpar.planner.hiding import Speeds, Work
 from simpar.planner.layers import Few
+from simpar.planner.ops import MIDDLE, Ops, layer_of, mark_of
 from simpar.planner.outermost import loads_of, outermost
-from simpar.planner.pieces import MIDDLE, Block, Floats, block_of, layer_of, mark_of
+from simpar.planner.pieces import Block, Floats, block_of
 from simpar.program import OpClass, Program, Role
 
 MICRO_BATCHES: Final = 3
@@ -196,17 +197,17 @@ def _blocks(
     blocks: dict[tuple[int, str, bool], Block] = {}
     stages = list(_stages(few, plan, program))
     for kind in kinds:
-        turned = [(role, layers if kind == 'F' else layers[::-1]) for role, layers in stages]
+        actions = [Ops(program, role, kind, layers if kind == 'F' else layers[::-1]) for role, layers in stages]
         first = 0
-        mark = mark_of(program, turned, kind, alike=not few.edge)
+        mark = mark_of(actions, alike=not few.edge)
         if mark is None and few.edge:
             # The first layers are unlike the others; among these copies may go together all the same.
-            first, mark = 1, mark_of(program, turned[1:], kind, alike=True)
+            first, mark = 1, mark_of(actions[1:], alike=True)
         if mark is None:
             continue
-        for stage, (role, layers) in list(enumerate(turned))[first:]:
+        for stage, ops in list(enumerate(actions))[first:]:
             for slow, seconds, work in both:
-                block = block_of(program, role, kind, seconds, layers, wire, work, mark)
+                block = block_of(ops, seconds, wire, work, mark)
                 if block is not None:
                     blocks[stage, kind, slow] = block
     return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,14 +21,24 @@ _KNOWN: Final = frozenset(
 """Keys that a sample is told by, or does not depend on."""
 
 
+Made = tuple[tuple[Any, ...], Sample | None]
+"""A sample, and by what it is known."""
+
+
 class Samples:
-    """Finds or makes the samples of plans of one space."""
+    """Finds or makes the samples of plans of one space; ``made``, those that others were not given yet."""
 
     def __init__(self, space: Space, cluster: Cluster) -> None:
         self._space = space
         self._cluster = cluster
         self._few = few_of(space.base.workload)
         self._known: dict[tuple[Any, ...], Sample | None] = {}
+        self.made: list[Made] = []
+
+    def take(self, made: Iterable[Made]) -> None:
+        """Take samples that others have made."""
+        for key, sample in made:
+            self._known.setdefault(key, sample)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -60,17 +71,20 @@ class Samples:
             each, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
         )  # fmt: skip
         if key not in self._known:
-            self._known[key] = sample_of(
+            sample = sample_of(
                 self._few,
                 plan,
                 self._cluster,
                 each,
                 split=split,
-                known=lambda other, parted: self._made(other, each * other.copies, split=parted),
+                known=lambda other, parted: self._other(other, each * other.copies, split=parted),
             )
+            self._known[key] = sample
+            # What is worked out of it would be more to send than to work out.
+            self.made.append((key, replace(sample, known={})))
         return self._known[key]
 
-    def _made(self, plan: Plan, size: int, *, split: bool) -> Sample:
+    def _other(self, plan: Plan, size: int, *, split: bool) -> Sample:
         if (sample := self.sample(plan, size, split=split)) is None:
             raise ValueError('no model of few layers')
         return sample

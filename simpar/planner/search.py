@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from simpar.planner.judge import Judge
+from simpar.planner.judge import Asked, Judge
 from simpar.planner.rules import TIME, Judged, Refusal, refused
 from simpar.planner.space import Space
 from simpar.planner.start import Starts
@@ -27,10 +27,12 @@ BATCH: Final = 256
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
-Ask = Callable[[Sequence[tuple[Path, int]]], Sequence[Judged]]
-"""Judges nodes; the number says how often each was judged before."""
+Ask = Callable[[Sequence[Asked]], Sequence[Judged]]
+"""Judges nodes."""
 PATIENCE: Final = 4096
 """Nodes without a leaf among them, after which plans near the best are predicted: bounds alone find no better one."""
+PAIR: Final = 2
+"""How many of these are predicted at once, however many workers there are."""
 AROUND: Final = 8
 """How many of them that are no better, one after the other, end this."""
 OFTEN: Final = 256
@@ -105,17 +107,18 @@ def search(
     Ends early, with what is known, on KeyboardInterrupt.
     """
     found = Found(open=space.count)
-    ask = ask or (lambda asked: [judge(path, turn) for path, turn in asked])
+    ask = ask or (lambda asked: [judge(*one) for one in asked])
     heap: list[Node] = [(0.0, 0, (), 0)]
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
-        maker = Starts(space, judge)
+        maker = Starts(space, ask)
         starts = maker.found(until)
-        _begin(islice(starts, 1), found, evaluate, until, tell)
+        _begin([*islice(starts, 1)], found, evaluate, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
         found.widened = True
-        _begin(starts, found, evaluate, until, tell)
+        if time.monotonic() < until:
+            _begin([*starts], found, evaluate, tell)
         patience = found.nodes + PATIENCE
         while True:
             if _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask, patience):
@@ -148,20 +151,16 @@ def search(
     return found
 
 
-def _begin(
-    starts: Iterator[tuple[float, Path]], found: Found, evaluate: Evaluate, until: float, tell: Tell | None
-) -> None:
+def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluate, tell: Tell | None) -> None:
     """Predict some plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
-    for bound, path in starts:
-        for one, outcome in evaluate([path]):
-            found.outcomes[one] = outcome
-            found.bounds[one] = bound
-            found.early.add(one)
-            found.open -= 1
-            if tell:
-                tell(found)
-        if time.monotonic() >= until:
-            return
+    bounds = {path: bound for bound, path in starts}
+    for path, outcome in evaluate([*bounds]):
+        found.outcomes[path] = outcome
+        found.bounds[path] = bounds[path]
+        found.early.add(path)
+        found.open -= 1
+        if tell:
+            tell(found)
 
 
 def _look_around(
@@ -170,19 +169,15 @@ def _look_around(
     """Predict plans near the best as long as better ones are found; ``asked`` are predicted anyway."""
     seen, best, worse = {*asked, *found.outcomes}, found.best, 0
     while best is not None:
-        for bound, path in starts.near(best[1], best[0]):
-            if path in seen:
-                continue
-            if worse == AROUND or time.monotonic() >= until:
+        near = iter([one for one in starts.near(best[1], best[0]) if one[1] not in seen])
+        while found.best == best:
+            some = [*islice(near, PAIR)]
+            if not some or worse >= AROUND or time.monotonic() >= until:
                 return
-            seen.add(path)
-            _begin(iter([(bound, path)]), found, evaluate, until, tell)
-            worse += 1
-            if found.best != best:
-                best, worse = found.best, 0
-                break
-        else:
-            return
+            seen.update(path for _, path in some)
+            _begin(some, found, evaluate, tell)
+            worse += len(some)
+        best, worse = found.best, 0
 
 
 def _widen(

@@ -6,12 +6,12 @@ A good plan that is known early cuts off most others. Nothing is proven here: th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, product
 from typing import Final
 
-from simpar.planner.judge import Judge
-from simpar.planner.rules import refused
+from simpar.planner.judge import GUESS, Asked
+from simpar.planner.rules import Judged, refused
 from simpar.planner.space import DEGREES, Space
 
 Path = tuple[int, ...]
@@ -21,11 +21,13 @@ CLIMBS: Final = 2
 """Of them, how many are changed as long as that helps."""
 ASKED: Final = 320
 """Plans that are guessed at, at most."""
+TOGETHER: Final = 8
+"""Plans that are guessed at at once, however many workers there are."""
 FOUND: Final = 4
 """Plans that are handed on."""
 ALIKE: Final = ('fusion', 'shard_group')
 """Plans that differ in these alone are alike."""
-TOGETHER: Final = (
+PAIRS: Final = (
     ('tensor', 'context'),
     ('tensor', 'pipeline'),
     ('pipeline', 'micro_batches'),
@@ -48,8 +50,8 @@ PRESETS: Final[tuple[dict[str, tuple[object, ...]], ...]] = (
 class Starts:
     """Looks for good plans of one space; remembers what it asked."""
 
-    def __init__(self, space: Space, judge: Judge) -> None:
-        self._space, self._judge = space, judge
+    def __init__(self, space: Space, ask: Callable[[Sequence[Asked]], Sequence[Judged]]) -> None:
+        self._space, self._ask = space, ask
         self._known: dict[Path, float] = {}
         self._until = float('inf')
 
@@ -57,8 +59,9 @@ class Starts:
         """Least seconds and places of some plans, the best guess first. Argument: ``until``, as of a search."""
         self._until = until
         seeds: list[tuple[float, Path]] = []
-        for path in self._seeds():
-            seeds.append((self._seconds(path), path))
+        paths = self._seeds()
+        while some := list(islice(paths, TOGETHER)):
+            seeds += zip(self._seconds(some), some, strict=True)
             if time.monotonic() >= until and min(seeds)[0] < float('inf'):
                 break
         seeds.sort()
@@ -80,7 +83,9 @@ class Starts:
         Those that differ only in what hardly changes a step are left out.
         """
         changed = chain(self._near(path, pairs=False), self._near(path, pairs=True, among=CLOSE))
-        found = {one: self._seconds(one, limit) for one in changed if time.monotonic() < self._until}
+        found: dict[Path, float] = {}
+        while time.monotonic() < self._until and (some := list(islice(changed, TOGETHER))):
+            found |= zip(some, self._seconds(some, limit), strict=True)
         alike = [number for number, key in enumerate(self._space.keys) if key in ALIKE]
         return sorted(
             (seconds, one)
@@ -123,18 +128,18 @@ class Starts:
 
     def _climb(self, path: Path) -> None:
         """Change a key or two as long as that helps."""
-        seconds, better = self._seconds(path), True
+        (seconds,), better = self._seconds([path]), True
         while better:
             better = False
-            for other in chain(self._near(path, pairs=False), self._near(path, pairs=True)):
+            others = chain(self._near(path, pairs=False), self._near(path, pairs=True))
+            while not better and (some := list(islice(others, TOGETHER))):
                 if len(self._known) >= ASKED or time.monotonic() >= self._until:
                     return
-                found = self._seconds(other, seconds)
-                if found < seconds:
-                    seconds, path, better = found, other, True
-                    break
+                least, one = min(zip(self._seconds(some, seconds), some, strict=True))
+                if least < seconds:
+                    seconds, path, better = least, one, True
 
-    def _near(self, path: Path, *, pairs: bool, among: Sequence[tuple[str, ...]] = TOGETHER) -> Iterator[Path]:
+    def _near(self, path: Path, *, pairs: bool, among: Sequence[tuple[str, ...]] = PAIRS) -> Iterator[Path]:
         keys = self._space.keys
         numbers = [number for number, values in enumerate(self._space.values) if len(values) > 1]
         if not pairs:
@@ -153,8 +158,14 @@ class Starts:
                 changed = (*path[:number], place, *path[number + 1 :])
                 yield from self._changed(changed, others) if others else (changed,)
 
-    def _seconds(self, path: Path, limit: float = float('inf')) -> float:
-        if path not in self._known:
-            refusal = next((True for depth in range(1, len(path) + 1) if refused(self._space, path[:depth])), False)
-            self._known[path] = float('inf') if refusal else self._judge.estimate(path, limit)
-        return self._known[path]
+    def _seconds(self, paths: Sequence[Path], limit: float = float('inf')) -> list[float]:
+        """Least seconds of plans; infinite where they are refused, surely do not fit, or are not below a limit."""
+        unknown = [path for path in dict.fromkeys(paths) if path not in self._known]
+        right = [path for path in unknown if not self._refused(path)]
+        guesses = self._ask([(path, GUESS, limit) for path in right])
+        self._known |= dict.fromkeys(unknown, float('inf'))
+        self._known |= {path: one.seconds for path, one in zip(right, guesses, strict=True)}
+        return [self._known[path] for path in paths]
+
+    def _refused(self, path: Path) -> bool:
+        return any(refused(self._space, path[:depth]) is not None for depth in range(1, len(path) + 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from math import inf
 
@@ -66,9 +65,9 @@ class Ways:
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
+        counts = _counts(sample, stages, clock)
         steps = [
-            max(seconds, _step(sums, self._of_ranks(plan, one, sample, stages, clock), sample.speeds))
-            for one in self._open
+            max(seconds, _step(sums, self._of_ranks(plan, one, sample, counts), sample.speeds)) for one in self._open
         ]
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
@@ -89,7 +88,7 @@ class Ways:
         least = least_bytes(sample, stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        wires = self._of_ranks(plan, way, sample, stages, clock)
+        wires = self._of_ranks(plan, way, sample, _counts(sample, stages, clock))
         step = _step(sums_of(sample, stages, clock.placement, plan.micro_batches), wires, sample.speeds)
         seconds = [wire.seconds for wire in wires]
         if plan.pipeline == 1 and len(stages) == 1:
@@ -108,20 +107,14 @@ class Ways:
         if plan.pipeline == 1:
             sent = least_beside(mean.alone, mean.slowed, 0.0, sent, sample.speeds)
             # A message's latency is not stretched beside computation, so none of it is taken to be.
-            speeds = replace(sample.speeds, collective=1.0)
+            speeds = sample.speeds.unstretched
             sent = max(sent, least_beside(mean.alone, mean.slowed, 0.0, mean.wire, speeds) * SURELY)
         return max(sent, mean.least(every.load / plan.pipeline, sample.speeds))
 
-    def _of_ranks(
-        self, plan: Plan, way: Way, sample: Sample, stages: Sequence[Sequence[int]], clock: Timed
-    ) -> list[Wire]:
-        """Messages of weights and gradients of each rank of a pipeline."""
-        edge, layers = sample.few.edge, [[0, 0] for _ in range(clock.ranks)]
-        for rank, stage in zip(clock.placement, stages, strict=True):
-            early = bisect_left(stage, edge)
-            layers[rank][0] += early
-            layers[rank][1] += len(stage) - early
-        return [self._wires.least(plan, way, sample, (early, late), plan.micro_batches) for early, late in layers]
+    def _of_ranks(self, plan: Plan, way: Way, sample: Sample, counts: Sequence[tuple[int, int]]) -> list[Wire]:
+        """Messages of weights and gradients of each rank of a pipeline. Argument: ``counts``, layers of each."""
+        each = {one: self._wires.least(plan, way, sample, one, plan.micro_batches) for one in dict.fromkeys(counts)}
+        return [each[one] for one in counts]
 
     def _even(self, plan: Plan, sample: Sample) -> tuple[Stages, list[int]]:
         """The layers of stages, and ranks, that hold as little as can be: with more chunks they may be more even.
@@ -160,7 +153,18 @@ class Ways:
         )
 
 
+def _counts(sample: Sample, stages: Sequence[Sequence[int]], clock: Timed) -> list[tuple[int, int]]:
+    """How many layers of the first kind, and of the others, each rank has."""
+    early, late = [0] * clock.ranks, [0] * clock.ranks
+    for rank, stage in zip(clock.placement, stages, strict=True):
+        first = bisect_left(stage, sample.few.edge)
+        early[rank] += first
+        late[rank] += len(stage) - first
+    return list(zip(early, late, strict=True))
+
+
 def _step(sums: Sequence[Sums], wires: Sequence[Wire], speeds: Speeds) -> float:
     """Least seconds of a step with these messages of weights and gradients of each rank."""
-    loaded = max(one.least(wire.load, speeds) for one, wire in zip(sums, wires, strict=True))
-    return max(loaded, *(wire.seconds for wire in wires))
+    # Most ranks do the same.
+    unlike = set(zip(sums, wires, strict=True))
+    return max(max(one.least(wire.load, speeds), wire.seconds) for one, wire in unlike)

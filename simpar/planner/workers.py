@@ -7,23 +7,25 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from threading import Thread
 from time import perf_counter
 from typing import Any, Final, cast
 
 from simpar.case import cluster_of
 from simpar.errors import RunFailed
-from simpar.planner.judge import Judge
+from simpar.planner.judge import Asked, Judge
 from simpar.planner.rules import Judged
+from simpar.planner.samples import Made
 from simpar.planner.space import Space
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import predicted
 from simpar.sweep.processes import Coming, context, uninterrupted
 
 Path = tuple[int, ...]
-Asked = tuple[Path, int]
-"""A node, and how often it was judged before."""
 REPAYS: Final = 2.0
 """Seconds of judging here, after which processes are started."""
 TOGETHER: Final = 16
@@ -40,7 +42,7 @@ class Workers:
 
     def __init__(self, space: Space, judge: Judge, jobs: int) -> None:
         self._space, self._judge, self._jobs = space, judge, jobs
-        self._started: list[tuple[Connection, BaseProcess]] = []
+        self._started: list[_Worker] = []
         self._spent = 0.0
 
     def judge(self, asked: Sequence[Asked]) -> list[Judged]:
@@ -54,9 +56,8 @@ class Workers:
 
     def _shared(self, asked: Sequence[Asked]) -> list[Judged]:
         round_ = Round(self._space, asked, len(self._started) + 1)
-        workers = [_Worker(connection, number) for number, (connection, _) in enumerate(self._started, 1)]
         while True:
-            for worker in workers:
+            for worker in self._started:
                 worker.fill(round_)
             mine = round_.group(0)
             if mine is None:
@@ -64,23 +65,35 @@ class Workers:
             for number in mine:
                 round_.found[number] = self._judge(*asked[number])
                 # Between nodes, so that no process waits for more while this one goes on.
-                for worker in workers:
-                    worker.collect(round_)
+                for worker in self._started:
+                    self._collect(worker, round_)
                     worker.fill(round_)
-        for worker in workers:
+        for worker in self._started:
             while worker.out:
-                worker.collect(round_, wait=True)
+                self._collect(worker, round_, wait=True)
         return [round_.found[number] for number in range(len(asked))]
+
+    def _collect(self, worker: _Worker, round_: Round, *, wait: bool = False) -> None:
+        """Take what a process has answered, and hand on the samples that it has made, and that were made here."""
+        samples = self._judge.samples
+        made = worker.collect(round_, wait=wait)
+        samples.take(made)
+        for other in self._started:
+            other.news += samples.made if other is worker else [*samples.made, *made]
+        samples.made.clear()
 
     def _start(self) -> None:
         started = context()
+        # All that were made before.
+        known = self._judge.samples.made
         with uninterrupted():
-            for _ in range(self._jobs - 1):
+            for number in range(1, self._jobs):
                 mine, other = started.Pipe()
                 process = started.Process(target=_work, args=(other, self._space, gc.get_threshold()), daemon=True)
                 process.start()
                 other.close()
-                self._started.append((mine, process))
+                self._started.append(_Worker(mine, process, number, [*known]))
+        known.clear()
 
     @property
     def ready(self) -> bool:
@@ -94,7 +107,7 @@ class Workers:
         while left or busy:
             # The first one here: a single plan is predicted where most of what it shares with others is known.
             here = left.popleft() if left else None
-            for idle in [one for one, _ in self._started if one not in busy][: len(left)]:
+            for idle in [one.connection for one in self._started if one.connection not in busy][: len(left)]:
                 busy[idle], schedule = left.popleft()
                 with suppress(BrokenPipeError):
                     idle.send(schedule)
@@ -107,11 +120,11 @@ class Workers:
 
     def close(self) -> None:
         """End all processes, also in the middle of nodes that nobody waits for."""
-        for connection, process in self._started:
-            connection.close()
-            process.terminate()
-        for _, process in self._started:
-            process.join()
+        for worker in self._started:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self._started:
+            worker.process.join()
         self._started.clear()
 
 
@@ -125,8 +138,8 @@ class Round:
         self.asked = asked
         self.found: dict[int, Judged] = {}
         groups: dict[int, list[int]] = {}
-        for number, (path, _) in enumerate(asked):
-            groups.setdefault(_share_of(space, path), []).append(number)
+        for number, one in enumerate(asked):
+            groups.setdefault(_share_of(space, one[0]), []).append(number)
         self._left: list[list[list[int]]] = [[] for _ in range(parts)]
         for share, numbers in groups.items():
             # Not all at once, or the others would wait for the last group.
@@ -141,25 +154,37 @@ class Round:
         return longest.pop() if longest else None
 
 
+@dataclass(slots=True)
 class _Worker:
-    """A process in a round; ``out``, the groups that it was sent and has not answered."""
+    """A process.
 
-    def __init__(self, connection: Connection, part: int) -> None:
-        self._connection, self._part = connection, part
-        self.out: deque[list[int]] = deque()
+    Arguments: ``part``, its number in a round; ``news``, samples that it was not given yet; ``out``, the groups that it
+    was sent and has not answered.
+    """
+
+    connection: Connection
+    process: BaseProcess
+    part: int
+    news: list[Made]
+    out: deque[list[int]] = field(default_factory=deque)
 
     def fill(self, round_: Round) -> None:
         """Send groups, one ahead of what it is at."""
-        while len(self.out) < AHEAD and (group := round_.group(self._part)) is not None:
+        while len(self.out) < AHEAD and (group := round_.group(self.part)) is not None:
             with suppress(BrokenPipeError):
-                self._connection.send([round_.asked[number] for number in group])
+                self.connection.send((self.news, [round_.asked[number] for number in group]))
+            self.news = []
             self.out.append(group)
 
-    def collect(self, round_: Round, *, wait: bool = False) -> None:
-        """Take what it has answered, and where nothing came yet ``wait`` for the next."""
-        while self.out and (wait or self._connection.poll()):
-            round_.found |= zip(self.out.popleft(), _received(self._connection), strict=True)
+    def collect(self, round_: Round, *, wait: bool) -> list[Made]:
+        """Take what it has answered, or ``wait`` for it where nothing came yet; returns the samples that it made."""
+        found: list[Made] = []
+        while self.out and (wait or self.connection.poll()):
+            made, judged = _received(self.connection)
+            round_.found |= zip(self.out.popleft(), judged, strict=True)
+            found += made
             wait = False
+        return found
 
 
 @contextmanager
@@ -200,11 +225,29 @@ def _work(connection: Connection, space: Space, threshold: tuple[int, int, int])
     # As the process that asked: plans make many objects that live long.
     gc.set_threshold(*threshold)
     judge = Judge(space, cluster_of(space.base))
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            asked = connection.recv()
+    coming: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_read, args=(connection, coming), daemon=True).start()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while (asked := coming.get()) is not None:
             try:
-                found: Any = predicted(asked) if isinstance(asked, Schedule) else [judge(*one) for one in asked]
+                found: Any = predicted(asked) if isinstance(asked, Schedule) else _judged(judge, *asked)
             except Exception as error:
                 found = error
             connection.send(found)
+
+
+def _judged(judge: Judge, news: list[Made], asked: Sequence[Asked]) -> tuple[list[Made], list[Judged]]:
+    """Samples that were made for some nodes, and what was said of these. Arguments: ``news``, samples of others."""
+    judge.samples.take(news)
+    found = [judge(*one) for one in asked]
+    made = [*judge.samples.made]
+    judge.samples.made.clear()
+    return made, found
+
+
+def _read(connection: Connection, coming: SimpleQueue[Any]) -> None:
+    """Read all that comes; None behind it. Both ends may send more than a pipe holds, so one always reads."""
+    with suppress(EOFError, OSError):
+        while True:
+            coming.put(connection.recv())
+    coming.put(None)

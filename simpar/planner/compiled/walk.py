@@ -46,3 +46,56 @@ def slowed_until(rank: Array, start: Array, item: Array, clock: Array, own: Arra
         own[mine, mine] += 1
         for one in range(ranks):
             clock[task, one] = own[mine, one]
+
+
+@kernel
+def in_turn(
+    begin: Array,
+    needs: Array,
+    gives: Array,
+    rank: Array,
+    turn: Array,
+    start: Array,
+    item: Array,
+    giver: Array,
+    waiting: Array,
+    follow: Array,
+    ready: Array,
+    place: Array,
+) -> int:
+    """Write computations in an order that can be done, and what each waits for; returns how many can.
+
+    Arguments: −1 at first: ``giver`` by result, in turn; ``waiting`` by result, a rank that lacks it; ``follow`` by
+    rank, the next one that lacks the same. ``ready``, all ranks; ``place``, where each is.
+    """
+    count, total, depth = 0, 0, len(ready)
+    while depth > 0:
+        depth -= 1
+        own = ready[depth]
+        while place[own] < begin[own + 1]:
+            task, lack = place[own], -1
+            for need in needs[task]:
+                if lack < 0 and need >= 0 and giver[need] < 0:
+                    lack = need
+            if lack >= 0:
+                follow[own] = waiting[lack]
+                waiting[lack] = own
+                break
+            for need in needs[task]:
+                if need >= 0 and rank[turn[giver[need]]] != own:
+                    item[total] = giver[need]
+                    total += 1
+            for result in gives[task]:
+                if result >= 0:
+                    giver[result] = count
+                    other = waiting[result]
+                    while other >= 0:
+                        ready[depth] = other
+                        depth += 1
+                        other = follow[other]
+                    waiting[result] = -1
+            turn[count] = task
+            count += 1
+            start[count] = total
+            place[own] += 1
+    return count
