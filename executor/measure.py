@@ -16,7 +16,7 @@ from simpar.trace import Times
 
 Case = tuple[Program, Request]
 FIRST_STEADY = 2
-"""Step from which on steps count: end(k) − end(k−1), k = 3 being the first."""
+"""Step from which on steps count: end(k) − end(k−1), k = 3 being the first; ``Trace.warm`` tells the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,9 +76,11 @@ def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2
         warmup: rounds before those that count.
         seed: the seed of the orders, which the parent decides for all ranks.
     """
-    # The first two steps do not count, so fewer than three steps give no sample.
-    if short := [request.steps for _, request in cases if request.steps <= FIRST_STEADY]:
-        raise ValueError(f'no step of {short[0]} is steady; take at least {FIRST_STEADY + 1}')
+    for program, request in cases:
+        # The first two steps do not count, nor does the last where another would run into it.
+        least = FIRST_STEADY + 1 + program.goes_on
+        if request.steps < least:
+            raise ValueError(f'no step of {request.steps} is steady; take at least {least}')
     shuffled, order = random.Random(seed), list(range(len(cases)))
     found: list[list[Execution]] = [[] for _ in cases]
     for turn in range(warmup + rounds):
@@ -90,10 +92,16 @@ def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2
     return [_measured(executions) for executions in found]
 
 
+def steady_steps(execution: Execution) -> list[float]:
+    """Seconds of the steps from the third on that have a follower, where that matters."""
+    times: list[float] = execution.trace.step_times[execution.trace.warm(FIRST_STEADY)].tolist()
+    return times
+
+
 def steady(execution: Execution) -> float:
     """Seconds of a steady step: the median, where there are several."""
     # A median: one disturbed step of a run should not count.
-    return float(np.median(execution.trace.step_times[FIRST_STEADY:]))
+    return float(np.median(steady_steps(execution)))
 
 
 def _measured(executions: list[Execution]) -> Measured:

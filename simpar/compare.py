@@ -131,8 +131,9 @@ def compare(
     other = to_saved(measured) if isinstance(measured, Trace) else measured
     _same_program(one, other)
     # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
-    ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, _warm(other))) for rank in range(_world(one))]
-    warm = other.step_times[_warm(other)]
+    counted = other.warm()
+    ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, counted)) for rank in range(_world(one))]
+    warm = other.step_times[counted]
     return Comparison(
         origin=other.origin,
         steps=len(warm),
@@ -235,11 +236,6 @@ def _rank_times(saved: SavedTrace, rank: int) -> SavedRank:
 
 def _slots(saved: SavedTrace, rank: int) -> tuple[SavedSlot, ...]:
     return saved.roles[_rank_times(saved, rank).role]
-
-
-def _warm(saved: SavedTrace) -> slice:
-    """All steps but the first, where there are more."""
-    return slice(min(1, len(saved.step_times) - 1), None)
 
 
 def _table(saved: SavedTrace, rank: int, steps: slice) -> _Rank:

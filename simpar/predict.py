@@ -27,7 +27,6 @@ from simpar.lazy import card, dataframe, interactive
 from simpar.memory import Framework, Memory, framework_of, memory
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
-from simpar.program.rows import stand
 from simpar.throughput import Throughput
 from simpar.trace import Trace
 
@@ -220,14 +219,14 @@ class Prediction:
         return dataframe(self, kind)
 
 
-def followed(program: Program, costs: Costs, steps: int) -> Trace:
+def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     """Simulate steps of which the last has a follower too.
 
     Messages behind the last computation of a step (gathers of updated weights) go on under the next step's
     computation, and both slow each other: the last step that is simulated would be too fast. So a further one is
     simulated where there are such messages, and left out of the trace.
     """
-    further = _goes_on(program)
+    further = program.goes_on
     trace = simulate(program, costs, steps=steps + further)
     return trace.first(steps) if further else trace
 
@@ -245,14 +244,8 @@ def step_and_costs(program: Program, cluster: Cluster, *, steps: int = 2) -> tup
 
 def _step(program: Program, costs: Costs, steps: int) -> float:
     """Seconds of the last step of ``followed``."""
-    ends = step_ends(program, costs, steps=steps + _goes_on(program))[:steps]
+    ends = step_ends(program, costs, steps=steps + program.goes_on)[:steps]
     return float(np.diff(ends, prepend=0.0)[-1])
-
-
-def _goes_on(program: Program) -> bool:
-    """Whether messages may go on under the next step."""
-    # A role whose last op computes leaves no message that could run into the next step.
-    return any(stand(program.op_classes, role.op_class.item(-1)).kind != 'compute' for role in program.roles)
 
 
 def predict(

@@ -15,6 +15,16 @@ from simpar.program import OpClass, Program, Role
 Times = NDArray[np.float64]
 
 
+def warm_steps(steps: int, first: int, *, alone: bool) -> slice:
+    """The steps of a run that count: at least one of them.
+
+    Arguments: ``first``, how many at its begin do not; ``alone``, whether the last one is shorter than the others, as
+    its messages run into the computation of no further step.
+    """
+    end = steps - 1 if alone and steps > first + 1 else steps
+    return slice(min(first, steps - 1), end)
+
+
 class Span(NamedTuple):
     """One op of one step on one rank; times in seconds."""
 
@@ -89,6 +99,10 @@ class Trace:
     def cold_step(self) -> float:
         """Seconds until the first step has ended."""
         return float(self.step_ends[0])
+
+    def warm(self, first: int = 1) -> slice:
+        """The steps that count, behind so many ``first`` ones; see ``warm_steps``."""
+        return warm_steps(self.steps, first, alone=self.origin != 'simulated' and self.program.goes_on)
 
     def first(self, steps: int) -> Trace:
         """The trace without what comes after so many steps."""

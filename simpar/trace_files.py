@@ -15,7 +15,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
 from simpar.program.text import format_program, parse_program
-from simpar.trace import RankTimes, Times, Trace
+from simpar.trace import RankTimes, Times, Trace, warm_steps
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -89,6 +89,11 @@ class SavedTrace:
         """Shape [steps]: seconds from the end of one step to the end of the next; the first is the cold step."""
         ends = np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0)
         return np.asarray(np.diff(ends, prepend=0.0))
+
+    def warm(self, first: int = 1) -> slice:
+        """The steps that count, behind so many ``first`` ones; see ``warm_steps``."""
+        goes_on = any(role[-1].kind != 'compute' for role in self.roles if role)
+        return warm_steps(len(self.step_times), first, alone=self.origin != 'simulated' and goes_on)
 
 
 def to_saved(trace: Trace, costs: Costs | None = None) -> SavedTrace:

@@ -28,8 +28,8 @@ from executor.backend import Pool
 from executor.bench.bench import bench_messages
 from executor.bench.progress import Lines
 from executor.bench.sizes import QUICK
+from executor.measure import steady_steps
 from executor.rank import Request
-from executor.validation.validation import steady_steps
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
@@ -37,6 +37,7 @@ from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
+from simpar.predict import followed
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
 
@@ -143,7 +144,7 @@ def _run(block: Block, rounds: int, part: Part) -> dict[str, Any]:
 
 
 def _predicted(row: Row, hardware: Cluster, costs: Costs) -> float:
-    return simulate(row.program, costs).step
+    return followed(row.program, costs).step
 
 
 def _measure(block: Block, rows: list[Row], costs: dict[str, Costs], rounds: int, part: Part) -> None:

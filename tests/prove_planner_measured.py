@@ -42,7 +42,7 @@ from simpar.schedule.planner import Planner
 from simpar.sweep.outcome import Figures, Outcome, infeasible
 from simpar.units import format_time
 
-NET, RANKS, STEPS, BEHIND = 'paced:100MB/s,1ms', 4, 4, 0.02
+NET, RANKS, STEPS, BEHIND = 'paced:100MB/s,1ms', 4, 5, 0.02
 NEXT, DRAWN, FAR = 6, 8, 2.0
 """Plans beside the pick: the fastest others by prediction, and drawn ones that are not so many times as slow."""
 SLOW = 0.006

@@ -33,11 +33,10 @@ from executor.bench.bench import bench, calibrated
 from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.progress import Lines
 from executor.bench.sizes import QUICK, TINY
+from executor.measure import steady_steps
 from executor.rank import Request
-from executor.validation.validation import steady_steps
 from simpar.calibrate import Calibration
 from simpar.cost.price import price
-from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.files import write_atomically
 from simpar.hardware import Cluster
@@ -45,7 +44,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
-from simpar.predict import EFFECTS
+from simpar.predict import EFFECTS, followed
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
 from simpar.resolve import resolve
@@ -162,7 +161,7 @@ def _bench(block: Block, net: Net, programs: Sequence[Program]) -> dict[str, Any
 
 def _told(row: Row, hardware: Cluster, samples: list[list[float]], shares: list[float]) -> dict[str, Any]:
     """What a row took and is predicted to take, for the page."""
-    predicted = simulate(row.program, price(row.program, hardware, EFFECTS[-1][1]))
+    predicted = followed(row.program, price(row.program, hardware, EFFECTS[-1][1]))
     return {
         'name': row.name,
         'kind': row.kind,
@@ -192,7 +191,7 @@ def _measure(
     parts: dict[str, list[list[float]]] = {row.name: [] for row in rows}
     # The two rows of each model have a calibration of their own.
     costs = {row.program.hash: price(row.program, hardware[place // 2]) for place, row in enumerate(rows)}
-    every = {row.name: _every(simulate(row.program, costs[row.program.hash]).step) for row in rows}
+    every = {row.name: _every(followed(row.program, costs[row.program.hash]).step) for row in rows}
     net, favour = parse_net(block.net), block.favour
     with Pool(WORLD, net=net, timeout=60.0, pinned=True) as pool, AlonePool(WORLD, favour=favour) as alone:
         ops = InOrder(alone, [row.program for row in rows], lambda program: costs[program.hash])
@@ -256,7 +255,7 @@ def _pair(drawn: random.Random, kind: str, net: str) -> list[Row]:
         # A drawn degree that the drawn sizes do not allow; the next draw may.
         except SimparError:
             continue
-        steps = [simulate(one, price(one, hardware)).step for one in programs]
+        steps = [followed(one, price(one, hardware)).step for one in programs]
         if plans[0] != plans[1] and all(SHORTEST <= step <= LONGEST for step in steps):
             names = [f'{_sized(work)}, {_named(plan)}' for plan in plans]
             return [Row(names[0], kind, programs[0]), Row(names[1], kind, programs[1], against=names[0])]

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
+from simpar.case import case_of
 from simpar.compare import compare, comparison_to_dict, render_comparison
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
+from simpar.schedule import load_schedule
 from simpar.trace import RankTimes
 from simpar.trace_files import load_trace, save_trace, to_saved
 
@@ -108,6 +110,30 @@ def test_a_percentile_of_the_measured_steps():
 
 def test_a_single_measured_step_is_compared_as_it_is():
     assert compare(predicted(), measured(simulate(PROGRAM, worked_costs(PROGRAM), steps=1))).step.measured == 56.125
+
+
+def test_a_last_step_that_no_step_follows_does_not_count_where_messages_would_run_into_it():
+    """Gathers of ZeRO-1 run under the next step's computation; behind the last step they have all links."""
+    model = {'layers': 4, 'hidden': 1024, 'heads': 8, 'vocab': 512, 'sequence': 512}
+    case = case_of(
+        load_schedule(
+            {
+                'simpar': 1,
+                'cluster': {'profile': 'a100-sxm-8', 'devices': 4},
+                'workload': {'transformer': model, 'batch': 4, 'precision': 'bf16', 'optimizer': 'adam'},
+                'plan': {'data': 4, 'zero': 1},
+            }
+        )
+    )
+    told = case.predict(tell=False)
+    run = measured(simulate(case.program, told.costs, steps=5))
+    assert run.step_times[-1] < 0.99 * run.step_times[-2]
+    for one in (run, to_saved(run)):
+        found = compare(told.trace, one, percentile=10, costs=told.costs)
+        assert (found.steps, found.step.error) == (3, 0)
+    # Of two steps the second counts all the same; without such messages all but the first do.
+    assert run.first(2).warm() == slice(1, 2)
+    assert measured(simulate(PROGRAM, worked_costs(PROGRAM), steps=5)).warm() == slice(1, 5)
 
 
 def test_other_programs_are_refused():

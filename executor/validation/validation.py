@@ -12,7 +12,7 @@ import numpy as np
 
 from executor.assemble import Execution
 from executor.backend import Pool
-from executor.measure import FIRST_STEADY, Statistics
+from executor.measure import Statistics, steady_steps
 from executor.rank import Request
 from executor.validation.calibration import (
     CalibratedCollectives,
@@ -25,9 +25,9 @@ from executor.validation.calibration import (
 )
 from executor.validation.cases import ValidationCase
 from simpar.cost.price import price
-from simpar.engine import simulate
 from simpar.hardware import Cluster, ShareFigure
 from simpar.hardware.net import Net
+from simpar.predict import followed
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 
@@ -45,12 +45,6 @@ class Job:
     program: Program
     request: Request
     take: Callable[[Execution], None]
-
-
-def steady_steps(execution: Execution) -> list[float]:
-    """Seconds of the steps from the third on."""
-    times: list[float] = execution.trace.step_times[FIRST_STEADY:].tolist()
-    return times
 
 
 def _into(found: list[float]) -> Callable[[Execution], None]:
@@ -149,7 +143,7 @@ def run_cases(
     lines = {kind: found.fit() for kind, found in samples.items()}
     calibrated = CalibratedCollectives(lines)
     predicted = {
-        case.name: simulate(case.program, price(case.program, hardware, collective=calibrated)).step for case in cases
+        case.name: followed(case.program, price(case.program, hardware, collective=calibrated)).step for case in cases
     }
     measured = {name: Statistics(np.array(found)) for name, found in steps.items()}
     return Validation(net, world, tuple(_row(case, predicted, measured) for case in cases), lines)

@@ -37,7 +37,9 @@ def command(options: argparse.Namespace) -> int:
         remove_at_the_end(Path(folder))
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
-        flags += ['--steps', str(options.steps + WARM_UP), '--seed', str(options.seed), '--save', str(recorded)]
+        # A step counts where it has a follower, if that matters.
+        steps = WARM_UP + options.steps + case.program.goes_on
+        flags += ['--steps', str(steps), '--seed', str(options.seed), '--save', str(recorded)]
         flags += ['--device', options.device]
         if options.save_state:
             flags += ['--save-state', str(options.save_state)]

@@ -70,7 +70,7 @@ def diagnose(program: Program, costs: Costs, measured: Trace) -> Diagnosis:
     Not found: two causes at once are not told apart; the stronger is named.
     """
     sites = sites_of(program)
-    warm = slice(min(1, measured.steps - 1), None)
+    warm = measured.warm()
     own = own_times(measured, sites)
     seen = level(Own(own.delay[warm], own.run[warm]), sites)
     step = float(np.median(measured.step_times[warm]))

@@ -66,9 +66,9 @@ def difference_picture(predicted: Trace, measured: Trace, comparison: Comparison
 
 def _typical(measured: Trace) -> Trace:
     """The measurement up to the warm step that is nearest to the median: the last one may have been disturbed."""
-    first = min(1, measured.steps - 1)
-    warm = measured.step_times[first:]
-    return measured.first(first + 1 + int(np.argmin(np.abs(warm - np.median(warm)))))
+    counted = measured.warm()
+    warm = measured.step_times[counted]
+    return measured.first(counted.start + 1 + int(np.argmin(np.abs(warm - np.median(warm)))))
 
 
 def _rank(diagnosis: Diagnosis | None, measured: Trace) -> int:

@@ -57,6 +57,15 @@ class Program:
         return len(self.role_of_rank)
 
     @cached_property
+    def goes_on(self) -> bool:
+        """Whether messages behind a step's last computation, as gathers of updated weights, go on under the next one.
+
+        So a step that none follows is shorter.
+        """
+        # A role whose last op computes leaves no message that could run into the next step.
+        return any(stand(self.op_classes, role.op_class.item(-1)).kind != 'compute' for role in self.roles)
+
+    @cached_property
     def tensor(self) -> dict[str, Tensor]:
         """Tensors by name."""
         return {tensor.name: tensor for tensor in self.tensors}
