@@ -78,7 +78,7 @@ def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2
     """
     for program, request in cases:
         # The first two steps do not count, nor does the last where another would run into it.
-        least = FIRST_STEADY + 1 + program.goes_on
+        least = FIRST_STEADY + 1 + program.followed
         if request.steps < least:
             raise ValueError(f'no step of {request.steps} is steady; take at least {least}')
     shuffled, order = random.Random(seed), list(range(len(cases)))

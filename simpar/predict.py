@@ -223,10 +223,11 @@ def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     """Simulate steps of which the last has a follower too.
 
     Messages behind the last computation of a step (gathers of updated weights) go on under the next step's
-    computation, and both slow each other: the last step that is simulated would be too fast. So a further one is
-    simulated where there are such messages, and left out of the trace.
+    computation, and both slow each other. A receive of the next step is posted while this one still computes, and
+    slows it where what waits does so. The last step that is simulated would be too fast. So a further one is simulated
+    where there is any of this, and left out of the trace.
     """
-    further = program.goes_on
+    further = _goes_on(program, costs)
     trace = simulate(program, costs, steps=steps + further)
     return trace.first(steps) if further else trace
 
@@ -244,8 +245,13 @@ def step_and_costs(program: Program, cluster: Cluster, *, steps: int = 2) -> tup
 
 def _step(program: Program, costs: Costs, steps: int) -> float:
     """Seconds of the last step of ``followed``."""
-    ends = step_ends(program, costs, steps=steps + program.goes_on)[:steps]
+    ends = step_ends(program, costs, steps=steps + _goes_on(program, costs))[:steps]
     return float(np.diff(ends, prepend=0.0)[-1])
+
+
+def _goes_on(program: Program, costs: Costs) -> bool:
+    """Whether a step that none follows is shorter."""
+    return program.ends_in_messages or (costs.waiting_slows and program.receives)
 
 
 def predict(

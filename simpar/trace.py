@@ -19,7 +19,7 @@ def warm_steps(steps: int, first: int, *, alone: bool) -> slice:
     """The steps of a run that count: at least one of them.
 
     Arguments: ``first``, how many at its begin do not; ``alone``, whether the last one is shorter than the others, as
-    its messages run into the computation of no further step.
+    no further step begins beside it.
     """
     end = steps - 1 if alone and steps > first + 1 else steps
     return slice(min(first, steps - 1), end)
@@ -102,7 +102,7 @@ class Trace:
 
     def warm(self, first: int = 1) -> slice:
         """The steps that count, behind so many ``first`` ones; see ``warm_steps``."""
-        return warm_steps(self.steps, first, alone=self.origin != 'simulated' and self.program.goes_on)
+        return warm_steps(self.steps, first, alone=self.origin != 'simulated' and self.program.followed)
 
     def first(self, steps: int) -> Trace:
         """The trace without what comes after so many steps."""

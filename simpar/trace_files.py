@@ -92,8 +92,11 @@ class SavedTrace:
 
     def warm(self, first: int = 1) -> slice:
         """The steps that count, behind so many ``first`` ones; see ``warm_steps``."""
-        goes_on = any(role[-1].kind != 'compute' for role in self.roles if role)
-        return warm_steps(len(self.step_times), first, alone=self.origin != 'simulated' and goes_on)
+        # As of the Program: it ends in messages, or ranks receive.
+        followed = any(
+            role[-1].kind != 'compute' or any(slot.kind == 'recv' for slot in role) for role in self.roles if role
+        )
+        return warm_steps(len(self.step_times), first, alone=self.origin != 'simulated' and followed)
 
 
 def to_saved(trace: Trace, costs: Costs | None = None) -> SavedTrace:

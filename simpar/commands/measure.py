@@ -38,7 +38,7 @@ def command(options: argparse.Namespace) -> int:
         recorded = Path(folder) / 'measured.json'
         flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
         # A step counts where it has a follower, if that matters.
-        steps = WARM_UP + options.steps + case.program.goes_on
+        steps = WARM_UP + options.steps + case.program.followed
         flags += ['--steps', str(steps), '--seed', str(options.seed), '--save', str(recorded)]
         flags += ['--device', options.device]
         if options.save_state:

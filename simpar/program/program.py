@@ -57,13 +57,20 @@ class Program:
         return len(self.role_of_rank)
 
     @cached_property
-    def goes_on(self) -> bool:
-        """Whether messages behind a step's last computation, as gathers of updated weights, go on under the next one.
-
-        So a step that none follows is shorter.
-        """
+    def ends_in_messages(self) -> bool:
+        """Whether messages behind a step's last computation go on under the next one's, as gathers of weights do."""
         # A role whose last op computes leaves no message that could run into the next step.
         return any(stand(self.op_classes, role.op_class.item(-1)).kind != 'compute' for role in self.roles)
+
+    @cached_property
+    def receives(self) -> bool:
+        """Whether ranks receive from others: the next step's receives may be posted under this one's computation."""
+        return bool(kept_column(self.op_classes, _receives, np.bool_).any())
+
+    @property
+    def followed(self) -> bool:
+        """Whether a step that none follows may be shorter."""
+        return self.ends_in_messages or self.receives
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -221,3 +228,7 @@ class Program:
         # The arrays are shared, so that unfolding a thousand ranks costs a thousand headers.
         roles = tuple(dataclasses.replace(self.role(r), name=f'rank{r}') for r in range(self.world))
         return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))
+
+
+def _receives(op: OpClass) -> bool:
+    return op.kind == 'recv'
