@@ -1,5 +1,7 @@
 """Rounds of measurements, on a pool that only pretends to run."""
 
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +11,17 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.measure import Statistics, measure
 from executor.rank import Request
+from simpar.trace import warm_steps
 
 pytestmark = pytest.mark.torch
+
+
+@dataclass(frozen=True, order=True)
+class Named:
+    """A program that is only named; ``followed``, whether its last step is shorter than the others."""
+
+    name: str
+    followed: bool = False
 
 
 class Pretence:
@@ -23,21 +34,22 @@ class Pretence:
         times = self.order.count(program)
         self.order.append(program)
         steps = np.array([9.0, 9.0, *[request.seed * 1e-3 * (1 + times)] * (request.steps - 2)])
-        return SimpleNamespace(trace=SimpleNamespace(step_times=steps))
+        warm = partial(warm_steps, request.steps, alone=program.followed)
+        return SimpleNamespace(trace=SimpleNamespace(step_times=steps, warm=warm))
 
 
 def test_every_case_runs_once_a_round_in_orders_that_change():
-    pool, cases = Pretence(), [(name, Request(seed=index + 1)) for index, name in enumerate('abcde')]
+    pool, cases = Pretence(), [(Named(name), Request(seed=index + 1)) for index, name in enumerate('abcde')]
     found = measure(cases, pool, rounds=4, warmup=2)
     rounds = [tuple(pool.order[first : first + 5]) for first in range(0, 30, 5)]
-    assert all(sorted(one) == list('abcde') for one in rounds)
+    assert all(sorted(one) == [Named(name) for name in 'abcde'] for one in rounds)
     assert len(set(rounds)) > 2
     assert [one.step.count for one in found] == [4] * 5
 
 
 def test_only_steady_steps_of_rounds_after_the_warm_up_count():
     pool = Pretence()
-    (found,) = measure([('a', Request(seed=10, steps=4))], pool, rounds=3, warmup=2)
+    (found,) = measure([(Named('a'), Request(seed=10, steps=4))], pool, rounds=3, warmup=2)
     assert found.step.samples.tolist() == pytest.approx([0.03, 0.04, 0.05])
     assert found.execution.trace.step_times[-1] == pytest.approx(0.03)
 
@@ -45,13 +57,14 @@ def test_only_steady_steps_of_rounds_after_the_warm_up_count():
 def test_orders_do_not_depend_on_chance():
     one, two = Pretence(), Pretence()
     for pool in (one, two):
-        measure([(name, Request()) for name in 'abcd'], pool, rounds=3, seed=7)
+        measure([(Named(name), Request()) for name in 'abcd'], pool, rounds=3, seed=7)
     assert one.order == two.order
 
 
 def test_a_run_without_a_steady_step_is_refused():
-    with pytest.raises(ValueError, match='at least 3'):
-        measure([('a', Request(steps=2))], Pretence())
+    for program, least in ((Named('a'), 3), (Named('a', followed=True), 4)):
+        with pytest.raises(ValueError, match=f'at least {least}'):
+            measure([(program, Request(steps=least - 1))], Pretence())
 
 
 def test_statistics_of_known_samples():
