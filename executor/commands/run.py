@@ -190,8 +190,8 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         print(json.dumps(answer, ensure_ascii=False))
         return
     # The first step opens connections and warms caches; it is told, but not mixed with the others.
-    cold, *steady = trace.step_times.tolist()
-    print(f'cold step {format_time(cold)}{_steady(steady)}')
+    steady = trace.step_times[trace.warm()].tolist() if trace.steps > 1 else []
+    print(f'cold step {format_time(trace.cold_step)}{_steady(steady)}')
     if execution.losses:
         print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
     for note in notes:
