@@ -29,6 +29,8 @@ Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
 Ask = Callable[[Sequence[Asked]], Sequence[Judged]]
 """Judges nodes."""
+AT_ONCE: Final = 2
+"""Guesses that are predicted before all choices of degrees are bounded."""
 PATIENCE: Final = 4096
 """Nodes without a leaf among them, after which plans near the best are predicted: bounds alone find no better one."""
 PAIR: Final = 2
@@ -114,7 +116,8 @@ def search(
     try:
         maker = Starts(space, ask)
         starts = maker.found(until)
-        _begin([*islice(starts, 1)], found, evaluate, tell)
+        for _ in range(AT_ONCE):
+            _begin([*islice(starts, 1)], found, evaluate, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
         found.widened = True
         if time.monotonic() < until:
@@ -153,7 +156,7 @@ def search(
 
 def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluate, tell: Tell | None) -> None:
     """Predict some plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
-    bounds = {path: bound for bound, path in starts}
+    bounds = {path: bound for bound, path in starts if path not in found.outcomes}
     for path, outcome in evaluate([*bounds]):
         found.outcomes[path] = outcome
         found.bounds[path] = bounds[path]

@@ -56,17 +56,25 @@ class Starts:
         self._until = float('inf')
 
     def found(self, until: float) -> Iterator[tuple[float, Path]]:
-        """Least seconds and places of some plans, the best guess first. Argument: ``until``, as of a search."""
+        """Least seconds and places of some plans: an early guess, then the best of some, perhaps the same, then others.
+
+        Argument: ``until``, as of a search.
+        """
         self._until = until
         seeds: list[tuple[float, Path]] = []
+        early: tuple[float, Path] | None = None
         paths = self._seeds()
         while some := list(islice(paths, TOGETHER)):
             seeds += zip(self._seconds(some), some, strict=True)
-            if time.monotonic() >= until and min(seeds)[0] < float('inf'):
+            if early is None and min(seeds)[0] < float('inf'):
+                # An answer soon, for whoever interrupts.
+                early = min(seeds)
+                yield early
+            if time.monotonic() >= until and early:
                 break
-        seeds.sort()
-        if not seeds or seeds[0][0] == float('inf'):
+        if early is None:
             return
+        seeds.sort()
         yield seeds[0]
         for _, path in seeds[:CLIMBS]:
             self._climb(path)
@@ -75,7 +83,7 @@ class Starts:
         for seconds, path in best:
             key = tuple(value for name, value in self._space.chosen(path).items() if name not in ALIKE)
             unlike.setdefault(key, (seconds, path))
-        yield from [one for one in unlike.values() if one != seeds[0]][:FOUND]
+        yield from [one for one in unlike.values() if one not in (early, seeds[0])][:FOUND]
 
     def near(self, path: Path, limit: float) -> list[tuple[float, Path]]:
         """Least seconds and places of plans that differ in a key or two and may be below a limit; the best guess first.
