@@ -62,10 +62,11 @@ class Judge:
     def __call__(self, path: Sequence[int], turn: int = 0, limit: float = inf) -> Judged:
         """Judge a node at one of the depths.
 
-        Arguments: ``turn``, how often it was judged before, or ``GUESS``: see ``estimate``.
+        Arguments: ``turn``, how often it was judged before, or ``GUESS``; ``limit``, of a guess, seconds from which
+        on a plan does not matter.
         """
         if turn == GUESS:
-            return Judged(self.estimate(path, limit))
+            return Judged(self._estimate(path, limit))
         plan = self._plan(tuple(path))
         level = self._depths[len(path)]
         try:
@@ -84,7 +85,7 @@ class Judge:
             self._last = path, self._space.plan(path)
         return self._last[1]
 
-    def estimate(self, path: Sequence[int], limit: float) -> float:
+    def _estimate(self, path: Sequence[int], limit: float) -> float:
         """The least seconds of one plan; infinite where it surely does not fit, or is not below a limit."""
         seconds = 0.0
         for key in ('pipeline', 'micro_batches', 'recompute', 'tiles', 'shard_group'):

@@ -21,19 +21,24 @@ _KNOWN: Final = frozenset(
 """Keys that a sample is told by, or does not depend on."""
 
 
-Made = tuple[tuple[Any, ...], Sample | None]
+Made = tuple[tuple[Any, ...], Sample]
 """A sample, and by what it is known."""
 
 
 class Samples:
-    """Finds or makes the samples of plans of one space; ``made``, those that others were not given yet."""
+    """Finds or makes the samples of plans of one space."""
 
     def __init__(self, space: Space, cluster: Cluster) -> None:
         self._space = space
         self._cluster = cluster
         self._few = few_of(space.base.workload)
-        self._known: dict[tuple[Any, ...], Sample | None] = {}
-        self.made: list[Made] = []
+        self._known: dict[tuple[Any, ...], Sample] = {}
+        self._made: list[Made] = []
+
+    def give(self) -> list[Made]:
+        """Samples that were made here since this was asked last, for others to take."""
+        made, self._made = self._made, []
+        return made
 
     def take(self, made: Iterable[Made]) -> None:
         """Take samples that others have made."""
@@ -81,7 +86,7 @@ class Samples:
             )
             self._known[key] = sample
             # What is worked out of it would be more to send than to work out.
-            self.made.append((key, replace(sample, known={})))
+            self._made.append((key, replace(sample, known={})))
         return self._known[key]
 
     def _other(self, plan: Plan, size: int, *, split: bool) -> Sample:

@@ -75,17 +75,16 @@ class Workers:
 
     def _collect(self, worker: _Worker, round_: Round, *, wait: bool = False) -> None:
         """Take what a process has answered, and hand on the samples that it has made, and that were made here."""
-        samples = self._judge.samples
         made = worker.collect(round_, wait=wait)
-        samples.take(made)
+        self._judge.samples.take(made)
+        own = self._judge.samples.give()
         for other in self._started:
-            other.news += samples.made if other is worker else [*samples.made, *made]
-        samples.made.clear()
+            other.news += own if other is worker else [*own, *made]
 
     def _start(self) -> None:
         started = context()
         # All that were made before.
-        known = self._judge.samples.made
+        known = self._judge.samples.give()
         with uninterrupted():
             for number in range(1, self._jobs):
                 mine, other = started.Pipe()
@@ -93,7 +92,6 @@ class Workers:
                 process.start()
                 other.close()
                 self._started.append(_Worker(mine, process, number, [*known]))
-        known.clear()
 
     @property
     def ready(self) -> bool:
@@ -240,9 +238,7 @@ def _judged(judge: Judge, news: list[Made], asked: Sequence[Asked]) -> tuple[lis
     """Samples that were made for some nodes, and what was said of these. Arguments: ``news``, samples of others."""
     judge.samples.take(news)
     found = [judge(*one) for one in asked]
-    made = [*judge.samples.made]
-    judge.samples.made.clear()
-    return made, found
+    return judge.samples.give(), found
 
 
 def _read(connection: Connection, coming: SimpleQueue[Any]) -> None:
