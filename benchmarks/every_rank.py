@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -89,7 +90,11 @@ def told(data: int) -> str:
 def _bare(graph: Graph) -> Graph:
     """A graph without what only a trace, a replay or the order needs."""
     streams = graph.ops.streams
-    ops = replace(graph.ops, channel=PAST, turn=PAST, turns=PAST)
+    ops = replace(graph.ops, meet=_past)
     # It is worked out once, and takes a sort of all ops.
     ops.__dict__['streams'] = streams
-    return replace(graph, ops=ops, op=PAST, before=PAST, carried=PAST.astype(bool), order=PAST)
+    return replace(graph, ops=ops, order=PAST, listed=_past)
+
+
+def _past() -> NoReturn:
+    raise AssertionError('it has been given up')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collective import ClusterCollectives
-from simpar.cost.costs import ByKey, Communication
+from simpar.cost.costs import ByKey, Communication, Keys
 from simpar.cost.entries import Alike, Block, Entries, LinkNames
 from simpar.cost.messages import Messages, Numbers, isolated
 from simpar.cost.model import CollectiveCost, CollectiveModel
@@ -118,11 +118,10 @@ def communicated(program: Program, collective: ClusterCollectives) -> Communicat
 
 
 @lru_cache(maxsize=4)
-def communicating(program: Program) -> Mapping[int, int]:
-    """The op classes that communicate, each with the number of its cost key; the same object for all clusters."""
+def communicating(program: Program) -> Keys:
+    """The op classes that communicate; the same object for all clusters."""
     return _communicating(*program.cost_kinds)
 
 
-def _communicating(kind: NDArray[np.int64], ops: Sequence[OpClass]) -> dict[int, int]:
-    index = np.flatnonzero(np.array([op.kind != 'compute' for op in ops], dtype=bool)[kind])
-    return dict(zip(index.tolist(), kind[index].tolist(), strict=True))
+def _communicating(kind: NDArray[np.int64], ops: Sequence[OpClass]) -> Keys:
+    return Keys(kind, np.array([op.kind != 'compute' for op in ops], dtype=bool)[kind])

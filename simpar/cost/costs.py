@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from simpar.kept import Facts
 
 Array = NDArray[np.float64]
 GRADES = ('measured', 'vendor', 'literature', 'estimate')
@@ -30,14 +27,57 @@ class Communication:
     links: Sequence[tuple[int, float]] = ()
 
 
+class Keys(Mapping[int, int]):
+    """Op classes that communicate, each with the number of its cost key.
+
+    Arguments: ``kind``, of each op class the number of its key; ``communicates``, whether it does.
+    """
+
+    def __init__(self, kind: NDArray[np.int64], communicates: NDArray[np.bool_]) -> None:
+        self.kind = kind
+        self._communicates = communicates
+
+    @cached_property
+    def _index(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._communicates).tolist()
+        return found
+
+    @cached_property
+    def of_keys(self) -> dict[int, tuple[int, ...]]:
+        """The op classes of each key."""
+        found: dict[int, list[int]] = {}
+        for index, key in zip(self._index, self.kind[self._communicates].tolist(), strict=True):
+            found.setdefault(key, []).append(index)
+        return {key: tuple(indices) for key, indices in found.items()}
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """Shape [op classes], for each the first of its key."""
+        numbers = np.arange(len(self.kind))
+        first = np.empty(len(self.kind), dtype=np.int64)
+        # Of several assignments to one place numpy keeps the last: reversed, that is the first.
+        first[self.kind[::-1]] = numbers[::-1]
+        return first[self.kind]
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < len(self.kind) or not self._communicates[index]:
+            raise KeyError(index)
+        return self.kind.item(index)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
 class ByKey(Mapping[int, Sequence[Communication]]):
     """The messages of op classes, where all of one cost key have the very same ones.
 
-    Arguments: ``key_of``, op class → number of its cost key, the same object for all costs of a program; ``made``, by
-    this number.
+    Arguments: ``key_of``, the same object for all costs of a program; ``made``, by the number of a cost key.
     """
 
-    def __init__(self, key_of: Mapping[int, int], made: Mapping[int, Sequence[Communication]]) -> None:
+    def __init__(self, key_of: Keys, made: Mapping[int, Sequence[Communication]]) -> None:
         self.key_of = key_of
         self.made = made
 
@@ -63,23 +103,12 @@ def same_messages(
 ) -> Iterator[tuple[Sequence[int], Sequence[Communication]]]:
     """Op classes that have the very same messages, and these; in the order of the first of each."""
     if isinstance(communication, ByKey):
-        yield from ((indices, communication.made[key]) for key, indices in _of_keys(communication.key_of).items())
+        yield from ((indices, communication.made[key]) for key, indices in communication.key_of.of_keys.items())
         return
     found: dict[int, tuple[list[int], Sequence[Communication]]] = {}
     for index, messages in communication.items():
         found.setdefault(id(messages), ([], messages))[0].append(index)
     yield from ((tuple(indices), messages) for indices, messages in found.values())
-
-
-def _by_key(key_of: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for index, key in key_of.items():
-        found.setdefault(key, []).append(index)
-    return {key: tuple(indices) for key, indices in found.items()}
-
-
-_of_keys: Final[Facts[Mapping[int, int], dict[int, tuple[int, ...]]]] = Facts(_by_key, 8)
-"""The op classes of each cost key."""
 
 
 def entry_of(entries: int, groups: int, group: int, position: int) -> int:

@@ -86,6 +86,16 @@ def replay(graph: Graph, costs: NodeCosts) -> Times:
     return steps.time.reshape(costs.issued.shape)
 
 
+def arrivals(graph: Graph, issued: Times, end: Times) -> Times:
+    """As `simpar.engine.graph.Graph.arrivals`, to the bit."""
+    from simpar.engine.compiled.kernels import arrive
+
+    ops, time = graph.ops, issued.copy()
+    rows = ops.need.start, ops.need.item, ops.carry.start, ops.carry.item, ops.streams.start, ops.streams.item
+    arrive(graph.node, *rows, end, time)
+    return time
+
+
 def run_events(graph: Graph, costs: NodeCosts, links: int) -> Times:
     """As `simpar.engine.event_loop.run_events`, to the bit."""
     from simpar.engine.compiled.kernels import events

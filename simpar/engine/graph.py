@@ -6,9 +6,10 @@ meet in a communication.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Final
+from functools import cached_property, lru_cache, partial
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,18 @@ CHAINED: Final = 15
 """How many ops a chain holds besides its first."""
 
 
+class Edges(NamedTuple):
+    """What ops come after, sorted by op; shape [edges].
+
+    Arguments: ``op`` comes after the node ``before``, of the step before where ``carried``. Every op comes after one at
+    least: the op before it on its stream.
+    """
+
+    op: Ints
+    before: Ints
+    carried: Flags
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """One step of all representatives; its N ops are numbered by representative, and then in issue order.
@@ -30,17 +43,34 @@ class Graph:
     Arguments:
         ops: of the step.
         node: shape [N]; a node has the number of its op that has the costs.
-        op, before, carried: shape [edges], sorted by op: an op comes after a node, of the step before where carried.
-            Every op comes after one at least: the op before it on its stream.
         order: the nodes, each behind all that it comes after in its step.
+        listed: what lists the edges, where they are asked for.
     """
 
     ops: Ops
     node: Ints
-    op: Ints
-    before: Ints
-    carried: Flags
     order: Ints
+    listed: Callable[[], Edges]
+
+    @cached_property
+    def edges(self) -> Edges:
+        """What ops come after."""
+        return self.listed()
+
+    @property
+    def op(self) -> Ints:
+        """As of ``Edges``."""
+        return self.edges.op
+
+    @property
+    def before(self) -> Ints:
+        """As of ``Edges``."""
+        return self.edges.before
+
+    @property
+    def carried(self) -> Flags:
+        """As of ``Edges``."""
+        return self.edges.carried
 
     def __len__(self) -> int:
         return len(self.node)
@@ -127,8 +157,11 @@ class Graph:
             np.maximum.at(into, self.node[self.others], own[self.others])
         return latest
 
-    def ready(self, end: Times) -> Times:
-        """When all that an op comes after has ended, given the ends of nodes; shape [steps, N]."""
+    def arrivals(self, issued: Times, end: Times) -> Times:
+        """When ops arrive: their hosts have issued them, and all that they come after has ended; shape [steps, N].
+
+        Arguments: ``end``, of nodes.
+        """
         ready = np.empty_like(end)
         first, carried, before = self._edges
         for step, now in enumerate(end):
@@ -136,7 +169,7 @@ class Graph:
             # Before the first step everything has ended.
             ended[carried] = end[step - 1].take(before) if step else 0.0
             np.maximum.reduceat(ended, first, out=ready[step])
-        return ready
+        return np.maximum(issued, ready)
 
     @cached_property
     def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Ints]:
@@ -171,26 +204,33 @@ def graph_of(
     node = _nodes(ops)
     if node is None:
         return None
-    op, before, carried = _listed_edges(ops) if compiled else _edges(ops)
-    before = node[before]
-    order = _order(node, op, before, carried, compiled=compiled)
+    if ops.alone and (ops.need.item < ops.need.row).all():
+        # What needs nothing but what was issued before it is in order, and few ask for more.
+        return Graph(ops, node, np.arange(len(ops)), partial(_edges_of, ops, node, compiled=compiled))
+    edges = _edges_of(ops, node, compiled=compiled)
+    order = _order(node, *edges, compiled=compiled)
     # None sends the program to the reference, which draws the deadlock.
-    return None if order is None else Graph(ops, node, op, before, carried, order)
+    return None if order is None else Graph(ops, node, order, lambda: edges)
+
+
+def _edges_of(ops: Ops, node: Ints, *, compiled: bool) -> Edges:
+    op, before, carried = _listed_edges(ops) if compiled else _edges(ops)
+    return Edges(op, node[before], carried)
 
 
 def _nodes(ops: Ops) -> Ints | None:
     """For each op the number of its node; None where not all meet that should."""
     node = np.arange(len(ops), dtype=np.int32)
-    # One rank that stands for all meets nobody else.
-    if len(ops.roles) == 1 and (ops.expected == 1).all():
+    if ops.alone:
         return node
+    channel, turn, _, expected = ops.meetings
     meets = np.flatnonzero(~ops.computes)
-    on = ops.channel[meets]
+    on = channel[meets]
     _, one, meeting, count = np.unique(
-        on.astype(np.int64) * len(ops) + ops.turn[meets], return_index=True, return_inverse=True, return_counts=True
+        on.astype(np.int64) * len(ops) + turn[meets], return_index=True, return_inverse=True, return_counts=True
     )
     # Someone waits for a peer that never comes.
-    if (count != ops.expected[on[one]]).any():
+    if (count != expected[on[one]]).any():
         return None
     leads = ops.leads[meets]
     leader = np.zeros(len(one), dtype=np.int64)

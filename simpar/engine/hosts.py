@@ -53,10 +53,8 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
         computes=np.concatenate((ops.computes, np.ones(count, dtype=bool))),
         need=_more(ops.need, count, np.concatenate((issued, row)), np.concatenate((issued + count, item))),
         carry=_more(ops.carry, count, *carries),
-        channel=np.concatenate((ops.channel, np.full(count, NONE, dtype=ops.channel.dtype))),
-        turn=np.concatenate((ops.turn, np.zeros(count, dtype=ops.turn.dtype))),
-        turns=np.concatenate((ops.turns, np.zeros(count, dtype=ops.turns.dtype))),
         leads=np.concatenate((ops.leads, np.zeros(count, dtype=bool))),
+        meet=lambda: ops.meetings.behind(count),
     )
 
 

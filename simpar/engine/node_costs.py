@@ -23,6 +23,8 @@ from simpar.units import GRID, quantise
 
 KEPT: Final = 50_000
 """Of how many ops in a step arrays are kept at most; of more, memory counts for more than what is saved."""
+_SORTED: Final = 16
+"""How many numbers there may be for each that there is, at most, where those that occur are found without a sort."""
 
 
 class Rows(NamedTuple):
@@ -127,8 +129,8 @@ class _Own:
     def __init__(self, ops: Ops, program: Program, costs: Costs, representatives: Representatives, steps: int) -> None:
         count = len(program.op_classes)
         # Rows of op classes at each speed of a device; of hosts, and of the first that a host does in a step.
-        speeds, speed = np.unique([costs.rank_speed[ranks[0]] for ranks in representatives.ranks], return_inverse=True)
-        self._speeds: list[float] = speeds.tolist()
+        speed_of = [costs.rank_speed.item(ranks[0]) for ranks in representatives.ranks]
+        speeds = self._speeds = sorted(set(speed_of))
         devices = len(representatives.ranks)
         self._hosts = bool(costs.waits)
         hosts = devices * (1 + self._hosts)
@@ -139,6 +141,7 @@ class _Own:
         self.row = ops.op_class.copy()
         own = int(ops.first[devices])
         if len(speeds) > 1:
+            speed = np.searchsorted(speeds, speed_of)
             self.row[:own] += (speed * count).astype(np.int32)[ops.representative[:own]]
         before = len(speeds)
         if self._hosts:
@@ -158,15 +161,13 @@ class _Own:
         nodes = np.flatnonzero(ops.leads)
         # Ops of one class on one representative cost the same, so each kind is worked out once.
         op_class = _same(program, costs)[ops.op_class[nodes]]
-        kinds, kind_of = np.unique(ops.representative[nodes].astype(np.int64) * count + op_class, return_inverse=True)
+        kinds, kind_of = _numbered(ops.representative[nodes].astype(np.int64) * count + op_class, devices * count)
         self.row[nodes] = self.first + kind_of
         self.kinds = [divmod(kind, count) for kind in kinds.tolist()]
         of_kinds = costs.beside_compute[kinds % count]
         self.count = self.first + len(kinds)
         self.beside = np.concatenate((*beside, of_kinds))
-        used = np.zeros(len(self.beside), dtype=bool)
-        used[self.row] = True
-        self.slowed = bool((self.beside[used] < 1.0).any())
+        self.slowed = bool(self.beside.take(self.row).min(initial=1.0) < 1.0)
         self.issued = _issued(ops, costs, steps, devices)
         self._kind: dict[tuple[bool, ...], Ints] = {}
         self._messages: Kept[Same, _Messages] = Kept(2)
@@ -217,8 +218,25 @@ def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepres
     return _known.get(key, lambda: _Own(ops, program, costs, representatives, steps))
 
 
+def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
+    """The numbers that occur, in order, and for each its place among them."""
+    # To sort them takes longer, where there are about as many as there may be.
+    if below > _SORTED * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    place = np.zeros(below, dtype=np.int64)
+    place[numbers] = 1
+    found = np.flatnonzero(place)
+    place[found] = np.arange(len(found))
+    return found, place[numbers]
+
+
 def _same(program: Program, costs: Costs) -> Ints:
-    """For each op class the first that meets the same ranks at the same costs, as far as that is plain."""
+    """For each op class one that meets the same ranks at the same costs, as far as that is plain."""
+    if isinstance(costs.communication, ByKey):
+        found = costs.communication.key_of.first
+        # All of a key meet alike, and cost the same but for what somebody has changed since they were priced.
+        if (costs.beside_compute[found] == costs.beside_compute).all():
+            return found
     like, beside = like_of(program.op_classes).tolist(), costs.beside_compute.tolist()
     first: dict[tuple[int, int, float], int] = {}
     # Equal costs share the tuple itself (see ``price``).

@@ -6,6 +6,7 @@ meeting, over all steps. Costs are by op, too: see ``node_costs``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
@@ -13,16 +14,41 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.representatives import Representatives, groups_of
+from simpar.engine.groups import groups_of
+from simpar.engine.representatives import Representatives
 from simpar.errors import ProgramError
 from simpar.program import Csr, Program, Role
 from simpar.program.op import computes as op_computes
+from simpar.program.op import transfers
 from simpar.program.rows import kept_column
 from simpar.program.turns import Kind, Turns, unlike
 
 Ints = NDArray[np.signedinteger[Any]]
 Flags = NDArray[np.bool_]
 NONE: Final = -1
+
+
+class Meetings(NamedTuple):
+    """Which ops meet.
+
+    Arguments:
+        channel: shape [N], where an op meets others; -1 where it computes.
+        turn: shape [N], how many ops its representative puts on the channel before it in a step, on its side.
+        turns: shape [N], how many in all.
+        expected: shape [channels], how many ops meet there.
+    """
+
+    channel: Ints
+    turn: Ints
+    turns: Ints
+    expected: Ints
+
+    def behind(self, count: int) -> Meetings:
+        """The same with so many ops more, behind all others, that meet nobody."""
+        nobody, nothing = (np.full(count, value, dtype=np.int32) for value in (NONE, 0))
+        joined = ((self.channel, nobody), (self.turn, nothing), (self.turns, nothing))
+        channel, turn, turns = map(np.concatenate, joined)
+        return Meetings(channel, turn, turns, self.expected)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +62,9 @@ class Ops:
         stream: shape [N], the number of an op's stream among those of all representatives.
         computes: shape [N].
         need, carry: for each op the ops that must have ended before it, of its step and of the step before.
-        channel: shape [N], where an op meets others; -1 where it computes.
-        turn: shape [N], how many ops its representative puts on the channel before it in a step, on its side.
-        turns: shape [N], how many in all.
         leads: shape [N], whether an op has the costs of its meeting: sends have, and one op of a collective.
-        expected: shape [channels], how many ops meet there.
+        alone: whether one rank stands for all and no op meets another.
+        meet: what works out ``meetings``.
     """
 
     roles: tuple[Role, ...]
@@ -51,14 +75,17 @@ class Ops:
     computes: Flags
     need: Csr
     carry: Csr
-    channel: Ints
-    turn: Ints
-    turns: Ints
     leads: Flags
-    expected: Ints
+    alone: bool
+    meet: Callable[[], Meetings]
 
     def __len__(self) -> int:
         return len(self.representative)
+
+    @cached_property
+    def meetings(self) -> Meetings:
+        """Which ops meet; of ops alone few machines ask."""
+        return self.meet()
 
     @property
     def first_stream(self) -> Ints:
@@ -83,6 +110,8 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     representatives = Representatives(groups_of(program), list(of_rank))
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
+    if len(roles) == 1 and not kept_column(program.op_classes, transfers, np.bool_).any():
+        return _alone(program, numbers[0], representatives)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
     # Half as wide as numpy's own: with a million of them, what they take in memory is what time goes into.
@@ -90,17 +119,39 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     stream = np.concatenate(
         [role.stream + np.int32(begin) for role, begin in zip(roles, streams.tolist(), strict=False)]
     )
-    computes = kept_column(program.op_classes, op_computes, np.bool_)[op_class]
+    meetings, leads = _meetings([program.turns[number] for number in numbers], representatives)
     return Ops(
         roles,
         first,
         np.repeat(np.arange(len(roles), dtype=np.int32), np.diff(first)),
         op_class,
         stream,
-        computes,
+        kept_column(program.op_classes, op_computes, np.bool_)[op_class],
         _joined([role.need for role in roles], first),
         _joined([role.carry for role in roles], first),
-        *_meetings([program.turns[number] for number in numbers], representatives),
+        leads,
+        alone=False,
+        meet=lambda: meetings,
+    )
+
+
+def _alone(program: Program, number: int, representatives: Representatives) -> Ops:
+    """The ops of the one rank that stands for all: its role's, as they are."""
+    role = program.roles[number]
+    op_class = role.op_class.astype(np.int32)
+    computes = kept_column(program.op_classes, op_computes, np.bool_)[op_class]
+    return Ops(
+        (role,),
+        np.array([0, len(role)]),
+        np.zeros(len(role), dtype=np.int32),
+        op_class,
+        role.stream.astype(np.int32),
+        computes,
+        role.need,
+        role.carry,
+        ~computes,
+        alone=True,
+        meet=lambda: _meetings([program.turns[number]], representatives)[0],
     )
 
 
@@ -143,8 +194,8 @@ def _channel(representatives: Representatives, representative: int, kind: Kind) 
     )
 
 
-def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Ints, Ints, Ints, Flags, Ints]:
-    """Channel, turn, turns and whether it leads, of each op; and how many meet on each channel."""
+def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Meetings, Flags]:
+    """Which ops meet, and of each whether it leads."""
     numbers: dict[tuple[object, ...], int] = {}
     expected: list[int] = []
     found = []
@@ -160,4 +211,4 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Int
         each = np.append(of.slots.count, np.int32(0))
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
     on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
-    return on, turn, each, leading.astype(bool), np.array(expected, dtype=np.int64)
+    return Meetings(on, turn, each, np.array(expected, dtype=np.int64)), leading.astype(bool)

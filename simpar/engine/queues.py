@@ -195,8 +195,6 @@ def _joined(ops: Ops, need: list[Ints], carry: list[Ints], device: list[int], de
         computes=np.concatenate((ops.computes, np.ones(more, dtype=bool))),
         need=_lists(need, count + more),
         carry=_lists(carry, count + more),
-        channel=np.concatenate((ops.channel, np.full(more, NONE, dtype=ops.channel.dtype))),
-        turn=np.concatenate((ops.turn, nothing.astype(ops.turn.dtype))),
-        turns=np.concatenate((ops.turns, nothing.astype(ops.turns.dtype))),
         leads=np.concatenate((ops.leads, np.zeros(more, dtype=bool))),
+        meet=lambda: ops.meetings.behind(more),
     )

@@ -98,8 +98,8 @@ class _Simulation:
         """The arrays that the fast machines walk, as lists, in which Python looks up faster."""
         self._needs, self._carried = ops.need.rows(), ops.carry.rows()
         self._computes, self._leads = ops.computes.tolist(), ops.leads.tolist()
-        self._channel, self._turn, self._turns = (each.tolist() for each in (ops.channel, ops.turn, ops.turns))
-        self._expected = ops.expected.tolist()
+        self._channel, self._turn, self._turns = (each.tolist() for each in ops.meetings[:3])
+        self._expected = ops.meetings.expected.tolist()
         self._seconds, self._alpha, self._beside = (
             each.tolist() for each in (costs.seconds, costs.alpha, costs.beside)
         )

@@ -12,7 +12,7 @@ from simpar.engine import fast
 from simpar.engine.device import Observer
 from simpar.engine.event_loop import run_events
 from simpar.engine.graph import Graph, graph_of
-from simpar.engine.node_costs import NodeCosts, node_costs
+from simpar.engine.node_costs import node_costs
 from simpar.engine.replay import replay
 from simpar.engine.representatives import Representatives, fold
 from simpar.program import Program
@@ -47,7 +47,7 @@ def simulate(
     Speeds are max-min fair (see ``fair_speeds``). Does not model noise, nor how many ops a queue holds.
     """
     walked = _walked(program, costs, steps, unfold, observe, engine)
-    return walked if isinstance(walked, Trace) else _trace(program, *walked)
+    return walked if isinstance(walked, Trace) else _trace(program, walked)
 
 
 def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
@@ -61,12 +61,13 @@ def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
 
 
 class _Walked(NamedTuple):
-    """A simulation on arrays: ``end``, when nodes ended, shape [steps, N]."""
+    """A simulation on arrays: when hosts issued ops and nodes ended, shape [steps, N]; whether that was compiled."""
 
     representatives: Representatives
     graph: Graph
-    costs: NodeCosts
+    issued: Times
     end: Times
+    compiled: bool
 
 
 def _walked(
@@ -99,19 +100,23 @@ def _walked(
         end = (fast.run_events if compiled else run_events)(graph, by_node, len(costs.links))
     else:
         end = (fast.replay if compiled else replay)(graph, by_node)
-    return _Walked(representatives, graph, by_node, end)
+    return _Walked(representatives, graph, by_node.issued, end, compiled)
 
 
-def _trace(program: Program, representatives: Representatives, graph: Graph, costs: NodeCosts, end: Times) -> Trace:
+def _trace(program: Program, walked: _Walked) -> Trace:
     """The Trace that follows from when nodes end."""
-    arrive = np.maximum(costs.issued, graph.ready(end))
-    # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read by step.
-    start, end = (times.take(graph.node, axis=1) for times in (graph.latest(arrive), end))
+    graph, end, ranks = walked.graph, walked.end, walked.representatives.ranks
+    arrive = fast.arrivals(graph, walked.issued, end) if walked.compiled else graph.arrivals(walked.issued, end)
+    start = arrive
+    if not graph.ops.alone:
+        # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read by
+        # step.
+        start, end = (times.take(graph.node, axis=1) for times in (graph.latest(arrive), end))
     bounds = graph.ops.first.tolist()
     of_one = [tuple(times[:, begin:until] for times in (arrive, start, end)) for begin, until in pairwise(bounds)]
     return Trace(
         program,
         'simulated',
-        tuple(RankTimes(ranks[0], *times) for ranks, times in zip(representatives.ranks, of_one, strict=False)),
-        np.array(representatives.of_rank, dtype=np.int32),
+        tuple(RankTimes(own[0], *times) for own, times in zip(ranks, of_one, strict=False)),
+        np.array(walked.representatives.of_rank, dtype=np.int32),
     )

@@ -92,6 +92,11 @@ def computes(op: OpClass) -> bool:
     return op.kind == 'compute'
 
 
+def transfers(op: OpClass) -> bool:
+    """Whether an op goes from one rank to another: a send or a receive."""
+    return op.kind in ('send', 'recv')
+
+
 def receives(op: OpClass) -> bool:
     """Whether an op is a receive."""
     return op.kind == 'recv'

@@ -5,14 +5,43 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.engine.compiled.records import CHAINED, COMPUTES, NEXT_STEP, NONE, SEVERAL
-from simpar.jit import Array, kernel
+from simpar.jit import Array, kernel, part
 
 HELPERS: Final = 'c2ca1a8d1f7409ff'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 
 
 @kernel
-def arrange_ops(
+def arrange(
+    node: Array, leads: Array, computes: Array, need_start: Array, need_item: Array, carry_start: Array,
+    carry_item: Array, stream: Array, stream_start: Array, stream_item: Array, first_stream: Array, row: Array,
+    seconds: Array, beside: Array, alpha: Array, load: Array, needed: Array, kinds: Array, ops: Array, needs: Array,
+    meetings: Array, members: Array, devices: Array, on_device: Array, streams: Array, ready: Array,
+) -> int:  # fmt: skip
+    """Write all that the event loop begins with; return how many streams have ops.
+
+    Arguments: node to first_stream: as of ``Ops`` and ``Graph``. row to load: as of ``NodeCosts``. needed, kinds: of
+    each op and stream zeros, which are used up. ops to ready: as of ``World``, ``on_device`` its ``beside``.
+    """
+    for number in range(len(devices)):
+        for one in range(first_stream[number], first_stream[number + 1]):
+            head = streams[one]
+            head.op, head.device, head.place, head.lead, head.behind = NONE, number, NONE, NONE, NONE
+    _arrange_ops(
+        node, leads, computes, need_start, need_item, carry_start, carry_item, stream_start, stream_item, row, seconds,
+        beside, needed, ops, needs, streams,
+    )  # fmt: skip
+    _arrange_meetings(ops, node, stream, row, alpha, load, first_stream, kinds, meetings, members, devices, on_device)
+    busy = 0
+    for one in range(len(streams)):
+        if streams[one].op != NONE:
+            ready[busy] = one
+            busy += 1
+    return busy
+
+
+@part
+def _arrange_ops(
     node: Array,
     leads: Array,
     computes: Array,
@@ -28,13 +57,13 @@ def arrange_ops(
     needed: Array,
     ops: Array,
     needs: Array,
-    heads: Array,
+    streams: Array,
 ) -> None:
     """Write ops, their lists of needs, and the first op of each stream; meetings are numbered by the ops that lead.
 
     Arguments, by op where nothing else is said:
         node, leads, computes; rows of needs, and of needs of the step before: as of ``Ops`` and ``Graph``.
-        stream_start, stream_item: of each stream its ops.
+        stream_start, stream_item: of each stream its ops; of none behind the last that has any.
         row: as of ``NodeCosts``; seconds, beside: of its rows.
         needed: is used up.
     """
@@ -65,11 +94,10 @@ def arrange_ops(
                 at += 1
             else:
                 op.need = need
-    for stream in range(len(heads)):
+    for stream in range(len(stream_start) - 1):
         begin, end = stream_start[stream], stream_start[stream + 1]
-        heads[stream] = NONE
         if begin < end:
-            heads[stream] = stream_item[begin]
+            streams[stream].op = stream_item[begin]
         for index in range(begin, end):
             number = stream_item[index]
             op = ops[number]
@@ -83,8 +111,8 @@ def arrange_ops(
                 op.meeting = COMPUTES
 
 
-@kernel
-def arrange_meetings(
+@part
+def _arrange_meetings(
     ops: Array,
     node: Array,
     stream: Array,
@@ -101,7 +129,7 @@ def arrange_meetings(
     """Write meetings with their streams, and devices with theirs.
 
     Arguments:
-        ops: as ``arrange_ops`` writes them.
+        ops: as ``_arrange_ops`` writes them.
         node, stream: of each op; row: as of ``NodeCosts``; alpha, load: of its rows.
         first_stream: of each device, and at last how many streams there are.
         kinds: of each stream, 1 where it ever computes, + 2 where it ever communicates; 0 at first.

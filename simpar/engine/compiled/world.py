@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.compiled.kernels import arrange_meetings, arrange_ops
+from simpar.engine.compiled.kernels import arrange
 from simpar.engine.compiled.records import (
     DEVICE,
     ENTRY,
@@ -35,28 +35,18 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     Arguments: ``links``, how many there are.
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
-    kept = len(graph) <= KEPT
-    same = Same(graph, costs.row, costs.rows.beside, costs.rows.kind)
-    still = _known.get(same, lambda: _still(graph, costs)) if kept else None
-    # The loop uses up what it is given; what is kept stays as it is.
-    if still:
-        still = still.copied()
-        rows = costs.row.take(still.meetings['op'])
-        still.ops['seconds'], still.meetings['alpha'] = costs.rows.seconds.take(costs.row), costs.rows.alpha.take(rows)
-    else:
-        still = _still(graph, costs)
-    ops, meetings = still.ops, still.meetings
+    still = _arranged(graph, costs)
     count = len(still.streams)
     loop = np.zeros(1, dtype=LOOP)
-    loop['ready'] = np.count_nonzero(still.streams['op'] != NONE)
+    loop['ready'] = still.busy
     on_links = np.zeros(links, dtype=LINK)
     on_links['head'] = NONE
-    loads = _loads(costs.loads) if kept else _of_loads(costs.loads)
+    loads = _loads(costs.loads) if len(graph) <= KEPT else _of_loads(costs.loads)
     widest = loads.widest
     begun, touched, flowing = (np.zeros(count, dtype=np.uint32) for _ in range(3))
     return World(
         len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
-        ops, meetings, still.members, still.needs,
+        still.ops, still.meetings, still.members, still.needs,
         loads.start, loads.link, loads.demand, still.devices, still.beside,
         costs.issued.ravel(), np.full(costs.issued.size, -1.0),
         still.streams, np.zeros(count + 1, dtype=EVENT), np.zeros(count, dtype=FLOW),
@@ -89,7 +79,10 @@ _loads: Final[Facts[list[Load], _Loads]] = Facts(_of_loads, 4)
 
 
 class _Still(NamedTuple):
-    """What of a world depends neither on seconds nor on steps; kept of the last few graphs that are not large."""
+    """What a world begins with but for links; of it the same graph has all but seconds at any prices and steps.
+
+    Arguments: as of ``World``; ``busy``, how many streams have ops.
+    """
 
     ops: NDArray[np.void]
     meetings: NDArray[np.void]
@@ -99,70 +92,74 @@ class _Still(NamedTuple):
     beside: NDArray[np.uint32]
     streams: NDArray[np.void]
     ready: NDArray[np.uint32]
+    busy: int
 
-    def copied(self) -> _Still:
-        """The same with what the loop writes to in arrays of its own."""
-        return self._replace(
+    def at(self, costs: NodeCosts) -> _Still:
+        """The same at other costs, with what the loop writes to in arrays of its own."""
+        found = self._replace(
             ops=self.ops.copy(),
             meetings=self.meetings.copy(),
             devices=self.devices.copy(),
             streams=self.streams.copy(),
             ready=self.ready.copy(),
         )
+        rows = costs.row.take(found.meetings['op'])
+        found.ops['seconds'], found.meetings['alpha'] = costs.rows.seconds.take(costs.row), costs.rows.alpha.take(rows)
+        return found
 
 
-_known: Final[Kept[Same, _Still]] = Kept(4)
+class _Kept:
+    """That of a graph which is not large; mutable. Rows of other plans ask but once, so that is for the second time."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._still: _Still | None = None
+
+    def at(self, graph: Graph, costs: NodeCosts) -> _Still:
+        """That of the graph, for the caller to use up."""
+        if not self._asked:
+            self._asked = True
+            return _still(graph, costs)
+        if self._still is None:
+            self._still = _still(graph, costs)
+        return self._still.at(costs)
+
+
+_known: Final[Kept[Same, _Kept]] = Kept(4)
+
+
+def _arranged(graph: Graph, costs: NodeCosts) -> _Still:
+    """What a world begins with, for the caller to use up."""
+    if len(graph) > KEPT:
+        return _still(graph, costs)
+    return _known.get(Same(graph, costs.row, costs.rows.beside, costs.rows.kind), _Kept).at(graph, costs)
 
 
 def _still(graph: Graph, costs: NodeCosts) -> _Still:
     """Before anything has begun."""
-    ops, needs, heads = _ops(graph, costs)
-    meetings, members, devices, beside = _meetings(graph, costs, ops)
-    streams = np.zeros(len(heads), dtype=STREAM)
-    streams['op'], streams['device'] = heads, np.repeat(np.arange(len(devices)), np.diff(graph.ops.first_stream))
-    for name in ('place', 'lead', 'behind'):
-        streams[name] = NONE
-    ready = np.zeros(len(heads), dtype=np.uint32)
-    busy = np.flatnonzero(heads != NONE)
-    ready[: len(busy)] = busy
-    return _Still(ops, meetings, members, needs, devices, beside, streams, ready)
-
-
-def _ops(graph: Graph, costs: NodeCosts) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Ops, their lists of needs, and the first op of each stream."""
-    of = graph.ops
-    several = of.need.count + of.carry.count
-    several = several[several > 1]
-    ops = np.empty(len(graph), dtype=OP)
-    needs = np.empty(several.sum() + len(several), dtype=np.uint32)
-    heads = np.empty(of.first_stream[-1], dtype=np.uint32)
-    # Streams behind the last that has ops have no rows.
-    rows = np.full(len(heads) + 1, of.streams.start[-1])
-    rows[: len(of.streams.start)] = of.streams.start
-    arrange_ops(
-        _narrow(graph.node), of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item,
-        rows, of.streams.item, costs.row, costs.rows.seconds, costs.rows.beside, np.zeros(len(graph), dtype=bool), ops,
-        needs, heads,
-    )  # fmt: skip
-    return ops, needs, heads
-
-
-def _meetings(
-    graph: Graph, costs: NodeCosts, ops: NDArray[np.void]
-) -> tuple[NDArray[np.void], NDArray[np.uint32], NDArray[np.void], NDArray[np.uint32]]:
-    """Meetings, the streams of all, devices, and their streams."""
-    of = graph.ops
+    of, count = graph.ops, len(graph)
     first_stream = of.first_stream.astype(np.int32)
-    meetings = np.zeros(np.count_nonzero(of.leads), dtype=MEETING)
-    members = np.empty(len(graph) - np.count_nonzero(of.computes), dtype=np.uint32)
-    devices = np.zeros(len(of.roles), dtype=DEVICE)
-    # A stream may compute and communicate.
-    beside = np.empty(2 * first_stream[-1], dtype=np.uint32)
-    arrange_meetings(
-        ops, _narrow(graph.node), _narrow(of.stream), costs.row, costs.rows.alpha, costs.rows.kind, first_stream,
-        np.zeros(first_stream[-1], dtype=np.uint8), meetings, members, devices, beside,
+    on_all = int(first_stream[-1])
+    listed = len(of.need.item) + len(of.carry.item)
+    streams, ready = np.zeros(on_all, dtype=STREAM), np.zeros(on_all, dtype=np.uint32)
+    made = (
+        np.empty(count, dtype=OP),
+        # A list has two needs at least, and its length.
+        np.empty(listed + listed // 2, dtype=np.uint32),
+        np.zeros(np.count_nonzero(of.leads), dtype=MEETING),
+        np.empty(count - np.count_nonzero(of.computes), dtype=np.uint32),
+        np.zeros(len(of.roles), dtype=DEVICE),
+        # A stream may compute and communicate.
+        np.empty(2 * on_all, dtype=np.uint32),
+    )
+    busy = arrange(
+        _narrow(graph.node), of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item,
+        _narrow(of.stream), of.streams.start, of.streams.item, first_stream, costs.row, costs.rows.seconds,
+        costs.rows.beside, costs.rows.alpha, costs.rows.kind, np.zeros(count, dtype=bool),
+        np.zeros(on_all, dtype=np.uint8), *made, streams, ready,
     )  # fmt: skip
-    return meetings, members, devices, beside
+    ops, needs, meetings, members, devices, beside = made
+    return _Still(ops, meetings, members, needs, devices, beside, streams, ready, busy)
 
 
 def _narrow(numbers: NDArray[np.integer]) -> NDArray[np.int32]:

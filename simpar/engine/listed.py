@@ -1,0 +1,198 @@
+"""Which ranks and links behave alike, by lists: the colour refinement of ``representatives`` for few ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simpar.cost.costs import Communication, Costs, same_messages
+from simpar.cost.entries import Entries
+from simpar.cost.links import Demands
+from simpar.engine.groups import groups_of
+from simpar.program import OpClass, Program
+
+Colours = list[int]
+Edges = list[list[tuple[int, int]]]
+"""For each rank or link its exchanges, each with the number of the link's demand; for a rank, 1 if it receives and else
+0."""
+
+Numbered = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The links of a message; the number of the demand of the first few, of the next few, and so on; and how many each."""
+Pattern = tuple[tuple[int, Numbered], ...]
+"""Which of an op class's costs last as long, by number of first occurrence, and the links of each."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
+
+    Arguments:
+        kind: equal for exchanges that the same op classes ask for.
+        ranks: of a send, the sender and then the receiver.
+        cost: equal for those of a kind that last as long.
+        over: its links, with the numbers of their demands.
+    """
+
+    kind: int
+    ranks: tuple[int, ...]
+    sends: bool
+    cost: int
+    over: Numbered
+
+    @cached_property
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (link, number of the demand); exchanges that were seen before are told without."""
+        return tuple(Demands(*self.over))
+
+    def signature(self, ranks: Colours, links: Colours) -> Hashable:
+        """What tells it from other exchanges, given the colours of ranks and links."""
+        among = [ranks[rank] for rank in self.ranks]
+        # Sorted, as a multiset: a collective does not depend on who of its ranks is who, but a send does.
+        if not self.sends:
+            among.sort()
+        over = sorted([(links[link], demand) for link, demand in self.links])
+        return (self.kind, self.cost, tuple(among), tuple(over))
+
+
+def listed_colours(program: Program, costs: Costs) -> tuple[Colours, Colours]:
+    """The colours of ranks and links at some costs."""
+    # Cached by what decides it: most ablations change seconds and not which of them are equal.
+    return _refine(program, _Told.by(costs))
+
+
+class _Told(NamedTuple):
+    """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
+
+    Arguments:
+        pattern: op classes, and the number in ``patterns`` that all of them have.
+        speeds: of the ranks, 1 for a nominal device.
+        links: how many links there are.
+    """
+
+    pattern: tuple[tuple[Sequence[int], int], ...]
+    patterns: tuple[Pattern, ...]
+    speeds: tuple[float, ...]
+    links: int
+
+    @staticmethod
+    def by(costs: Costs) -> _Told:
+        """What some costs tell; many op classes share long ones, so each is looked into once."""
+        patterns: dict[Pattern, int] = {}
+        over: dict[tuple[int, ...], list[Numbered]] = {}
+        found = tuple(
+            [
+                (indices, patterns.setdefault(_pattern(by_group, over), len(patterns)))
+                for indices, by_group in same_messages(costs.communication)
+            ]
+        )
+        return _Told(found, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
+
+
+def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list[Numbered]]) -> Pattern:
+    """The pattern of an op class's costs. Arguments: ``over``, by the ids of all links what was found; grows."""
+    number: dict[tuple[float, float], int] = {}
+    # Which costs and demands of one op class are equal, not what they are: so that messages of many sizes are alike to
+    # ``_refine``, and its cache holds across effects, links and plans.
+    seconds = [number.setdefault((cost.alpha, cost.transfer), len(number)) for cost in by_group]
+    # Messages of many sizes have the very same links; those of entries are made when asked for, and are no keys.
+    key = () if isinstance(by_group, Entries) else tuple([id(cost.links) for cost in by_group])
+    links = over.get(key) if key else None
+    if links is None:
+        demands: dict[float, int] = {}
+        links = [_numbered(cost.links, demands) for cost in by_group]
+        over[key] = links
+    return tuple(zip(seconds, links, strict=True))
+
+
+def _numbered(links: Sequence[tuple[int, float]], demands: dict[float, int]) -> Numbered:
+    """The links of a message, and the numbers of their demands. Arguments: ``demands``, numbered so far; grows."""
+    over = Demands.of(links)
+    return over.channels, tuple([demands.setdefault(part, len(demands)) for part in over.parts]), over.widths
+
+
+def _exchanges(program: Program, told: _Told) -> list[Exchange]:
+    """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
+    groups = groups_of(program)
+    roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
+    for number, asked in enumerate(_asked(program, told)):
+        for op, told_by in asked:
+            # A receive is the other end of a send, and would only count it twice.
+            if op.kind in {'collective', 'send'}:
+                roles_of.setdefault((op.kind == 'send', op.partition, op.peer, told_by), {})[number] = None
+    sharing = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
+    found = []
+    for kind, ((sends, partition, peer, number), roles) in enumerate(roles_of.items()):
+        on, pattern = groups[partition], told.patterns[number]
+        ranks = [rank for role in roles for rank in sharing[role]]
+        if sends:
+            pairs = [(rank, on.peer(rank, peer)) for rank in ranks]
+            found += [_exchange(kind, pair, True, pattern[on.entry(pair[0], len(pattern))]) for pair in pairs]
+        else:
+            used = dict.fromkeys(on.places[0, ranks].tolist())
+            found += [_exchange(kind, tuple(on.members[group]), False, pattern[group]) for group in used]
+    return found
+
+
+def _asked(program: Program, told: _Told) -> Iterator[list[tuple[OpClass, int]]]:
+    """For each role the messages of its ops, each kind once: an op class, and the number of its pattern."""
+    kinds, ops = program.cost_kinds
+    pattern = np.zeros(len(kinds), dtype=np.int64)
+    communicates = np.zeros(len(kinds), dtype=np.bool_)
+    for indices, number in told.pattern:
+        of = list(indices)
+        pattern[of], communicates[of] = number, True
+    # In one number, so that thousands of op classes are few kinds.
+    kind = kinds * len(told.patterns) + pattern
+    for role in program.roles:
+        used = np.flatnonzero(communicates & (np.bincount(role.op_class, minlength=len(kinds)) > 0))
+        numbers = dict.fromkeys(kind[used].tolist())
+        yield [(ops[one // len(told.patterns)], one % len(told.patterns)) for one in numbers]
+
+
+def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int, Numbered]) -> Exchange:
+    cost, over = pattern
+    return Exchange(kind, ranks, sends, cost, over)
+
+
+@lru_cache(maxsize=4)
+def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
+    """The colours of ranks and links."""
+    return _coloured(tuple(program.role_of_rank.tolist()), told.speeds, told.links, tuple(_exchanges(program, told)))
+
+
+@lru_cache(maxsize=16)
+def _coloured(
+    roles: tuple[int, ...], speeds: tuple[float, ...], links: int, exchanges: tuple[Exchange, ...]
+) -> tuple[Colours, Colours]:
+    """The colours of ranks and links; many programs of a sweep exchange alike."""
+    of_rank: Edges = [[] for _ in roles]
+    of_link: Edges = [[] for _ in range(links)]
+    for number, exchange in enumerate(exchanges):
+        for place, rank in enumerate(exchange.ranks):
+            of_rank[rank].append((number, int(exchange.sends and place == 1)))
+        for link, demand in exchange.links:
+            of_link[link].append((number, demand))
+    colours = (_colours(zip(roles, speeds, strict=True)), _colours(() for _ in range(links)))
+    while True:
+        exchanged = _colours(exchange.signature(*colours) for exchange in exchanges)
+        finer = (_split(colours[0], of_rank, exchanged), _split(colours[1], of_link, exchanged))
+        # Numbering by first occurrence makes equal partitions equal lists; refining only ever splits, so it ends.
+        if finer == colours:
+            return colours
+        colours = finer
+
+
+def _split(colours: Colours, edges: Edges, exchanged: Colours) -> Colours:
+    # Sorted: two ranks are alike if they do the same exchanges, in whatever order they were found.
+    own = [tuple(sorted([(exchanged[exchange], demand) for exchange, demand in mine])) for mine in edges]
+    return _colours(zip(colours, own, strict=True))
+
+
+def _colours(signatures: Iterable[Hashable]) -> Colours:
+    """Equal signatures, equal colours; numbered by first occurrence, so that a partition has one numbering."""
+    number: dict[Hashable, int] = {}
+    return [number.setdefault(signature, len(number)) for signature in signatures]
