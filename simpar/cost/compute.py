@@ -61,9 +61,10 @@ class DeviceCompute:
         """
         key = _key_of(op)
         # Plans of a sweep share most of their ops.
-        if key not in self._known:
-            self._known[key] = self._seconds(op)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._seconds(op)
+        return found
 
     def _seconds(self, op: OpClass) -> ComputeCost:
         if op.operator in NO_WORK:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -41,14 +41,6 @@ class Keys(Mapping[int, int]):
     def _index(self) -> list[int]:
         found: list[int] = np.flatnonzero(self._communicates).tolist()
         return found
-
-    @cached_property
-    def of_keys(self) -> dict[int, tuple[int, ...]]:
-        """The op classes of each key."""
-        found: dict[int, list[int]] = {}
-        for index, key in zip(self._index, self.kind[self._communicates].tolist(), strict=True):
-            found.setdefault(key, []).append(index)
-        return {key: tuple(indices) for key, indices in found.items()}
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
@@ -98,17 +90,9 @@ class ByKey(Mapping[int, Sequence[Communication]]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def same_messages(
-    communication: Mapping[int, Sequence[Communication]],
-) -> Iterator[tuple[Sequence[int], Sequence[Communication]]]:
-    """Op classes that have the very same messages, and these; in the order of the first of each."""
-    if isinstance(communication, ByKey):
-        yield from ((indices, communication.made[key]) for key, indices in communication.key_of.of_keys.items())
-        return
-    found: dict[int, tuple[list[int], Sequence[Communication]]] = {}
-    for index, messages in communication.items():
-        found.setdefault(id(messages), ([], messages))[0].append(index)
-    yield from ((tuple(indices), messages) for indices, messages in found.values())
+def each_message(communication: Mapping[int, Sequence[Communication]]) -> Iterable[Sequence[Communication]]:
+    """The messages of all op classes; those that are the very same once, where that is known."""
+    return communication.made.values() if isinstance(communication, ByKey) else communication.values()
 
 
 def entry_of(entries: int, groups: int, group: int, position: int) -> int:

@@ -255,8 +255,9 @@ class Pricer:
             slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
         seconds = dict.fromkeys(GRADES, 0.0)
         for kind, count in enumerate(slots):
-            if kind in self._computed:
-                seconds[self._computed[kind].grade] += compute[kind] * count
+            computed = self._computed.get(kind)
+            if computed is not None:
+                seconds[computed.grade] += compute[kind] * count
             else:
                 seconds[self._messages.costs[kind][0].grade] += sum(lasts(communication[kind], 0)) * count
         return {grade: total for grade, total in seconds.items() if total > 0}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simpar.cost.costs import Communication, Costs, same_messages
+from simpar.cost.costs import ByKey, Communication, Costs, each_message
 from simpar.cost.entries import Entries
 from simpar.cost.links import Demands
 from simpar.engine.groups import groups_of
@@ -68,12 +69,12 @@ class _Told(NamedTuple):
     """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
 
     Arguments:
-        pattern: op classes, and the number in ``patterns`` that all of them have.
+        pattern: shape [op classes], the number in ``patterns`` of each, as bytes; -1 where it computes.
         speeds: of the ranks, 1 for a nominal device.
         links: how many links there are.
     """
 
-    pattern: tuple[tuple[Sequence[int], int], ...]
+    pattern: bytes
     patterns: tuple[Pattern, ...]
     speeds: tuple[float, ...]
     links: int
@@ -83,13 +84,26 @@ class _Told(NamedTuple):
         """What some costs tell; many op classes share long ones, so each is looked into once."""
         patterns: dict[Pattern, int] = {}
         over: dict[tuple[int, ...], list[Numbered]] = {}
-        found = tuple(
-            [
-                (indices, patterns.setdefault(_pattern(by_group, over), len(patterns)))
-                for indices, by_group in same_messages(costs.communication)
-            ]
-        )
+        of: dict[int, int] = {}
+        for by_group in each_message(costs.communication):
+            if id(by_group) not in of:
+                of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
+        found = _by_op_class(costs, of).astype(np.int64).tobytes()
         return _Told(found, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
+
+
+def _by_op_class(costs: Costs, of: Mapping[int, int]) -> NDArray[np.integer[Any]]:
+    """Shape [op classes], the number of each one's messages; -1 where it computes. Arguments: ``of``, by their ids."""
+    if isinstance(costs.communication, ByKey):
+        kind = costs.communication.key_of.kind
+        of_key = np.full(int(kind.max(initial=0)) + 1, -1)
+        for key, by_group in costs.communication.made.items():
+            of_key[key] = of[id(by_group)]
+        return of_key[kind]
+    found = np.full(len(costs.compute), -1)
+    for index, by_group in costs.communication.items():
+        found[index] = of[id(by_group)]
+    return found
 
 
 def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list[Numbered]]) -> Pattern:
@@ -140,15 +154,11 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
 def _asked(program: Program, told: _Told) -> Iterator[list[tuple[OpClass, int]]]:
     """For each role the messages of its ops, each kind once: an op class, and the number of its pattern."""
     kinds, ops = program.cost_kinds
-    pattern = np.zeros(len(kinds), dtype=np.int64)
-    communicates = np.zeros(len(kinds), dtype=np.bool_)
-    for indices, number in told.pattern:
-        of = list(indices)
-        pattern[of], communicates[of] = number, True
+    pattern = np.frombuffer(told.pattern, dtype=np.int64)
     # In one number, so that thousands of op classes are few kinds.
     kind = kinds * len(told.patterns) + pattern
     for role in program.roles:
-        used = np.flatnonzero(communicates & (np.bincount(role.op_class, minlength=len(kinds)) > 0))
+        used = np.flatnonzero((np.bincount(role.op_class, minlength=len(kinds)) > 0) & (pattern >= 0))
         numbers = dict.fromkeys(kind[used].tolist())
         yield [(ops[one // len(told.patterns)], one % len(told.patterns)) for one in numbers]
 

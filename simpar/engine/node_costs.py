@@ -261,16 +261,23 @@ def _communication(
 
 def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> Times:
     """Each device's host issues its ops one after the other, over all steps; devices stand before all others."""
-    host = _quantise(costs.host)[ops.op_class]
-    issued = np.zeros((steps, len(ops)))
     # Hosts that wait are ops themselves.
     if costs.waits:
-        return issued
+        return np.zeros((steps, len(ops)))
+    host, before = _quantise(costs.host).take(ops.op_class), quantise(costs.host_step)
+    if len(ops.roles) == 1:
+        return _issued_by_one(host, before, steps)
+    issued = np.zeros((steps, len(ops)))
     for begin, end in pairwise(ops.first[: devices + 1].tolist()):
-        # The host launches in issue order, whatever the stream, and never waits for the device.
-        one = np.cumsum(host[begin:end]) + quantise(costs.host_step)
-        issued[:, begin:end] = np.arange(steps)[:, None] * one[-1:] + one
+        issued[:, begin:end] = _issued_by_one(host[begin:end], before, steps)
     return issued
+
+
+def _issued_by_one(host: Times, before: float, steps: int) -> Times:
+    """The same of one device. Arguments: ``host``, seconds for each op; ``before``, those before any of a step."""
+    # The host launches in issue order, whatever the stream, and never waits for the device.
+    one = host.cumsum() + before
+    return np.asarray(np.arange(steps)[:, None] * one[-1:] + one)
 
 
 def _quantise(times: Times) -> Times:

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Communication, Costs, same_messages
+from simpar.cost.costs import Communication, Costs, each_message
 from simpar.cost.entries import Entries
 from simpar.cost.links import Demands
 from simpar.distinct import distinct
@@ -171,7 +171,7 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRe
     groups = groups_of(program)
     if unfold:
         return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
-    if costs.communication and all(isinstance(by, Entries) for _, by in same_messages(costs.communication)):
+    if costs.communication and all(isinstance(by, Entries) for by in each_message(costs.communication)):
         entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
         ranks, links = hashed_colours(program, costs.rank_speed, len(costs.links), entries, groups)
     else:

@@ -18,9 +18,9 @@ from simpar.metrics.step import StepMetrics as StepMetrics
 from simpar.metrics.step import StreamMetrics as StreamMetrics
 from simpar.metrics.step import communicator as communicator
 from simpar.metrics.step import is_communication as is_communication
-from simpar.metrics.step import is_transfer as is_transfer
 from simpar.metrics.step import metrics as metrics
 from simpar.metrics.step import named_streams as named_streams
+from simpar.program.op import transfers as is_transfer
 
 __all__ = [
     'RECEIVES',

@@ -22,7 +22,8 @@ from simpar.interval_sets import Intervals, fold, length, seconds_of, union
 from simpar.metrics.actions import is_pipeline
 from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
-from simpar.program.op import Phase
+from simpar.program.op import Phase, computes
+from simpar.program.op import transfers as is_transfer
 from simpar.program.rows import column, kept_column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
@@ -139,11 +140,6 @@ def is_communication(op: OpClass) -> bool:
     return op.kind != 'compute'
 
 
-def is_transfer(op: OpClass) -> bool:
-    """Whether an op goes from one rank to another: a send or a receive."""
-    return op.kind in ('send', 'recv')
-
-
 def communicator(op: OpClass, stream: str) -> str:
     """A communicator as readers name it: its partition; for collectives also its stream where that is named otherwise.
 
@@ -172,25 +168,34 @@ class _Window(NamedTuple):
     end: float
 
 
-class _Kinds(NamedTuple):
-    """What metrics ask of op classes, shape [C] each; ``phases`` are those that ``phase`` counts."""
+@dataclass(frozen=True, eq=False)
+class _Kinds:
+    """What metrics ask of a program's op classes."""
 
-    communicates: Mask
-    transfers: Mask
-    phase: NDArray[np.int64]
-    phases: tuple[Phase, ...]
+    program: Program
+
+    @property
+    def computes(self) -> Mask:
+        """Shape [C], whether an op class is no communication."""
+        return kept_column(self.program.op_classes, computes, np.bool_)
+
+    @property
+    def transfers(self) -> Mask:
+        """Shape [C], whether an op class is a send or a receive."""
+        return kept_column(self.program.op_classes, is_transfer, np.bool_)
+
+    @cached_property
+    def phases(self) -> tuple[NDArray[np.int64], tuple[Phase, ...]]:
+        """Shape [C], the number of an op class's phase; the phases, in the order of first use, as they are told."""
+        phases: dict[Phase, int] = {}
+        phase = column(self.program.op_classes, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
+        return phase, tuple(phases)
 
     @staticmethod
     @lru_cache(maxsize=4)
     def of(program: Program) -> _Kinds:
         """Those of a program."""
-        ops = program.op_classes
-        # In the order of first use, in which phases are told.
-        phases: dict[Phase, int] = {}
-        phase = column(ops, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
-        return _Kinds(
-            kept_column(ops, is_communication, np.bool_), kept_column(ops, is_transfer, np.bool_), phase, tuple(phases)
-        )
+        return _Kinds(program)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,8 +252,8 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
         times[window.steps] for times in (rank_times.arrive_KS, rank_times.start_KS, rank_times.end_KS)
     )
     # A collective's kernel occupies its stream while it waits; a posted receive occupies nothing.
-    since = np.where(kinds.transfers[role.op_class], start, arrive)
-    return _Ops(trace.program, role, kinds, kinds.communicates[role.op_class], arrive, start, end, since, window)
+    since = np.where(kinds.transfers[role.op_class], start, arrive) if kinds.transfers.any() else arrive
+    return _Ops(trace.program, role, kinds, ~kinds.computes[role.op_class], arrive, start, end, since, window)
 
 
 class _Seconds(NamedTuple):
@@ -300,11 +305,12 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
 
 def _phases(ops: _Ops) -> dict[str, float]:
     """Seconds of computing by phase, in the order of first use."""
-    phase = ops.kinds.phase[ops.role.op_class]
+    numbers, phases = ops.kinds.phases
+    phase = numbers[ops.role.op_class]
     seconds = {}
     for number in _in_order(phase):
         mask = (phase == number) & ~ops.communicates
-        seconds[str(ops.kinds.phases[number])] = length(ops.between(ops.start, ops.end, mask))
+        seconds[str(phases[number])] = length(ops.between(ops.start, ops.end, mask))
     # Phases that only communicate compute nothing.
     return {phase: value for phase, value in seconds.items() if value}
 

@@ -18,7 +18,7 @@ from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import LazyRows, column, kept_column, stand
+from simpar.program.rows import LazyRows, column, distinct_rows, kept_column, stand
 from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
 from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
@@ -80,8 +80,9 @@ class Program:
     @cached_property
     def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
+        rows, which = distinct_rows(self.op_classes)
         numbers: dict[tuple[object, ...], int] = {}
-        kinds = column(self.op_classes, lambda op: numbers.setdefault(_cost_key(op), len(numbers)), np.int64)
+        kinds = np.array([numbers.setdefault(key, len(numbers)) for key in _cost_key.each(rows)], dtype=np.int64)[which]
         first = np.empty(len(numbers), dtype=np.int64)
         # Of several assignments to one place numpy keeps the last: reversed, that is the first op class of a kind.
         first[kinds[::-1]] = np.arange(len(kinds))[::-1]

@@ -99,6 +99,11 @@ def like_of(rows: Sequence[object]) -> Ints:
     return rows.like if isinstance(rows, LazyRows) else np.arange(len(rows))
 
 
+def distinct_rows(rows: Sequence[Row]) -> tuple[Sequence[Row], Ints | slice]:
+    """Rows that differ in more than names, as ``stand`` gives them, and which of them each row is."""
+    return rows.distinct if isinstance(rows, LazyRows) else (rows, slice(None))
+
+
 def column(rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]) -> NDArray[Value]:
     """Shape [rows], what each row says. Arguments: ``of``, a number of a row that does not depend on names."""
     if not isinstance(rows, LazyRows):
