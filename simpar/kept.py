@@ -72,11 +72,9 @@ class Facts(Generic[Key, Value]):
         return known[1]
 
     def each(self, many: Sequence[Key]) -> list[Value]:
-        """The facts of many objects; of those that are known all at once, which takes a third of the time."""
+        """The facts of many objects; those that are known take a third of the time that they take one by one."""
         known = [self._known.get(id(one)) for one in many]
-        if None in known:
-            return [self(one) for one in many]
-        return [pair[1] for pair in known if pair]
+        return [pair[1] if pair else self(one) for pair, one in zip(known, many, strict=True)]
 
     def clear(self) -> None:
         """Forget all."""

@@ -81,9 +81,8 @@ class Trace:
     @cached_property
     def step_ends(self) -> Times:
         """Shape [steps]: when the last op of each step ended, over all ranks."""
-        return np.asarray(
-            np.max([rank_times.end_KS.max(axis=1) for rank_times in self.representatives], axis=0), dtype=np.float64
-        )
+        ends = [rank_times.end_KS.max(axis=1) for rank_times in self.representatives]
+        return np.asarray(ends[0] if len(ends) == 1 else np.max(ends, axis=0), dtype=np.float64)
 
     @cached_property
     def step_times(self) -> Times:
@@ -93,7 +92,8 @@ class Trace:
     @property
     def step(self) -> float:
         """Seconds of the last step, end(k) − end(k−1)."""
-        return float(self.step_times[-1])
+        ends: list[float] = self.step_ends[-2:].tolist()
+        return ends[-1] - (ends[0] if len(ends) > 1 else 0.0)
 
     @property
     def cold_step(self) -> float:

@@ -12,6 +12,7 @@ from simpar import cli
 from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import fast, reference, simulate
+from simpar.engine import node_costs as node_costs_module
 from simpar.engine.compiled import events
 from simpar.engine.graph import graph_of
 from simpar.engine.node_costs import node_costs
@@ -98,6 +99,56 @@ def test_what_does_not_pair_up_in_a_step_is_left_to_the_reference():
     with pytest.raises(Deadlock, match='rank 1, finished'):
         simulate(program, costs, steps=2)
     assert graph_of(pair(1, 1)[0], (0, 1)) is not None
+
+
+def one_rank(needs):
+    """A rank with an op, a collective and an op on two streams, and these needs of each; it computes for 1, 2, 3 s."""
+    role = role_of('one', [(0, 0), (1, 1), (2, 0)], needs, [(1, 2)], ('a', 'b'))
+    ops = (
+        OpClass('early', 'compute', 'gelu', 'F'),
+        OpClass('sum', 'collective', 'all_reduce', 'F', partition='p'),
+        OpClass('late', 'compute', 'gelu', 'F'),
+    )
+    alone = {'p': Partition('p', np.array([[0]], dtype=np.int32))}
+    program = Program((role,), np.array([0], dtype=np.int32), alone, ops, ())
+    return program, Costs(
+        compute=np.array([1.0, 0.0, 3.0]), host=np.full(3, 0.25), beside_communication=np.full(3, 0.5),
+        beside_compute=np.ones(3), communication={1: (Communication(0.0, 2.0),)}, links=(), rank_speed=np.ones(1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'needs', [[[], [], []], [[], [0], [1]], [[1], [], []], [[], [2], []]], ids=['none', 'before', 'behind', 'last']
+)
+def test_ops_of_a_rank_that_stands_for_all_wait_for_any_op(needs):
+    program, costs = one_rank(needs)
+    traces = [simulate(program, costs, steps=3, engine=engine) for engine in ('simpy', 'python', 'compiled')]
+    for trace in traces[1:]:
+        assert_same(trace, traces[0])
+
+
+@pytest.mark.parametrize('engine', ['simpy', 'python', 'compiled'])
+def test_ops_of_a_rank_that_stands_for_all_wait_in_a_circle(engine):
+    program, costs = one_rank([[1], [2], []])
+    with pytest.raises(Deadlock):
+        simulate(program, costs, engine=engine)
+
+
+@pytest.mark.parametrize('below', [40, node_costs_module._FEW + 1])
+def test_numbers_are_found_with_and_without_a_sort(below):
+    values = np.array([31, 4, 4, 17, 31])
+    found, place = node_costs_module._numbered(values, below)
+    assert found.tolist() == [4, 17, 31]
+    assert found[place].tolist() == values.tolist()
+
+
+def test_records_of_a_graph_are_as_new_whenever_they_are_asked_for():
+    case = make_case(seed=5, pipe=2, data=2, tensor=1, ops=30, links='alike')
+    representatives = fold(case.program, case.costs)
+    graph = graph_of(case.program, tuple(representatives.of_rank))
+    costs = node_costs(graph.ops, case.program, case.costs, representatives, steps=2)
+    ends = [fast.run_events(graph, costs, len(case.costs.links)).tolist() for _ in range(4)]
+    assert ends == ends[:1] * 4
 
 
 def test_compiled_machines_run_where_loading_or_compiling_them_repays(monkeypatch):

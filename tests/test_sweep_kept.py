@@ -209,6 +209,16 @@ def test_what_cannot_be_made_is_not_kept():
     assert kept.get(1, lambda: 2) == 2
 
 
+def test_facts_of_many_are_those_of_each():
+    asked = []
+    fact = Facts(lambda one: asked.append(one) or len(asked), most=2)
+    one, other, third = [1], [1], [2]
+    assert fact.each([one, other, one]) == [1, 2, 1]
+    # All is forgotten when full, but for what was found before.
+    assert fact.each([one, third, other]) == [1, 3, 2]
+    assert fact.each([third]) == [3]
+
+
 def test_facts_are_of_the_very_object():
     asked = []
     fact = Facts(lambda one: asked.append(one) or len(asked), most=2)

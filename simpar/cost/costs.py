@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -90,7 +90,7 @@ class ByKey(Mapping[int, Sequence[Communication]]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def each_message(communication: Mapping[int, Sequence[Communication]]) -> Iterable[Sequence[Communication]]:
+def each_message(communication: Mapping[int, Sequence[Communication]]) -> Collection[Sequence[Communication]]:
     """The messages of all op classes; those that are the very same once, where that is known."""
     return communication.made.values() if isinstance(communication, ByKey) else communication.values()
 

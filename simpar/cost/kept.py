@@ -83,8 +83,9 @@ def beside_others(program: Program, matrix: float, memory: float, collective: fl
 def issued_alike(program: Program, seconds: float) -> Array:
     """By op class, what the host takes to issue it where each takes as long. Arguments: ``seconds``."""
     kinds, ops = program.cost_kinds
+    each = quantise(seconds)
     # A view launches no kernel.
-    return _still(np.array([0.0 if op.operator in NO_WORK else quantise(seconds) for op in ops])[kinds])
+    return _still(np.array([0.0 if op.operator in NO_WORK else each for op in ops])[kinds])
 
 
 @lru_cache(maxsize=8)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from simpar.cost.costs import ByKey, Communication, Costs, each_message
 from simpar.cost.entries import Entries
 from simpar.cost.links import Demands
 from simpar.engine.groups import groups_of
-from simpar.program import OpClass, Program
+from simpar.kept import Kept, Same
+from simpar.program import Program
 
 Colours = list[int]
 Edges = list[list[tuple[int, int]]]
@@ -25,9 +26,11 @@ Numbered = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """The links of a message; the number of the demand of the first few, of the next few, and so on; and how many each."""
 Pattern = tuple[tuple[int, Numbered], ...]
 """Which of an op class's costs last as long, by number of first occurrence, and the links of each."""
+Asked = tuple[tuple[bool, str, int, int, tuple[int, ...]], ...]
+"""Whether it is a send, on which partition, with which peer, the number of its pattern; and which roles ask for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """What some ranks do together, whenever they do it: the collective of a group, or a sender and its receiver.
 
@@ -35,19 +38,14 @@ class Exchange:
         kind: equal for exchanges that the same op classes ask for.
         ranks: of a send, the sender and then the receiver.
         cost: equal for those of a kind that last as long.
-        over: its links, with the numbers of their demands.
+        links: pairs (link, number of the demand).
     """
 
     kind: int
     ranks: tuple[int, ...]
     sends: bool
     cost: int
-    over: Numbered
-
-    @cached_property
-    def links(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (link, number of the demand); exchanges that were seen before are told without."""
-        return tuple(Demands(*self.over))
+    links: tuple[tuple[int, int], ...]
 
     def signature(self, ranks: Colours, links: Colours) -> Hashable:
         """What tells it from other exchanges, given the colours of ranks and links."""
@@ -128,19 +126,33 @@ def _numbered(links: Sequence[tuple[int, float]], demands: dict[float, int]) -> 
     return over.channels, tuple([demands.setdefault(part, len(demands)) for part in over.parts]), over.widths
 
 
-def _exchanges(program: Program, told: _Told) -> list[Exchange]:
-    """The exchanges of all ranks; op classes whose costs have the same pattern ask for the same ones."""
-    groups = groups_of(program)
-    roles_of: dict[tuple[bool, str, int, int], dict[int, None]] = {}
-    for number, asked in enumerate(_asked(program, told)):
-        for op, told_by in asked:
+def _asked(program: Program, told: _Told) -> Asked:
+    """What ops ask for; op classes whose costs have the same pattern ask for the same."""
+    kinds, ops = program.cost_kinds
+    pattern, several = np.frombuffer(told.pattern, dtype=np.int64), len(told.patterns)
+    # In one number, so that thousands of op classes are few kinds.
+    kind = kinds * several + pattern
+    found: dict[tuple[bool, str, int, int], list[int]] = {}
+    for number, role in enumerate(program.roles):
+        used = np.flatnonzero((np.bincount(role.op_class, minlength=len(kinds)) > 0) & (pattern >= 0))
+        for one in dict.fromkeys(kind[used].tolist()):
+            op = ops[one // several]
             # A receive is the other end of a send, and would only count it twice.
             if op.kind in {'collective', 'send'}:
-                roles_of.setdefault((op.kind == 'send', op.partition, op.peer, told_by), {})[number] = None
+                key = (op.kind == 'send', op.partition, op.peer, one % several)
+                roles = found.setdefault(key, [])
+                if number not in roles[-1:]:
+                    roles.append(number)
+    return tuple([(*key, tuple(roles)) for key, roles in found.items()])
+
+
+def _exchanges(program: Program, patterns: Sequence[Pattern], asked: Asked) -> list[Exchange]:
+    """The exchanges of all ranks."""
+    groups = groups_of(program)
     sharing = [np.flatnonzero(program.role_of_rank == role).tolist() for role in range(len(program.roles))]
     found = []
-    for kind, ((sends, partition, peer, number), roles) in enumerate(roles_of.items()):
-        on, pattern = groups[partition], told.patterns[number]
+    for kind, (sends, partition, peer, number, roles) in enumerate(asked):
+        on, pattern = groups[partition], patterns[number]
         ranks = [rank for role in roles for rank in sharing[role]]
         if sends:
             pairs = [(rank, on.peer(rank, peer)) for rank in ranks]
@@ -151,34 +163,28 @@ def _exchanges(program: Program, told: _Told) -> list[Exchange]:
     return found
 
 
-def _asked(program: Program, told: _Told) -> Iterator[list[tuple[OpClass, int]]]:
-    """For each role the messages of its ops, each kind once: an op class, and the number of its pattern."""
-    kinds, ops = program.cost_kinds
-    pattern = np.frombuffer(told.pattern, dtype=np.int64)
-    # In one number, so that thousands of op classes are few kinds.
-    kind = kinds * len(told.patterns) + pattern
-    for role in program.roles:
-        used = np.flatnonzero((np.bincount(role.op_class, minlength=len(kinds)) > 0) & (pattern >= 0))
-        numbers = dict.fromkeys(kind[used].tolist())
-        yield [(ops[one // len(told.patterns)], one % len(told.patterns)) for one in numbers]
-
-
 def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int, Numbered]) -> Exchange:
-    cost, over = pattern
-    return Exchange(kind, ranks, sends, cost, over)
+    cost, (links, demands, widths) = pattern
+    return Exchange(kind, ranks, sends, cost, tuple(Demands(links, demands, widths)))
 
 
 @lru_cache(maxsize=4)
 def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
-    """The colours of ranks and links."""
-    return _coloured(tuple(program.role_of_rank.tolist()), told.speeds, told.links, tuple(_exchanges(program, told)))
+    """The colours of ranks and links; many programs of a sweep ask alike, and then exchange alike."""
+    asked, roles = _asked(program, told), program.role_of_rank
+    key = (Same(groups_of(program)), roles.tobytes(), asked, told.patterns, told.speeds, told.links)
+    return _coloured.get(
+        key, lambda: _colour(roles.tolist(), told.speeds, told.links, _exchanges(program, told.patterns, asked))
+    )
 
 
-@lru_cache(maxsize=16)
-def _coloured(
-    roles: tuple[int, ...], speeds: tuple[float, ...], links: int, exchanges: tuple[Exchange, ...]
+_coloured: Final[Kept[tuple[object, ...], tuple[Colours, Colours]]] = Kept(16)
+
+
+def _colour(
+    roles: Sequence[int], speeds: Sequence[float], links: int, exchanges: Sequence[Exchange]
 ) -> tuple[Colours, Colours]:
-    """The colours of ranks and links; many programs of a sweep exchange alike."""
+    """The colours of ranks and links."""
     of_rank: Edges = [[] for _ in roles]
     of_link: Edges = [[] for _ in range(links)]
     for number, exchange in enumerate(exchanges):

@@ -24,7 +24,8 @@ from simpar.units import GRID, quantise
 KEPT: Final = 50_000
 """Of how many ops in a step arrays are kept at most; of more, memory counts for more than what is saved."""
 _SORTED: Final = 16
-"""How many numbers there may be for each that there is, at most, where those that occur are found without a sort."""
+_FEW: Final = 10_000
+"""How many numbers there may be for each that there is, or in all, where those that occur are found without a sort."""
 
 
 class Rows(NamedTuple):
@@ -221,7 +222,7 @@ def _own(ops: Ops, program: Program, costs: Costs, representatives: LoadedRepres
 def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
     """The numbers that occur, in order, and for each its place among them."""
     # To sort them takes longer, where there are about as many as there may be.
-    if below > _SORTED * len(numbers):
+    if below > max(_SORTED * len(numbers), _FEW):
         return np.unique(numbers, return_inverse=True)
     place = np.zeros(below, dtype=np.int64)
     place[numbers] = 1

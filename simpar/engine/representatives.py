@@ -171,7 +171,8 @@ def fold(program: Program, costs: Costs, unfold: bool | None = None) -> LoadedRe
     groups = groups_of(program)
     if unfold:
         return LoadedRepresentatives(costs, groups, list(range(program.world)), list(range(len(costs.links))))
-    if costs.communication and all(isinstance(by, Entries) for by in each_message(costs.communication)):
+    messages = each_message(costs.communication)
+    if messages and all(isinstance(by, Entries) for by in messages):
         entries = {index: by for index, by in costs.communication.items() if isinstance(by, Entries)}
         ranks, links = hashed_colours(program, costs.rank_speed, len(costs.links), entries, groups)
     else:

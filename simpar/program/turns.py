@@ -97,6 +97,9 @@ def unlike(program: Program) -> str:
 
     What meets is one collective, with one duration: so all its ops must have one cost key.
     """
+    # Ranks of one role call the same.
+    if len(program.roles) == 1:
+        return ''
     kinds, ops = program.cost_kinds
     asked = dict.fromkeys(op.partition for op in ops if op.kind == 'collective')
     for partition in asked:
