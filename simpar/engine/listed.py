@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import ByKey, Communication, Costs, each_message
+from simpar.cost.costs import ByKey, Communication, Costs, Keys, each_message
 from simpar.cost.entries import Entries
 from simpar.cost.links import Demands
 from simpar.engine.groups import groups_of
@@ -59,22 +58,25 @@ class Exchange:
 
 def listed_colours(program: Program, costs: Costs) -> tuple[Colours, Colours]:
     """The colours of ranks and links at some costs."""
-    # Cached by what decides it: most ablations change seconds and not which of them are equal.
-    return _refine(program, _Told.by(costs))
+    told = _Told.by(costs)
+    # Kept by what decides it: most ablations change seconds and not which of them are equal.
+    return _of_programs.get((Same(program, told.keys), *told[1:]), lambda: _refined(program, told))
 
 
 class _Told(NamedTuple):
     """What costs tell of ranks and links: most effects of the model change seconds, but not which of them are equal.
 
     Arguments:
-        pattern: shape [op classes], the number in ``patterns`` of each, as bytes; -1 where it computes.
-        speeds: of the ranks, 1 for a nominal device.
+        keys: of op classes, where messages are told by them.
+        pattern: of each key, or op class, the number in ``patterns``; -1 where it computes. As bytes.
+        speeds: of the ranks, 1 for a nominal device; as bytes.
         links: how many links there are.
     """
 
+    keys: Keys | None
     pattern: bytes
     patterns: tuple[Pattern, ...]
-    speeds: tuple[float, ...]
+    speeds: bytes
     links: int
 
     @staticmethod
@@ -86,22 +88,17 @@ class _Told(NamedTuple):
         for by_group in each_message(costs.communication):
             if id(by_group) not in of:
                 of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
-        found = _by_op_class(costs, of).astype(np.int64).tobytes()
-        return _Told(found, tuple(patterns), tuple(costs.rank_speed.tolist()), len(costs.links))
+        by_key = costs.communication if isinstance(costs.communication, ByKey) else None
+        keys = by_key.key_of if by_key else None
+        found = np.full(len(costs.compute), -1)
+        for index, by_group in (by_key.made if by_key else costs.communication).items():
+            found[index] = of[id(by_group)]
+        return _Told(keys, found.tobytes(), tuple(patterns), costs.rank_speed.tobytes(), len(costs.links))
 
-
-def _by_op_class(costs: Costs, of: Mapping[int, int]) -> NDArray[np.integer[Any]]:
-    """Shape [op classes], the number of each one's messages; -1 where it computes. Arguments: ``of``, by their ids."""
-    if isinstance(costs.communication, ByKey):
-        kind = costs.communication.key_of.kind
-        of_key = np.full(int(kind.max(initial=0)) + 1, -1)
-        for key, by_group in costs.communication.made.items():
-            of_key[key] = of[id(by_group)]
-        return of_key[kind]
-    found = np.full(len(costs.compute), -1)
-    for index, by_group in costs.communication.items():
-        found[index] = of[id(by_group)]
-    return found
+    def of_op_classes(self) -> NDArray[np.int64]:
+        """Shape [op classes], the number in ``patterns`` of each; -1 where it computes."""
+        found = np.frombuffer(self.pattern, dtype=np.int64)
+        return found[self.keys.kind] if self.keys else found
 
 
 def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list[Numbered]]) -> Pattern:
@@ -129,7 +126,7 @@ def _numbered(links: Sequence[tuple[int, float]], demands: dict[float, int]) -> 
 def _asked(program: Program, told: _Told) -> Asked:
     """What ops ask for; op classes whose costs have the same pattern ask for the same."""
     kinds, ops = program.cost_kinds
-    pattern, several = np.frombuffer(told.pattern, dtype=np.int64), len(told.patterns)
+    pattern, several = told.of_op_classes(), len(told.patterns)
     # In one number, so that thousands of op classes are few kinds.
     kind = kinds * several + pattern
     found: dict[tuple[bool, str, int, int], list[int]] = {}
@@ -168,17 +165,19 @@ def _exchange(kind: int, ranks: tuple[int, ...], sends: bool, pattern: tuple[int
     return Exchange(kind, ranks, sends, cost, tuple(Demands(links, demands, widths)))
 
 
-@lru_cache(maxsize=4)
-def _refine(program: Program, told: _Told) -> tuple[Colours, Colours]:
+def _refined(program: Program, told: _Told) -> tuple[Colours, Colours]:
     """The colours of ranks and links; many programs of a sweep ask alike, and then exchange alike."""
     asked, roles = _asked(program, told), program.role_of_rank
-    key = (Same(groups_of(program)), roles.tobytes(), asked, told.patterns, told.speeds, told.links)
-    return _coloured.get(
-        key, lambda: _colour(roles.tolist(), told.speeds, told.links, _exchanges(program, told.patterns, asked))
+    key = (Same(groups_of(program)), roles.tobytes(), asked, *told[2:])
+    speeds = np.frombuffer(told.speeds).tolist()
+    return _of_alike.get(
+        key, lambda: _colour(roles.tolist(), speeds, told.links, _exchanges(program, told.patterns, asked))
     )
 
 
-_coloured: Final[Kept[tuple[object, ...], tuple[Colours, Colours]]] = Kept(16)
+_of_programs: Final[Kept[tuple[object, ...], tuple[Colours, Colours]]] = Kept(4)
+_of_alike: Final[Kept[tuple[object, ...], tuple[Colours, Colours]]] = Kept(16)
+"""The colours of programs, and of all that ask alike."""
 
 
 def _colour(

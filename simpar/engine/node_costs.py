@@ -161,8 +161,10 @@ class _Own:
         self.first = before * count
         nodes = np.flatnonzero(ops.leads)
         # Ops of one class on one representative cost the same, so each kind is worked out once.
-        op_class = _same(program, costs)[ops.op_class[nodes]]
-        kinds, kind_of = _numbered(ops.representative[nodes].astype(np.int64) * count + op_class, devices * count)
+        numbers = _same(program, costs)[ops.op_class[nodes]]
+        if devices > 1:
+            numbers += ops.representative[nodes].astype(np.int64) * count
+        kinds, kind_of = _numbered(numbers, devices * count)
         self.row[nodes] = self.first + kind_of
         self.kinds = [divmod(kind, count) for kind in kinds.tolist()]
         of_kinds = costs.beside_compute[kinds % count]
