@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import SimparError
 from simpar.files import write_atomically
@@ -25,6 +24,16 @@ _LAYOUT: Final = 0x503
 """The flags of an array that numba compiles for: in C order, in Fortran's, aligned, writeable."""
 _HEAD: Final = object.__basicsize__
 """How long that is what every object begins with; behind it, an array tells where its data lies."""
+_word_at: Final = ctypes.c_size_t.from_address
+
+
+def _is_told() -> bool:
+    """Whether arrays tell it there, as they always did."""
+    array = np.zeros(1)
+    return _word_at(id(array) + _HEAD).value == array.ctypes.data
+
+
+_IS_TOLD: Final = _is_told()
 _RESULTS: Final = {'int64': ctypes.c_int64, 'uint64': ctypes.c_uint64, 'uint32': ctypes.c_uint32, 'none': None}
 _DONE: Final = (0, -2)
 """What a kernel that numba has compiled returns where all went well: with a value, and with None."""
@@ -114,8 +123,10 @@ def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
             kinds.append(('array', value.dtype, value.ndim, value.flags.num & _LAYOUT))
+            # Five times as fast as to ask numpy, and a kernel has up to thirty arrays. Kernels of numba read it, too.
+            place = _word_at(id(value) + _HEAD).value if _IS_TOLD else value.ctypes.data
             # The first two are of arrays that numba itself has made, or that Python objects own.
-            words += (None, None, value.size, value.itemsize, _place(value), *value.shape, *value.strides)
+            words += (None, None, value.size, value.itemsize, place, *value.shape, *value.strides)
         elif isinstance(value, tuple):
             kinds.append(('tuple', type(value).__qualname__, len(value)))
             _flatten(value, kinds, words)
@@ -127,21 +138,6 @@ def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
             words.append(int(value))
         else:
             raise TypeError(f'a kernel takes no {type(value).__name__}')
-
-
-def _place(array: NDArray[Any]) -> int:
-    """Where an array lies."""
-    # Ten times as fast as to ask numpy, and a kernel has up to twenty arrays. Kernels of numba read it there as well.
-    return ctypes.c_size_t.from_address(id(array) + _HEAD).value if _TOLD else array.ctypes.data
-
-
-def _is_told() -> bool:
-    """Whether arrays tell it where they always did."""
-    array = np.zeros(1)
-    return ctypes.c_size_t.from_address(id(array) + _HEAD).value == array.ctypes.data
-
-
-_TOLD: Final = _is_told()
 
 
 def _words_of(kind: tuple[Any, ...]) -> list[Any]:

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from simpar import machine_code
 from simpar.machine_code import Kernel
 
 # A chain 2 → 0 → 1: each node, and which come after it.
@@ -70,3 +71,16 @@ def test_where_numba_does_not_tell_its_code_it_calls_its_kernels_itself(folder, 
     monkeypatch.setattr('simpar.machine_code._compiled', lambda function, arguments: None)
     assert order_of_a_chain(topological()) == [2, 0, 1]
     assert not topological().is_kept
+
+
+@pytest.mark.parametrize('is_told', [True, False])
+def test_kernels_are_told_where_arrays_of_any_kind_lie(is_told, monkeypatch):
+    monkeypatch.setattr(machine_code, '_IS_TOLD', is_told)
+    whole = np.arange(12.0).reshape(3, 4)
+    still = whole.copy()
+    still.flags.writeable = False
+    arrays = (whole, whole[1:, 2:], still, np.zeros(0), np.zeros(2, dtype=[('a', 'f8'), ('b', 'u4')]), np.array(1))
+    for array in arrays:
+        words = []
+        machine_code._flatten([array], [], words)
+        assert words == [None, None, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides]
