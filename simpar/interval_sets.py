@@ -24,7 +24,8 @@ def union(intervals: Intervals) -> Intervals:
     if (begin[1:] < begin[:-1]).any():
         order = np.argsort(begin, kind='stable')
         begin, end = begin[order], end[order]
-    reach = np.maximum.accumulate(end)
+    # Where they end in order, too, each reaches as far as all before it; to accumulate takes three times as long.
+    reach = np.maximum.accumulate(end) if (end[1:] < end[:-1]).any() else end
     # Where a group ends and the next one begins.
     ends = np.flatnonzero(begin[1:] > reach[:-1])
     found = np.empty((len(ends) + 1, 2))

@@ -219,14 +219,17 @@ class _Ops:
     window: _Window
 
     def between(self, since: Times, until: Times, mask: Mask) -> Intervals:
-        """The intervals [since, until] of the slots in the mask."""
-        # By number, which takes a third of the time that a mask takes over two dims.
-        slots = np.flatnonzero(mask)
-        found = np.empty((len(since) * len(slots), 2))
+        """The intervals [since, until] of the slots in the mask, perhaps without empty ones, which cover nothing."""
         if len(since) == 1:
-            # Of one step, as sweeps ask.
-            found[:, 0], found[:, 1] = since[0].take(slots), until[0].take(slots)
+            # One step, as sweeps ask for it: it has neither rows to flatten nor much that must be sorted out behind.
+            begin, end = since[0], until[0]
+            slots = np.flatnonzero(mask & (end > begin))
+            found = np.empty((len(slots), 2))
+            found[:, 0], found[:, 1] = begin.take(slots), end.take(slots)
         else:
+            # By number, which takes a third of the time that a mask takes over two dims.
+            slots = np.flatnonzero(mask)
+            found = np.empty((len(since) * len(slots), 2))
             found[:, 0], found[:, 1] = (times.take(slots, axis=1).ravel() for times in (since, until))
         return fold(found, self.window.begin, self.window.end)
 

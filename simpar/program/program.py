@@ -82,11 +82,14 @@ class Program:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
         rows, which = distinct_rows(self.op_classes)
         numbers: dict[tuple[object, ...], int] = {}
-        kinds = np.array([numbers.setdefault(key, len(numbers)) for key in _cost_key.each(rows)], dtype=np.int64)[which]
-        first = np.empty(len(numbers), dtype=np.int64)
-        # Of several assignments to one place numpy keeps the last: reversed, that is the first op class of a kind.
-        first[kinds[::-1]] = np.arange(len(kinds))[::-1]
-        return kinds, tuple([stand(self.op_classes, index) for index in first.tolist()])
+        kinds: list[int] = []
+        ops: list[OpClass] = []
+        # Rows stand in the order of the first op class like each, so that the first of a kind is known by them.
+        for row, key in zip(rows, _cost_key.each(rows), strict=True):
+            kinds.append(numbers.setdefault(key, len(ops)))
+            if kinds[-1] == len(ops):
+                ops.append(row)
+        return np.array(kinds, dtype=np.int64)[which], tuple(ops)
 
     @cached_property
     def named(self) -> Csr:
