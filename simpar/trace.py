@@ -87,7 +87,10 @@ class Trace:
     @cached_property
     def step_times(self) -> Times:
         """Shape [steps]: end(k) − end(k−1); the first is the cold step."""
-        return np.diff(self.step_ends, prepend=0.0)
+        # As np.diff, which takes ten times as long for so few.
+        times = self.step_ends.copy()
+        times[1:] -= self.step_ends[:-1]
+        return times
 
     @property
     def step(self) -> float:

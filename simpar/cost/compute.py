@@ -20,6 +20,7 @@ from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
+from simpar.program.op import cost_key_of
 
 PRODUCTS = priced('matrix')
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
@@ -59,7 +60,7 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
-        key = _key_of(op)
+        key = cost_key_of(op)
         # Plans of a sweep share most of their ops.
         found = self._known.get(key)
         if found is None:
@@ -226,8 +227,6 @@ def _curves_by_operator(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
     return {key: Curve(curve) for key, curve in points.items()}
 
 
-_key_of: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 1024)
-"""Devices of a sweep are asked for the very same ops."""
 # Built once for each table, whatever is priced and how often. Told by the very rows, which are kept as long as their
 # file stays as it is: to compare thousands takes longer than to price with them.
 _matmul_grid: Final = Facts(_grid_of_products, 8)

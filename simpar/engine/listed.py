@@ -89,16 +89,16 @@ class _Told(NamedTuple):
             if id(by_group) not in of:
                 of[id(by_group)] = patterns.setdefault(_pattern(by_group, over), len(patterns))
         by_key = costs.communication if isinstance(costs.communication, ByKey) else None
-        keys = by_key.key_of if by_key else None
+        keys = None if by_key is None else by_key.key_of
         found = np.full(len(costs.compute), -1)
-        for index, by_group in (by_key.made if by_key else costs.communication).items():
+        for index, by_group in (costs.communication if by_key is None else by_key.made).items():
             found[index] = of[id(by_group)]
         return _Told(keys, found.tobytes(), tuple(patterns), costs.rank_speed.tobytes(), len(costs.links))
 
     def of_op_classes(self) -> NDArray[np.int64]:
         """Shape [op classes], the number in ``patterns`` of each; -1 where it computes."""
         found = np.frombuffer(self.pattern, dtype=np.int64)
-        return found[self.keys.kind] if self.keys else found
+        return found if self.keys is None else found[self.keys.kind]
 
 
 def _pattern(by_group: Sequence[Communication], over: dict[tuple[int, ...], list[Numbered]]) -> Pattern:

@@ -87,15 +87,17 @@ class Ops:
         """Which ops meet; of ops alone few machines ask."""
         return self.meet()
 
-    @property
-    def first_stream(self) -> Ints:
+    @cached_property
+    def first_stream(self) -> NDArray[np.int32]:
         """Shape [representatives + 1], the number of each representative's first stream, and at last how many."""
-        return np.cumsum([0, *(len(role.streams) for role in self.roles)])
+        return np.cumsum([0, *(len(role.streams) for role in self.roles)], dtype=np.int32)
 
     @cached_property
     def streams(self) -> Csr:
         """For each stream its ops in issue order; streams without ops have no entries."""
-        order = np.argsort(self.stream, kind='stable')
+        few = int(self.first_stream[-1]) < 2**15
+        # Numbers so short are sorted without comparing them.
+        order = np.argsort(self.stream.astype(np.int16) if few else self.stream, kind='stable')
         return Csr.counted(np.bincount(self.stream), order)
 
 

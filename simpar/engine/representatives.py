@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
@@ -111,7 +110,9 @@ class LoadedRepresentatives(Representatives):
 
     def at(self, costs: Costs) -> LoadedRepresentatives:
         """The same at other costs, which tell the same ranks and links apart."""
-        found = copy(self)
+        # As ``copy``, which asks for more than there is.
+        found = object.__new__(LoadedRepresentatives)
+        found.__dict__.update(self.__dict__)
         found._communication, found._loads, found._touching = costs.communication, {}, {}
         return found
 

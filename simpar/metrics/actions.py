@@ -7,15 +7,14 @@ whether a backward was done in full (B) or in two parts (I, W), and which action
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from typing import Final
-
-import numpy as np
 
 from simpar.pipeline.action import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import kept_column
+from simpar.program.rows import distinct_rows
 from simpar.trace import Trace
 
 _KINDS: Final[dict[Phase, Kind]] = {'F': 'F', 'I': 'I', 'W': 'W'}
@@ -55,13 +54,10 @@ def stages_of(program: Program, role: Role) -> tuple[int, ...]:
     return tuple(sorted({op.stage for op in ops.values() if _of_a_micro_batch(program, op)}))
 
 
+@lru_cache(maxsize=4)
 def is_pipeline(program: Program) -> bool:
     """Whether a program has more than one stage."""
-    return bool(kept_column(program.op_classes, _stage, np.int64).any())
-
-
-def _stage(op: OpClass) -> int:
-    return op.stage
+    return any(op.stage for op in distinct_rows(program.op_classes)[0])
 
 
 def actions_of(program: Program, role: Role) -> list[Work]:

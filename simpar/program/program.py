@@ -7,23 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
-from simpar.kept import Facts
 from simpar.program.csr import Csr
-from simpar.program.op import OpClass
+from simpar.program.op import OpClass, cost_key_of
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 from simpar.program.rows import LazyRows, column, distinct_rows, kept_column, stand
 from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
 from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
-
-_cost_key: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 2**12)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,7 +81,7 @@ class Program:
         kinds: list[int] = []
         ops: list[OpClass] = []
         # Rows stand in the order of the first op class like each, so that the first of a kind is known by them.
-        for row, key in zip(rows, _cost_key.each(rows), strict=True):
+        for row, key in zip(rows, cost_key_of.each(rows), strict=True):
             kinds.append(numbers.setdefault(key, len(ops)))
             if kinds[-1] == len(ops):
                 ops.append(row)

@@ -138,8 +138,7 @@ def _arranged(graph: Graph, costs: NodeCosts) -> _Still:
 def _still(graph: Graph, costs: NodeCosts) -> _Still:
     """Before anything has begun."""
     of, count = graph.ops, len(graph)
-    first_stream = of.first_stream.astype(np.int32)
-    on_all = int(first_stream[-1])
+    on_all = int(of.first_stream[-1])
     listed = len(of.need.item) + len(of.carry.item)
     streams, ready = np.zeros(on_all, dtype=STREAM), np.zeros(on_all, dtype=np.uint32)
     made = (
@@ -154,7 +153,7 @@ def _still(graph: Graph, costs: NodeCosts) -> _Still:
     )
     busy = arrange(
         _narrow(graph.node), of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item,
-        _narrow(of.stream), of.streams.start, of.streams.item, first_stream, costs.row, costs.rows.seconds,
+        _narrow(of.stream), of.streams.start, of.streams.item, of.first_stream, costs.row, costs.rows.seconds,
         costs.rows.beside, costs.rows.alpha, costs.rows.kind, np.zeros(count, dtype=bool),
         np.zeros(on_all, dtype=np.uint8), *made, streams, ready,
     )  # fmt: skip
