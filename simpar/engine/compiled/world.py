@@ -43,7 +43,7 @@ def world_of(graph: Graph, costs: NodeCosts, links: int) -> World:
     on_links['head'] = NONE
     loads = _loads(costs.loads) if len(graph) <= KEPT else _of_loads(costs.loads)
     widest = loads.widest
-    begun, touched, flowing = (np.zeros(count, dtype=np.uint32) for _ in range(3))
+    begun, touched, flowing = np.zeros((3, count), dtype=np.uint32)
     return World(
         len(costs.issued), per_step_of(graph), costs.waiting_slows, np.uint64(widest),
         still.ops, still.meetings, still.members, still.needs,
