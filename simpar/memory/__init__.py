@@ -5,7 +5,6 @@ from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
 from simpar.memory.framework import Framework as Framework
 from simpar.memory.framework import framework_of as framework_of
-from simpar.memory.lifetimes import ALWAYS as ALWAYS
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
 from simpar.memory.lifetimes import lifetimes as lifetimes
 from simpar.memory.memory import Memory as Memory
@@ -15,6 +14,7 @@ from simpar.memory.memory import sequential as sequential
 from simpar.memory.rank import Peak as Peak
 from simpar.memory.rank import RankMemory as RankMemory
 from simpar.memory.rank import Timeline as Timeline
+from simpar.memory.touches import ALWAYS as ALWAYS
 
 __all__ = [
     'ALWAYS',

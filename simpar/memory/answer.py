@@ -11,11 +11,10 @@ from simpar.units import format_size
 
 def peak_summary(rank: RankMemory, size: float | None = None) -> str:
     """A rank's peak in a sentence: how much, of how much, at which op, of what; ``size``, bytes of its device."""
-    peak = rank.peak
-    kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in peak.kinds.items())
+    kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in rank.peak_kinds.items())
     of = '' if size is None else f' of {format_size(size)}'
     more = f' (and {rank.ranks - 1} like it)' if rank.ranks > 1 else ''
-    return f'rank {rank.rank}{more} holds {format_size(peak.bytes)}{of} at {peak.action}: {kinds}'
+    return f'rank {rank.rank}{more} holds {format_size(rank.peak_bytes)}{of} at {rank.peak_action}: {kinds}'
 
 
 def memory_to_dict(memory: Memory, size: float | None = None) -> dict[str, Any]:

@@ -7,6 +7,5 @@ from typing import Final
 from simpar.machine_code import Kernel
 
 count_cells: Final = Kernel('simpar.memory.compiled.lives', 'count_cells')
-write_lives: Final = Kernel('simpar.memory.compiled.lives', 'write_lives')
 write_lifetimes: Final = Kernel('simpar.memory.compiled.lives', 'write_lifetimes')
-sum_by_slot: Final = Kernel('simpar.memory.compiled.lives', 'sum_by_slot')
+write_changes: Final = Kernel('simpar.memory.compiled.lives', 'write_changes')

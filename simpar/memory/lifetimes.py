@@ -9,37 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, NamedTuple
 
 import numpy as np
 
 from simpar.errors import ProgramError
 from simpar.machine_code import is_started
-from simpar.memory.parts import NEVER, NONE, Parts, first_of, parts_of
-from simpar.memory.touches import Flags, Ints, Table, table_of
+from simpar.memory.parts import NEVER, NONE, Parts, first_of
+from simpar.memory.touches import ALWAYS, Flags, Ints, flags_of, table_of, touches_of
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import computes
 from simpar.program.rows import kept_column
-
-ALWAYS: Final = frozenset({'parameter', 'state'})
-"""Kinds that a rank holds always, whatever its ops write and free."""
-
-
-class BySlot(NamedTuple):
-    """What lives begin and end at slots, those that live always left out.
-
-    Arguments: ``begin``, the slots at which lives begin, each once, or twice where some begin there in the step
-    ``before``; bytes that have ``begun`` at each. ``end`` and ``ended``, the same of ends. ``always``, the bytes of
-    what lives always.
-    """
-
-    begin: Ints
-    before: Flags
-    begun: Ints
-    end: Ints
-    ended: Ints
-    always: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +51,6 @@ class Lifetimes:
         """Which lives never end."""
         return np.asarray(self.end == NONE)
 
-    @cached_property
-    def by_slot(self) -> BySlot:
-        """The lives by the slots at which they begin and end: these are few beside them."""
-        if is_started() and len(self):
-            return _by_slot(self)
-        ends = np.flatnonzero(~self.always)
-        # One number for a slot of this step, the next for the same one of the step before.
-        begin, begun = _summed(2 * self.begin[ends] + self.before[ends], self.bytes[ends])
-        end, ended = _summed(self.end[ends], self.bytes[ends])
-        return BySlot(begin // 2, begin % 2 > 0, begun, end, ended, int(self.bytes[self.always].sum()))
-
 
 def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Lifetimes:
     """The lives of what a role's ops touch.
@@ -95,21 +63,22 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     Raises ``ProgramError`` where an op reads or frees an activation or gradient that nothing has written.
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
-    table = table_of(program, frozenset(always))
-    parts = parts_of(table, role)
-    lives = _compiled(program, role, table, parts, always) if is_started() else None
-    lives = lives or _lives(program, role, table, parts, always)
+    kinds = frozenset(always)
+    lives = _compiled(program, role, kinds) if is_started() else None
+    lives = lives or _lives(program, role, kinds)
     return _with_buffers(lives, program, role) if flattened else lives
 
 
-def _lives(program: Program, role: Role, table: Table, parts: Parts, always: Collection[str]) -> Lifetimes:
-    """The same without buffers. Arguments: ``table`` and ``parts`` of the role."""
+def _lives(program: Program, role: Role, always: frozenset[str]) -> Lifetimes:
+    """The same without buffers."""
+    table = table_of(program, always)
+    parts = Parts.of(touches_of(table, role))
     _check(program, role, parts, table.are({*ALWAYS, 'input'}))
     # Views were checked like all tensors, and take no memory.
     held = ~table.are({'view'})[parts.tensor]
     parts = parts.some(held)
     begin, end = parts.write.copy(), parts.last.copy()
-    loaded = table.are({'input'} - {*always})[parts.tensor]
+    loaded = table.are({'input'} - always)[parts.tensor]
     # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
     begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
     endless = ~parts.freed & ~loaded
@@ -128,40 +97,24 @@ def _lives(program: Program, role: Role, table: Table, parts: Parts, always: Col
     )
 
 
-def _compiled(program: Program, role: Role, table: Table, parts: Parts, always: Collection[str]) -> Lifetimes | None:
+def _compiled(program: Program, role: Role, always: frozenset[str]) -> Lifetimes | None:
     """The same by a kernel; None where something is wrong, which numpy tells."""
-    from simpar.memory.kernels import write_lifetimes
+    from simpar.memory.kernels import count_cells, write_lifetimes
 
-    columns, before = np.empty((7, len(parts.tensor)), dtype=np.int64), np.empty(len(parts.tensor), dtype=bool)
-    kinds = table.are({*ALWAYS, 'input'}), table.are({'view'}), table.are({'input'} - {*always})
-    count = write_lifetimes(*parts, *kinds, table.one, program.sizes, _loads(program, role), columns, before, NEVER)
+    flags, named = flags_of(program, always), program.named
+    base, used = np.full(len(flags) + 1, NONE, dtype=np.int32), np.zeros(len(named) // 4, dtype=bool)
+    given = role.op_class, role.micro_batch, role.copy, named.start, named.item, flags, base
+    counts = np.empty(3, dtype=np.int64)
+    most = count_cells(*given, used, counts)
+    micro_batches, copies, cells = counts.tolist()
+    loads, ends = np.full(micro_batches, NONE, dtype=np.int32), np.full((cells, 2), NONE, dtype=np.int32)
+    lives, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
+    computing = kept_column(program.op_classes, computes, np.bool_)
+    count = write_lifetimes(*given, copies, computing, loads, ends, lives, program.sizes, columns)
     if count == NONE:
         return None
-    tensor, micro_batch, copy, size, writer, begin, end = columns[:, :count]
-    return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before[:count])
-
-
-def _by_slot(lives: Lifetimes) -> BySlot:
-    """The same as ``Lifetimes.by_slot``, by a kernel."""
-    from simpar.memory.kernels import sum_by_slot
-
-    slots = max(int(lives.begin.max()), int(lives.end.max())) + 1
-    sums, there = np.zeros((3, slots), dtype=np.int64), np.zeros((3, slots), dtype=bool)
-    always = sum_by_slot(lives.bytes, lives.begin, lives.end, lives.before, sums, there)
-    # A slot of this step stands before the same one of the step before.
-    begin = np.flatnonzero(there[:2].T)
-    end = np.flatnonzero(there[2])
-    return BySlot(begin // 2, begin % 2 > 0, sums[:2].T.ravel()[begin], end, sums[2, end], always)
-
-
-def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """The keys that occur, and the sums of the sizes of each."""
-    count = int(key.max(initial=NONE)) + 1
-    total, there = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
-    # ``add.at``, not ``+=``, which would count one of several equal keys.
-    np.add.at(total, key, size)
-    there[key] = True
-    return np.flatnonzero(there), total[there]
+    tensor, micro_batch, copy, size, writer, begin, end, before = columns[:, :count]
+    return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before > 0)
 
 
 def _check(program: Program, role: Role, parts: Parts, given: Flags) -> None:

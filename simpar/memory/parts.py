@@ -6,37 +6,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.machine_code import is_started
-from simpar.memory.touches import FREE, WRITE, Flags, Ints, Table, Touches, touches_of
-from simpar.program import Role
+from simpar.memory.touches import FREE, WRITE, Flags, Ints, Touches
 
 NONE: Final = -1
 NEVER: Final = np.iinfo(np.int64).max
-
-
-def parts_of(table: Table, role: Role) -> Parts:
-    """The lives of what a role touches; compiled where compiled machines are loaded, and the same."""
-    return _compiled(table, role) if is_started() else Parts.of(touches_of(table, role))
-
-
-def _compiled(table: Table, role: Role) -> Parts:
-    from simpar.memory.kernels import count_cells, write_lives
-
-    micro_batches, copies = (int(column.max(initial=0)) + 1 for column in (role.micro_batch, role.copy))
-    uses = np.zeros(len(table.start) - 1, dtype=np.int64)
-    base = np.full(len(table.one) + 1, NONE, dtype=np.int64)
-    given = role.op_class, table.start, table.tensor, table.does, table.one
-    most = count_cells(*given, micro_batches * copies, uses, base)
-    number = role.micro_batch.astype(np.int64) * copies + role.copy
-    head, life = np.full((2, base.item(-1)), NONE, dtype=np.int64)
-    following, first, last, write = np.empty((4, most), dtype=np.int64)
-    freed, lives = np.empty(most, dtype=bool), np.empty((8, most), dtype=np.int64)
-    count = write_lives(
-        role.op_class, number, *given[1:], table.held, base, head, life, following, first, last, write, freed, lives,
-        copies, NEVER,
-    )  # fmt: skip
-    which, micro_batch, copy, begin, end, written, freed, before = lives[:, :count]
-    return Parts(which, micro_batch, copy, begin, end, written, freed > 0, before > 0)
 
 
 class Parts(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
+from simpar.memory.changes import Window, changes
 from simpar.memory.lifetimes import Lifetimes
 from simpar.memory.parts import NONE
 from simpar.program import Program, Role
@@ -20,6 +21,7 @@ from simpar.program.tensor import is_batched, kind_number
 from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Slice = tuple[int, int]
 BUFFER: Final = 'buffer'
 KINDS: Final = ('parameter', 'state', 'gradient', 'gathered', 'activation', 'input', BUFFER)
@@ -115,22 +117,23 @@ class RankMemory:
     @cached_property
     def since(self) -> Times:
         """Seconds from the step's begin at which each life begins, folded into the step; shape [lives]."""
-        return self._begins[1]
+        return np.where(self.lives.always, 0.0, self._window.folded[1][self._begin])
 
     @cached_property
     def until(self) -> Times:
-        """The same of its end."""
-        return self._ends[1]
+        """The same of its end; what lives always ends with the step."""
+        return np.where(self.lives.always, 0.0, self._window.folded[1][2, self.lives.end])
 
     @cached_property
     def wraps(self) -> Ints:
         """Shape [lives], how often a life runs over the end of the step; 1 for what lives always."""
-        return np.asarray(self._ends[0] - self._begins[0])
+        which = self._window.folded[0]
+        return np.where(self.lives.always, 1, which[2, self.lives.end] - which[self._begin])
 
-    @cached_property
+    @property
     def starts(self) -> Times:
         """Seconds at which the slots start (receives: arrive), folded into the step, shape [slots]."""
-        return fold(self._starts[0] - self.begin, self.step)[1]
+        return np.asarray(self._window.folded[1][0])
 
     def by_kind(self) -> Timeline:
         """Bytes by kind."""
@@ -163,18 +166,19 @@ class RankMemory:
     @cached_property
     def _most(self) -> tuple[int, float]:
         """How many bytes it holds at most, and when."""
-        times, total = self._total()
+        times, total = self._total
+        most = total.max()
+        full = np.flatnonzero(total == most)
         # Where the most is held over the end of the step, it began with a rise, not with the step.
-        rises = (total == total.max()) & (np.roll(total, 1) < total)
-        return int(total.max()), float(times[int(np.argmax(rises))])
+        rises = full[total[full - 1] < most]
+        return int(most), float(times[rises[0] if len(rises) else 0])
 
     @cached_property
     def peak(self) -> Peak:
         """The moment at which the rank holds most."""
         most, time = self._most
-        there = self._count(time) > 0
-        activations = there & (self._numbers == _KINDS.index('activation'))
-        passing = there & self._passing
+        activations = self._there & (self._numbers == _KINDS.index('activation'))
+        passing = self._there & self._passing
         operators: dict[str, int] = {}
         operator = column(
             self.program.op_classes, lambda op: operators.setdefault(op.operator, len(operators)), np.int64
@@ -186,11 +190,27 @@ class RankMemory:
         return Peak(
             bytes=most,
             time=time,
-            action=self.program.action(self.role, self._brings(time)),
-            kinds={_KINDS[kind]: held for kind, held in _sums(self._numbers[there], size[there])},
+            action=self.peak_action,
+            kinds=self.peak_kinds,
             operators={names[one]: held for one, held in _sums(wrote, size[activations])},
             slices={divmod(one, copies): held for one, held in _sums(slices, size[passing])},
         )
+
+    @property
+    def peak_action(self) -> str:
+        """The op whose start brings the peak about, as of ``Peak``; operators and slices take longer to sum."""
+        return self.program.action(self.role, self._brings(self._most[1]))
+
+    @property
+    def peak_kinds(self) -> dict[str, int]:
+        """Bytes at the peak by kind, as of ``Peak``."""
+        sums = _sums(self._numbers[self._there], self.lives.bytes[self._there])
+        return {_KINDS[kind]: held for kind, held in sums}
+
+    @cached_property
+    def _there(self) -> Flags:
+        """Which lives are there at the peak."""
+        return self._count(self._most[1]) > 0
 
     def share_that_fits(self, size: float) -> float:
         """The largest share of the batch with which the step stays below ``size`` bytes; above 1 where more would fit.
@@ -198,7 +218,7 @@ class RankMemory:
         Parameters, gradients, states and buffers stay, activations and inputs grow with the batch. 0 where nothing
         fits. Not modelled: ops that begin and end in another order with another batch.
         """
-        fixed, growing = self._fixed_and_growing()
+        fixed, growing = self._fixed_and_growing
         if (fixed > size).any():
             return 0.0
         # Where nothing grows, any batch fits.
@@ -208,18 +228,19 @@ class RankMemory:
     @property
     def peak_without_batch(self) -> int:
         """The most bytes that it holds of what does not grow with the batch."""
-        return int(self._fixed_and_growing()[0].max())
+        return int(self._fixed_and_growing[0].max())
 
+    @cached_property
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
         sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
         grows = self._passing & sliced[self.lives.tensor]
-        held = self._stack(grows.astype(np.int64), ('fixed', 'growing')).bytes
-        return held[:, 0], held[:, 1]
+        growing = self._held(changes(self.lives, self.lives.bytes * grows, self._window)[1])
+        return self._total[1] - growing, growing
 
     @property
-    def _passing(self) -> NDArray[np.bool_]:
+    def _passing(self) -> Flags:
         """Which lives belong to a micro-batch and end."""
         return np.asarray((self.lives.micro_batch != NONE) & ~self.lives.always)
 
@@ -253,53 +274,47 @@ class RankMemory:
             bytes=int(lives.bytes[row]),
         )
 
+    @cached_property
     def _total(self) -> tuple[Times, Ints]:
-        """The times at which anything begins or ends, and the bytes that are held from each on.
+        """The times at which anything begins or ends, and the bytes that are held from each on."""
+        times, change = self._changes
+        order, last = self._order
+        return times[order[last]], self._held(change)
 
-        Lives that begin, or end, with one slot are looked at together.
-        """
-        by = self.lives.by_slot
-        first, since = self._since(by.begin, by.before)
-        last, until = self._until(by.end)
-        held = by.always + (by.ended * last).sum() - (by.begun * first).sum()
-        times = np.concatenate(([0.0], since, until))
+    @cached_property
+    def _changes(self) -> tuple[Times, Ints]:
+        return changes(self.lives, self.lives.bytes, self._window)
+
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        """The changes by their times, and of several at one time the last of these."""
+        times = self._changes[0]
         order = np.argsort(times, kind='stable')
-        times, total = times[order], np.cumsum(np.concatenate(([held], by.begun, -by.ended))[order])
+        times = times[order]
+        return order, np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
+
+    def _held(self, change: Ints) -> Ints:
+        """The bytes that are held from each time on."""
+        order, last = self._order
         # Of several changes at one time, what is held behind the last of them counts.
-        kept = np.append(times[1:] != times[:-1], True)
-        return times[kept], total[kept]
+        return np.cumsum(change[order])[last]
 
     @cached_property
-    def _starts(self) -> tuple[Times, Times]:
-        """Seconds at which slots start in the last step, and in the one before."""
-        posted = kept_column(self.program.op_classes, receives, np.bool_)[self.role.op_class]
-        # A receive is posted with a buffer to receive into.
-        begins_KS = np.where(posted, self.times.arrive_KS[-2:], self.times.start_KS[-2:])
+    def _window(self) -> Window:
+        """When slots start and end in the last step, and start in the one before."""
+        begins_KS = self.times.start_KS[-2:]
+        if self.program.receives:
+            posted = kept_column(self.program.op_classes, receives, np.bool_)[self.role.op_class]
+            # A receive is posted with a buffer to receive into.
+            begins_KS = np.where(posted, self.times.arrive_KS[-2:], begins_KS)
         # With a single step, the step before is taken to be like it.
-        return begins_KS[-1], begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
+        earlier = begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
+        return Window(begins_KS[-1], earlier, self.times.end_KS[-1], self.begin, self.step)
 
-    def _since(self, slots: Ints, before: NDArray[np.bool_]) -> tuple[Ints, Times]:
-        """When slots start, folded into the step. Arguments: ``before``, which are of the step before."""
-        starts, earlier = self._starts
-        return fold(np.where(before, earlier[slots], starts[slots]) - self.begin, self.step)
-
-    def _until(self, slots: Ints) -> tuple[Ints, Times]:
-        """When slots end, folded into the step."""
-        return fold(self.times.end_KS[-1][slots] - self.begin, self.step)
-
-    @cached_property
-    def _begins(self) -> tuple[Ints, Times]:
-        """When lives begin, folded into the step; what lives always, with the step."""
-        first, since = self._since(self.lives.begin, self.lives.before)
-        always = self.lives.always
-        return np.where(always, 0, first), np.where(always, 0.0, since)
-
-    @cached_property
-    def _ends(self) -> tuple[Ints, Times]:
-        """When lives end; what lives always, with the step."""
-        last, until = self._until(self.lives.end)
-        always = self.lives.always
-        return np.where(always, 1, last), np.where(always, 0.0, until)
+    @property
+    def _begin(self) -> tuple[Ints, Ints]:
+        """Where each life begins, as an index into what a window has folded."""
+        return self.lives.before.astype(np.int64), self.lives.begin
 
     def _edges(self, rows: slice | Ints) -> Times:
         """The times at which something begins or ends."""
@@ -320,27 +335,18 @@ class RankMemory:
 
     def _count(self, time: float) -> Ints:
         """How often each life is there just after a time."""
-        return np.asarray(self.wraps + (self.since <= time) - (self.until <= time))
+        # Looked up slot by slot, which are few beside lives.
+        which, seconds = self._window.folded
+        passed = which - (seconds <= time)
+        return np.where(self.lives.always, 1, passed[2, self.lives.end] - passed[self._begin])
 
     def _brings(self, time: float) -> int:
         """The slot that allocates most at a time."""
-        slots = self.lives.begin[(self.since == time) & ~self.lives.always]
-        size = self.lives.bytes[(self.since == time) & ~self.lives.always]
+        mine = (self._window.folded[1] == time)[self._begin] & ~self.lives.always
         # The peak lasts from the step before: nothing begins at this moment.
-        if not len(slots):
+        if not mine.any():
             return int(np.argmin(self.starts))
-        return int(np.argmax(np.bincount(slots, weights=size)))
-
-
-def fold(times: Times, step: float) -> tuple[Ints, Times]:
-    """Times as (which step, seconds from its begin)."""
-    if step <= 0:
-        return np.zeros(len(times), dtype=np.int64), np.zeros(len(times))
-    which = np.floor(times / step)
-    # Rounding of the quotient can put a time into a neighbouring step; the remainder shows it.
-    rest = times - which * step
-    which += (rest >= step).astype(float) - (rest < 0)
-    return which.astype(np.int64), times - which * step
+        return int(np.argmax(np.bincount(self.lives.begin[mine], weights=self.lives.bytes[mine])))
 
 
 def _labels(labels: list[str], names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
@@ -352,8 +358,11 @@ def _labels(labels: list[str], names: tuple[str, ...]) -> tuple[Ints, tuple[str,
 
 def _sums(number: Ints, size: Ints) -> list[tuple[int, int]]:
     """The numbers, each with the sum of its sizes, largest first; of equal sums the one that comes first."""
-    values, first, which = np.unique(number, return_index=True, return_inverse=True)
-    total = np.zeros(len(values), dtype=np.int64)
-    np.add.at(total, which, size)
-    order = np.lexsort((first, -total))
-    return list(zip(values[order].tolist(), total[order].tolist(), strict=True))
+    count = int(number.max(initial=NONE)) + 1
+    total, first = np.zeros(count, dtype=np.int64), np.full(count, len(number))
+    np.add.at(total, number, size)
+    # Of equal places the last one assigned stays: reversed, that is the first.
+    first[number[::-1]] = np.arange(len(number))[::-1]
+    found = np.flatnonzero(first < len(number))
+    found = found[np.lexsort((first[found], -total[found]))]
+    return list(zip(found.tolist(), total[found].tolist(), strict=True))

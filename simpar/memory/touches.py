@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 from simpar.program import Program, Role
 from simpar.program.csr import ranges
 from simpar.program.rows import kept_column
-from simpar.program.tensor import KINDS, PER_RANK, kind_number
+from simpar.program.tensor import KINDS, PER_RANK, is_batched, kind_number
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+ALWAYS: Final = frozenset({'parameter', 'state'})
+"""Kinds that a rank holds always, whatever its ops write and free."""
 READ, WRITE, FREE = range(3)
 """In the order in which they happen within an op."""
+ONE, HELD, GIVEN, VIEW, LOADED, BATCHED = (1 << bit for bit in range(6))
+"""What kernels know of a tensor: a rank holds one for all micro-batches and copies; freeing it ends nothing; it is
+there unwritten; it is a view; it begins with its micro-batch; copies split it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +63,25 @@ def table_of(program: Program, always: frozenset[str]) -> Table:
         one=np.array([kind in PER_RANK for kind in KINDS], dtype=bool)[kinds],
         held=np.array([kind in always or kind == 'input' for kind in KINDS], dtype=bool)[kinds],
     )
+
+
+def flags_of(program: Program, always: frozenset[str]) -> NDArray[np.uint8]:
+    """Shape [tensors]: the flags of each, as ``ONE`` to ``BATCHED`` say. Arguments: ``always``, as of ``lifetimes``."""
+    batched = kept_column(program.tensors, is_batched, np.uint8) * np.uint8(BATCHED)
+    return np.asarray(batched + _flags_of_kinds(always)[kept_column(program.tensors, kind_number, np.int64)])
+
+
+@lru_cache(maxsize=4)
+def _flags_of_kinds(always: frozenset[str]) -> NDArray[np.uint8]:
+    """The flags of each kind, in the order of ``KINDS``."""
+    sets = {
+        ONE: PER_RANK,
+        HELD: {*always, 'input'},
+        GIVEN: {*ALWAYS, 'input'},
+        VIEW: {'view'},
+        LOADED: {'input'} - always,
+    }
+    return np.array([sum(flag for flag, kinds in sets.items() if kind in kinds) for kind in KINDS], dtype=np.uint8)
 
 
 class Touches(NamedTuple):

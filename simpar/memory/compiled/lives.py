@@ -4,160 +4,187 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.jit import Array, kernel
-from simpar.memory.touches import FREE, WRITE
+import numpy as np
+
+from simpar.jit import Array, kernel, part
+from simpar.memory.touches import BATCHED, GIVEN, HELD, LOADED, ONE, VIEW
 
 HELPERS: Final = 'c2ca1a8d1f7409ff'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 _NONE: Final = -1
+_NEVER: Final = 2**31 - 1
+"""A slot behind all, in 32 bits."""
 
 
 @kernel
 def count_cells(
-    op_class: Array, start: Array, tensor: Array, does: Array, one: Array, each: int, uses: Array, base: Array
-) -> int:
-    """Write the first cell of each tensor that slots touch, and behind all how many cells there are.
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    used: Array, counts: Array,
+) -> int:  # fmt: skip
+    """Write the first cell of each tensor that slots touch, one for each instance that a role may have.
 
-    Arguments: ``op_class`` of slots. start to one: as of ``Table``. ``each``, the cells of a tensor that is there for
-    every micro-batch and copy. ``uses`` of each op class, zeros at first. ``base``, -1 at first.
+    Arguments:
+        op_class to copy: of slots.
+        start, item: what op classes read, write, accumulate to and free, as of ``Program.named``.
+        flags: of tensors, as of ``touches``.
+        base: of each tensor and one more, -1 at first.
+        used: of op classes, nothing at first.
+        counts: how many micro-batches, copies and cells there are.
     Returns how many lives there are at most.
     """
+    ends, micro_batches, copies = 0, 1, 1
     for slot in range(len(op_class)):
-        uses[op_class[slot]] += 1
-    ends = 0
-    for number in range(len(uses)):
-        if uses[number]:
-            for touch in range(start[number], start[number + 1]):
-                base[tensor[touch]] = 0
-                ends += uses[number] if does[touch] == FREE else 0
+        number = op_class[slot]
+        micro_batches, copies = max(micro_batches, micro_batch[slot] + 1), max(copies, copy[slot] + 1)
+        ends += start[4 * number + 4] - start[4 * number + 3]
+        if not used[number]:
+            used[number] = True
+            for touch in range(start[4 * number], start[4 * number + 4]):
+                base[item[touch]] = 0
     count = 0
-    for number in range(len(one)):
-        if base[number] != _NONE:
-            base[number] = count
-            count += 1 if one[number] else each
-    base[len(one)] = count
+    for which in range(len(flags)):
+        if base[which] != _NONE:
+            base[which] = count
+            count += 1 if flags[which] & ONE else micro_batches * copies
+    counts[0], counts[1], counts[2] = micro_batches, copies, count
     return count + ends
 
 
-@kernel
-def write_lives(
-    op_class: Array, number: Array, start: Array, tensor: Array, does: Array, one: Array, held: Array, base: Array,
-    head: Array, life: Array, following: Array, first: Array, last: Array, write: Array, freed: Array, lives: Array,
-    copies: int, never: int,
-) -> int:  # fmt: skip
-    """Write the lives of all cells, those of a cell in order; return how many there are.
-
-    What is written behind the last free of a step is joined to the first life.
-    Arguments:
-        number: of the micro-batch and copy of slots.
-        start to held: as of ``Table``.
-        base: as written by ``count_cells``.
-        head, life: of each cell, its first life and the one under way, -1 at first.
-        following to freed: what lives are, in the order in which they begin.
-        lives: shape [8, lives], columns as of ``Parts``.
-        never: a slot behind all.
-    """
+@part
+def _live(
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    copies: int, computes: Array, loads: Array, ends: Array, lives: Array,
+) -> None:  # fmt: skip
+    """Write the lives of all cells, in the order in which they begin; arguments as of ``write_lifetimes``."""
     begun = 0
     for slot in range(len(op_class)):
-        for touch in range(start[op_class[slot]], start[op_class[slot] + 1]):
-            which = tensor[touch]
-            cell = base[which] if one[which] else base[which] + number[slot]
-            at = life[cell]
-            if at == _NONE or freed[at]:
+        number = 4 * op_class[slot]
+        since, writes, frees, until = start[number], start[number + 1], start[number + 3], start[number + 4]
+        # An op without tensors, as a pure barrier, is done wherever it is issued.
+        sliced, shift = since == frees, micro_batch[slot] * copies + copy[slot]
+        for touch in range(since, until):
+            which = item[touch]
+            flag = flags[which]
+            sliced |= touch < frees and flag & BATCHED != 0
+            cell = base[which] if flag & ONE else base[which] + shift
+            at = ends[cell, 1]
+            if at == _NONE or lives[at, 3]:
                 if at == _NONE:
-                    head[cell] = begun
+                    ends[cell, 0] = begun
                 else:
-                    following[at] = begun
-                at = life[cell] = begun
-                first[at], write[at], freed[at], following[at] = slot, never, False, _NONE
+                    lives[at, 4] = begun
+                at = ends[cell, 1] = begun
+                lives[at, 0], lives[at, 2], lives[at, 3], lives[at, 4] = slot, _NEVER, 0, _NONE
                 begun += 1
-            last[at] = slot
-            if does[touch] == WRITE:
-                write[at] = min(write[at], slot)
-            elif does[touch] == FREE and not held[which]:
-                freed[at] = True
-    done = 0
-    for which in range(len(one)):
-        if base[which] == _NONE:
-            continue
-        end = which + 1
-        while base[end] == _NONE:
-            end += 1
-        for cell in range(base[which], base[end]):
-            at, opens = head[cell], done
-            while at != _NONE:
-                if not freed[at] and done > opens:
-                    # Written behind the last free of a step: in the steady state this is what the first life of the
-                    # next step begins with.
-                    if write[at] != never:
-                        lives[5, opens] = write[at]
-                        lives[7, opens] = 1
-                    break
-                lives[0, done] = which
-                lives[1, done] = (cell - base[which]) // copies
-                lives[2, done] = (cell - base[which]) % copies
-                lives[3, done], lives[4, done], lives[5, done] = first[at], last[at], write[at]
-                lives[6, done], lives[7, done] = freed[at], 0
-                done += 1
-                at = following[at]
-    return done
+            lives[at, 1] = slot
+            if touch >= frees:
+                # Only reads hold on to what lives always or, being an input, until its last reader.
+                lives[at, 3] = 0 if flag & HELD else 1
+            elif touch >= writes and lives[at, 2] == _NEVER:
+                lives[at, 2] = slot
+        if sliced and loads[micro_batch[slot]] == _NONE and computes[op_class[slot]]:
+            loads[micro_batch[slot]] = slot
 
 
 @kernel
 def write_lifetimes(
-    tensor: Array, micro_batch: Array, copy: Array, first: Array, last: Array, write: Array, freed: Array,
-    before: Array, given: Array, view: Array, loaded: Array, one: Array, size: Array, loads: Array, columns: Array,
-    late: Array, never: int,
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    copies: int, computes: Array, loads: Array, ends: Array, lives: Array, size: Array, columns: Array,
 ) -> int:  # fmt: skip
     """Write the columns of ``Lifetimes``; return how many rows there are, -1 where something was never written.
 
     Arguments:
-        tensor to before: as of ``Parts``.
-        given to size: of tensors: whether they are there unwritten, are views, begin with a micro-batch, are there once
-            for all; and their bytes.
-        loads: of each micro-batch its first slot.
-        columns: shape [7, lives]; ``late``, the last column, ``before``.
-        never: a slot behind all.
+        op_class to flags, ``base`` as written, and ``copies``: as of ``count_cells``.
+        computes: of op classes.
+        loads: of each micro-batch the first slot that computes with what is split into micro-batches; -1 at first.
+        ends: of each cell its first life and its last one, -1 at first.
+        lives: shape [lives, 5]: the first slot, the last, the first that writes or ``_NEVER``, whether the last one
+            frees it, the next life of the same cell or -1.
+        size: bytes of each tensor.
+        columns: shape [8, lives].
     """
+    _live(op_class, micro_batch, copy, start, item, flags, base, copies, computes, loads, ends, lives)
     count = 0
-    for life in range(len(tensor)):
-        number = tensor[life]
-        if write[life] == never and (freed[life] or not given[number]):
-            return _NONE
-        if view[number]:
+    for which in range(len(flags)):
+        if base[which] == _NONE:
             continue
-        begin, end = write[life], last[life]
-        if loaded[number]:
-            begin = min(loads[micro_batch[life]], first[life])
-        elif not freed[life]:
-            begin, end = _NONE, _NONE
-        columns[0, count] = number
-        columns[1, count] = _NONE if one[number] else micro_batch[life]
-        columns[2, count] = _NONE if one[number] else copy[life]
-        columns[3, count] = size[number]
-        columns[4, count] = _NONE if write[life] == never else write[life]
-        columns[5, count] = begin
-        columns[6, count] = end
-        late[count] = before[life]
-        count += 1
+        flag = flags[which]
+        for number in range(1 if flag & ONE else len(loads) * copies):
+            at, last = ends[base[which] + number, 0], ends[base[which] + number, 1]
+            before = 0
+            # Written behind the last free of a step: in the steady state this is what the first life of the next step
+            # begins with.
+            stop = last if at != last and not lives[last, 3] else _NONE
+            if stop != _NONE and lives[stop, 2] != _NEVER:
+                lives[at, 2], before = lives[stop, 2], 1
+            while at != stop:
+                first, end, write, freed = lives[at, 0], lives[at, 1], lives[at, 2], lives[at, 3]
+                if write == _NEVER and (freed or not flag & GIVEN):
+                    return _NONE
+                # A view was checked like all tensors, and takes no memory.
+                if not flag & VIEW:
+                    columns[0, count] = which
+                    columns[1, count] = _NONE if flag & ONE else number // copies
+                    columns[2, count] = _NONE if flag & ONE else number % copies
+                    columns[3, count] = size[which]
+                    columns[4, count] = _NONE if write == _NEVER else write
+                    if flag & LOADED:
+                        load = loads[number // copies]
+                        columns[5, count] = first if load == _NONE else min(load, first)
+                        columns[6, count] = end
+                    else:
+                        # What nobody frees stays allocated through all steps.
+                        columns[5, count] = write if freed else _NONE
+                        columns[6, count] = end if freed else _NONE
+                    columns[7, count] = before
+                    count += 1
+                at, before = lives[at, 4], 0
     return count
 
 
-@kernel
-def sum_by_slot(size: Array, begin: Array, end: Array, before: Array, sums: Array, there: Array) -> int:
-    """Write the bytes that begin at each slot of this step and of the one before, and those that end; return the rest.
+@part
+def _folded(time: float, step: float) -> tuple[float, float]:
+    """A time as (which step, seconds from its begin), as ``fold`` has it."""
+    if step <= 0:
+        return 0.0, 0.0
+    which = np.floor(time / step)
+    rest = time - which * step
+    if rest >= step:
+        which += 1.0
+    elif rest < 0:
+        which -= 1.0
+    return which, time - which * step
 
-    Arguments: size to before: as of ``Lifetimes``. ``sums`` and ``there``: shape [3, slots], of what begins here and
-    in the step before, and of what ends; bytes, and whether there are any; nothing at first.
+
+@kernel
+def write_changes(
+    size: Array, begin: Array, end: Array, before: Array, starts: Array, earlier: Array, ends: Array, window: Array,
+    sums: Array, there: Array, times: Array, change: Array,
+) -> int:  # fmt: skip
+    """Write the times at which what is held grows or shrinks, and by how much; return how many there are.
+
+    Arguments: size to before: as of ``Lifetimes``. starts to ends: as of ``Window``. ``window``, its begin
+    and its step. ``sums`` and ``there``: shape [slots, 3], of what begins here and in the step before, and of what
+    ends; bytes, and whether there are any; nothing at first.
     """
-    always = 0
+    held = 0
     for life in range(len(size)):
         if end[life] == _NONE:
-            always += size[life]
+            held += size[life]
             continue
         row = 1 if before[life] else 0
-        sums[row, begin[life]] += size[life]
-        there[row, begin[life]] = True
-        sums[2, end[life]] += size[life]
-        there[2, end[life]] = True
-    return always
+        sums[begin[life], row] += size[life]
+        sums[end[life], 2] += size[life]
+        there[begin[life], row] = there[end[life], 2] = True
+    count = 1
+    for slot in range(len(starts)):
+        for row in range(3):
+            if there[slot, row]:
+                time = ends[slot] if row == 2 else earlier[slot] if row else starts[slot]
+                which, times[count] = _folded(time - window[0], window[1])
+                change[count] = -sums[slot, row] if row == 2 else sums[slot, row]
+                # What lives over the end of the step is there at its begin.
+                held -= int(which) * change[count]
+                count += 1
+    times[0], change[0] = 0.0, held
+    return count
