@@ -32,8 +32,8 @@ class Window:
 
     @cached_property
     def folded(self) -> tuple[Ints, Times]:
-        """Shape [3, slots], of starts, earlier ones and ends: in which step, and seconds from its begin."""
-        return fold(np.array((self.starts, self.earlier, self.ends)) - self.begin, self.step)
+        """Starts, earlier ones and ends, behind one another: in which step, and seconds from its begin."""
+        return fold(np.concatenate((self.starts, self.earlier, self.ends)) - self.begin, self.step)
 
 
 def fold(times: Times, step: float) -> tuple[Ints, Times]:
@@ -70,14 +70,13 @@ def _compiled(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints
 
 
 def _plain(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
-    which, rest = window.folded
+    (which, rest), slots = window.folded, len(window.starts)
     passing = np.flatnonzero(lives.end != NONE)
-    # Numbers of slots, and behind them the same ones of the step before.
-    begin, begun = _summed(lives.begin[passing] + len(window.starts) * lives.before[passing], size[passing])
-    end, ended = _summed(lives.end[passing], size[passing])
+    begin, begun = _summed(lives.begin[passing] + slots * lives.before[passing], size[passing])
+    end, ended = _summed(lives.end[passing] + 2 * slots, size[passing])
     always = size.sum() - size[passing].sum()
-    held = always + (ended * which[2, end]).sum() - (begun * which[:2].ravel()[begin]).sum()
-    return np.concatenate(([0.0], rest[:2].ravel()[begin], rest[2, end])), np.concatenate(([held], begun, -ended))
+    held = always + (ended * which[end]).sum() - (begun * which[begin]).sum()
+    return np.concatenate(([0.0], rest[begin], rest[end])), np.concatenate(([held], begun, -ended))
 
 
 def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:

@@ -122,18 +122,18 @@ class RankMemory:
     @cached_property
     def until(self) -> Times:
         """The same of its end; what lives always ends with the step."""
-        return np.where(self.lives.always, 0.0, self._window.folded[1][2, self.lives.end])
+        return np.where(self.lives.always, 0.0, self._window.folded[1][self._end])
 
     @cached_property
     def wraps(self) -> Ints:
         """Shape [lives], how often a life runs over the end of the step; 1 for what lives always."""
         which = self._window.folded[0]
-        return np.where(self.lives.always, 1, which[2, self.lives.end] - which[self._begin])
+        return np.where(self.lives.always, 1, which[self._end] - which[self._begin])
 
     @property
     def starts(self) -> Times:
         """Seconds at which the slots start (receives: arrive), folded into the step, shape [slots]."""
-        return np.asarray(self._window.folded[1][0])
+        return self._window.folded[1][: len(self.role)]
 
     def by_kind(self) -> Timeline:
         """Bytes by kind."""
@@ -204,8 +204,8 @@ class RankMemory:
     @property
     def peak_kinds(self) -> dict[str, int]:
         """Bytes at the peak by kind, as of ``Peak``."""
-        sums = _sums(self._numbers[self._there], self.lives.bytes[self._there])
-        return {_KINDS[kind]: held for kind, held in sums}
+        there = np.flatnonzero(self._there)
+        return {_KINDS[kind]: held for kind, held in _sums(self._numbers[there], self.lives.bytes[there])}
 
     @cached_property
     def _there(self) -> Flags:
@@ -235,7 +235,7 @@ class RankMemory:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
         sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
-        grows = self._passing & sliced[self.lives.tensor]
+        grows = self._passing & sliced.take(self.lives.tensor)
         growing = self._held(changes(self.lives, self.lives.bytes * grows, self._window)[1])
         return self._total[1] - growing, growing
 
@@ -249,7 +249,7 @@ class RankMemory:
         """Shape [lives], the number of each one's kind in ``_KINDS``."""
         # The buffer comes last, so that its index -1 finds it.
         numbers = np.append(kept_column(self.program.tensors, kind_number, np.int64), _KINDS.index(BUFFER))
-        return np.asarray(numbers[self.lives.tensor])
+        return numbers.take(self.lives.tensor)
 
     @cached_property
     def _kinds(self) -> list[str]:
@@ -311,10 +311,15 @@ class RankMemory:
         earlier = begins_KS[0] if len(begins_KS) > 1 else begins_KS[-1] - self.step
         return Window(begins_KS[-1], earlier, self.times.end_KS[-1], self.begin, self.step)
 
-    @property
-    def _begin(self) -> tuple[Ints, Ints]:
+    @cached_property
+    def _begin(self) -> Ints:
         """Where each life begins, as an index into what a window has folded."""
-        return self.lives.before.astype(np.int64), self.lives.begin
+        return self.lives.begin + len(self.role) * self.lives.before
+
+    @property
+    def _end(self) -> Ints:
+        """The same of where it ends."""
+        return self.lives.end + 2 * len(self.role)
 
     def _edges(self, rows: slice | Ints) -> Times:
         """The times at which something begins or ends."""
@@ -338,11 +343,11 @@ class RankMemory:
         # Looked up slot by slot, which are few beside lives.
         which, seconds = self._window.folded
         passed = which - (seconds <= time)
-        return np.where(self.lives.always, 1, passed[2, self.lives.end] - passed[self._begin])
+        return np.where(self.lives.always, 1, passed.take(self._end) - passed.take(self._begin))
 
     def _brings(self, time: float) -> int:
         """The slot that allocates most at a time."""
-        mine = (self._window.folded[1] == time)[self._begin] & ~self.lives.always
+        mine = (self._window.folded[1] == time).take(self._begin) & ~self.lives.always
         # The peak lasts from the step before: nothing begins at this moment.
         if not mine.any():
             return int(np.argmin(self.starts))

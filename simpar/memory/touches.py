@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simpar.program import Program, Role
 from simpar.program.csr import ranges
 from simpar.program.rows import kept_column
-from simpar.program.tensor import KINDS, PER_RANK, is_batched, kind_number
+from simpar.program.tensor import KINDS, PER_RANK, Tensor, is_batched, kind_number
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -67,13 +67,12 @@ def table_of(program: Program, always: frozenset[str]) -> Table:
 
 def flags_of(program: Program, always: frozenset[str]) -> NDArray[np.uint8]:
     """Shape [tensors]: the flags of each, as ``ONE`` to ``BATCHED`` say. Arguments: ``always``, as of ``lifetimes``."""
-    batched = kept_column(program.tensors, is_batched, np.uint8) * np.uint8(BATCHED)
-    return np.asarray(batched + _flags_of_kinds(always)[kept_column(program.tensors, kind_number, np.int64)])
+    return kept_column(program.tensors, _flags(always), np.uint8)
 
 
 @lru_cache(maxsize=4)
-def _flags_of_kinds(always: frozenset[str]) -> NDArray[np.uint8]:
-    """The flags of each kind, in the order of ``KINDS``."""
+def _flags(always: frozenset[str]) -> Callable[[Tensor], int]:
+    """What gives the flags of a tensor: the same function each time, so that columns are kept."""
     sets = {
         ONE: PER_RANK,
         HELD: {*always, 'input'},
@@ -81,7 +80,8 @@ def _flags_of_kinds(always: frozenset[str]) -> NDArray[np.uint8]:
         VIEW: {'view'},
         LOADED: {'input'} - always,
     }
-    return np.array([sum(flag for flag, kinds in sets.items() if kind in kinds) for kind in KINDS], dtype=np.uint8)
+    of = {kind: sum(flag for flag, kinds in sets.items() if kind in kinds) for kind in KINDS}
+    return lambda tensor: of[tensor.kind] | BATCHED * is_batched(tensor)
 
 
 class Touches(NamedTuple):

@@ -124,11 +124,11 @@ class Program:
     def is_sliced(self) -> NDArray[np.bool_]:
         """Shape [op classes], as ``sliced`` says."""
         batched = kept_column(self.tensors, is_batched, np.bool_)
-        index, field = np.divmod(self.named.row, 4)
+        # How many items before each one, and before the end, are of such tensors.
+        before = np.append(0, np.cumsum(batched.take(self.named.item), dtype=np.int32))
         # What an op frees, it need not have touched.
-        touched = np.bincount(index[field < 3], minlength=len(self.op_classes))
-        own = np.bincount(index[(field < 3) & batched[self.named.item]], minlength=len(self.op_classes))
-        return np.asarray((touched == 0) | (own > 0))
+        first, frees = self.named.start[:-1:4], self.named.start[3::4]
+        return np.asarray((first == frees) | (before[first] < before[frees]))
 
     def holds(self, rank: int, tensor: str) -> bool:
         """Whether a rank has its shard of a tensor."""
@@ -166,18 +166,20 @@ class Program:
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
         known: dict[tuple[int, int, str, int | None, float], int] = {}
+        padding = self._padding
 
         def size(tensor: Tensor) -> int:
-            if tensor.name in self._padding:
+            if tensor.name in padding:
                 return self.local_bytes(tensor)
             # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
             key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim, tensor.fill)
-            if key not in known:
-                known[key] = self.local_bytes(tensor)
-            return known[key]
+            found = known.get(key)
+            if found is None:
+                found = known[key] = self.local_bytes(tensor)
+            return found
 
         # Padding goes by the name of a tensor, so that all are needed by their names.
-        if self._padding or not isinstance(self.tensors, LazyRows):
+        if padding or not isinstance(self.tensors, LazyRows):
             return self._column(tuple(self.tensors), size)
         told = (self.copies, frozenset((name, partition.size) for name, partition in self.partitions.items()))
         return self.tensors.keep(told, lambda: self._column(self.tensors, size))
@@ -196,10 +198,10 @@ class Program:
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        if isinstance(self.tensors, tuple):
+        if not isinstance(self.tensors, LazyRows):
             packed = [tensor for tensor in self.tensors if tensor.members and is_packed(tensor)]
         else:
-            found = np.flatnonzero(kept_column(self.tensors, is_packed, np.bool_)).tolist()
+            found = self.tensors.keep(is_packed, lambda: _packed(self.tensors)).tolist()
             packed = list(map(self.tensors.__getitem__, found))
         return {
             tensor.members[-1]: prod(tensor.shape)
@@ -228,6 +230,10 @@ class Program:
         # The arrays are shared, so that unfolding a thousand ranks costs a thousand headers.
         roles = tuple(dataclasses.replace(self.role(r), name=f'rank{r}') for r in range(self.world))
         return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))
+
+
+def _packed(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
+    return np.flatnonzero(kept_column(tensors, is_packed, np.bool_))
 
 
 def _receives(op: OpClass) -> bool:
