@@ -277,27 +277,25 @@ class RankMemory:
     @cached_property
     def _total(self) -> tuple[Times, Ints]:
         """The times at which anything begins or ends, and the bytes that are held from each on."""
-        times, change = self._changes
-        order, last = self._order
-        return times[order[last]], self._held(change)
+        return self._order[2], self._held(self._changes[1])
 
     @cached_property
     def _changes(self) -> tuple[Times, Ints]:
         return changes(self.lives, self.lives.bytes, self._window)
 
     @cached_property
-    def _order(self) -> tuple[Ints, Ints]:
-        """The changes by their times, and of several at one time the last of these."""
-        times = self._changes[0]
-        order = np.argsort(times, kind='stable')
-        times = times[order]
-        return order, np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
+    def _order(self) -> tuple[Ints, Ints, Times]:
+        """The changes by their times, of several at one time the last of these, and the times, each once."""
+        order = np.argsort(self._changes[0], kind='stable')
+        times = self._changes[0].take(order)
+        last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
+        return order, last, times.take(last)
 
     def _held(self, change: Ints) -> Ints:
         """The bytes that are held from each time on."""
-        order, last = self._order
+        order, last, _ = self._order
         # Of several changes at one time, what is held behind the last of them counts.
-        return np.cumsum(change[order])[last]
+        return change.take(order).cumsum().take(last)
 
     @cached_property
     def _window(self) -> Window:
@@ -320,10 +318,6 @@ class RankMemory:
     def _end(self) -> Ints:
         """The same of where it ends."""
         return self.lives.end + 2 * len(self.role)
-
-    def _edges(self, rows: slice | Ints) -> Times:
-        """The times at which something begins or ends."""
-        return distinct(np.concatenate(([0.0], self.since[rows], self.until[rows])))
 
     def _stack(self, labels: Ints, names: tuple[str, ...], rows: slice | Ints = slice(None)) -> Timeline:
         """Bytes of some lives over time, summed by label."""
