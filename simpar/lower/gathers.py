@@ -8,10 +8,12 @@ or once for every forward and once for every backward of a micro-batch. One gath
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
+from simpar.kept import Facts
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, split_dims
@@ -53,6 +55,30 @@ class _Touched:
     packed: dict[_Key, frozenset[str]] = field(default_factory=dict)
 
 
+class _Facts:
+    """What follows from shards, whatever the plan does with them: rows of a sweep often share them.
+
+    Arguments: ``gathered``, by gathered weight its parameter; ``number`` of each parameter; ``touched``, what gathers
+    may be for: weights and full gradients; ``ops`` that were made, by name, members and stage; ``of``, by members of a
+    bucket their shards; ``touching``, of runs the ops that touch any of that, by place and label.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        self.gathered = {
+            gathered: name
+            for shard in shards.all
+            for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
+        }
+        self.number = {name: number for number, name in enumerate(shards.of)}
+        self.touched = self.gathered.keys() | {full.name for shard in shards.all for full in shard.fulls}
+        self.ops: dict[tuple[str, tuple[str, ...], int], OpClass] = {}
+        self.of: dict[frozenset[str], tuple[Shard, ...]] = {}
+        self.touching: dict[Run, list[tuple[int, Label, list[str]]]] = {}
+
+
+_facts: Final[Facts[Shards, _Facts]] = Facts(_Facts, 8)
+
+
 class Gathers:
     """The gathers of one pipeline rank's weights."""
 
@@ -61,13 +87,9 @@ class Gathers:
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._gathered = {
-            gathered: name
-            for shard in shards.all
-            for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
-        }
+        self._known = _facts(shards)
+        self._gathered = self._known.gathered
         self._named: dict[str, tuple[str, ...]] = {}
-        self._number = {name: number for number, name in enumerate(shards.of)}
 
     # on use
 
@@ -111,11 +133,12 @@ class Gathers:
         """
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
-        for op in order.ops():
-            for name in op.reads:
-                if name in self._gathered and name not in seen:
-                    seen.add(name)
-                    stages.setdefault(op.stage, {})[self._gathered[name]] = None
+        for run in order.runs:
+            for _, label, touched in self._touching(run):
+                for name in touched:
+                    if name in self._gathered and name not in seen:
+                        seen.add(name)
+                        stages.setdefault(label[0], {})[self._gathered[name]] = None
         # A bucket is fused within its stage: weights of others are not wanted at the same time.
         several = self._tape.mesh.stages > 1
         found: dict[_Key, list[str]] = {}
@@ -154,50 +177,81 @@ class Gathers:
 
     def _within(self, run: Run, touched: _Touched) -> list[_Use]:
         """The uses of buckets in a run, by its own offsets and parts; one for each label."""
-        found: dict[tuple[_Key, Label], _Use] = {}
+        first: dict[tuple[_Key, Label], int] = {}
+        last: dict[tuple[_Key, Label], int] = {}
+        members: dict[tuple[_Key, Label], set[str]] = {}
         keys = touched.added | touched.read
-        for offset, issue in enumerate(run.issues):
-            label = None
-            for name in issue.op.reads + issue.op.accumulates:
+        for offset, label, names in self._touching(run):
+            for name in names:
                 key = keys.get(name)
                 if key is not None:
-                    label = label or _label(issue)
-                    members = touched.packed.get(key) or frozenset((self._gathered[name],))
-                    use = _Use(offset, offset, *key, members, label, label)
-                    found[key, label] = _joined(found[key, label], use) if (key, label) in found else use
-        return list(found.values())
+                    use = key, label
+                    first.setdefault(use, offset)
+                    last[use] = offset
+                    members.setdefault(use, set()).update(touched.packed.get(key) or (self._gathered[name],))
+        return [
+            _Use(begin, last[use], *use[0], frozenset(members[use]), use[1], use[1]) for use, begin in first.items()
+        ]
+
+    def _touching(self, run: Run) -> list[tuple[int, Label, list[str]]]:
+        """The ops of a run that read gathered weights or add to full gradients, with these."""
+        known, mine = self._known.touching, self._known.touched
+        if run not in known:
+            each = [[name for name in (*op.reads, *op.accumulates) if name in mine] for op, *_ in run.issues]
+            rows = zip(run.issues, each, strict=True)
+            known[run] = [(place, _label(issue), names) for place, (issue, names) in enumerate(rows) if names]
+        return known[run]
 
     def _gather(self, use: _Use) -> OpClass:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
 
     def _of(self, use: _Use) -> tuple[Shard, ...]:
-        return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))
+        known, number = self._known.of, self._known.number
+        if use.members not in known:
+            mine = sorted(use.members & number.keys(), key=number.__getitem__)
+            known[use.members] = self._shards.each(mine)
+        return known[use.members]
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
         names = tuple(shard.weight.name for shard in shards)
-        return OpClass(
-            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
-            kind='collective',
-            operator='all_gather',
-            phase=phase,
-            bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
-            dtype=shards[0].weight.dtype,
-            partition=shards[0].partition,
-            reads=names,
-            writes=tuple(name for shard in shards for name in shard.gathered),
-            # After the update the view ends; a shard that is gathered on use stays.
-            frees=names if phase == 'U' else (),
-            attributes=split_dims(shards),
-            stage=stage,
-        )
+
+        def make(name: str) -> OpClass:
+            return OpClass(
+                name=name,
+                kind='collective',
+                operator='all_gather',
+                phase=phase,
+                bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
+                dtype=shards[0].weight.dtype,
+                partition=shards[0].partition,
+                reads=names,
+                writes=tuple(name for shard in shards for name in shard.gathered),
+                # After the update the view ends; a shard that is gathered on use stays.
+                frees=names if phase == 'U' else (),
+                attributes=split_dims(shards),
+                stage=stage,
+            )
+
+        return self._op(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names, stage, make)
 
     def _reshard(self, use: _Use) -> OpClass:
         stage, _, phase = use.until
         names = tuple(name for shard in self._of(use) for name in shard.gathered)
-        name = self._unique(f'{use.bucket}.weights.reshard.{phase}', names)
-        return OpClass(
-            name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names, stage=stage
-        )
+
+        def make(name: str) -> OpClass:
+            return OpClass(
+                name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names,
+                stage=stage,
+            )  # fmt: skip
+
+        return self._op(f'{use.bucket}.weights.reshard.{phase}', names, stage, make)
+
+    def _op(self, name: str, members: tuple[str, ...], stage: int, make: Callable[[str], OpClass]) -> OpClass:
+        """What ``make`` gives by its own name, the very op that another plan with these shards has."""
+        key = self._unique(name, members), members, stage
+        if key not in self._known.ops:
+            self._known.ops[key] = make(key[0])
+        return self._known.ops[key]
 
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""
@@ -234,18 +288,22 @@ class Gathers:
 
     def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's shards of full weights: views, which cost nothing."""
-        shards = self._shards.each(parameters)
-        return OpClass(
-            name=self._unique(f'{layer_of(parameters[0])}.piece.U', tuple(parameters)),
-            kind='compute',
-            operator='piece',
-            phase='U',
-            dtype=self._tape.dtype,
-            reads=tuple(parameters),
-            writes=tuple(shard.weight.name for shard in shards),
-            attributes={**split_dims(shards), 'partition': shards[0].partition},
-            stage=stage,
-        )
+        shards, reads = self._shards.each(parameters), tuple(parameters)
+
+        def make(name: str) -> OpClass:
+            return OpClass(
+                name=name,
+                kind='compute',
+                operator='piece',
+                phase='U',
+                dtype=self._tape.dtype,
+                reads=reads,
+                writes=tuple(shard.weight.name for shard in shards),
+                attributes={**split_dims(shards), 'partition': shards[0].partition},
+                stage=stage,
+            )
+
+        return self._op(f'{layer_of(parameters[0])}.piece.U', reads, stage, make)
 
 
 def _label(issue: Issue) -> Label:
@@ -278,10 +336,14 @@ def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
 
 def _in_order(use: _Use) -> tuple[object, ...]:
     """Places in the issue order, then names with their numbers as numbers: bucket 99 stands before bucket 100."""
-    parts = re.split(r'(\d+)', use.bucket)
-    # Split by numbers, so that every second part is one.
-    name = [int(part) if at % 2 else part for at, part in enumerate(parts)]
-    return use.first, use.last, name, use.partition
+    return use.first, use.last, _by_number(use.bucket), use.partition
+
+
+# Every use of a bucket asks, in every row of a sweep.
+@lru_cache(maxsize=2**12)
+def _by_number(bucket: str) -> tuple[int | str, ...]:
+    """A name split by its numbers, so that every second part is one."""
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(re.split(r'(\d+)', bucket)))
 
 
 def _joined(one: _Use, other: _Use) -> _Use:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from simpar.kept import Facts
@@ -18,7 +19,7 @@ from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, messag
 from simpar.lower.shard_groups import partial_gradients
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
-from simpar.program import OpClass, Tensor
+from simpar.program import OpClass, Partition, Tensor
 
 _NEVER: Final = -(2**62)
 """So far before the first op that it is so from any place."""
@@ -50,6 +51,22 @@ class Reduction:
     stage: int = -1
 
 
+class _Sums(NamedTuple):
+    """The messages of a pipeline rank.
+
+    Arguments: ``gradients``, their sums; ``repeats``, the sums of shards, behind these; ``partitions`` that they meet
+    over.
+    """
+
+    gradients: tuple[Reduction, ...]
+    repeats: tuple[Reduction, ...]
+    partitions: tuple[Partition, ...]
+
+
+_known: Final[Facts[Shards, dict[tuple[object, ...], _Sums]]] = Facts(lambda shards: {}, 8)
+"""By fusion and pipeline rank: plans of a sweep sum the same gradients whatever they run again."""
+
+
 class Reductions:
     """The sums of gradients, of one pipeline rank after the other."""
 
@@ -58,25 +75,49 @@ class Reductions:
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        adds = [(tape.tensors[name].like, op.stage) for op in tape.ops for name in op.accumulates]
-        self._adds = dict(adds)
-        # By stage, the parameters whose gradients it adds to.
-        self._added: dict[int, set[str]] = {op.stage: set() for op in tape.ops}
-        for parameter, stage in adds:
-            self._added[stage].add(parameter)
-        self._number = {name: number for number, name in enumerate(tape.tensors)}
         self._stages: list[int] = []
         self._scope = ''
 
     def place(self, order: Issued, place: int) -> Issued:
         """The ops of a pipeline rank with the reductions among them."""
-        mesh = self._tape.mesh
+        sums, end = self._sums(place), self._plan.reduce_gradients == 'end'
+        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
+        return _place(_place(order, sums.gradients, end=end), sums.repeats, end=end)
+
+    def _sums(self, place: int) -> _Sums:
+        known, key = _known(self._shards), (self._plan.fusion, tuple(self._ids.items()), place)
+        if key not in known:
+            known[key] = self._made(place)
+        for partition in known[key].partitions:
+            self._tape.registered(partition)
+        return known[key]
+
+    def _made(self, place: int) -> _Sums:
+        mesh, tape = self._tape.mesh, self._tape
         self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
         self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
-        end = self._plan.reduce_gradients == 'end'
-        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
-        placed = _place(order, [*self._fulls(), *self._scatters()], end=end)
-        return _place(placed, list(self._repeats()), end=end)
+        gradients, repeats = (*self._fulls(), *self._scatters()), tuple(self._repeats())
+        over = dict.fromkeys(op.partition for one in (*gradients, *repeats) for op in one.ops)
+        return _Sums(gradients, repeats, tuple(map(tape.partitions.__getitem__, over)))
+
+    @cached_property
+    def _adds(self) -> dict[str, int]:
+        """By parameter, the stage that adds to its gradient; the first of several, as the backward comes to it last."""
+        tape = self._tape
+        return {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
+
+    @cached_property
+    def _added(self) -> dict[int, set[str]]:
+        """By stage, the parameters whose gradients it adds to."""
+        found: dict[int, set[str]] = {op.stage: set() for op in self._tape.ops}
+        for op in self._tape.ops:
+            found[op.stage].update(self._tape.tensors[name].like for name in op.accumulates)
+        return found
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        """By name, which tensor it is, in the order of registration."""
+        return {name: number for number, name in enumerate(self._tape.tensors)}
 
     def _fulls(self) -> Iterator[Reduction]:
         """All-reduces of what stays full."""
@@ -181,7 +222,8 @@ def _place(order: Issued, reductions: Sequence[Reduction], *, end: bool) -> Issu
     """Issue every reduction behind the last writer of its gradients; with ``end`` behind the backward."""
     if not reductions:
         return order
-    final, last = _last(order)
+    # Asked for only where something is reduced once a step.
+    final, last = _last(order) if any(one.stage < 0 for one in reductions) else (0, {})
     often = {name for reduction in reductions if reduction.stage >= 0 for name in reduction.gradients}
     written = {run: _written(run, often) for run in order.runs} if often else {}
     behind: dict[int, list[Issue]] = {}
@@ -247,13 +289,12 @@ def _places(written: _Written, reduction: Reduction) -> dict[int, _Places]:
 
 
 def _written(run: Run, names: Collection[str]) -> _Written:
-    found = _Written({}, {})
-    for offset, (op, part, *_) in enumerate(run.issues):
-        # A run may hold a stage's part without any backward of it, as a forward.
-        found.backward.setdefault((op.stage, part), _NEVER)
-        if op.kind == 'compute' and op.phase != 'F':
+    # A run may hold a stage's part without any backward of it, as a forward.
+    found = _Written(dict.fromkeys([(op.stage, part) for op, part, _, _ in run.issues], _NEVER), {})
+    for offset, (op, part, _, _) in enumerate(run.issues):
+        if op.phase != 'F' and op.kind == 'compute':
             found.backward[op.stage, part] = offset
-        for name in op.accumulates + op.writes:
+        for name in (*op.accumulates, *op.writes) if op.accumulates else op.writes:
             if name in names:
                 found.last[name, op.stage, part] = offset
     return found

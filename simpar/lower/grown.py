@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from simpar.kept import Kept
+from simpar.kept import Kept, Same
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
@@ -160,9 +160,8 @@ class _Names:
         key, layer = seen(name)
         if layer != NONE or _bucket(name) is None:
             return key, layer
-        item = self.named.item[self.named.start[4 * number] : self.named.start[4 * number + 4]]
-        rows = self.tensors.rows
-        touched = list(zip(rows.key[item].tolist(), rows.layer[item].tolist(), strict=True))
+        begin, end = self._starts[4 * number], self._starts[4 * number + 4]
+        touched = [self._touchable[one] for one in self.named.item[begin:end].tolist()]
         own = next((one for _, one in touched if one != NONE), NONE)
         if own == NONE:
             return key, NONE
@@ -173,6 +172,17 @@ class _Names:
         # Buckets are alike where their members are, whatever their numbers.
         members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
         return (_BUCKET.sub('', name), members), own
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        start: list[int] = self.named.start.tolist()
+        return start
+
+    @cached_property
+    def _touchable(self) -> list[tuple[int, int]]:
+        """Of each tensor its key and layer."""
+        rows = self.tensors.rows
+        return list(zip(rows.key.tolist(), rows.layer.tolist(), strict=True))
 
     @cached_property
     def unlike(self) -> Ints:
@@ -263,35 +273,31 @@ class _Ops:
         field = 1 if op.operator == 'all_gather' else 0
         before = small.named.items(4 * source + field)
         # Tensors to be are as large as those that they are like, which are among those before.
-        now = self.names.tensors.source[self.names.lists.items(4 * row + field)].tolist()
+        now = self.names.tensors.source[self.names.lists.own(4 * row + field)]
+        often = np.bincount(now, minlength=len(small.tensors))[before].tolist()
         sizes = self._sizes_of(before)
-        of = dict(zip(before, sizes, strict=True))
-        (held, had), (holds, has) = map(_total, (sizes, [of[one] for one in now]))
+        (held, had), (holds, has) = _total(sizes, [1] * len(before)), _total(sizes, often)
         each = op.flops / had if had else 0.0
-        if op.bytes not in (0.0, held) or each != int(each):
+        if op.bytes not in (0.0, held) or each != int(each) or sum(often) != len(now):
             raise NotPeriodic(f'{op.name} is of all layers, but its work is not the sum of theirs')
         attributes = {key: self._told(value, before, now) for key, value in op.attributes.items()}
         return replace(op, bytes=float(holds) if op.bytes else 0.0, flops=each * has, attributes=attributes)
 
     def _sizes_of(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Bytes and elements of the shards of tensors as they are; those of equal layers share the very shapes."""
-        small, known, found = self.small, self._sizes, []
-        for one in map(small.tensors.__getitem__, numbers):
-            key = (
-                one.name
-                if small.is_padded(one)
-                else (id(one.shape), id(one.splits), one.dtype, one.batch_dim, one.fill)
-            )
-            if key not in known:
-                known[key] = small.local_bytes(one), prod(small.local_shape(one))
-            found.append(known[key])
-        return found
+        """Bytes and elements of the shards of tensors as they are."""
+        known, missing = self._sizes, [one for one in numbers if one not in self._sizes]
+        for one in missing:
+            tensor = self.small.tensors[one]
+            known[one] = self.small.local_bytes(tensor), prod(self.small.local_shape(tensor))
+        return list(map(known.__getitem__, numbers))
 
     @cached_property
-    def _sizes(self) -> dict[object, tuple[int, int]]:
-        return {}
+    def _sizes(self) -> dict[int, tuple[int, int]]:
+        """By number, of programs with these tensors and as many ranks in their groups."""
+        ranks = {name: partition.size for name, partition in self.small.partitions.items()}
+        return _sizes.get((Same(self.tensors), self.small.copies, ranks), dict)
 
-    def _told(self, value: Attribute, before: Sequence[int], now: Sequence[int]) -> Attribute:
+    def _told(self, value: Attribute, before: Sequence[int], now: Ints) -> Attribute:
         """An attribute of an op of all layers: where it has several words, one for each tensor."""
         if not isinstance(value, str) or ' ' not in value:
             return value
@@ -299,7 +305,7 @@ class _Ops:
         of = dict(zip(before, words, strict=False))
         if len(words) != len(before) or any(of[one] != of.get(model.item(one)) for one in before):
             raise NotPeriodic('an attribute of all layers is not a word for each')
-        return ' '.join([of[one] for one in now])
+        return ' '.join([of[one] for one in now.tolist()])
 
     def stand(self, row: int) -> OpClass:
         """An op class to be, but for its name and those that it lists."""
@@ -330,34 +336,39 @@ class _Ops:
         )  # fmt: skip
 
 
-def _total(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum([size for size, _ in sizes]), sum([elements for _, elements in sizes])
+def _total(sizes: Sequence[tuple[int, int]], often: Sequence[int]) -> tuple[int, int]:
+    """Bytes and elements of tensors, each of them so often."""
+    pairs = list(zip(sizes, often, strict=True))
+    return sum([size * count for (size, _), count in pairs]), sum([elements * count for (_, elements), count in pairs])
+
+
+_sizes: Final[Kept[tuple[Same, int, dict[str, int]], dict[int, tuple[int, int]]]] = Kept(4)
+"""Bytes and elements of tensors by their numbers."""
 
 
 _plain: Final = attrgetter(
-    'kind', 'operator', 'phase', 'stage', 'dtype', 'partition', 'peer', 'reduce', 'flops', 'bytes', 'dims'
+    'flops', 'bytes', 'operator', 'kind', 'phase', 'stage', 'dtype', 'partition', 'peer', 'reduce', 'dims'
 )
 """All of an op but names and attributes, which may tell names."""
 
 
 def _unlike_work(ops: Sequence[OpClass], table: Table) -> Ints:
     """Ops that do other work than those of other layers."""
-    told = [_attributes(op, layer) for op, layer in zip(ops, table.rows.layer.tolist(), strict=True)]
-    models = table.model.tolist()
-    # Most attributes are shared by all layers, and so are the very tuples of those that say nothing of a layer.
-    return table.told_unlike(
-        [
-            row
-            for row, model in enumerate(models)
-            if row != model and (told[row] != told[model] or _plain(ops[row]) != _plain(ops[model]))
-        ]
-    )
+    layer = table.rows.layer.tolist()
+
+    def differs(row: int, model: int) -> bool:
+        op, other = ops[row], ops[model]
+        if _plain(op) != _plain(other):
+            return True
+        told = op.attributes or other.attributes
+        return bool(told) and _attributes(op, layer[row]) != _attributes(other, layer[model])
+
+    pairs = [(row, model) for row, model in enumerate(table.model.tolist()) if row != model]
+    return table.told_unlike([row for row, model in pairs if differs(row, model)])
 
 
-def _attributes(op: OpClass, layer: int) -> dict[str, object] | None:
-    """What an op says besides, as seen from its layer; None where that is nothing."""
-    if not op.attributes:
-        return None
+def _attributes(op: OpClass, layer: int) -> dict[str, object]:
+    """What an op says besides, as seen from its layer."""
     return {key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()}
 
 
@@ -371,7 +382,9 @@ def _role(role: Role, ops: Table, layers: Layers) -> Role:
     slots = Table.of(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
-    need, carry = (References(slots, slots, lists, near).grown() for lists in (role.need, role.carry))
+    # A slot's latest need stands first; of those of the step before the earliest.
+    need = References(slots, slots, role.need, near).grown(-1)
+    carry = References(slots, slots, role.carry, near).grown(1)
     like = first[slots.grown.key]
     return replace(
         role,
@@ -379,11 +392,6 @@ def _role(role: Role, ops: Table, layers: Layers) -> Role:
         stream=role.stream[like],
         micro_batch=role.micro_batch[like],
         copy=role.copy[like],
-        need=_ordered(need, -1),
-        carry=_ordered(carry, 1),
+        need=need,
+        carry=carry,
     )
-
-
-def _ordered(lists: Csr, way: int) -> Csr:
-    """The lists with rising items; falling where ``way`` is -1."""
-    return Csr(lists.start, lists.item[np.lexsort((way * lists.item, lists.row))])

@@ -38,7 +38,7 @@ from simpar.pipeline.order import Order, Row
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import OpClass, Program, ProgramBuilder
+from simpar.program import Program, ProgramBuilder, Tensor
 from simpar.workload import Workload
 
 
@@ -123,6 +123,8 @@ def _counted(order: Order, plan: Plan) -> Order:
     return order
 
 
+_tables: Final[Kept[tuple[tuple[Tensor, ...]], tuple[Tensor, ...]]] = Kept(4)
+"""The very table of tensors for programs with equal ones, as rows of a sweep are that recompute alike."""
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
 
 
@@ -152,13 +154,12 @@ class _Assembly:
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
         # Members of a flat buffer have no memory of their own.
-        tensors = [tensor for tensor in self.tape.tensors.values() if tensor.name not in self.tape.replaced]
-        builder.add_tensors(tensor for tensor in tensors if touched is None or tensor.name in touched)
+        tensors = [tensor for name, tensor in self.tape.tensors.items() if name not in self.tape.replaced]
+        table = tuple([tensor for tensor in tensors if touched is None or tensor.name in touched])
+        builder.add_tensors(_tables.get((table,), lambda: table))
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
-        named: dict[str, OpClass] = {}
-        for op in chain.from_iterable(found.ops() for found in finished):
-            named.setdefault(op.name, op)
-        builder.add_op_classes(named)
+        ops = list(chain.from_iterable(found.ops() for found in finished))
+        builder.add_op_classes(dict(zip([op.name for op in ops], ops, strict=True)))
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):
             # Role names stand in traces and tables.

@@ -198,8 +198,12 @@ class Shards:
 
     def held(self, accumulated: Iterable[str]) -> set[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
-        owned = {full.name: shard.gradient.name for shard in self.all for full in shard.fulls}
-        return {owned.get(name, name) for name in accumulated}
+        return {self._summed.get(name, name) for name in accumulated}
+
+    @cached_property
+    def _summed(self) -> dict[str, str]:
+        """By full gradient the shard that comes of its sum."""
+        return {full.name: shard.gradient.name for shard in self.all for full in shard.fulls}
 
 
 def message_sizes(tape: Tape, plan: Plan, shards: Shards, parameters: Iterable[str]) -> dict[str, float]:

@@ -34,6 +34,14 @@ class _Seen(NamedTuple):
     of_all: Ints
 
 
+class _Longer(NamedTuple):
+    """What some lists will name, one behind the other: keys and layers; and the lengths of the lists."""
+
+    key: Ints
+    layer: Ints
+    lengths: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class References:
     """What the rows of a table name: near them what stands at a distance, else the first or the last layers.
@@ -50,31 +58,43 @@ class References:
     lists: Csr
     near: int
 
-    def grown(self) -> Csr:
+    def grown(self, way: int = 0) -> Csr:
         """What the rows to be name, as rows to be.
 
+        Arguments: ``way``, 1: the items of each list rise, -1: they fall; 0: they keep their order.
         Raises ``NotPeriodic`` where rows of equal layers name unequal things, or where it is not plain which layers a
         row speaks of.
         """
         _, key, layer, moves, of_all = self._seen
         count = self.lists.count.astype(np.int64)
-        # From the last on, so that the places of earlier lists stay as they are.
-        for number in of_all[::-1].tolist():
-            own = slice(self.lists.start.item(number), self.lists.start.item(number + 1))
-            more = grown_rows(Rows(self._key[own], self._layer[own]), self.to.layers)
-            count[number] = len(more.key)
+        if len(of_all):
+            more = self._of_all_layers(of_all)
+            first = self.lists.start[:-1].astype(np.int64)
+            # What lists of all layers name stands behind all else.
+            first[of_all] = len(key) + np.append(0, np.cumsum(more.lengths[:-1]))
+            count[of_all] = more.lengths
+            item = ranges(first, count)
             still = np.zeros(len(more.key), dtype=bool)
             key, layer, moves = (
-                np.concatenate((column[: own.start], new, column[own.stop :]))
-                for column, new in ((key, more.key), (layer, more.layer), (moves, still))
+                np.concatenate(both)[item] for both in ((key, more.key), (layer, more.layer), (moves, still))
             )
-        return (self._compiled if is_started() else self._stamped)(key, layer, moves, count)
+        return (self._compiled if is_started() else self._stamped)(key, layer, moves, count, way)
 
-    def _stamped(self, key: Ints, layer: Ints, moves: Flags, count: Ints) -> Csr:
+    def _of_all_layers(self, lists: Ints) -> _Longer:
+        """What lists of all layers will name."""
+        # All of them at once: a key of one list is another than that of the next.
+        keys, lengths = len(self.to.place), self.lists.count[lists]
+        item = ranges(self.lists.start[lists], lengths)
+        apart = np.repeat(np.arange(len(lists)) * keys, lengths)
+        more = grown_rows(Rows(self._key[item] + apart, self._layer[item]), self.to.layers)
+        which, key = np.divmod(more.key, keys)
+        return _Longer(key, more.layer, np.bincount(which, minlength=len(lists)))
+
+    def _stamped(self, key: Ints, layer: Ints, moves: Flags, count: Ints, way: int) -> Csr:
         """The lists of all rows to be.
 
         Arguments: of the lists as they are, one behind the other: keys, layers, and whether these move with the row;
-        and the lengths of the lists.
+        the lengths of the lists; ``way``, as of ``grown``.
         """
         lists = (self.of.source[:, None] * self._each + np.arange(self._each)).ravel()
         lengths = count[lists]
@@ -83,9 +103,9 @@ class References:
         found = self.to.at[key[item], layer[item] + np.where(moves[item], shift, 0)]
         if (found == NONE).any():
             raise NotPeriodic('a row names what is not there')
-        return Csr.counted(lengths, found)
+        return _ordered(Csr.counted(lengths, found), way)
 
-    def _compiled(self, key: Ints, layer: Ints, moves: Flags, count: Ints) -> Csr:
+    def _compiled(self, key: Ints, layer: Ints, moves: Flags, count: Ints, way: int) -> Csr:
         """The same by a kernel."""
         from simpar.lower.kernels import stamp
 
@@ -96,8 +116,8 @@ class References:
         item = np.empty(each[source].sum(), dtype=np.int32)
         given = start, key, layer, moves, self._each, source, self.of.shift, self.to.at
         # numpy tells what is wrong.
-        if stamp(*given, to_be, item) == NONE:
-            return self._stamped(key, layer, moves, count)
+        if stamp(*given, to_be, item, way) == NONE:
+            return self._stamped(key, layer, moves, count, way)
         return Csr(to_be, item)
 
     @cached_property
@@ -199,3 +219,8 @@ class References:
         if (self.of.rows.layer[found // max(self._each, 1)] != NONE).any():
             raise NotPeriodic('a row of one layer names all of them')
         return found
+
+
+def _ordered(lists: Csr, way: int) -> Csr:
+    """The lists with items in order, as of ``References.grown``."""
+    return Csr(lists.start, lists.item[np.lexsort((way * lists.item, lists.row))]) if way else lists

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
+from simpar.kept import Facts
 from simpar.layout import Axis, TensorLayout
 from simpar.lower.tape import Rule, Tape
 from simpar.lower.value import Value
@@ -136,7 +137,8 @@ class Repeats:
         # template, too.
         mine = self.tape.rules[rules:]
         del self.tape.rules[rules:]
-        self.forward.setdefault(key, (number, before.added(self.tape, self.results, number, values)))
+        if key not in self.forward:
+            self.forward[key] = number, before.added(self.tape, self.results, number, values)
         self.tape.on_backward(lambda: self._back(number, key, mine))
         return values
 
@@ -158,7 +160,8 @@ class Repeats:
         for stage, rule in reversed(rules):
             self.tape.stage = stage
             rule()
-        self.backward.setdefault(key, (number, before.added(self.tape, self.results, number)))
+        if key not in self.backward:
+            self.backward[key] = number, before.added(self.tape, self.results, number)
 
     def _put(self, template: _Template, number: int) -> list[tuple[str, Value]]:
         """An instance of a template; its values."""
@@ -298,5 +301,15 @@ def _known(value: Value, number: int) -> tuple[object, ...]:
 
 def operator_kind(operator: Any, number: int) -> tuple[object, ...]:
     """An operator but for numbers of layers in its names."""
-    told = (getattr(operator, one.name) for one in fields(operator))
-    return type(operator), *(_marked(value, number) if isinstance(value, str) else value for value in told)
+    known = _kinds(operator)
+    if number not in known:
+        told = (getattr(operator, one.name) for one in fields(operator))
+        known[number] = (
+            type(operator),
+            *(_marked(value, number) if isinstance(value, str) else value for value in told),
+        )
+    return known[number]
+
+
+_kinds: Final[Facts[Any, dict[int, tuple[object, ...]]]] = Facts(lambda operator: {}, 2**10)
+"""By layer; a model is recorded for many plans."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,11 @@ Flags = NDArray[np.bool_]
 _NO_PART = -1
 
 
-def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, batched: bool) -> Slots:
+def slots_of(order: Issued, index: Mapping[str, int], streams: Streams, *, batched: bool) -> Slots:
     """The slots of an issue order.
 
     Arguments:
-        index: number of an op class by its name.
+        index: by name, the number of each op class.
         streams: they are numbered as they are met.
         batched: a batched send/recv (``exchange: fused``): computation waits for all that is sent and received behind
             the computation before it.
@@ -39,10 +39,11 @@ def slots_of(order: Issued, index: Callable[[str], int], streams: Streams, *, ba
     return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, batched=batched))
 
 
-def _template(run: Run, index: Callable[[str], int], streams: Streams) -> Template:
+def _template(run: Run, index: Mapping[str, int], streams: Streams) -> Template:
     ops, parts, copies, _ = zip(*run.issues, strict=True) if run.issues else ((), (), (), ())
-    stream = [streams.number(issue) for issue in run.issues]
-    columns = [index(op.name) for op in ops], stream, parts, copies
+    # Most ops compute, on the first stream.
+    stream = [0 if issue.op.kind == 'compute' else streams.number(issue) for issue in run.issues]
+    columns = [index[op.name] for op in ops], stream, parts, copies
     return Template(*(np.array(column, dtype=np.int64) for column in columns))
 
 

@@ -27,6 +27,7 @@ class ProgramBuilder:
         self._op_classes: dict[str, OpClass] = {}
         self._index: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
+        self._table: tuple[Tensor, ...] = ()
         self._roles: list[tuple[str, tuple[str, ...], Slots, Sequence[int]]] = []
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
@@ -36,12 +37,11 @@ class ProgramBuilder:
         self._tensors[tensor.name] = tensor
         return tensor
 
-    def add_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Put several into it, each of another name."""
-        for tensor in tensors:
-            if tensor.name in self._tensors:
-                raise ProgramError(f'two tensors are named {tensor.name!r}')
-            self._tensors[tensor.name] = tensor
+    def add_tensors(self, tensors: tuple[Tensor, ...]) -> None:
+        """Put all tensors into it at once, each of another name."""
+        if self._tensors:
+            raise ProgramError('there are tensors already; add all at once')
+        self._table = tensors
 
     def add_op_class(self, op: OpClass) -> OpClass:
         """Put an op class into its table."""
@@ -86,9 +86,10 @@ class ProgramBuilder:
         """
         self._roles.append((name, streams, slots, ranks))
 
-    def index(self, op: str) -> int:
-        """The number of an op class in its table."""
-        return self._index[op]
+    @property
+    def index(self) -> Mapping[str, int]:
+        """By name, the number of each op class in its table."""
+        return self._index
 
     def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
         """The frozen Program, its needs derived."""
@@ -101,7 +102,8 @@ class ProgramBuilder:
             role_of_rank=role_of_rank,
             partitions=dict(self._partitions),
             op_classes=tuple(self._op_classes.values()),
-            tensors=tuple(self._tensors.values()),
+            # The very tuple, so that facts of it are known to other programs of a sweep.
+            tensors=self._table or tuple(self._tensors.values()),
             micro_batches=micro_batches,
             copies=copies,
             notes=notes,

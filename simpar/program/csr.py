@@ -65,9 +65,13 @@ class Csr:
         """Shape [items, 2], (row, item)."""
         return np.column_stack((self.row, self.item))
 
-    def items(self, row: int) -> list[int]:
+    def own(self, row: int) -> NDArray[np.int32]:
         """One row."""
-        found: list[int] = self.item[self.start.item(row) : self.start.item(row + 1)].tolist()
+        return self.item[self.start.item(row) : self.start.item(row + 1)]
+
+    def items(self, row: int) -> list[int]:
+        """One row as a list."""
+        found: list[int] = self.own(row).tolist()
         return found
 
     def rows(self) -> list[tuple[int, ...]]:

@@ -82,6 +82,11 @@ def is_batched(tensor: Tensor) -> bool:
     return tensor.batch_dim is not None
 
 
+def is_per_rank(tensor: Tensor) -> bool:
+    """Whether a rank has one of it, for all micro-batches and copies."""
+    return tensor.kind in PER_RANK
+
+
 def is_packed(tensor: Tensor) -> bool:
     """Whether a tensor is gathered into one buffer, padding and all."""
     return bool(tensor.members) and tensor.kind in ('parameter', 'view')

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kept import Facts
 from simpar.program.csr import Csr, ranges
 from simpar.program.op import OpClass
-from simpar.program.tensor import PER_RANK, Tensor
+from simpar.program.rows import kept_column
+from simpar.program.tensor import PER_RANK, Tensor, is_per_rank
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -49,9 +52,18 @@ class Touches:
         return np.repeat(np.arange(len(op_class)), count), ranges(first, count)
 
 
-def named_by(op_classes: Iterable[OpClass], tensors: Iterable[Tensor]) -> Csr:
+def _numbers(tensors: Sequence[Tensor]) -> dict[str, int]:
+    return dict(zip([tensor.name for tensor in tensors], count()))
+
+
+_number: Final[Facts[tuple[Tensor, ...], dict[str, int]]] = Facts(_numbers, 4)
+"""Of a table its tensors by their names: programs of a sweep often have the very table."""
+
+
+def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
     """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
-    number = dict(zip([tensor.name for tensor in tensors], count()))
+    # Of a list somebody might change the rows.
+    number = _number(tensors) if isinstance(tensors, tuple) else _numbers(tensors)
     lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
     item = np.array(list(map(number.__getitem__, chain.from_iterable(lists))), dtype=np.int64)
     return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
@@ -63,7 +75,7 @@ def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
         start=named.start[::4].astype(np.int64),
         tensor=named.item.astype(np.int64),
         changes=(named.row % 4 > 0).astype(np.int64),
-        per_rank=np.array([tensor.kind in PER_RANK for tensor in tensors], dtype=bool),
+        per_rank=kept_column(tensors, is_per_rank, np.bool_),
     )
 
 

@@ -82,7 +82,7 @@ def to_program(job: RecordedJob) -> Replayed:
             ]
             streams = tuple(dict.fromkeys(slot[1] for slot in slots))
             build.add_role(f'data{data}.stage{stage}', [data * job.stages + stage], slots, streams)
-    op_class = np.array([build.index(_priced(op, classes[op], job)) for op in job.ops])
+    op_class = np.array([build.index[_priced(op, classes[op], job)] for op in job.ops])
     entry = np.array([_entry(op, classes[op]) for op in job.ops])
     program = build.build()
     groups = {

@@ -83,6 +83,11 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+        # What has been made counts as old now, or all of it would be looked through at once. Who froze objects keeps
+        # them frozen.
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
 
 
 def _tell_of(journal: Journal, taken: int, way: Way) -> None:

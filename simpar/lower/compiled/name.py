@@ -73,13 +73,14 @@ def look(
 @kernel
 def stamp(
     start: Array, key: Array, layer: Array, moves: Array, each: int, source: Array, shift: Array, at: Array,
-    start_to_be: Array, item_to_be: Array,
+    start_to_be: Array, item_to_be: Array, way: int,
 ) -> int:  # fmt: skip
     """Write the lists of rows to be; return how many items there are, -1 where ``references`` tells what is wrong.
 
     Arguments:
         start to moves: lists and their items, as ``look`` has written them.
         source, shift: as of ``Table``, of the naming table; ``at``, of the other one.
+        way: items of a list are put in order, 1 where they rise, -1 where they fall; 0, they keep theirs.
     """
     count, most = 0, at.shape[1] - 1
     for row in range(len(source)):
@@ -95,7 +96,12 @@ def stamp(
                 found = at[key[place], own if own != _NONE else most]
                 if found == _NONE:
                     return _NONE
-                item_to_be[count] = found
+                # Lists that are put in order are short: they have an item for each stream at most.
+                last, first = count, start_to_be[row * each + one]
+                while way != 0 and last > first and way * item_to_be[last - 1] > way * found:
+                    item_to_be[last] = item_to_be[last - 1]
+                    last -= 1
+                item_to_be[last] = found
                 count += 1
     start_to_be[len(source) * each] = count
     return count
