@@ -19,33 +19,24 @@ import numpy as np
 
 from simpar.errors import SimparError
 from simpar.files import write_atomically
+from simpar.short_cut import DONE, HEAD, IS_TOLD, LAYOUT, ShortCut, flat, has_short_cut, word_at
+from simpar.short_cut import object_of as short_cut_to
 
-_LAYOUT: Final = 0x503
-"""The flags of an array that numba compiles for: in C order, in Fortran's, aligned, writeable."""
-_HEAD: Final = object.__basicsize__
-"""How long that is what every object begins with; behind it, an array tells where its data lies."""
-_word_at: Final = ctypes.c_size_t.from_address
-
-
-def _is_told() -> bool:
-    """Whether arrays tell it there, as they always did."""
-    array = np.zeros(1)
-    return _word_at(id(array) + _HEAD).value == array.ctypes.data
-
-
-_IS_TOLD: Final = _is_told()
 _RESULTS: Final = {'int64': ctypes.c_int64, 'uint64': ctypes.c_uint64, 'uint32': ctypes.c_uint32, 'none': None}
-_DONE: Final = (0, -2)
-"""What a kernel that numba has compiled returns where all went well: with a value, and with None."""
+_SHORT: Final = '.short'
+"""Behind the name of a kernel, that of its short cut."""
+_TRIED: Final = 4
+"""So many short cuts are tried for arguments of the same types, the last found first."""
 _lock: Final = threading.Lock()
 
 
 class _Code(NamedTuple):
-    """Machine code of a function with the name ``symbol`` in an object file."""
+    """Machine code of a function with the name ``symbol`` in an object file, and of its short cut in another."""
 
     symbol: str
     result: str
     content: bytes
+    short: bytes
 
 
 class Kernel:
@@ -57,7 +48,8 @@ class Kernel:
     def __init__(self, module: str, name: str) -> None:
         """Name the module, which is imported where it must be compiled, and the function in it."""
         self._module, self._name = module, name
-        self._loaded: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._loaded: dict[tuple[Any, ...], tuple[_Code | None, Callable[..., Any]]] = {}
+        self._short: dict[tuple[type, ...], tuple[ShortCut, ...]] = {}
 
     @property
     def is_kept(self) -> bool:
@@ -66,36 +58,50 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; arrays, numbers and tuples of them are what it may be given."""
+        given = flat(arguments)
+        types = tuple(map(type, given))
+        for short in self._short.get(types, ()):
+            took, value = short.to(given)
+            if took:
+                return value
+        return self._at_length(arguments, given, types)
+
+    def _at_length(self, arguments: tuple[Any, ...], given: tuple[Any, ...], types: tuple[type, ...]) -> Any:
+        """Call it with words, and from now on by a short cut where there is one."""
         found: list[Any] = []
         words: list[Any] = []
         _flatten(arguments, found, words)
         kinds = tuple(found)
-        call = self._loaded.get(kinds)
-        if call is None:
+        if kinds not in self._loaded:
             with _lock:
-                call = self._loaded[kinds] = self._callable(kinds, arguments)
+                self._loaded[kinds] = self._callable(kinds, arguments)
+        code, call = self._loaded[kinds]
+        if code and code.short and has_short_cut(code.result, given):
+            short = ShortCut.of(_addresses(code)[1], code.result, given)
+            self._short[types] = (short, *self._short.get(types, ()))[:_TRIED]
         return call(arguments, words)
 
-    def _callable(self, kinds: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """What takes arguments, and the same as words."""
-        name = f'{self._name}-{self._stamp}-{_hash([_host(), repr(kinds)])}.code'
+    def _callable(self, kinds: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[_Code | None, Callable[..., Any]]:
+        """Its code, and what takes arguments, and the same as words."""
+        name = f'{self._name}-{self._stamp}-{_hash([_host(), str(HEAD), repr(kinds)])}.code'
         code = next((code for folder in self._folders if (code := _read(folder / name))), None)
         if code is None:
             function = getattr(importlib.import_module(self._module), self._name)
             code = _compiled(function, arguments)
             # Numba that has other insides than those that are used here calls its kernels itself.
             if code is None:
-                return lambda arguments, _: function(*arguments)
+                return None, lambda arguments, _: function(*arguments)
             self._keep(name, code)
-        return _linked(code, kinds)
+        return code, _linked(code, kinds)
 
     def _keep(self, name: str, code: _Code) -> None:
         """Write code where it can be written; what older sources gave is left to lie, for it may be in use."""
-        head = json.dumps([code.symbol, code.result, hashlib.sha256(code.content).hexdigest()])
+        content = code.content + code.short
+        head = json.dumps([code.symbol, code.result, hashlib.sha256(content).hexdigest(), len(code.content)])
         for folder in self._folders:
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                write_atomically(folder / name, head.encode() + b'\n' + code.content)
+                write_atomically(folder / name, head.encode() + b'\n' + content)
                 return
 
     @property
@@ -122,9 +128,9 @@ def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:
     """Append the kind of each value, and the words that it is passed as: those of numba's convention."""
     for value in values:
         if isinstance(value, np.ndarray):
-            kinds.append(('array', value.dtype, value.ndim, value.flags.num & _LAYOUT))
+            kinds.append(('array', value.dtype, value.ndim, value.flags.num & LAYOUT))
             # Five times as fast as to ask numpy, and a kernel has up to thirty arrays. Kernels of numba read it, too.
-            place = _word_at(id(value) + _HEAD).value if _IS_TOLD else value.ctypes.data
+            place = word_at(id(value) + HEAD).value if IS_TOLD else value.ctypes.data
             # The first two are of arrays that numba itself has made, or that Python objects own.
             words += (None, None, value.size, value.itemsize, place, *value.shape, *value.strides)
         elif isinstance(value, tuple):
@@ -155,12 +161,12 @@ def _linked(code: _Code, kinds: tuple[Any, ...]) -> Callable[..., Any]:
     """What calls machine code with words; the lock of Python's threads is free meanwhile."""
     result = _RESULTS[code.result]
     types = [ctypes.c_void_p, ctypes.c_void_p, *(word for kind in kinds for word in _words_of(kind))]
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(_address(code))
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *types)(_addresses(code)[0])
 
     def call(_: tuple[Any, ...], words: list[Any]) -> Any:
         value, error = (result or ctypes.c_int64)(), ctypes.c_void_p()
         done = function(ctypes.addressof(value), ctypes.addressof(error), *words)
-        if done not in _DONE:
+        if done not in DONE:
             raise RuntimeError(f'the kernel {code.symbol} failed with status {done}')
         return value.value if result else None
 
@@ -168,15 +174,15 @@ def _linked(code: _Code, kinds: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 @cache
-def _address(code: _Code) -> int:
-    """Where code lies, once it has been loaded; it stays for as long as the process lives."""
+def _addresses(code: _Code) -> tuple[int, int]:
+    """Where code and its short cut lie, once they have been loaded; they stay for as long as the process lives."""
     from llvmlite import binding
 
     engine = loader()
-    engine.add_object_file(binding.ObjectFileRef.from_data(code.content))
+    for content in filter(None, (code.content, code.short)):
+        engine.add_object_file(binding.ObjectFileRef.from_data(content))
     engine.finalize_object()
-    found: int = engine.get_function_address(code.symbol)
-    return found
+    return engine.get_function_address(code.symbol), engine.get_function_address(code.symbol + _SHORT)
 
 
 @cache
@@ -198,23 +204,29 @@ def _compiled(function: Any, arguments: tuple[Any, ...]) -> _Code | None:
     from simpar.jit import object_of
 
     found = object_of(function, arguments)
-    return _Code(*found) if found and found[1] in _RESULTS else None
+    if not found or found[1] not in _RESULTS:
+        return None
+    symbol, result, content = found
+    given = flat(arguments)
+    short = short_cut_to(symbol, symbol + _SHORT, result, given) if has_short_cut(result, given) else b''
+    return _Code(symbol, result, content, short)
 
 
 def _read(path: Path) -> _Code | None:
     """The code in a file; None where there is none, or it is not whole."""
     with suppress(OSError, ValueError, TypeError):
         head, content = path.read_bytes().split(b'\n', 1)
-        symbol, result, told = json.loads(head)
+        symbol, result, told, size = json.loads(head)
         if hashlib.sha256(content).hexdigest() == told and result in _RESULTS:
-            return _Code(symbol, result, content)
+            return _Code(symbol, result, content[:size], content[size:])
     return None
 
 
 @cache
 def _stamp(folder: Path) -> str:
     """What kernels of a folder are compiled of: its files, how they are compiled, and by which versions."""
-    texts = [path.read_bytes().decode() for path in (*sorted(folder.glob('*.py')), _source('simpar.jit'))]
+    paths = (*sorted(folder.glob('*.py')), *map(_source, ('simpar.jit', 'simpar.short_cut')))
+    texts = [path.read_bytes().decode() for path in paths]
     return _hash([*texts, _version('numba'), _version('llvmlite')])
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
-        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'machine_code'),
-        *('late_methods', 'shipped', 'document', 'collector'),
+        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'short_cut'),
+        *('machine_code', 'late_methods', 'shipped', 'document', 'collector'),
     ],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
