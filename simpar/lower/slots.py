@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,18 +42,22 @@ def slots_of(order: Issued, index: Mapping[str, int], streams: Streams, *, batch
 def _template(run: Run, index: Mapping[str, int], streams: Streams) -> Template:
     ops, parts, copies, _ = zip(*run.issues, strict=True) if run.issues else ((), (), (), ())
     # Most ops compute, on the first stream.
-    stream = [0 if issue.op.kind == 'compute' else streams.number(issue) for issue in run.issues]
-    columns = [index[op.name] for op in ops], stream, parts, copies
-    return Template(*(np.array(column, dtype=np.int64) for column in columns))
+    stream = [0 if issue[0].kind == 'compute' else streams.number(issue) for issue in run.issues]
+    return Template(*map(_numbers, ([index[op.name] for op in ops], stream, parts, copies)))
+
+
+def _numbers(column: Sequence[int]) -> Ints:
+    # Often all are 0, which need not be converted one by one.
+    return np.array(column, dtype=np.int64) if any(column) else np.zeros(len(column), dtype=np.int64)
 
 
 def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
     """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
-    if not batched and not any(issue.late for run in runs for issue in run.issues):
+    late = [[issue.late for issue in run.issues] for run in runs]
+    if not batched and not any(map(any, late)):
         return slots.after
-    late = [np.array([issue.late for issue in run.issues], dtype=bool) for run in runs]
     computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
-    waits = np.flatnonzero(slots.spread(late))
+    waits = np.flatnonzero(slots.spread([np.array(own, dtype=bool) for own in late]))
     computed = np.flatnonzero(slots.spread(computes))
     if not len(computed):
         return slots.after

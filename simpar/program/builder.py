@@ -114,13 +114,4 @@ class ProgramBuilder:
 
 def _role(name: str, streams: tuple[str, ...], slots: Slots, touches: Touches) -> Role:
     need, carry = derive(slots, touches, len(streams))
-    return Role(
-        name=name,
-        streams=streams,
-        op_class=slots.column(lambda template: template.op_class, np.uint32),
-        micro_batch=slots.micro_batch(np.uint16),
-        copy=slots.column(lambda template: template.copy, np.uint16),
-        stream=slots.column(lambda template: template.stream, np.uint16),
-        need=need,
-        carry=carry,
-    )
+    return Role(name, streams, *slots.columns, need, carry)

@@ -67,21 +67,21 @@ def compiled(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     """The same as of ``at_once``, by a kernel."""
     from simpar.program.kernels import find_needs
 
-    count, own = len(slots), slots.as_one().templates[0]
-    instance = own.instance
-    instances = int(instance.max()) + 1
+    count, own = len(slots), slots.columns
+    copies = int(own.copy.max()) + 1
+    instances = (int(slots.micro_batches.max()) + 1) * copies
     buffers = len(touches.per_rank) * instances
     # One stream has no needs, and would be another kind of array.
     if streams == 1 or streams * buffers > _CELLS:
         return at_once(slots, touches, streams)
-    unknown = np.full(buffers * (1 + streams) + (2 * count + streams) * streams, NONE, dtype=np.int64)
-    change, read, latest_of, known = np.split(unknown, np.cumsum([buffers, buffers * streams, 2 * count * streams]))
-    clock, kept = np.empty((2 * count, streams), dtype=np.int64), np.empty((2 * count, streams), dtype=bool)
+    # A buffer has the last touch of each stream and the last change; behind all slots, streams have what they know.
+    shapes = (buffers, streams + 1), (2 * count, streams), (2 * count + streams, streams)
+    touched, latest_of, clock = (np.full(shape, NONE, dtype=np.int32) for shape in shapes)
+    kept = np.empty((2 * count, streams), dtype=bool)
     starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
     needs = find_needs(
-        own.op_class, own.stream, instance, touches.start, touches.tensor, touches.changes, touches.per_rank,
-        *slots.after.T.copy(), instances, change, read.reshape(-1, streams), latest_of.reshape(-1, streams), clock,
-        known.reshape(-1, streams), kept, starts[0], items[0], starts[1], items[1],
+        *own, touches.named.start, touches.named.item, touches.per_rank, slots.after.ravel(), copies, instances,
+        touched, latest_of, clock, kept, starts[0], items[0], starts[1], items[1],
     )  # fmt: skip
     carried = starts.item(-1)
     return Csr(starts[0].copy(), items[0, :needs].copy()), Csr(starts[1].copy(), items[1, :carried].copy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,15 @@ class Template:
         return np.asarray(tensor * (part.max(initial=0) + 1) + np.where(per_rank, 0, part[slot]))
 
 
+class Columns(NamedTuple):
+    """What slots are, in issue order; each of shape [slots]."""
+
+    op_class: NDArray[np.uint32]
+    micro_batch: NDArray[np.uint16]
+    copy: NDArray[np.uint16]
+    stream: NDArray[np.uint16]
+
+
 @dataclass(frozen=True, eq=False)
 class Slots:
     """The slots of a role in issue order, before their needs are known: templates, block after block.
@@ -72,29 +81,40 @@ class Slots:
     @cached_property
     def base(self) -> Ints:
         """Shape [templates + 1], where each begins if all stand behind one another, and at last how long they are."""
-        return np.append(0, np.cumsum([len(template) for template in self.templates], dtype=np.int64))
+        return _sums(np.array([len(template) for template in self.templates], dtype=np.int64))
 
     @cached_property
     def start(self) -> Ints:
         """Shape [blocks + 1], the first slot of each block, and at last the number of slots."""
-        return np.append(0, np.cumsum(np.diff(self.base)[self.which]))
+        return _sums((self.base[1:] - self.base[:-1])[self.which])
 
     @cached_property
     def place(self) -> Ints:
         """Shape [slots], the place of each slot among those of all templates."""
         shift = self.base[self.which] - self.start[:-1]
-        return np.arange(len(self)) + np.repeat(shift, np.diff(self.start))
+        return np.arange(len(self)) + np.repeat(shift, self.start[1:] - self.start[:-1])
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What a role keeps of them."""
+        return Columns(
+            self.column(lambda template: template.op_class, np.uint32),
+            self.micro_batch(np.uint16),
+            self.column(lambda template: template.copy, np.uint16),
+            self.column(lambda template: template.stream, np.uint16),
+        )
 
     def column(self, of: Callable[[Template], Ints], kind: type[Integer]) -> NDArray[Integer]:
         """A column of all slots from that of each template, as whole numbers of some size."""
         # One gather over all slots, where a loop over blocks would run in Python.
-        return np.concatenate([of(template).astype(kind) for template in self.templates])[self.place]
+        return np.concatenate([of(template) for template in self.templates]).astype(kind)[self.place]
 
     def micro_batch(self, kind: type[Integer]) -> NDArray[Integer]:
         """Shape [slots]."""
-        block = np.repeat(np.arange(len(self.which)), np.diff(self.start))
+        blocks, parts = self.micro_batches.shape
+        first = np.repeat(np.arange(blocks) * parts, self.start[1:] - self.start[:-1])
         part = self.column(lambda template: template.part, np.int64)
-        return np.asarray(self.micro_batches.astype(kind)[block, part])
+        return self.micro_batches.astype(kind).ravel()[first + part]
 
     def as_one(self) -> Slots:
         """The same slots as one block, of which none is known to be like another."""
@@ -106,6 +126,13 @@ class Slots:
     def spread(self, columns: Sequence[Ints]) -> Ints:
         """What each template has, block after block."""
         return np.concatenate([columns[template] for template in self.which.tolist()] or [EMPTY])
+
+
+def _sums(counts: Ints) -> Ints:
+    """The sums of all before each, and at last of all."""
+    found = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found
 
 
 def plain_slots(op_class: Ints, stream: Ints, micro_batch: Ints, copy: Ints, after: Ints) -> Slots:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 from typing import Final
 
@@ -30,20 +31,32 @@ def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
     return (tensor.name, -1, -1) if tensor.kind in PER_RANK else (tensor.name, micro_batch, copy)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Touches:
     """What op classes do to tensors, in CSR form: op class i has the touches from ``start[i]`` to ``start[i + 1]``.
 
     Arguments:
-        tensor: number of the touched tensor.
-        changes: 1 where the tensor is written, accumulated to or freed, behind all reads.
+        named: as of ``named_by``.
         per_rank: by tensor: whether a rank has one of it, for all micro-batches and copies.
     """
 
-    start: Ints
-    tensor: Ints
-    changes: Ints
+    named: Csr
     per_rank: Flags
+
+    @cached_property
+    def start(self) -> Ints:
+        """Shape [op classes + 1]."""
+        return self.named.start[::4].astype(np.int64)
+
+    @cached_property
+    def tensor(self) -> Ints:
+        """Shape [touches], number of the touched tensor."""
+        return self.named.item.astype(np.int64)
+
+    @cached_property
+    def changes(self) -> Ints:
+        """Shape [touches], 1 where the tensor is written, accumulated to or freed, behind all reads."""
+        return (self.named.row % 4 > 0).astype(np.int64)
 
     def of(self, op_class: Ints) -> tuple[Ints, Ints]:
         """The touches of slots in issue order: the place of the slot, and the number of the touch."""
@@ -71,12 +84,7 @@ def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
 
 def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
     """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
-    return Touches(
-        start=named.start[::4].astype(np.int64),
-        tensor=named.item.astype(np.int64),
-        changes=(named.row % 4 > 0).astype(np.int64),
-        per_rank=kept_column(tensors, is_per_rank, np.bool_),
-    )
+    return Touches(named, kept_column(tensors, is_per_rank, np.bool_))
 
 
 def dataflow(slot: Ints, key: Ints, changes: Ints) -> tuple[Ints, Ints]:

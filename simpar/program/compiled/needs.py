@@ -13,60 +13,63 @@ _NONE: Final = -1
 
 @kernel
 def find_needs(
-    op_class: Array, stream: Array, instance: Array, start: Array, tensor: Array, changes: Array, per_rank: Array,
-    waits: Array, waited: Array, instances: int, change: Array, read: Array, latest: Array, clock: Array, known: Array,
-    kept: Array, need_start: Array, need: Array, carry_start: Array, carry: Array,
+    op_class: Array, micro_batch: Array, copy: Array, stream: Array, start: Array, tensor: Array, per_rank: Array,
+    after: Array, copies: int, instances: int, touched: Array, latest: Array, clock: Array, kept: Array,
+    need_start: Array, need: Array, carry_start: Array, carry: Array,
 ) -> int:  # fmt: skip
     """Write needs and carry needs of every slot, in the order of ``derive``; return how many needs there are.
 
     Arguments:
-        op_class, stream: of slots; ``instance``, the number of the micro-batch and copy, of so many ``instances``.
-        start to per_rank: as of ``Touches``.
-        waits, waited: the two columns of ``Slots.after``.
-        change: of each buffer the last slot that changed it, -1 at first.
-        read: shape [buffers, streams], the last slot of each stream that has read it since, -1 at first.
+        op_class to stream: of slots; ``instances``, how many pairs of a micro-batch and one of ``copies`` there are.
+        start, tensor: for each op class four lists, as of ``Touches.named``; ``per_rank``, as there.
+        after: the pairs of ``Slots.after``, one behind the other.
+        touched: shape [buffers, streams + 1], the last slot of each stream that has read it since it was changed, and
+            at last the slot that changed it; -1 at first.
         latest: shape [slots of two steps, streams], the latest slot of each that a slot must come after, -1 at first.
-        clock: of the same shape, what a slot knows to have finished.
-        known: shape [streams, streams], what the last slot of each stream knows, -1 at first.
+        clock: of the same shape, what a slot knows to have finished; and behind them what the last slot of each stream
+            knows, -1 at first.
         kept: shape [slots of two steps, streams], whether a need is implied by nothing.
         need_start to carry: as of ``Csr``.
     """
-    slots, streams = len(op_class), known.shape[0]
-    for pair in range(len(waits)):
-        later, before = waits[pair], waited[pair]
+    slots, streams = len(op_class), latest.shape[1]
+    known = 2 * slots
+    for pair in range(0, len(after), 2):
+        later, before = after[pair], after[pair + 1]
         on = stream[before]
         if on != stream[later] and before > latest[later, on]:
             latest[later, on] = before
             latest[later + slots, on] = before + slots
     for slot in range(2 * slots):
-        own = slot % slots
+        own = slot if slot < slots else slot - slots
         mine = stream[own]
-        for touch in range(start[op_class[own]], start[op_class[own] + 1]):
-            buffer = tensor[touch] * instances
-            if not per_rank[tensor[touch]]:
-                buffer += instance[own]
-            last = change[buffer]
-            if last != _NONE and last > latest[slot, stream[last % slots]]:
-                latest[slot, stream[last % slots]] = last
-            if changes[touch]:
-                change[buffer] = slot
-                for on in range(streams):
-                    latest[slot, on] = max(latest[slot, on], read[buffer, on])
-                    read[buffer, on] = _NONE
+        first = 4 * op_class[own]
+        instance = micro_batch[own] * copies + copy[own]
+        for touch in range(start[first], start[first + 4]):
+            buffer = tensor[touch] * instances + (0 if per_rank[tensor[touch]] else instance)
+            last = touched[buffer, streams]
+            if last != _NONE:
+                on = stream[last if last < slots else last - slots]
+                latest[slot, on] = max(latest[slot, on], last)
+            # Reads stand before all else.
+            if touch < start[first + 1]:
+                touched[buffer, mine] = slot
             else:
-                read[buffer, mine] = slot
+                for on in range(streams):
+                    latest[slot, on] = max(latest[slot, on], touched[buffer, on])
+                    touched[buffer, on] = _NONE
+                touched[buffer, streams] = slot
         # A stream is in order, so that no slot needs another of its own.
         latest[slot, mine] = _NONE
         for on in range(streams):
             # What other needs know, and the slot before on the stream.
-            told = known[mine, on]
+            told = clock[known + mine, on]
             for other in range(streams):
                 if latest[slot, other] != _NONE and clock[latest[slot, other], on] > told:
                     told = clock[latest[slot, other], on]
             kept[slot, on] = latest[slot, on] > told
             clock[slot, on] = max(told, latest[slot, on])
         for on in range(streams):
-            known[mine, on] = clock[slot, on]
+            clock[known + mine, on] = clock[slot, on]
     needs = 0
     for slot in range(slots):
         need_start[slot] = needs
