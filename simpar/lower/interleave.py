@@ -28,7 +28,7 @@ def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bo
     arriving: set[str] = set()
     layer = ''
     for op in ops:
-        used = next((layer_of(name) for name in op.reads if name in gathered), layer)
+        used = next((layer_of(name) for name in op.reads if name in gathered), layer) if gathered else layer
         # A W is no reason to stop: it fills.
         waits = op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads)
         # Also where another layer's weights begin: threads would else hold two layers' at once.

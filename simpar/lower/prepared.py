@@ -6,7 +6,9 @@ no others, and what it gave for equal ones is kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from simpar.kept import Kept
@@ -21,28 +23,37 @@ from simpar.lower.recompute import recompute_of
 from simpar.lower.recorded import READ as RECORDED
 from simpar.lower.recorded import of_order, recorded
 from simpar.lower.roles import StageOps, stages_of
-from simpar.lower.shards import fusion_decides, shard
+from simpar.lower.shards import fusion_decides, shard, wanted_of
 from simpar.lower.tape import Tape
 from simpar.lower.tied import Exchange, exchange
 from simpar.lower.update import Updates, updates
-from simpar.lower.update_shards import update_shards
+from simpar.lower.update_shards import update_shards, updated
 from simpar.model.model import Graph
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
 from simpar.program import Tensor
 from simpar.workload import Muon, Workload
 
+_Keys = tuple[tuple[str, ...], Callable[[Plan], tuple[Any, ...]]]
+"""Keys of a plan, and what reads them."""
+
+
+def _keys(names: Collection[str]) -> _Keys:
+    return tuple(names), attrgetter(*names)
+
+
 _SHARDED: Final = RECORDED | {
     *('sum_loss', 'shard', 'gather', 'hsdp', 'zero', 'shard_form', 'shard_threshold', 'unsharded', 'accumulate'),
 }
+_UNFUSED: Final = _keys(_SHARDED)
 """Keys of a plan that sharding parameters looks at, beside those of fusion."""
-_FUSION: Final = frozenset({'fusion', 'fusion_ids'})
-_STAGED: Final = frozenset({'recompute', 'recompute_stages', 'recompute_communication', 'tiles', 'overlap'})
+_FUSED: Final = _keys(_SHARDED | {'fusion', 'fusion_ids'})
+_STAGED: Final = _keys({'recompute', 'recompute_stages', 'recompute_communication', 'tiles', 'overlap'})
 """Keys that the ops of a stage depend on besides."""
 _PLAN: Final = Plan()
 
 
-_plans: Final[Kept[dict[str, Any], Plan]] = Kept(8)
+_plans: Final[Kept[tuple[tuple[str, ...], tuple[Any, ...], dict[str, Any]], Plan]] = Kept(8)
 """Plans by the keys that they tell."""
 
 
@@ -95,10 +106,10 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
 
     Errors as of the passes.
     """
-    asked = _Asked(workload, _only(plan, _SHARDED), world, order.placement, told=False)
+    asked = _Asked(workload, _only(plan, _UNFUSED), world, order.placement, told=False)
     found = _sharded.get(asked, lambda: _shard(asked))
     if found is None:
-        asked = asked._replace(plan=_only(plan, _SHARDED | _FUSION), told=True)
+        asked = asked._replace(plan=_only(plan, _FUSED), told=True)
         found = _sharded.get(asked, lambda: _shard(asked))
         assert found is not None, 'what is told its fusion shards'
     ids = fusion_ids(workload, plan, found.parameters)
@@ -106,10 +117,11 @@ def prepared(workload: Workload, plan: Plan, world: int, order: Order) -> Prepar
     return Prepared(tape.copy(), ids, found.shards, found.exchange, found.updates, stages, workload.phase == 'forward')
 
 
-def _only(plan: Plan, keys: frozenset[str]) -> Plan:
+def _only(plan: Plan, keys: _Keys) -> Plan:
     """The plan with all other keys as they are by default, so that nothing can depend on them."""
-    told = {key: getattr(plan, key) for key in keys} | of_order(plan)
-    return _plans.get(told, lambda: replace(_PLAN, **told))
+    names, values = keys
+    told, order = values(plan), of_order(plan)
+    return _plans.get((names, told, order), lambda: replace(_PLAN, **dict(zip(names, told, strict=True)), **order))
 
 
 def _shard(asked: _Asked) -> Sharded | None:
@@ -119,11 +131,12 @@ def _shard(asked: _Asked) -> Sharded | None:
     in_fp8(tape, workload, plan)
     if plan.sum_loss:
         sum_loss(tape)
-    if not told and fusion_decides(tape, plan):
+    wanted = wanted_of(tape, plan)
+    if not told and fusion_decides(plan, wanted):
         return None
-    parameters = tuple([one.parameter for one in update_shards(tape)])
+    parameters = updated(tape)
     apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
-    shards = shard(tape, plan, fusion_ids(workload, plan, parameters), apart=apart)
+    shards = shard(tape, plan, fusion_ids(workload, plan, parameters), wanted, apart=apart)
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)
@@ -137,8 +150,9 @@ def _share(tape: Tape) -> None:
     """Let a tape have the very tensors of the one before where they are equal, as those of other copies are."""
     known = _shared[-1]
     for name, tensor in tape.tensors.items():
-        if known.get(name) == tensor:
-            tape.tensors[name] = known[name]
+        one = known.get(name)
+        if one is not None and one is not tensor and one == tensor:
+            tape.tensors[name] = one
     # A new list each time, so that threads never see one that is half changed.
     _shared[:] = [dict(tape.tensors)]
 

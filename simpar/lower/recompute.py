@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.kept import Facts
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -27,6 +28,8 @@ RECOMPUTE: Final = 'recompute'
 """The attribute of a clone, and the end of its name."""
 _LOSS: Final = 'loss'
 _SHOWN: Final = 20
+_Regions = Callable[[str], str]
+"""By the name of an op without its phase the region that it belongs to; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +45,10 @@ class Recompute:
         stages: of the pipeline, that do so; empty: all. communication: collectives run again, or their outputs stay.
     """
 
-    regions: Callable[[str], str] | None = None
+    regions: _Regions | None = None
     patterns: tuple[str, ...] = ()
     marked: frozenset[str] = frozenset()
-    handed_on: Callable[[str], str] | None = None
+    handed_on: _Regions | None = None
     stages: frozenset[int] = frozenset()
     communication: bool = True
 
@@ -57,15 +60,13 @@ class Recompute:
         if op.kind == 'collective' and not self.communication:
             return False
         name = _bare(op)
-        named = any(fnmatchcase(name, pattern) for pattern in self.patterns)
-        return named or layer_of(name) in self.marked or self._region(self.regions, op) != ''
+        named = bool(self.patterns) and any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        named = named or (bool(self.marked) and layer_of(name) in self.marked)
+        return named or (self.regions is not None and self.regions(name) != '')
 
     def region(self, op: OpClass) -> str:
         """What an op belongs to whose results are kept where others read them; empty: nothing."""
-        return self._region(self.regions or self.handed_on, op)
-
-    @staticmethod
-    def _region(regions: Callable[[str], str] | None, op: OpClass) -> str:
+        regions = self.regions or self.handed_on
         return '' if regions is None or op.kind in ('send', 'recv') else regions(_bare(op))
 
     def of_stage(self, stage: int) -> bool:
@@ -80,17 +81,31 @@ def recompute_of(plan: Plan, graph: Graph) -> Recompute:
     Raises ``Infeasible`` where attention is to be recomputed and there is none.
     """
     common = Recompute(stages=frozenset(plan.recompute_stages), communication=plan.recompute_communication)
-    layers = regions_of(graph.nodes, {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)})
     if isinstance(plan.recompute, str) and plan.recompute != 'none':
         if plan.recompute == 'full':
-            return replace(common, regions=layers)
-        cores = attention_cores(graph.nodes)
-        if not cores:
+            return replace(common, regions=_layers(graph))
+        cores = _cores(graph)
+        if cores is None:
             raise Infeasible('plan.recompute: selective runs attention again, and the model has none; write full')
-        return replace(common, regions=regions_of(graph.nodes, cores))
+        return replace(common, regions=cores)
     patterns = () if isinstance(plan.recompute, str) else plan.recompute
     marked = frozenset(node.name for node in graph.nodes if node.operator.recompute)
-    return replace(common, patterns=patterns, marked=marked, handed_on=layers if graph.hands_on else None)
+    return replace(common, patterns=patterns, marked=marked, handed_on=_layers(graph) if graph.hands_on else None)
+
+
+def _by_layer(graph: Graph) -> _Regions:
+    layers = {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)}
+    return regions_of(graph.nodes, layers)
+
+
+def _by_core(graph: Graph) -> _Regions | None:
+    cores = attention_cores(graph.nodes)
+    return regions_of(graph.nodes, cores) if cores else None
+
+
+# Plans of a sweep that share a recording share its graph.
+_layers: Final[Facts[Graph, _Regions]] = Facts(_by_layer, 4)
+_cores: Final[Facts[Graph, _Regions | None]] = Facts(_by_core, 4)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:
@@ -98,7 +113,7 @@ def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> N
 
     The loss never does. Arguments: ``ops`` of all stages.
     """
-    forward = (op for op in ops if op.phase == 'F' and op.kind in ('compute', 'collective'))
+    forward = (op for op in ops if op.phase == 'F' and op.kind in ('compute', 'collective') and choice.patterns)
     names = list(dict.fromkeys(_bare(op) for op in forward if layer_of(op.name) != _LOSS))
     for pattern in choice.patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -118,18 +133,18 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
     to the tape.
     """
     forward = [op for op in ops if op.phase == 'F']
-    kept = {*_kept(forward, choice), *elsewhere}
-    makers = {
-        name: place for place, op in enumerate(forward) if choice.takes(op) for name in op.writes if name not in kept
-    }
-    together = _together(forward, choice)
+    regions, taken = [choice.region(op) for op in forward], [choice.takes(op) for op in forward]
+    kept = {*_kept(forward, regions), *elsewhere}
+    makers = {name: place for place, op in enumerate(forward) if taken[place] for name in op.writes if name not in kept}
+    made, together = makers.keys(), _together(regions if choice.regions else [''] * len(forward), taken)
     done: set[int] = set()
     found: list[OpClass] = []
     for op in ops:
-        again = _wanted(op, forward, makers, together, done) if op.phase != 'F' else set()
-        done |= again
-        # In the order of the forward, as clones read one another.
-        found += [_clone(tape, forward[place], kept) for place in sorted(again)]
+        if op.phase != 'F' and not made.isdisjoint(op.reads):
+            again = _wanted(op, forward, makers, together, done)
+            done |= again
+            # In the order of the forward, as clones read one another.
+            found += [_clone(tape, forward[place], kept) for place in sorted(again)]
         found.append(op)
     return found
 
@@ -139,23 +154,28 @@ def is_recomputed(op: OpClass) -> bool:
     return RECOMPUTE in op.attributes
 
 
-def _kept(forward: Sequence[OpClass], choice: Recompute) -> set[str]:
-    """What regions hand on to others, and what the loss reads."""
-    region = {name: choice.region(op) for op in forward for name in op.writes}
-    handed_on = {name for op in forward for name in op.reads if region.get(name, '') not in ('', choice.region(op))}
+def _kept(forward: Sequence[OpClass], regions: Sequence[str]) -> set[str]:
+    """What regions hand on to others, and what the loss reads; ``regions`` of the ops."""
+    region = {name: of for op, of in zip(forward, regions, strict=True) for name in op.writes}
+    handed_on = {
+        name
+        for op, of in zip(forward, regions, strict=True)
+        for name in op.reads
+        if region.get(name, '') not in ('', of)
+    }
     # Later chunks of a sequence see these before they could be made again.
     cached = {op.reads[1] for op in forward if op.operator == CHUNK_ATTENTION}
     return handed_on | cached | {name for op in forward if layer_of(op.name) == _LOSS for name in op.reads}
 
 
-def _together(forward: Sequence[OpClass], choice: Recompute) -> dict[int, Collection[int]]:
+def _together(regions: Sequence[str], taken: Sequence[bool]) -> dict[int, Collection[int]]:
     """For each place in the forward those that are run again with it: all of its region, unless some of it is kept."""
     members: dict[str, list[int]] = {}
-    for place, op in enumerate(forward):
-        members.setdefault(choice.region(op) if choice.regions else '', []).append(place)
-    alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(forward))}
-    regions = [mine for region, mine in members.items() if region and all(choice.takes(forward[one]) for one in mine)]
-    return alone | {place: mine for mine in regions for place in mine}
+    for place, region in enumerate(regions):
+        members.setdefault(region, []).append(place)
+    alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(regions))}
+    whole = [mine for region, mine in members.items() if region and all(taken[one] for one in mine)]
+    return alone | {place: mine for mine in whole for place in mine}
 
 
 def _wanted(

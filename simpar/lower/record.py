@@ -110,6 +110,7 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         return record(workload, plan, world, placement, repeats=False)
     if mesh.mirrored:
         mirror_inputs(tape)
+    tape.forget()
     return Recorded(tape, graph)
 
 

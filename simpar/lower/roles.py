@@ -64,8 +64,7 @@ def stages_of(
     ops: list[list[OpClass]] = [[] for _ in range(count)]
     for op in tape.ops:
         ops[op.stage].append(op)
-    reads = [{name for op in mine for name in op.reads} for mine in ops]
-    others = [set().union(*(names for other, names in enumerate(reads) if other != stage)) for stage in range(count)]
+    others = _read_elsewhere(ops)
     ready = []
     for stage, (mine, elsewhere) in enumerate(zip(ops, others, strict=True)):
         again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
@@ -83,6 +82,12 @@ def stages_of(
     ]
 
 
+def _read_elsewhere(ops: Sequence[Sequence[OpClass]]) -> list[set[str]]:
+    """For each stage what the others read."""
+    reads = [{name for op in mine for name in op.reads} if len(ops) > 1 else set() for mine in ops]
+    return [set().union(*(reads[:stage] + reads[stage + 1 :])) for stage in range(len(ops))]
+
+
 def _stage(
     tape: Tape, ops: list[OpClass], elsewhere: set[str], overlap: Overlap, *, split: bool, joint: bool
 ) -> StageOps:
@@ -93,12 +98,15 @@ def _stage(
     gathered = _gathered(tape)
     filled = [op for part in segments(backward, gathered, fill=overlap.fill) for op in part]
     # Frees follow from an order, so they are worked out for each order that the stage is done in.
-    b = _freeing(tape, elsewhere, forward, transfers, filled) if joint or not split else {}
-    i = _freeing(tape, elsewhere, forward, transfers, [*inputs, *weights]) if split else b
+    first = [op for part in segments(forward, gathered) for op in part]
+    b = _freeing(tape, elsewhere, first, transfers, filled) if joint or not split else {}
+    i = _freeing(tape, elsewhere, first, transfers, [*inputs, *weights]) if split else b
     b = b or i
-    # Equal ops are shared; those that free otherwise in a split backward have a name of their own.
-    names = {op.name for op in ops if b[op.name] != i[op.name]} if b is not i else set()
-    apart = {name: replace(i[name], name=f'{name}.split') if name in names else i[name] for name in i}
+    apart = i
+    if b is not i:
+        # Equal ops are shared; those that free otherwise in a split backward have a name of their own.
+        names = {op.name for op in ops if b[op.name] != i[op.name]}
+        apart = {name: replace(i[name], name=f'{name}.split') if name in names else i[name] for name in i}
     return StageOps(
         parts={
             'F': tuple(b[op.name] for op in forward),
@@ -155,20 +163,21 @@ class _Parts(NamedTuple):
 
 
 def _parts(ops: list[OpClass], overlap: Overlap) -> _Parts:
-    forward = [op for op in ops if op.phase == 'F' and not (_transfers(op) or is_recomputed(op))]
-    backward = [op for op in ops if (op.phase != 'F' or is_recomputed(op)) and not _transfers(op)]
-    backward = recomputed_early(backward) if overlap.recompute_early else backward
-    return _Parts(forward, backward, {(op.kind, op.phase): op for op in ops if _transfers(op)})
+    forward: list[OpClass] = []
+    backward: list[OpClass] = []
+    transfers: dict[tuple[str, str], OpClass] = {}
+    for op in ops:
+        if op.kind in ('send', 'recv'):
+            transfers[op.kind, op.phase] = op
+        else:
+            (backward if op.phase != 'F' or is_recomputed(op) else forward).append(op)
+    return _Parts(forward, recomputed_early(backward) if overlap.recompute_early else backward, transfers)
 
 
 def _gathered(tape: Tape) -> frozenset[str]:
     if tape.mesh.copies == 1:
         return frozenset()
     return frozenset(tensor.name for tensor in tape.tensors.values() if tensor.kind == 'gathered')
-
-
-def _transfers(op: OpClass) -> bool:
-    return op.kind in ('send', 'recv')
 
 
 def _freeing(
@@ -178,13 +187,12 @@ def _freeing(
     transfers: dict[tuple[str, str], OpClass],
     backward: list[OpClass],
 ) -> dict[str, OpClass]:
-    """The ops of a stage by name, with frees as of this order."""
+    """The ops of a stage by name, with frees as of this order of its forward and its backward."""
 
     def transfer(kind: str, phase: str) -> list[OpClass]:
         return [transfers[kind, phase]] if (kind, phase) in transfers else []
 
-    filled = [op for part in segments(forward, _gathered(tape)) for op in part]
-    ordered = [*transfer('recv', 'F'), *filled, *transfer('send', 'F')]
+    ordered = [*transfer('recv', 'F'), *forward, *transfer('send', 'F')]
     ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I')]
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from simpar.lower.fusion import fuse
@@ -19,11 +19,11 @@ from simpar.lower.tape import Tape
 from simpar.lower.update_shards import local_elements, local_shape
 from simpar.plan import Plan
 from simpar.program import OpClass, Split, Tensor
-from simpar.program.tensor import BYTES
+from simpar.program.tensor import BYTES, TensorKind
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """A parameter that the plan wants sharded.
 
     Arguments:
@@ -38,17 +38,19 @@ class _Wanted:
     dim: int | None
 
 
-def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, apart: Collection[str] = ()) -> Shards:
+def shard(
+    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, Wanted], *, apart: Collection[str] = ()
+) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``apart``, parameters with an update of their own: none
-    shares a flat message with others, as no group of parameters does in DeepSpeed.
+    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``wanted``, as ``wanted_of`` gives it; ``apart``,
+    parameters with an update of their own: none shares a flat message with others, as no group of parameters does in
+    DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:
         return Shards(choice=choice)
-    wanted = {one.tensor.name: one for one in _all_wanted(tape, choice)}
     # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
@@ -67,15 +69,21 @@ def shard(tape: Tape, plan: Plan, ids: Mapping[str, int], *, apart: Collection[s
     return shards
 
 
-def fusion_decides(tape: Tape, plan: Plan) -> bool:
+def fusion_decides(plan: Plan, wanted: Mapping[str, Wanted]) -> bool:
     """Whether it matters for ``shard`` what travels as one message."""
     choice = choice_of(plan)
     if not choice.parts or choice.form == 'dim':
         return False
-    return choice.everywhere or any(one.dim is None for one in _all_wanted(tape, choice))
+    return choice.everywhere or any(one.dim is None for one in wanted.values())
 
 
-def _all_wanted(tape: Tape, choice: Choice) -> Iterator[_Wanted]:
+def wanted_of(tape: Tape, plan: Plan) -> dict[str, Wanted]:
+    """The parameters that a plan wants sharded, by name."""
+    choice = choice_of(plan)
+    return {one.tensor.name: one for one in _all_wanted(tape, choice)} if choice.parts else {}
+
+
+def _all_wanted(tape: Tape, choice: Choice) -> Iterator[Wanted]:
     for tensor in list(tape.tensors.values()):
         # What has no gradient is a constant.
         trained = tensor.kind == 'parameter' and f'd:{tensor.name}' in tape.tensors
@@ -83,12 +91,13 @@ def _all_wanted(tape: Tape, choice: Choice) -> Iterator[_Wanted]:
             groups = sharding(tape, tensor.name)
             if groups[0]:
                 size = tape.partitions[groups[0]].size
-                yield _Wanted(tensor, groups, size, _dim(local_shape(tape, tensor), size))
+                yield Wanted(tensor, groups, size, _dim(local_shape(tape, tensor), size))
 
 
 def _is_wanted(tape: Tape, tensor: Tensor, choice: Choice) -> bool:
-    size = local_elements(tape, tensor) * BYTES[tensor.dtype]
-    return size >= choice.threshold and not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded)
+    if choice.threshold and local_elements(tape, tensor) * BYTES[tensor.dtype] < choice.threshold:
+        return False
+    return not choice.unsharded or not any(fnmatchcase(tensor.name, pattern) for pattern in choice.unsharded)
 
 
 def _dim(local: tuple[int, ...], size: int) -> int | None:
@@ -98,7 +107,7 @@ def _dim(local: tuple[int, ...], size: int) -> int | None:
     return next((dim for dim in dims if local[dim] % size == 0), None)
 
 
-def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
+def _full(wanted: Sequence[Wanted], tape: Tape) -> Iterator[str]:
     """A note for what cannot be sharded; one for all layers that are alike."""
     alike: dict[tuple[str, tuple[int, ...], int], list[str]] = {}
     for one in wanted:
@@ -111,7 +120,7 @@ def _full(wanted: Sequence[_Wanted], tape: Tape) -> Iterator[str]:
 
 
 def _messages(
-    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, _Wanted], apart: Collection[str]
+    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, Wanted], apart: Collection[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Parameters that are reduced and gathered as one message, as far as the plan fuses them, by its name.
 
@@ -138,7 +147,7 @@ def _messages(
 
 
 def _packed(
-    tape: Tape, choice: Choice, bucket: str, wanted: Sequence[_Wanted], outputs: Mapping[str, int]
+    tape: Tape, choice: Choice, bucket: str, wanted: Sequence[Wanted], outputs: Mapping[str, int]
 ) -> dict[str, Shard]:
     weights = 'weights' in choice.parts
     tensors, groups = [one.tensor for one in wanted], wanted[0].groups
@@ -151,26 +160,24 @@ def _packed(
     return dict.fromkeys(flat.parameters, flat)
 
 
-def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
+def _by_dim(tape: Tape, wanted: Wanted, *, weights: bool) -> Shard:
     """Register a parameter's equal shards and what is full of it."""
-    tensor, (partition, replica) = wanted.tensor, wanted.groups
+    tensor, name, (partition, replica) = wanted.tensor, wanted.tensor.name, wanted.groups
     assert wanted.dim is not None
     split = (Split(wanted.dim, partition),)
-    gradient = tape.tensors[f'd:{tensor.name}']
-    full = replace(gradient, name=f'{gradient.name}.whole')
-    sharded = replace(gradient, splits=gradient.splits + split)
+    gradient = tape.tensors[f'd:{name}']
+    full = _other(gradient, f'{gradient.name}.whole', 'gradient', initial=gradient.initial, like=gradient.like)
+    sharded = _other(gradient, gradient.name, 'gradient', split, initial=gradient.initial, like=gradient.like)
     if weights:
-        weight = replace(tensor, splits=tensor.splits + split)
-        gathered = replace(tensor, name=f'{tensor.name}.gathered', kind='gathered', initial='', like=tensor.name)
+        weight = _other(tensor, name, 'parameter', split, initial=tensor.initial, like=tensor.like)
+        gathered = _other(tensor, f'{name}.gathered', 'gathered', like=name)
     else:
-        weight = replace(
-            tensor, name=f'{tensor.name}.piece', kind='view', splits=tensor.splits + split, initial='', like=tensor.name
-        )
+        weight = _other(tensor, f'{name}.piece', 'view', split, like=name)
         gathered = tensor
     for made in (full, sharded, weight, gathered):
         tape.tensors[made.name] = made
     return Shard(
-        parameters=(tensor.name,),
+        parameters=(name,),
         weight=weight,
         gradient=sharded,
         fulls=(full,),
@@ -179,6 +186,17 @@ def _by_dim(tape: Tape, wanted: _Wanted, *, weights: bool) -> Shard:
         partition=partition,
         replica=replica,
     )
+
+
+def _other(
+    one: Tensor, name: str, kind: TensorKind, split: tuple[Split, ...] = (), *, initial: str = '', like: str = ''
+) -> Tensor:
+    """A tensor as another one lies, split once more."""
+    # ``replace`` takes twice as long, and every parameter has four of these.
+    return Tensor(
+        name, kind, one.shape, one.dtype, one.splits + split, one.partial, one.batch_dim, initial, like, one.members,
+        one.fill,
+    )  # fmt: skip
 
 
 def _rename(tape: Tape, shards: Shards) -> None:
@@ -197,8 +215,8 @@ def _rename(tape: Tape, shards: Shards) -> None:
 def _renamed(op: OpClass, reads: Mapping[str, str], adds: Mapping[str, str]) -> OpClass:
     if op.phase == 'U' or (reads.keys().isdisjoint(op.reads) and adds.keys().isdisjoint(op.accumulates)):
         return op
-    return replace(
-        op,
-        reads=tuple(reads.get(name, name) for name in op.reads),
-        accumulates=tuple(adds.get(name, name) for name in op.accumulates),
-    )
+    return OpClass(
+        op.name, op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype, op.partition, op.peer,
+        op.reduce, tuple([reads.get(name, name) for name in op.reads]), op.writes,
+        tuple([adds.get(name, name) for name in op.accumulates]), op.frees, op.attributes, op.stage,
+    )  # fmt: skip

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import replace
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from simpar.program.tensor import BYTES, TensorKind
 
 Rule = tuple[int, Callable[[], None]]
 """A stage, and what emits ops of the backward in it."""
+_GROWING: Final = frozenset({dict, list, set, Counter})
 
 
 class Tape:
@@ -97,12 +98,16 @@ class Tape:
 
     def copy(self) -> Tape:
         """A tape with the same on it, whose changes leave this one as it is."""
-        made = copy(self)
-        for name, value in vars(self).items():
-            # What ops and tensors say is never changed in place, so the lists of them are all that is copied.
-            if isinstance(value, dict | list | set):
-                setattr(made, name, copy(value))
+        made = Tape.__new__(Tape)
+        # What ops and tensors say is never changed in place, so the lists of them are all that is copied.
+        vars(made).update(
+            {name: value.copy() if type(value) in _GROWING else value for name, value in vars(self).items()}
+        )
         return made
+
+    def forget(self) -> None:
+        """Forget what only the recording of a micro-batch needs, so that no copy has it."""
+        self.contributions, self.handed_on = {}, Counter()
 
     # partitions
 

@@ -145,16 +145,8 @@ def _state(tape: Tape, kind: str, shard: UpdateShard) -> str:
     members = shard.weight.members
     initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[shard.parameter].initial
     like = shard.parameter if shard.parameter in tape.tensors else ''
-    tape.tensors[name] = Tensor(
-        name,
-        'state',
-        shard.weight.shape,
-        'fp32',
-        splits=shard.weight.splits,
-        initial=initial,
-        like=like,
-        members=members,
-    )
+    weight = shard.weight
+    tape.tensors[name] = Tensor(name, 'state', weight.shape, 'fp32', weight.splits, (), None, initial, like, members)
     return name
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -27,8 +26,7 @@ class Owned(NamedTuple):
     layer: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateShard:
+class UpdateShard(NamedTuple):
     """One parameter's shard, or that of a flat message.
 
     Arguments:
@@ -66,6 +64,12 @@ def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
     return tensor.local_shape(tape.partitions)
 
 
+def updated(tape: Tape) -> tuple[str, ...]:
+    """All parameters that ops add to, in the order in which the forward uses them."""
+    adds = {tape.tensors[name].like for op in tape.ops for name in op.accumulates}
+    return tuple([parameter for parameter in tape.tensors if parameter in adds])
+
+
 def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[UpdateShard]:
     """The shards of all parameters, in the order in which the forward uses them; a flat message with its first.
 
@@ -79,14 +83,7 @@ def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[
             own = (owned or {}).get(parameter) or _full(tape, parameter)
             name = own.flat or parameter
             if name not in found:
-                found[name] = UpdateShard(
-                    parameter=name,
-                    weight=own.weight,
-                    gradient=own.gradient,
-                    fulls=own.fulls,
-                    stage=adds[parameter],
-                    layer=own.layer,
-                )
+                found[name] = UpdateShard(name, own.weight, own.gradient, own.fulls, adds[parameter], own.layer)
     return list(found.values())
 
 
