@@ -1,16 +1,17 @@
 """Equal layers are recorded once: others are their ops and tensors with other numbers in their names.
 
-A layer is recorded for real where it is the first or the last of its kind: kinds are told apart by the place in a stage
-and in the model. All others are instances of it: ``layer3.qkv`` becomes ``layer7.qkv``, and what it reads of the layer
-before, or gets back from the one behind, moves along. Names, layouts and the gradients that come in must agree; where
-they do not, a layer is recorded for real, and where only the backward shows it, all are.
+A layer is recorded for real where it is the first of its kind: kinds are told apart by the place in a stage and in the
+model. All others are instances of it: ``layer3.qkv`` becomes ``layer7.qkv``, and what it reads of the layer before, or
+gets back from the one behind, moves along. The backward meets the last of a kind first; then it is recorded as that of
+the first, with the gradients that came in under other names, and taken off the tape again. Names, layouts and these
+gradients must agree; where they do not, a layer is recorded for real, and where only the backward shows it, all are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -47,11 +48,9 @@ def place_kinds(stages: Sequence[int]) -> list[tuple[bool, ...]]:
 
 
 def recorded_for_real(kinds: Sequence[tuple[object, ...]]) -> frozenset[int]:
-    """Layers that are recorded: the forward meets the first of a kind first, the backward the last."""
+    """Layers that are recorded: the first of each kind."""
     # Of equal keys a dict keeps the last: reversed, that is the first layer of a kind.
-    first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
-    last = {kind: layer for layer, kind in enumerate(kinds)}
-    return frozenset({*first.values(), *last.values()})
+    return frozenset({kind: layer for layer, kind in reversed(list(enumerate(kinds)))}.values())
 
 
 Numbers = tuple[int, ...]
@@ -99,13 +98,15 @@ class _Template:
 class Repeats:
     """The layers of one recording.
 
-    Arguments: ``results`` of the mover; ``forward``, ``backward``, templates by all that they depend on.
+    Arguments: ``results`` of the mover; ``forward``, ``backward``, templates by all that they depend on; ``rules`` of
+    the layers that gave those of the forward, until they are run.
     """
 
     tape: Tape
     results: set[str]
     forward: dict[object, tuple[int, _Template]] = field(default_factory=dict)
     backward: dict[object, tuple[int, _Template]] = field(default_factory=dict)
+    rules: dict[int, Sequence[Rule]] = field(default_factory=dict)
 
     def layer(
         self,
@@ -129,7 +130,7 @@ class Repeats:
         # Equal keys make equal ops up to numbers: a key holds all that recording a layer looks at.
         if key in self.forward and not real:
             made = self._put(self.forward[key][1], number)
-            self.tape.on_backward(lambda: self._back(number, key, None))
+            self.tape.on_backward(lambda: self._back(number, key))
             return made
         before, rules = _Mark.of(self.tape, self.results), len(self.tape.rules)
         values = run()
@@ -139,37 +140,64 @@ class Repeats:
         del self.tape.rules[rules:]
         if key not in self.forward:
             self.forward[key] = number, before.added(self.tape, self.results, number, values)
-        self.tape.on_backward(lambda: self._back(number, key, mine))
+        self.rules[number] = mine
+        self.tape.on_backward(lambda: self._back(number, key))
         return values
 
-    def _back(self, number: int, forward: object, rules: Sequence[Rule] | None) -> None:
+    def _back(self, number: int, forward: object) -> None:
         own = re.compile(rf'(d:)?layer{number}\.')
         # Gradients that other layers gave: they decide what the backward emits.
         coming = {name: parts for name, parts in self.tape.contributions.items() if own.match(name)}
         key = (forward, tuple((_marked(name, number), tuple(_known(part, number) for part in parts))
                               for name, parts in sorted(coming.items())))  # fmt: skip
-        if rules is None:
+        if number not in self.rules:
             if key not in self.backward:
-                # The tape is half written by then, so the whole recording is begun again.
-                raise NotRepeated
+                donor = self.forward[forward][0]
+                self.backward[key] = donor, self._as_of(donor, number, coming)
             for name in coming:
                 del self.tape.contributions[name]
             self._put(self.backward[key][1], number)
             return
         before = _Mark.of(self.tape, self.results)
-        for stage, rule in reversed(rules):
-            self.tape.stage = stage
-            rule()
+        self._run(number)
         if key not in self.backward:
             self.backward[key] = number, before.added(self.tape, self.results, number)
 
+    def _run(self, number: int) -> None:
+        """Run the rules of a layer, once."""
+        for stage, rule in reversed(self.rules.pop(number)):
+            self.tape.stage = stage
+            rule()
+
+    def _as_of(self, donor: int, number: int, coming: Mapping[str, Sequence[Value]]) -> _Template:
+        """The backward of a layer whose rules are there, with what comes to layer ``number``; the tape stays as it is.
+
+        Raises ``NotRepeated`` where the rules have been run, or names of other layers would be taken for near ones.
+        """
+        tape, mark = self.tape, _Names(number)
+        gradients = [(mark(name), [mark.value(part) for part in parts]) for name, parts in coming.items()]
+        if donor not in self.rules or LAYER.search(mark.text):
+            # The tape is half written by then, so the whole recording is begun again.
+            raise NotRepeated
+        names = _of_layer(mark.text, donor)
+        lent = {name: of for name, of in zip(names, mark.known, strict=True) if name not in tape.tensors}
+        for name, of in lent.items():
+            tape.tensors[name], tape.layouts[name] = replace(tape.tensors[of], name=name), tape.layouts[of]
+        stage, handed_on, others = tape.stage, tape.handed_on, tape.contributions
+        tape.contributions = {names[name]: [_value(part, names) for part in parts] for name, parts in gradients}
+        tape.handed_on = handed_on.copy()
+        before = _Mark.of(tape, self.results)
+        self._run(donor)
+        made = before.added(tape, self.results, donor)
+        before.undo(tape, self.results)
+        for name in lent:
+            del tape.tensors[name], tape.layouts[name]
+        tape.stage, tape.handed_on, tape.contributions = stage, handed_on, others
+        return made
+
     def _put(self, template: _Template, number: int) -> list[tuple[str, Value]]:
         """An instance of a template; its values."""
-        tape, text = self.tape, template.text
-        # Marks are replaced in all names at once, which is faster than name by name.
-        for offset in range(-NEAR, NEAR + 1):
-            text = text.replace(f'\0{offset + NEAR}\0', f'layer{number + offset}')
-        names = text.split('\n')
+        tape, names = self.tape, _of_layer(template.text, number)
         for tensor, name, like in template.tensors:
             # A weight that layers share is there already.
             tape.tensors.setdefault(names[name], _tensor(tensor, names[name], names[like]))
@@ -183,6 +211,14 @@ class Repeats:
         tape.saved.update(names[name] for name in template.saved)
         self.results.update(names[name] for name in template.results)
         return [(names[name], _value(value, names)) for name, value in template.values]
+
+
+def _of_layer(text: str, number: int) -> list[str]:
+    """The names of a text with marks, of a layer."""
+    # Marks are replaced in all names at once, which is faster than name by name.
+    for offset in range(-NEAR, NEAR + 1):
+        text = text.replace(f'\0{offset + NEAR}\0', f'layer{number + offset}')
+    return text.split('\n')
 
 
 def _tensor(like: Tensor, name: str, of: str) -> Tensor:
@@ -248,6 +284,18 @@ class _Mark:
             values=tuple((mark(name), mark.value(value)) for name, value in values),
             text=mark.text,
         )
+
+    def undo(self, tape: Tape, results: set[str]) -> None:
+        """Take off the tape what came to it since, but for contributions."""
+        del tape.ops[self.ops :]
+        of: tuple[tuple[dict[str, Any], int], ...] = (
+            (tape.tensors, self.tensors), (tape.layouts, self.layouts), (tape.pending, self.pending),
+        )  # fmt: skip
+        for kept, count in of:
+            for name in list(_behind(kept, count)):
+                del kept[name]
+        tape.saved &= self.saved
+        results &= self.results
 
 
 T = TypeVar('T')
