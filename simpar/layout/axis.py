@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from simpar.errors import Infeasible
 Ranks = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Axis:
+class Axis(NamedTuple):
     """Rank r stands at position (r // stride) mod size."""
 
     size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
 
@@ -32,14 +32,12 @@ class TensorLayout:
     partial: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
+        dims, partial = _normal(self.world, self.dims, self.partial)
         # A frozen dataclass has no other way to normalise its fields.
-        object.__setattr__(self, 'dims', tuple(merged(dim) for dim in self.dims))
-        # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
-        ordered = sorted(self.partial, key=lambda axis: -axis.stride)
-        object.__setattr__(self, 'partial', merged(ordered))
-        complement(self.world, [*self.sharding_axes, *self.partial])
+        object.__setattr__(self, 'dims', dims)
+        object.__setattr__(self, 'partial', partial)
 
-    @property
+    @cached_property
     def sharding_axes(self) -> tuple[Axis, ...]:
         """All axes that shard a dim."""
         return tuple(chain.from_iterable(self.dims))
@@ -54,7 +52,7 @@ class TensorLayout:
         """The axes along which all ranks have the same."""
         return complement(self.world, [*self.sharding_axes, *self.partial])
 
-    @property
+    @cached_property
     def shard_counts(self) -> tuple[int, ...]:
         """Into how many slices each dim is split: the strategy."""
         return tuple(size_of(dim) for dim in self.dims)
@@ -94,6 +92,19 @@ class TensorLayout:
         """Where a rank's slice lies in the full tensor."""
         sizes = self.slice_shape(shape)
         return tuple(slice(at * size, (at + 1) * size) for at, size in zip(self.index(rank), sizes, strict=True))
+
+
+# Layouts are made for every tensor that is registered, and few of them differ.
+@lru_cache(maxsize=2**12)
+def _normal(
+    world: int, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...]
+) -> tuple[tuple[tuple[Axis, ...], ...], tuple[Axis, ...]]:
+    """Dims and pending sums with merged axes."""
+    merged_dims = tuple(merged(dim) for dim in dims)
+    # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
+    ordered = merged(sorted(partial, key=lambda axis: -axis.stride))
+    complement(world, [*chain.from_iterable(merged_dims), *ordered])
+    return merged_dims, ordered
 
 
 def replicated(world: int, dims: int) -> TensorLayout:
