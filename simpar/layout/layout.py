@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
+from typing import Any
 
 from simpar.errors import Infeasible
 from simpar.layout.axis import Axis, complement, matrix_axes, merged, size_of
@@ -32,10 +33,8 @@ class TensorLayout:
     partial: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
-        dims, partial = _normal(self.world, self.dims, self.partial)
-        # A frozen dataclass has no other way to normalise its fields.
-        object.__setattr__(self, 'dims', dims)
-        object.__setattr__(self, 'partial', partial)
+        # A frozen dataclass has no other way to normalise its fields; what follows from them comes along.
+        vars(self).update(_normal(self.world, self.dims, self.partial))
 
     @cached_property
     def sharding_axes(self) -> tuple[Axis, ...]:
@@ -96,15 +95,20 @@ class TensorLayout:
 
 # Layouts are made for every tensor that is registered, and few of them differ.
 @lru_cache(maxsize=2**12)
-def _normal(
-    world: int, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...]
-) -> tuple[tuple[tuple[Axis, ...], ...], tuple[Axis, ...]]:
-    """Dims and pending sums with merged axes."""
-    merged_dims = tuple(merged(dim) for dim in dims)
+def _normal(world: int, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...]) -> dict[str, Any]:
+    """Dims and pending sums with merged axes, and the cached properties."""
+    dims = tuple(merged(dim) for dim in dims)
     # A sum has no order, so one order is chosen: then equal sums are equal tuples. The axes of a dim do have one.
-    ordered = merged(sorted(partial, key=lambda axis: -axis.stride))
-    complement(world, [*chain.from_iterable(merged_dims), *ordered])
-    return merged_dims, ordered
+    partial = merged(sorted(partial, key=lambda axis: -axis.stride))
+    sharding = tuple(chain.from_iterable(dims))
+    return {
+        'dims': dims,
+        'partial': partial,
+        'sharding_axes': sharding,
+        'unsharded_axes': complement(world, sharding),
+        'replicated_axes': complement(world, [*sharding, *partial]),
+        'shard_counts': tuple(size_of(dim) for dim in dims),
+    }
 
 
 def replicated(world: int, dims: int) -> TensorLayout:

@@ -77,7 +77,7 @@ class HeadsExchange:
     def _repeat(self) -> Value:
         tape, qkv, exchanged = self.tape, self.qkv, self.exchanged
         shape = (*qkv.shape[:2], exchanged.groups * exchanged.width)
-        result = tape.register(replace(qkv, name=f'{qkv.name}.repeated', shape=shape, again=None))
+        result = tape.register(qkv._replace(name=f'{qkv.name}.repeated', shape=shape, again=None))
         op, added = f'{qkv.name}.repeat', tape.held(result.name)
         told = {**exchanged.held(qkv.layout), 'times': exchanged.groups // self.heads.groups}
 

@@ -284,7 +284,9 @@ class Forward:
                     loss_scale=self.workload.loss_scale)  # fmt: skip
         ops = node.operator.ops(site)
         trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
-        y = emit(replace(site, values={**values, 'y': replace(y, needs_gradient=trained)}), ops, roles)
+        if not trained:
+            site = replace(site, values={**values, 'y': y._replace(needs_gradient=False)})
+        y = emit(site, ops, roles)
         if not placed.local.partial:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             return y if y.layout == placed.output else self.mover.move(y, placed.output)

@@ -62,7 +62,7 @@ class Mover:
         gathered = [step.kind for step in found.steps] == ['all_gather']
         # Tokens that came to an expert are kept.
         once_more = self.tape.degrees and gathered and value.load is None
-        result = replace(result, again=value if once_more else None)
+        result = result._replace(again=value if once_more else None)
         if self.tape.early:
             self.tape.on_backward(lambda: self._back_early(value, result, gathers=gathers))
         else:

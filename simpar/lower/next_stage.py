@@ -28,7 +28,7 @@ def send_to_next_stage(tape: Tape, values: Sequence[Value], chunks: Mover | None
     if tape.mesh.pipeline_rank(sender) == tape.mesh.pipeline_rank(receiver):
         return sent_to_mirror(tape, values) if tape.mesh.mirrored else _stay(tape, values)
     arrived = [value.like(f'{value.name}.received') for value in values]
-    arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
+    arrived = [one._replace(needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
     _in_chunks(tape, values, arrived, 'F', (sender, receiver), chunks)
 
     def backward() -> None:
@@ -89,7 +89,7 @@ def _own(tape: Tape, gradient: Value) -> Value:
 
 
 def _copied(tape: Tape, value: Value) -> Value:
-    copied = tape.register(replace(value.like(f'{value.name}.copy'), needs_gradient=value.needs_gradient))
+    copied = tape.register(value.like(f'{value.name}.copy')._replace(needs_gradient=value.needs_gradient))
     tape.emit_compute(copied.name, 'scale', 'F', [value.name], [copied.name], attributes={'factor': 1.0})
     tape.backward_of(copied, lambda gradient: tape.accumulate(value, gradient))
     return copied

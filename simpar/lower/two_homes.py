@@ -84,7 +84,7 @@ def in_both_directions(plan: Plan) -> Plan:
 def sent_to_mirror(tape: Tape, values: Sequence[Value]) -> list[Value]:
     """Go on in the next stage, whose place is the same, at the mirror: values there, and gradients back."""
     arrived = [value.like(f'{value.name}.received') for value in values]
-    arrived = [replace(one, needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
+    arrived = [one._replace(needs_gradient=value.needs_gradient) for one, value in zip(arrived, values, strict=True)]
     for value, one in zip(values, arrived, strict=True):
         tape.register(one, dtype=tape.tensors[value.name].dtype)
         _exchange(tape, value, one, 'F')
