@@ -203,18 +203,25 @@ def _wanted(
 
 def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
     """The op once more."""
-    writes = []
+    writes: tuple[str, ...] = ()
     for name in op.writes:
         again = f'{name}.{RECOMPUTE}' if name in kept else name
         # A kept tensor must not be written again: others may read it still.
         if again not in tape.tensors:
             tape.tensors[again] = replace(tape.tensors[name], name=again)
-        writes.append(again)
-    attributes = {**op.attributes, RECOMPUTE: True}
-    return OpClass(
-        f'{op.name}.{RECOMPUTE}', op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype, op.partition,
-        op.peer, op.reduce, op.reads, tuple(writes), op.accumulates, op.frees, attributes, op.stage,
-    )  # fmt: skip
+        writes += (again,)
+    known = _clones(op)
+    if writes not in known:
+        attributes = {**op.attributes, RECOMPUTE: True}
+        known[writes] = OpClass(
+            f'{op.name}.{RECOMPUTE}', op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype,
+            op.partition, op.peer, op.reduce, op.reads, writes, op.accumulates, op.frees, attributes, op.stage,
+        )  # fmt: skip
+    return known[writes]
+
+
+_clones: Final[Facts[OpClass, dict[tuple[str, ...], OpClass]]] = Facts(lambda op: {}, 2**12)
+"""Of an op its clones by what they write: plans that recompute more or less share the very same."""
 
 
 def _bare(op: OpClass) -> str:

@@ -318,7 +318,7 @@ class _Names:
     @property
     def text(self) -> str:
         """All names, one a line."""
-        return '\n'.join(_marked(name, self.number) for name in self.known)
+        return _marked('\n'.join(self.known), self.number)
 
     def names(self, names: Iterable[str]) -> Numbers:
         return tuple(map(self, names))

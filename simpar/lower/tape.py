@@ -89,6 +89,9 @@ class Tape:
         self.shard_group = shard_group
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
         self._known: dict[tuple[Axis, ...], str] = {}
+        # By layout what tensors say of it; and as ``elements``, those of one copy.
+        self._told: dict[TensorLayout, tuple[tuple[Split, ...], tuple[str, ...]]] = {}
+        self._held: dict[int, tuple[Tensor, int]] = {}
         self.layouts: dict[str, TensorLayout] = {}
         self.pending: dict[str, tuple[Axis, ...]] = {}
         self.contributions: dict[str, list[Value]] = {}
@@ -107,7 +110,7 @@ class Tape:
 
     def forget(self) -> None:
         """Forget what only the recording of a micro-batch needs, so that no copy has it."""
-        self.contributions, self.handed_on = {}, Counter()
+        self.contributions, self.handed_on, self._held = {}, Counter(), {}
 
     # partitions
 
@@ -141,13 +144,15 @@ class Tape:
         like: str = '',
     ) -> Value:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
-        shards = tuple(
-            Split(dim, self.partition((axis,))) for dim, axes in enumerate(value.layout.dims) for axis in axes
-        )
-        self.layouts[value.name] = value.layout
-        partial = (self.partition(value.layout.partial),) if value.layout.partial else ()
+        layout = value.layout
+        self.layouts[value.name] = layout
+        told = self._told.get(layout)
+        if told is None:
+            shards = tuple(Split(dim, self.partition((axis,))) for dim, axes in enumerate(layout.dims) for axis in axes)
+            partial = (self.partition(layout.partial),) if layout.partial else ()
+            told = self._told[layout] = shards, partial
         tensor = Tensor(
-            value.name, kind, value.shape, dtype or self.dtype, shards, partial, batch_dim, initial, like,
+            value.name, kind, value.shape, dtype or self.dtype, *told, batch_dim, initial, like,
             fill=value.fill,
         )  # fmt: skip
         if tensor.name in self.tensors:
@@ -181,8 +186,12 @@ class Tape:
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
-        return elements if tensor.fill == 1 else round(elements * tensor.fill)
+        known = self._held.get(id(tensor))
+        if known is None:
+            elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
+            known = tensor, elements if tensor.fill == 1 else round(elements * tensor.fill)
+            self._held[id(tensor)] = known
+        return known[1]
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""
