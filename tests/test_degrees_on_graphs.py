@@ -10,6 +10,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.numerics import check
 from simpar.lower import lower
+from simpar.lower.forward import Forward
 from simpar.lower.lower import order_of
 from simpar.lower.record import record
 from simpar.model import (
@@ -166,6 +167,27 @@ def test_with_sequence_parallelism_a_users_block_has_megatrons_sums():
     assert len(kinds) == 4 * halves
 
 
+@pytest.mark.parametrize(
+    ('changes', 'pipeline', 'real'),
+    [({}, 1, {0, 8}), ({}, 3, {0, 2, 3, 8}), ({'parallel': True}, 1, {0, 7, 8}), ({'dropout': 0.1}, 1, {0, 8})],
+)
+def test_few_of_many_equal_layers_are_recorded(monkeypatch, changes, pipeline, real):
+    """The first, for all behind it, and the last, whose gradient comes from no layer; so it is in stages."""
+    recorded = []
+    emitted = Forward._emitted
+
+    def listening(self, node, reads, placed):
+        recorded.append(node.layer)
+        return emitted(self, node, reads, placed)
+
+    monkeypatch.setattr(Forward, '_emitted', listening)
+    model = Transformer(layers=9, hidden=24, heads=12, vocab=24, sequence=12, **changes)
+    plan = Plan(data=2, tensor=2, pipeline=pipeline, micro_batches=2)
+    placement = with_communication(order_of(plan), plan.receive).placement
+    record(Workload(model=model, batch=8), plan, 4 * pipeline, placement)
+    assert {layer for layer in recorded if 0 <= layer < 9} == real
+
+
 def test_equal_layers_recorded_once_are_those_recorded_one_by_one():
     draw = random.Random(3)
     for _ in range(30):
@@ -178,6 +200,7 @@ def test_equal_layers_recorded_once_are_those_recorded_one_by_one():
             tied=draw.random() < 0.3,
             attention=draw.choice(['flash', 'unfused']),
             dropout=draw.choice([0.0, 0.1]),
+            parallel=draw.random() < 0.3,
         )
         pipeline = draw.choice([count for count in (1, 2, 3) if count <= model.layers])
         plan = Plan(
@@ -194,5 +217,5 @@ def test_equal_layers_recorded_once_are_those_recorded_one_by_one():
         world = plan.data * plan.tensor * pipeline
         once, each = (record(workload, plan, world, placement, repeats=repeats).tape for repeats in (True, False))
         assert once.ops == each.ops
-        assert once.tensors == each.tensors
+        assert list(once.tensors.items()) == list(each.tensors.items())
         assert (once.layouts, once.pending, once.saved) == (each.layouts, each.pending, each.saved)

@@ -24,7 +24,7 @@ from simpar.lower.loss import add_loss, scale
 from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
-from simpar.lower.repeat import Repeats, operator_kind, place_kinds, recorded_for_real
+from simpar.lower.repeat import Repeats, real_layers
 from simpar.lower.sequence_chunks import attend_in_chunks
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -125,22 +125,7 @@ class Forward:
     @cached_property
     def _real(self) -> dict[int, bool]:
         """Layers whose names tell their number, and whether each must be recorded for real."""
-        stage_of: dict[int, set[int]] = {}
-        named = set()
-        for node, stage in zip(self.nodes, self.stages, strict=True):
-            stage_of.setdefault(node.layer, set()).add(stage)
-            named |= set() if node.name.startswith(f'layer{node.layer}.') else {node.layer}
-        layers = [layer for layer, stages in stage_of.items() if layer not in named and len(stages) == 1]
-        if not self.repeats or layers != list(range(len(layers))):
-            return {}
-        places = place_kinds([min(stage_of[layer]) for layer in layers])
-        # Layers that differ, as those with and without a window, are of different kinds in the same place.
-        alike: dict[int, list[object]] = {layer: [] for layer in layers}
-        for node in self.nodes:
-            if node.layer in alike:
-                alike[node.layer].append(operator_kind(node.operator, node.layer))
-        real = recorded_for_real([(*place, *alike[layer]) for layer, place in enumerate(places)])
-        return {layer: layer in real for layer in layers}
+        return real_layers(self.nodes, self.stages) if self.repeats else {}
 
     def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""

@@ -1,4 +1,8 @@
-"""Templates of layers: what recording a layer added to the tape, with marks for the numbers of layers in its names."""
+"""Templates of layers: what recording a layer added to the tape, with marks for what differs in names of other layers.
+
+Marks stand for numbers of layers, and for the names of what a layer reads of others: ``embed`` of the first layer is
+``layer0.add`` of the second.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ from simpar.program import OpClass, Tensor
 LAYER: Final = re.compile(r'\blayer(\d+)(?=\.)')
 NEAR: Final = 2
 """A layer names its neighbours up to so many away; names of others are told apart."""
+
+
+class NotRepeated(Exception):
+    """The backward of a layer differs from that of all that were recorded: record every layer for real."""
 
 
 Numbers = tuple[int, ...]
@@ -45,7 +53,10 @@ class _Value(NamedTuple):
 class Template:
     """What recording a layer added to the tape.
 
-    Arguments: ``text``, all names, one a line, with marks for numbers of layers; all else has numbers for names.
+    Arguments:
+        text: all names, one a line, with marks; all else has numbers for names.
+        derived: tensors that it made and named after what it reads.
+        bound: what is read must have the same name, as names follow from it in ways that marks do not tell.
     """
 
     text: str
@@ -56,11 +67,18 @@ class Template:
     given: tuple[tuple[int, tuple[_Value, ...]], ...]
     saved: Numbers
     results: Numbers
+    derived: Numbers
+    bound: bool
     values: tuple[tuple[int, _Value], ...] = ()
 
-    def put(self, tape: Tape, results: set[str], number: int) -> list[tuple[str, Value]]:
-        """Put the same of another layer on the tape; its values by the names of nodes."""
-        names = of_layer(self.text, number)
+    def put(self, tape: Tape, results: set[str], number: int, reads: Sequence[str]) -> list[tuple[str, Value]]:
+        """Put the same of another layer on the tape; its values by the names of nodes.
+
+        Arguments: ``reads``, names of what the layer reads. Raises ``NotRepeated`` where a name is taken.
+        """
+        names = of_layer(self.text, number, reads)
+        if self.derived and any(names[one] in tape.tensors for one in self.derived):
+            raise NotRepeated
         for tensor, name, like in self.tensors:
             # A weight that layers share is there already.
             tape.tensors.setdefault(names[name], _tensor(tensor, names[name], names[like]))
@@ -76,8 +94,10 @@ class Template:
         return [(names[name], value_of(value, names)) for name, value in self.values]
 
 
-def of_layer(text: str, number: int) -> list[str]:
-    """The names of a text with marks, of a layer."""
+def of_layer(text: str, number: int, reads: Sequence[str] = ()) -> list[str]:
+    """The names of a text with marks, of a layer that reads these values."""
+    for place, name in enumerate(reads):
+        text = text.replace(f'\1{place}\1', name)
     # Marks are replaced in all names at once, which is faster than name by name.
     for offset in range(-NEAR, NEAR + 1):
         text = text.replace(f'\0{offset + NEAR}\0', f'layer{number + offset}')
@@ -130,10 +150,19 @@ class Mark:
             frozenset(results),
         )
 
-    def added(self, tape: Tape, results: set[str], number: int, values: Sequence[tuple[str, Value]] = ()) -> Template:
-        """What came to the tape since."""
-        mark = Names(number)
+    def added(
+        self,
+        tape: Tape,
+        results: set[str],
+        number: int,
+        reads: Sequence[str],
+        values: Sequence[tuple[str, Value]] = (),
+    ) -> Template:
+        """What came to the tape since; ``reads``, names that get marks."""
+        mark = Names(number, reads)
         given = [(name, parts[self.given.get(name, 0) :]) for name, parts in tape.contributions.items()]
+        made = set(_behind(tape.tensors, self.tensors))
+        known = made.union(op.name for op in tape.ops[self.ops :])
         return Template(
             ops=tuple(mark.op(op) for op in tape.ops[self.ops :]),
             tensors=tuple(
@@ -146,6 +175,9 @@ class Mark:
             results=mark.names(results - self.results),
             values=tuple((mark(name), mark.value(value)) for name, value in values),
             text=mark.text,
+            derived=tuple(mark.known[name] for name in mark.derived if name in made),
+            # What is there already was made for what has this name; and a count tells that a name was taken.
+            bound=any(name not in known or _is_counted(name, tape) for name in mark.derived),
         )
 
     def undo(self, tape: Tape, results: set[str]) -> None:
@@ -168,11 +200,18 @@ def _behind(items: Iterable[T], count: int) -> Iterable[T]:
     return islice(items, count, None)
 
 
-class Names:
-    """Gives names numbers, and marks the numbers of layers in them, as seen from one layer."""
+def _is_counted(name: str, tape: Tape) -> bool:
+    base = name.rstrip('0123456789')
+    return base != name and base in tape.tensors
 
-    def __init__(self, number: int) -> None:
+
+class Names:
+    """Gives names numbers, and marks the numbers of layers in them, as seen from one layer that reads these values."""
+
+    def __init__(self, number: int, reads: Sequence[str] = ()) -> None:
         self.number = number
+        # The longest first, where one begins with another.
+        self.reads = sorted(((name, place) for place, name in enumerate(reads)), reverse=True)
         self.known: dict[str, int] = {}
 
     def __call__(self, name: str) -> int:
@@ -181,7 +220,22 @@ class Names:
     @property
     def text(self) -> str:
         """All names, one a line."""
-        return marked('\n'.join(self.known), self.number)
+        names = [self._of_read(name)[0] for name in self.known] if self.reads else self.known
+        return marked('\n'.join(names), self.number)
+
+    @property
+    def derived(self) -> list[str]:
+        """Names that begin with that of a value that is read, and go on."""
+        return [name for name in self.known if self._of_read(name)[1]] if self.reads else []
+
+    def _of_read(self, name: str) -> tuple[str, str]:
+        """A name with a mark for that of a value that is read, and how it goes on behind that."""
+        bare = name.removeprefix('d:')
+        for read, place in self.reads:
+            rest = bare[len(read) :]
+            if bare.startswith(read) and not (rest[:1].isalnum() or rest[:1] == '_'):
+                return f'{name[: len(name) - len(bare)]}\1{place}\1{rest}', rest
+        return name, ''
 
     def names(self, names: Iterable[str]) -> Numbers:
         return tuple(map(self, names))
