@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,32 @@ def changes(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
     Lives that begin, or end, with one slot are looked at together. Arguments: ``size`` of each life.
     """
     return _compiled(lives, size, window) if is_started() else _plain(lives, size, window)
+
+
+class Moments(NamedTuple):
+    """The moments of a step at which what is held changes.
+
+    Arguments: ``times``, each once; ``change``, as of ``changes``; ``order`` of these by time, and in it the ``last``
+    at each of the times.
+    """
+
+    times: Times
+    change: Ints
+    order: Ints
+    last: Ints
+
+    @staticmethod
+    def of(times: Times, change: Ints) -> Moments:
+        """Those of what ``changes`` tells."""
+        order = np.argsort(times, kind='stable')
+        rising = times.take(order)
+        last = np.append(np.flatnonzero(rising[1:] != rising[:-1]), len(rising) - 1)
+        return Moments(rising.take(last), change, order, last)
+
+    def held(self, change: Ints) -> Ints:
+        """The bytes that are held from each time on, of changes at these times."""
+        # Of several changes at one time, what is held behind the last of them counts.
+        return change.take(self.order).cumsum().take(self.last)
 
 
 def _compiled(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:

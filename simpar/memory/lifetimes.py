@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from simpar.memory.touches import ALWAYS, Flags, Ints, flags_of, table_of, touch
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import computes
 from simpar.program.rows import kept_column
+
+_MANY: Final = 2**14
+"""Lives from which on room that is left over counts more than the time to copy them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +117,9 @@ def _compiled(program: Program, role: Role, always: frozenset[str]) -> Lifetimes
     count = write_lifetimes(*given, copies, computing, loads, ends, lives, program.sizes, columns)
     if count == NONE:
         return None
-    tensor, micro_batch, copy, size, writer, begin, end, before = columns[:, :count]
+    found = columns[:, :count]
+    # The room for lives is twice as large as they are: of many roles it would not be given back.
+    tensor, micro_batch, copy, size, writer, begin, end, before = found.copy() if most > _MANY else found
     return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before > 0)
 
 

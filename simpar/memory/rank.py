@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
-from simpar.memory.changes import Window, changes
+from simpar.memory.changes import Moments, Window, changes
 from simpar.memory.lifetimes import Lifetimes
 from simpar.memory.parts import NONE
 from simpar.program import Program, Role
@@ -166,7 +166,8 @@ class RankMemory:
     @cached_property
     def _most(self) -> tuple[int, float]:
         """How many bytes it holds at most, and when."""
-        times, total = self._total
+        moments = self._moments()
+        times, total = moments.times, moments.held(moments.change)
         most = total.max()
         full = np.flatnonzero(total == most)
         # Where the most is held over the end of the step, it began with a rise, not with the step.
@@ -236,8 +237,9 @@ class RankMemory:
         # The last entry is for index -1: a buffer, which does not grow with the batch.
         sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
         grows = self._passing & sliced.take(self.lives.tensor)
-        growing = self._held(changes(self.lives, self.lives.bytes * grows, self._window)[1])
-        return self._total[1] - growing, growing
+        moments = self._moments()
+        growing = moments.held(changes(self.lives, self.lives.bytes * grows, self._window)[1])
+        return moments.held(moments.change) - growing, growing
 
     @property
     def _passing(self) -> Flags:
@@ -274,28 +276,9 @@ class RankMemory:
             bytes=int(lives.bytes[row]),
         )
 
-    @cached_property
-    def _total(self) -> tuple[Times, Ints]:
-        """The times at which anything begins or ends, and the bytes that are held from each on."""
-        return self._order[2], self._held(self._changes[1])
-
-    @cached_property
-    def _changes(self) -> tuple[Times, Ints]:
-        return changes(self.lives, self.lives.bytes, self._window)
-
-    @cached_property
-    def _order(self) -> tuple[Ints, Ints, Times]:
-        """The changes by their times, of several at one time the last of these, and the times, each once."""
-        order = np.argsort(self._changes[0], kind='stable')
-        times = self._changes[0].take(order)
-        last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
-        return order, last, times.take(last)
-
-    def _held(self, change: Ints) -> Ints:
-        """The bytes that are held from each time on."""
-        order, last, _ = self._order
-        # Of several changes at one time, what is held behind the last of them counts.
-        return change.take(order).cumsum().take(last)
+    def _moments(self) -> Moments:
+        # Not kept: of a long pipeline it is as large as the trace, and asked for once or twice.
+        return Moments.of(*changes(self.lives, self.lives.bytes, self._window))
 
     @cached_property
     def _window(self) -> Window:
