@@ -59,13 +59,6 @@ def computed_seconds(program: Program, compute: DeviceCompute, best: bool) -> ND
     return seconds
 
 
-@lru_cache(maxsize=4)
-def reasons(program: Program, compute: DeviceCompute) -> list[str]:
-    """How the same came about, in words; nothing of what communicates."""
-    known = computed(program, compute)
-    return [known[kind].why if kind in known else '' for kind in range(len(program.cost_kinds[1]))]
-
-
 @lru_cache(maxsize=8)
 def beside_others(program: Program, matrix: float, memory: float, collective: float) -> tuple[Array, Array]:
     """By op class, speeds of what computes beside communication, and of what communicates beside computing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -26,7 +26,6 @@ from simpar.cost.kept import (
     later_stages,
     locally,
     rank_speeds,
-    reasons,
     slots_of_first,
 )
 from simpar.cost.model import CollectiveModel, ComputeCost, ComputeModel
@@ -142,7 +141,8 @@ class Pricer:
             communication=communication,
             links=links,
             waiting_slows=effects.slow_down and self._waiting,
-            why=Why(self._kind, self._why),
+            # Without the pricer, which keeps these costs: programs of a sweep would stay until garbage is collected.
+            why=Why(self._kind, partial(_why, self._computed, self._messages, len(self._ops))),
             grades=self._grades(local.seconds, communication.made),
         )
 
@@ -236,16 +236,6 @@ class Pricer:
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
-    def _why(self) -> list[str]:
-        """By cost key."""
-        if self._own:
-            why = reasons(self._program, self._own).copy()
-        else:
-            why = [self._computed[kind].why if kind in self._computed else '' for kind in range(len(self._ops))]
-        for kind, costs in self._messages.costs.items():
-            why[kind] = costs[0].why
-        return why
-
     def _grades(self, compute: list[float], communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
@@ -275,3 +265,11 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
             ops.append(op)
         found.append(numbers[key])
     return np.array(found, dtype=np.int64), tuple(ops)
+
+
+def _why(computed: Mapping[int, ComputeCost], messages: Communicated, kinds: int) -> list[str]:
+    """By cost key, how its seconds come about. Arguments: as a pricer has them; ``kinds``, how many keys there are."""
+    why = [computed[kind].why if kind in computed else '' for kind in range(kinds)]
+    for kind, costs in messages.costs.items():
+        why[kind] = costs[0].why
+    return why
