@@ -6,7 +6,7 @@ every update waits. It stands on the critical path: nothing is left to hide it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final, NamedTuple
@@ -52,7 +52,7 @@ class Check:
     reduction: OpClass | None = None
     staged: bool = False
 
-    def ops(self, held: set[str]) -> list[OpClass]:
+    def ops(self, held: Collection[str]) -> list[OpClass]:
         """What a pipeline rank that holds these gradients issues before its updates; one with none takes part too."""
         if self.look is None:
             return []

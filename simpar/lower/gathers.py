@@ -60,7 +60,8 @@ class _Facts:
 
     Arguments: ``gathered``, by gathered weight its parameter; ``number`` of each parameter; ``touched``, what gathers
     may be for: weights and full gradients; ``ops`` that were made, by name, members and stage; ``of``, by members of a
-    bucket their shards; ``touching``, of runs the ops that touch any of that, by place and label.
+    bucket their shards; ``touching``, of runs the ops that touch any of that, by place and label; ``fused``, buckets of
+    parameters, and ``updated``, updates with what stands about them, by what they depend on.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -73,6 +74,8 @@ class _Facts:
         self.touched = self.gathered.keys() | {full.name for shard in shards.all for full in shard.fulls}
         self.ops: dict[tuple[str, tuple[str, ...], int], OpClass] = {}
         self.of: dict[frozenset[str], tuple[Shard, ...]] = {}
+        self.fused: dict[tuple[object, ...], dict[_Key, list[str]]] = {}
+        self.updated: dict[tuple[object, ...], tuple[Issue, ...]] = {}
         self.touching: dict[Run, list[tuple[int, Label, list[str]]]] = {}
 
 
@@ -147,6 +150,12 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
+        known, key = self._known.fused, (self._plan.fusion, tuple(self._ids.items()), scope, tuple(parameters))
+        if key not in known:
+            known[key] = self._buckets_of(parameters, scope)
+        return known[key]
+
+    def _buckets_of(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
         size = message_sizes(self._tape, self._plan, self._shards, parameters)
         return {
             (bucket, partition): members
@@ -264,23 +273,31 @@ class Gathers:
 
     # after the update
 
-    def after_update(self, order: Sequence[Issue], scope: str) -> list[Issue]:
+    def after_update(self, ops: tuple[OpClass, ...], scope: str) -> tuple[Issue, ...]:
         """Updates of shards between the views that take them out of full weights and the gathers behind.
 
         Gathers are issued in the order of the next forward, so that it need not wait for all of them.
         """
         if self._shards.gathers_on_use or not self._shards.of:
-            return list(order)
+            return tuple(map(Issue, ops))
+        # By the ids of ops, which are kept with what is made of them.
+        known, key = self._known.updated, (self._plan.fusion, tuple(self._ids.items()), scope, *map(id, ops))
+        if key not in known:
+            known[key] = tuple(self._updated(ops, scope))
+        return known[key]
+
+    def _updated(self, ops: Sequence[OpClass], scope: str) -> list[Issue]:
+        """Arguments as of ``after_update``."""
         views = {shard.weight.name: shard.parameters for shard in self._shards.all}
         found: list[Issue] = []
         updated: dict[str, int] = {}
-        for issue in order:
-            mine = [name for view in issue.op.writes if view in views for name in views[view]]
+        for op in ops:
+            mine = [name for view in op.writes if view in views for name in views[view]]
             if mine:
                 apart = self._shards.by_partition(mine).values()
-                found += [Issue(self._view(names, issue.op.stage)) for names in apart]
-                updated |= dict.fromkeys(mine, issue.op.stage)
-            found.append(issue)
+                found += [Issue(self._view(names, op.stage)) for names in apart]
+                updated |= dict.fromkeys(mine, op.stage)
+            found.append(Issue(op))
         parameters = [name for name in self._shards.of if name in updated]
         for (bucket, _), members in self._fused(parameters, scope).items():
             found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
@@ -326,12 +343,11 @@ def _apart(uses: Iterable[_Use]) -> list[_Use]:
 def _moved(use: _Use, start: int, micro_batches: Sequence[int]) -> _Use:
     """A use in a run as one in its block, which starts at a place."""
     (stage, part, phase), (until, last, ends) = use.label, use.until
-    return use._replace(
-        first=start + use.first,
-        last=start + use.last,
-        label=(stage, micro_batches[part], phase),
-        until=(until, micro_batches[last], ends),
-    )
+    # Every use of every block is moved: to make it anew takes half as long as to replace.
+    return _Use(
+        start + use.first, start + use.last, use.bucket, use.partition, use.members,
+        (stage, micro_batches[part], phase), (until, micro_batches[last], ends),
+    )  # fmt: skip
 
 
 def _in_order(use: _Use) -> tuple[object, ...]:

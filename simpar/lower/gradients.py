@@ -292,7 +292,10 @@ def _written(run: Run, names: Collection[str]) -> _Written:
     # A run may hold a stage's part without any backward of it, as a forward.
     found = _Written(dict.fromkeys([(op.stage, part) for op, part, _, _ in run.issues], _NEVER), {})
     for offset, (op, part, _, _) in enumerate(run.issues):
-        if op.phase != 'F' and op.kind == 'compute':
+        # No forward adds to a gradient.
+        if op.phase == 'F':
+            continue
+        if op.kind == 'compute':
             found.backward[op.stage, part] = offset
         for name in (*op.accumulates, *op.writes) if op.accumulates else op.writes:
             if name in names:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from simpar.kept import Kept, Same
 from simpar.lower.layered import NEAR, Table, rows_of, seen, seen_from
 from simpar.lower.period import NONE, Flags, Ints, Layers, NotPeriodic, Rows
 from simpar.lower.references import References
+from simpar.lower.unlike import unlike_work
 from simpar.program import Csr, OpClass, Program, Role, Tensor
 from simpar.program.op import Attribute
 from simpar.program.rows import LazyRows
@@ -39,14 +39,14 @@ def grown_program(small: Program, layers: Layers, *, by_size: bool) -> Program:
     """
     told = tuple(small.tensors)
     # Programs of a sweep often have the same tensors, whatever they do with them.
-    tensors = _tensors.get((told, layers), lambda: _Tensors(told, layers))
+    tensors, rows = _tensors.get((told, layers), lambda: _Tensors(told, layers).with_rows())
     names = _Names.of(small, tensors.table, by_size=by_size)
     ops = _Ops(small, tensors, names)
     ops.check()
     return small.replace(
         roles=tuple([_role(role, ops.table, layers) for role in small.roles]),
-        tensors=tensors.rows,
-        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (tensors.rows, names.lists)),
+        tensors=rows,
+        op_classes=LazyRows(ops.made, ops.stand, ops.table.like(ops.unlike), (rows, names.lists)),
         notes=tuple([_note(note, layers) for note in small.notes]),
     )
 
@@ -70,10 +70,9 @@ class _Tensors:
     few: tuple[Tensor, ...]
     layers: Layers
 
-    @cached_property
-    def rows(self) -> LazyRows[Tensor]:
-        """The tensors to be."""
-        return LazyRows(self.made, self.stand, self.table.like(self.unlike))
+    def with_rows(self) -> tuple[_Tensors, LazyRows[Tensor]]:
+        """And the tensors to be, which are made by it; it does not hold them, or both would stay as garbage."""
+        return self, LazyRows(self.made, self.stand, self.table.like(self.unlike))
 
     @cached_property
     def table(self) -> Table:
@@ -111,7 +110,7 @@ def _table(names: tuple[str, ...], layers: Layers) -> Table:
     return Table.of(rows_of(map(seen, names)), layers)
 
 
-_tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], _Tensors]] = Kept(4)
+_tensors: Final[Kept[tuple[tuple[Tensor, ...], Layers], tuple[_Tensors, LazyRows[Tensor]]]] = Kept(4)
 _tables: Final[Kept[tuple[tuple[str, ...], Layers], Table]] = Kept(4)
 """Of tensors that differ in their shapes alone, as those of other copies of a micro-batch do."""
 
@@ -153,22 +152,23 @@ class _Names:
     @cached_property
     def table(self) -> Table:
         """The rows of the op classes."""
-        return Table.of(rows_of(itertools.starmap(self._seen, enumerate(self.ops))), self.tensors.layers)
+        told: list[tuple[object, int]] = list(map(seen, self.ops))
+        for number in np.flatnonzero(self._number != NONE).tolist():
+            if told[number][1] == NONE:
+                told[number] = self._seen(number, self.ops[number])
+        return Table.of(rows_of(told), self.tensors.layers)
 
     def _seen(self, number: int, name: str) -> tuple[object, int]:
-        """The key of an op, and its layer; a bucket of several layers is in the first that it has something of."""
-        key, layer = seen(name)
-        if layer != NONE or _bucket(name) is None:
-            return key, layer
+        """The key of a bucket, and its layer: of several the first that it has something of."""
         begin, end = self._starts[4 * number], self._starts[4 * number + 4]
         touched = [self._touchable[one] for one in self.named.item[begin:end].tolist()]
         own = next((one for _, one in touched if one != NONE), NONE)
         if own == NONE:
-            return key, NONE
+            return name, NONE
         if len(set(touched)) != len({one for one, _ in touched}):
             if self.by_size:
                 raise NotPeriodic(f'{name} has several layers, and with more of them might be several messages')
-            return key, NONE
+            return name, NONE
         # Buckets are alike where their members are, whatever their numbers.
         members = tuple([(one, layer - own if layer != NONE else None) for one, layer in touched])
         return (_BUCKET.sub('', name), members), own
@@ -208,7 +208,11 @@ class _Names:
     @cached_property
     def _number(self) -> Ints:
         """For each op as it is the number of its bucket; -1 for none."""
-        return np.array([NONE if one is None else one for one in map(_bucket, self.ops)], dtype=np.int64)
+        found = np.full(len(self.ops), NONE, dtype=np.int64)
+        for row, name in enumerate(self.ops):
+            if 'bucket' in name and (number := _bucket(name)) is not None:
+                found[row] = number
+        return found
 
     @cached_property
     def numbers(self) -> Ints:
@@ -260,7 +264,7 @@ class _Ops:
     @cached_property
     def unlike(self) -> Ints:
         """Those that are unlike the ops of other layers."""
-        found, named = _unlike_work(self.small.op_classes, self.table), self.names.unlike
+        found, named = unlike_work(self.small.op_classes, self.table), self.names.unlike
         return np.union1d(found, named) if len(found) else named
 
     @cached_property
@@ -285,10 +289,16 @@ class _Ops:
 
     def _sizes_of(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """Bytes and elements of the shards of tensors as they are."""
-        known, missing = self._sizes, [one for one in numbers if one not in self._sizes]
-        for one in missing:
-            tensor = self.small.tensors[one]
-            known[one] = self.small.local_bytes(tensor), prod(self.small.local_shape(tensor))
+        small, known = self.small, self._sizes
+        kinds: dict[tuple[object, ...], tuple[int, int]] = {}
+        for one in (one for one in numbers if one not in known):
+            tensor = small.tensors[one]
+            # Equal layers share the very tuples; what is padded goes by its name.
+            alone = one if small.is_padded(tensor) else -1
+            kind = id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim, tensor.fill, alone
+            if kind not in kinds:
+                kinds[kind] = small.local_bytes(tensor), prod(small.local_shape(tensor))
+            known[one] = kinds[kind]
         return list(map(known.__getitem__, numbers))
 
     @cached_property
@@ -346,39 +356,13 @@ _sizes: Final[Kept[tuple[Same, int, dict[str, int]], dict[int, tuple[int, int]]]
 """Bytes and elements of tensors by their numbers."""
 
 
-_plain: Final = attrgetter(
-    'flops', 'bytes', 'operator', 'kind', 'phase', 'stage', 'dtype', 'partition', 'peer', 'reduce', 'dims'
-)
-"""All of an op but names and attributes, which may tell names."""
-
-
-def _unlike_work(ops: Sequence[OpClass], table: Table) -> Ints:
-    """Ops that do other work than those of other layers."""
-    layer = table.rows.layer.tolist()
-
-    def differs(row: int, model: int) -> bool:
-        op, other = ops[row], ops[model]
-        if _plain(op) != _plain(other):
-            return True
-        told = op.attributes or other.attributes
-        return bool(told) and _attributes(op, layer[row]) != _attributes(other, layer[model])
-
-    pairs = [(row, model) for row, model in enumerate(table.model.tolist()) if row != model]
-    return table.told_unlike([row for row, model in pairs if differs(row, model)])
-
-
-def _attributes(op: OpClass, layer: int) -> dict[str, object]:
-    """What an op says besides, as seen from its layer."""
-    return {key: seen_from(value, layer) if isinstance(value, str) else value for key, value in op.attributes.items()}
-
-
 def _role(role: Role, ops: Table, layers: Layers) -> Role:
     """A role with more layers: slots, and what they need."""
     told = ops.rows.key[role.op_class]
     # One number for all columns: numpy sorts numbers sooner than rows of them.
     for column in (role.stream, role.micro_batch, role.copy):
         told = told * (int(column.max(initial=0)) + 1) + column
-    _, first, key = np.unique(told, return_index=True, return_inverse=True)
+    first, key = _numbered(told)
     slots = Table.of(Rows(key, ops.rows.layer[role.op_class]), layers)
     # A gather needs what freed its memory, as many layers away as it is issued ahead.
     near = NEAR + layers.edge - 1
@@ -395,3 +379,13 @@ def _role(role: Role, ops: Table, layers: Layers) -> Role:
         need=need,
         carry=carry,
     )
+
+
+def _numbered(told: Ints) -> tuple[Ints, Ints]:
+    """Where each number that is told stands first, the numbers in order; and for each place which of them it tells."""
+    first = np.full(int(told.max(initial=NONE)) + 1, NONE, dtype=np.int64)
+    # Of several assignments to one place numpy keeps the last: reversed, that is the first. Numbers are small, so that
+    # this takes less time than to sort them.
+    first[told[::-1]] = np.arange(len(told))[::-1]
+    is_told = first != NONE
+    return first[is_told], (np.cumsum(is_told) - 1)[told]

@@ -114,7 +114,15 @@ def _shared(made: dict[tuple[object, ...], Run], block: Block, added: Sequence[t
     """
     parts = {micro_batch: part for part, micro_batch in enumerate(block.micro_batches)}
     into = [
-        (offset, tuple(issue._replace(micro_batch=parts.setdefault(issue.micro_batch, len(parts))) for issue in issues))
+        (
+            offset,
+            tuple(
+                [
+                    Issue(op, parts.setdefault(micro_batch, len(parts)), copy, late)
+                    for op, micro_batch, copy, late in issues
+                ]
+            ),
+        )
         for offset, issues in added
     ]
     # Ops of one name are equal, though they need not be the same.

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.collector import without_collector
 from simpar.errors import Infeasible
-from simpar.kept import Kept, Same
+from simpar.kept import Facts, Kept, Same
 from simpar.lower.feed import once_a_step
 from simpar.lower.forward_only import forward_order, used
 from simpar.lower.fp8 import cast_weights
@@ -128,6 +128,12 @@ _tables: Final[Kept[tuple[tuple[Tensor, ...]], tuple[Tensor, ...]]] = Kept(4)
 _issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
 
 
+_added: Final[Facts[Issued, frozenset[str]]] = Facts(
+    lambda order: frozenset(name for op in order.ops() for name in op.accumulates), 8
+)
+"""The gradients that the ops of a rank add to."""
+
+
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
@@ -184,9 +190,9 @@ class _Assembly:
         """
         if self.forward:
             return once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
-        held = self.shards.held(name for op in found.ops() for name in op.accumulates)
+        held = self.shards.held(_added(found))
         order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
-        order = order.behind(self.gathers.after_update([Issue(op) for op in self.updates.ops(held)], scope))
+        order = order.behind(self.gathers.after_update(self.updates.ops(held), scope))
         return once_a_step(self.tape, cast_weights(self.tape, order, place), place)

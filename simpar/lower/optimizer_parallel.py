@@ -196,9 +196,9 @@ class Shards:
         own = {shard.parameters[0]: shard.own for shard in self.all}
         return {name: own[shard.parameters[0]] for name, shard in self.of.items()}
 
-    def held(self, accumulated: Iterable[str]) -> set[str]:
+    def held(self, accumulated: Iterable[str]) -> frozenset[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
-        return {self._summed.get(name, name) for name in accumulated}
+        return frozenset([self._summed.get(name, name) for name in accumulated])
 
     @cached_property
     def _summed(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ they do not wait for each other where all is on one stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from simpar.errors import Infeasible
@@ -39,7 +39,7 @@ class Exchange:
 
     ends: tuple[End, ...] = ()
 
-    def ops(self, held: set[str], issued: Iterable[OpClass]) -> tuple[OpClass, ...]:
+    def ops(self, held: Collection[str], issued: Iterable[OpClass]) -> tuple[OpClass, ...]:
         """What a pipeline rank issues behind its own sums of the gradients.
 
         Arguments: ``held``, gradients that the rank adds to; ``issued``, its ops so far.
