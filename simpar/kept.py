@@ -26,10 +26,11 @@ class Kept(Generic[Key, Value]):
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The result that is kept for an equal key, else what ``make`` returns, which is kept then."""
-        # The last one first: neighbours in a sweep ask for the same.
-        if self._known and self._known[-1][0] == key:
-            return self._known[-1][1]
-        found = next((pair for pair in reversed(self._known[:-1]) if pair[0] == key), None)
+        # One list, whatever other threads put in its place. The last one first: neighbours in a sweep ask for the same.
+        known = self._known
+        if known and known[-1][0] == key:
+            return known[-1][1]
+        found = next((pair for pair in reversed(known[:-1]) if pair[0] == key), None)
         pair = (key, make()) if found is None else found
         # A new list each time, so that threads never see one that is half changed.
         self._known = [*(one for one in self._known if one is not pair), pair][-self._most :]

@@ -209,6 +209,25 @@ def test_what_cannot_be_made_is_not_kept():
     assert kept.get(1, lambda: 2) == 2
 
 
+def test_a_result_is_that_of_its_key_even_if_another_thread_asks_in_between():
+    kept = Kept(2)
+
+    class Slow:
+        compared = False
+        __hash__ = None
+
+        def __eq__(self, other):
+            # While keys are compared, another thread has time to put a result of its own in the last place.
+            if not self.compared:
+                self.compared = True
+                kept.get('other', lambda: 'its own')
+            return self is other
+
+    key = Slow()
+    assert kept.get(key, lambda: 'mine') == 'mine'
+    assert kept.get(key, lambda: 'made again') == 'mine'
+
+
 def test_facts_of_many_are_those_of_each():
     asked = []
     fact = Facts(lambda one: asked.append(one) or len(asked), most=2)
