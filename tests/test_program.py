@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.errors import ScheduleError
+from simpar.errors import ProgramError, ScheduleError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
@@ -150,6 +150,19 @@ def test_local_shapes_follow_cuts_and_copies():
     program = builder.build(copies=2)
     assert program.local_shape(tensor) == (4, 8, 8)
     assert program.local_bytes(tensor) == 4 * 8 * 8 * 2
+
+
+def test_a_table_has_each_tensor_once_however_it_is_filled():
+    one, other = Tensor('x', 'input', (8,), 'fp32'), Tensor('y', 'input', (8,), 'fp32')
+    with pytest.raises(ProgramError, match="two tensors are named 'x'"):
+        ProgramBuilder(1).add_tensors((one, other, one))
+    builder = ProgramBuilder(1)
+    builder.add_tensors((one, other))
+    # A tensor behind a table would be lost.
+    with pytest.raises(ProgramError, match='all tensors are there already'):
+        builder.add_tensor(Tensor('z', 'input', (8,), 'fp32'))
+    with pytest.raises(ProgramError, match='add all at once'):
+        builder.add_tensors((one,))
 
 
 def test_slots_take_twenty_bytes_and_no_objects():

@@ -90,6 +90,7 @@ class Gathers:
         self._plan = plan
         self._shards = shards
         self._ids = ids
+        self._fusion = plan.fusion, tuple(ids.items())
         self._known = _facts(shards)
         self._gathered = self._known.gathered
         self._named: dict[str, tuple[str, ...]] = {}
@@ -150,7 +151,7 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
-        known, key = self._known.fused, (self._plan.fusion, tuple(self._ids.items()), scope, tuple(parameters))
+        known, key = self._known.fused, (*self._fusion, scope, tuple(parameters))
         if key not in known:
             known[key] = self._buckets_of(parameters, scope)
         return known[key]
@@ -281,7 +282,7 @@ class Gathers:
         if self._shards.gathers_on_use or not self._shards.of:
             return tuple(map(Issue, ops))
         # By the ids of ops, which are kept with what is made of them.
-        known, key = self._known.updated, (self._plan.fusion, tuple(self._ids.items()), scope, *map(id, ops))
+        known, key = self._known.updated, (*self._fusion, scope, *map(id, ops))
         if key not in known:
             known[key] = tuple(self._updated(ops, scope))
         return known[key]

@@ -15,7 +15,7 @@ from simpar.program.program import Program
 from simpar.program.role import Role
 from simpar.program.template import Slots, plain_slots
 from simpar.program.tensor import Tensor
-from simpar.program.touches import Touches, touches_of
+from simpar.program.touches import Touches, numbers_of, touches_of
 
 
 class ProgramBuilder:
@@ -32,6 +32,8 @@ class ProgramBuilder:
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """Put a tensor into its table."""
+        if self._table:
+            raise ProgramError('all tensors are there already; add them one by one')
         if tensor.name in self._tensors:
             raise ProgramError(f'two tensors are named {tensor.name!r}')
         self._tensors[tensor.name] = tensor
@@ -39,8 +41,12 @@ class ProgramBuilder:
 
     def add_tensors(self, tensors: tuple[Tensor, ...]) -> None:
         """Put all tensors into it at once, each of another name."""
-        if self._tensors:
+        if self._tensors or self._table:
             raise ProgramError('there are tensors already; add all at once')
+        number = numbers_of(tensors)
+        if len(number) < len(tensors):
+            twice = next(tensor.name for place, tensor in enumerate(tensors) if number[tensor.name] != place)
+            raise ProgramError(f'two tensors are named {twice!r}')
         self._table = tensors
 
     def add_op_class(self, op: OpClass) -> OpClass:

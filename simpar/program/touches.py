@@ -69,14 +69,19 @@ def _numbers(tensors: Sequence[Tensor]) -> dict[str, int]:
     return dict(zip([tensor.name for tensor in tensors], count()))
 
 
-_number: Final[Facts[tuple[Tensor, ...], dict[str, int]]] = Facts(_numbers, 4)
+_known: Final[Facts[tuple[Tensor, ...], dict[str, int]]] = Facts(_numbers, 4)
 """Of a table its tensors by their names: programs of a sweep often have the very table."""
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> dict[str, int]:
+    """The tensors of a table by their names; of two with one name the last."""
+    # Of a list somebody might change the rows.
+    return _known(tensors) if isinstance(tensors, tuple) else _numbers(tensors)
 
 
 def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
     """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
-    # Of a list somebody might change the rows.
-    number = _number(tensors) if isinstance(tensors, tuple) else _numbers(tensors)
+    number = numbers_of(tensors)
     lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
     item = np.array(list(map(number.__getitem__, chain.from_iterable(lists))), dtype=np.int64)
     return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
