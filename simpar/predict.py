@@ -189,7 +189,15 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know besides the figures."""
-        return (*self.program.notes, *self._queues(), *_unsteady(self.trace))
+        return (*self.program.notes, *self._clock(), *self._queues(), *_unsteady(self.trace))
+
+    def _clock(self) -> tuple[str, ...]:
+        # Without a stack all is at its best, and the answer does not claim more.
+        device = self.profile.device
+        if not self.stack or not device.matrix or device.sustained:
+            return ()
+        unknown = f'the clock that {device.name} keeps under load is not known, so the step may be too fast'
+        return (f'{unknown}: give device.sustained in its profile, or a measured step by --fit',)
 
     def _queues(self) -> tuple[str, ...]:
         queues = self.costs.work_queues

@@ -61,3 +61,13 @@ def test_all_answers_have_the_clock_of_their_own_program():
     assert step_of(program, hardware) == step == predict(program, None, hardware, steps=2).step
     both = predict(program, program, hardware)
     assert both.gain == 0 and sum(one.seconds for one in both.explanation) == 0  # noqa: PT018
+
+
+def test_a_device_whose_clock_under_load_nobody_knows_says_so_where_a_stack_is_named():
+    program, stack = lower(WORK, Plan(), 1), load_stack('torch-fsdp')
+    told = {
+        name: ' '.join(predict(program, None, cluster(load_profile(name), devices=1, stack=with_stack)).notes)
+        for name, with_stack in (('b200-sxm-8', stack), ('h200-sxm-8', stack), ('l40s-8', None))
+    }
+    assert 'the clock that B200 SXM 180 GB keeps under load is not known' in told['b200-sxm-8']
+    assert 'under load' not in told['h200-sxm-8'] + told['l40s-8']

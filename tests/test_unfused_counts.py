@@ -1,4 +1,7 @@
-"""What an eager framework launches for SwiGLU, GeGLU and rotary embedding, counted by torch's own dispatcher."""
+"""What a framework launches where nothing is fused, counted by torch's own dispatcher.
+
+SwiGLU, GeGLU and rotary embedding op by op from Python; GELU and dropout by TorchScript that has no fuser.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ VIEWS = ('split', 'slice', 'view', 'detach', 'alias', 'expand', 'unsqueeze', 'ch
 
 
 class Counted(TorchDispatchMode):
-    """Elements that kernels read and write, and how many kernels there are; views move nothing."""
+    """Bytes that kernels read and write, and how many kernels there are; views move nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,13 +33,13 @@ class Counted(TorchDispatchMode):
         # A gradient of a slice is a kernel, the slice itself a view.
         if name not in VIEWS:
             touched = [leaf for leaf in (*tree_leaves(args), *tree_leaves(result)) if isinstance(leaf, torch.Tensor)]
-            self.moved += sum(leaf.numel() for leaf in touched)
+            self.moved += sum(leaf.numel() * leaf.element_size() for leaf in touched)
             self.kernels += 1
         return result
 
 
 def counted(network, *shape):
-    """What the forward and the backward of a network move, in elements, and their kernels."""
+    """What the forward and the backward of a network move, in bytes, and their kernels."""
     given = torch.zeros(shape, requires_grad=True)
     with Counted() as forward:
         result = network(given)
@@ -80,7 +83,50 @@ def rotary(t):
 )  # fmt: skip
 def test_passes_of_a_stack_are_those_that_torch_makes(stack, operator, network, shape, fused, off):
     launches = load_stack(stack).launches
-    result = TOKENS * (WIDTH if operator != 'rotary' else HEADS * HEAD)
+    result = torch.float32.itemsize * TOKENS * (WIDTH if operator != 'rotary' else HEADS * HEAD)
     for part, units, phase in zip(counted(network, *shape), fused, 'FI', strict=True):
         passes = part.moved / result / units
         assert launches[f'{operator}.{phase}'].passes == pytest.approx(passes, rel=off), (phase, passes, part.kernels)
+
+
+def bias_gelu(bias, y):
+    """GELU by its tanh of y + bias, in the steps of Megatron-LM of 2023."""
+    x = bias + y
+    return x * 0.5 * (1.0 + torch.tanh(0.8 * x * (1 + 0.04 * x * x)))
+
+
+def bias_gelu_back(gradient, bias, y):
+    """The derivative of ``bias_gelu``, in the steps of Megatron-LM of 2023."""
+    x = bias + y
+    t = torch.tanh(0.8 * x * (1 + 0.04 * x * x))
+    slope = 0.5 * x * ((1 - t * t) * (0.8 + 0.1 * x * x)) + 0.5 * (1 + t)
+    return slope * gradient
+
+
+def bias_dropout_add(x, bias, residual):
+    return residual + torch.nn.functional.dropout(x + bias, p=0.1, training=True)
+
+
+@pytest.mark.filterwarnings('ignore:.torch.jit.script. is deprecated')
+@pytest.mark.parametrize(
+    ('key', 'function', 'tensors', 'fused', 'beside'),
+    [
+        # What a fused kernel moves, in tensors of 16 bits; beside: the gradient of the bias, no part of it.
+        # Derivatives of GELU are written by hand, so TorchScript does not differentiate; those of dropout are its own.
+        ('gelu.F', bias_gelu, 'bx', 2, (0, 0)),
+        ('gelu.I', bias_gelu_back, 'xbx', 3, (2, 1)),
+        ('residual.F', bias_dropout_add, 'XBX', 3.5, (0, 0)),
+    ],
+)
+def test_torchscript_without_a_fuser_runs_kernel_by_kernel(key, function, tensors, fused, beside):
+    shapes = {'x': (TOKENS, WIDTH), 'b': (WIDTH,)}
+    given = [torch.zeros(shapes[one.lower()], dtype=torch.bfloat16, requires_grad=one.isupper()) for one in tensors]
+    script = torch.jit.script(function)
+    for _ in range(3):  # The first calls are profiled, and only then does TorchScript optimise.
+        with Counted() as found:
+            script(*given)
+    stack = load_stack('megatron-2023-no-nvfuser').launches[key]
+    assert stack.kernels == found.kernels + beside[0]
+    passes = (found.moved / (TOKENS * WIDTH * torch.bfloat16.itemsize) + beside[1]) / fused
+    # t * t reads one tensor, which the dispatcher shows twice.
+    assert stack.passes == pytest.approx(passes, rel=0.03)
