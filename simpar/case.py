@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from simpar.ablation import (
@@ -339,9 +339,9 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
     """A problem of the cluster as one of the schedule; problems inside of a profile's file keep their place."""
     if problem.where != 'cluster':
         return problem
-    key = f'cluster.{problem.what.partition(": ")[0]}'
-    if key.startswith(('cluster.links.', 'cluster.expansion_mode')):
-        return replace(problem, where=schedule.where(key), what=f'cluster.{problem.what}')
+    key = problem.what.partition(': ')[0]
+    if key.partition('.')[0] in {field.name for field in fields(schedule.cluster)}:
+        return replace(problem, where=schedule.where(f'cluster.{key}'), what=f'cluster.{problem.what}')
     return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
 
 

@@ -77,7 +77,7 @@ class Kernel:
                 self._loaded[kinds] = self._callable(kinds, arguments)
         code, call = self._loaded[kinds]
         if code and code.short and has_short_cut(code.result, given):
-            short = ShortCut.of(_addresses(code)[1], code.result, given)
+            short = ShortCut.of(self._name, _addresses(code)[1], code.result, given)
             self._short[types] = (short, *self._short.get(types, ()))[:_TRIED]
         return call(arguments, words)
 

@@ -62,12 +62,14 @@ class ShortCut(NamedTuple):
     """A short cut for arrays of exactly these dtypes, which are kept, so that others do not come to lie there.
 
     Arguments:
-        call: returns what the kernel returns.
+        name: of the kernel.
+        call: returns what it returns.
         head: where the dtypes lie.
         pack: makes words of numbers.
         numbers: the places of arguments that are no arrays.
     """
 
+    name: str
     call: Callable[[bytes], int]
     head: bytes
     pack: Callable[..., bytes]
@@ -76,13 +78,13 @@ class ShortCut(NamedTuple):
     is_none: bool
 
     @classmethod
-    def of(cls, address: int, result: str, given: Sequence[Any]) -> ShortCut:
-        """The short cut whose code lies there, for arguments like these."""
+    def of(cls, name: str, address: int, result: str, given: Sequence[Any]) -> ShortCut:
+        """The short cut to the kernel of that name whose code lies there, for arguments like these."""
         dtypes = tuple(value.dtype for value in given if isinstance(value, np.ndarray))
         numbers = tuple(place for place, value in enumerate(given) if not isinstance(value, np.ndarray))
         call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(address)
         head = Struct(f'{len(dtypes)}Q').pack(*map(id, dtypes))
-        return cls(call, head, Struct(f'{len(given)}Q').pack, numbers, dtypes, result == 'none')
+        return cls(name, call, head, Struct(f'{len(given)}Q').pack, numbers, dtypes, result == 'none')
 
     def to(self, given: Sequence[Any]) -> tuple[bool, Any]:
         """Whether it took these arguments, for which ``has_short_cut`` holds; and what the kernel returned."""
@@ -91,7 +93,7 @@ class ShortCut(NamedTuple):
             words[place] = int(given[place]) & _WORD
         found = self.call(self.head + self.pack(*words))
         if found == _FAILED:
-            raise RuntimeError('a kernel failed')
+            raise RuntimeError(f'the kernel {self.name} failed')
         return found != _REFUSED, None if self.is_none else found
 
 

@@ -157,7 +157,7 @@ def test_a_cluster_counts_its_devices():
     ('arguments', 'says'),
     [
         ({'nodes': 0}, '0 nodes'),
-        ({'devices': 16}, '16 devices in a node of 8'),
+        ({'devices': 16}, 'devices: 16 in a node of 8'),
         ({'slow': {8: 0.5}}, 'there is no rank 8'),
         ({'slow': {0: 0.0}}, 'is no speed'),
         ({'slow': {0: float('nan')}}, 'is no speed'),

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from simpar import machine_code
+from simpar import machine_code, short_cut
 from simpar.machine_code import Kernel
 from simpar.short_cut import ShortCut
 
@@ -137,3 +137,12 @@ def test_short_cuts_are_few(folder):
         assert kernel(START.astype(start), AFTER.astype(after), left, order) == 3
         assert order.tolist() == [2, 0, 1]
     assert len(*kernel._short.values()) == 4
+
+
+def test_a_kernel_that_fails_on_a_short_cut_is_named(folder):
+    kernel = topological()
+    order_of_a_chain(kernel)
+    ((short,),) = kernel._short.values()
+    broken = short._replace(call=lambda words: short_cut._FAILED)
+    with pytest.raises(RuntimeError, match=f'the kernel {kernel._name} failed'):
+        broken.to((START, AFTER, np.array([1, 1, 0], dtype=np.int32), np.empty(3, dtype=np.int64)))

@@ -266,7 +266,9 @@ def test_work_queues_that_change_nothing_are_told(tmp_path, capsys):
 
 def test_a_device_has_no_more_work_queues_than_its_profile_says(tmp_path, capsys):
     told = queued(tmp_path, capsys, '33', code=2).err
-    assert 'work_queues: H100 SXM 80 GB has 32, not 33' in told
+    written = (tmp_path / 'plan.yaml').read_text().splitlines()
+    line = next(number for number, text in enumerate(written, 1) if 'work_queues' in text)
+    assert f'plan.yaml:{line}: cluster.work_queues: H100 SXM 80 GB has 32, not 33' in told
 
 
 def test_a_stack_says_how_many_work_queues_it_uses_unless_the_user_does():

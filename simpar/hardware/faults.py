@@ -22,7 +22,7 @@ def faults_of(made: Cluster) -> Iterator[Fault]:
         yield f'{made.nodes} nodes of {made.devices} devices', 'write 1 or more of each'
     # A first link that joins all devices knows no bound of a node.
     elif made.devices > profile.devices and profile.links[0].devices:
-        yield f'{made.devices} devices in a node of {profile.devices}', f'write devices: {profile.devices} or fewer'
+        yield f'devices: {made.devices} in a node of {profile.devices}', f'write {profile.devices} or fewer'
     elif reach and made.world > reach:
         last = profile.links[-1].name
         yield (
