@@ -17,6 +17,7 @@ _BATCH: Final = {
     'nodes': 'nnodes', 'N': 'nnodes', 'ntasks-per-node': 'nproc-per-node', 'gpus-per-node': 'nproc-per-node',
     'gres': 'nproc-per-node',
 }  # fmt: skip
+_QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
@@ -39,7 +40,7 @@ def settings_of(
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
         )
-    found = [*_batch(text, name), *_settings(launch, name), *_trainer(launch, name)]
+    found = [*_batch(text, name), *_settings(launch, name), *_trainer(launch, name), *_environment(script, name)]
     known = {one.name for one in found}
     over = [Setting(_bare(key), value, f'--set {key}={value}') for key, value in given.items()]
     taken = [one for one in over if one.name in source.rows or one.name in source.aliases or one.name in known]
@@ -101,6 +102,13 @@ def _trainer(words: Sequence[Given], name: str) -> Iterator[Setting]:
         if word.text.endswith('.py'):
             yield Setting('trainer', word.text.rpartition('/')[2], f'{name}:{word.line}', 'the program')
             return
+
+
+def _environment(script: Script, name: str) -> Iterator[Setting]:
+    """The one variable of the environment that changes the time of a step."""
+    told = script.variables.get(_QUEUES)
+    if told:
+        yield Setting(_bare(_QUEUES.lower()), told.text, f'{name}:{told.line}', _QUEUES)
 
 
 def _ends(text: str) -> bool:

@@ -100,6 +100,8 @@ def mapped(
     told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
     if model:
         told = list(_beside(told, model))
+    if profile.device.work_queues is None:
+        told = list(_without_queues(told))
     wrong = [_problem(settings, one) for one in told if isinstance(one, Wrong)]
     wrong += list(_unassigned(source, settings))
     if wrong:
@@ -115,6 +117,15 @@ def mapped(
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
     assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more, *rounded]))
     return Imported(source.name, values, comments, tuple(lines), assumed)
+
+
+def _without_queues(told: list[Told]) -> Iterator[Told]:
+    """What is told to a device whose streams share no queues."""
+    for one in told:
+        if isinstance(one, Says) and one.key == 'cluster.work_queues':
+            yield from (Left(name, IDLE, 'the device has no such queues') for name in one.by)
+        else:
+            yield one
 
 
 def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -123,6 +123,7 @@ ROWS: Final[dict[str, Row]] = {
     'tp-comm-overlap': ruled('plan.tiles', 'as many as tensor ranks, with sequence-parallel'),
     'nproc-per-node': ruled('cluster.devices', 'the same number, where it is not all of a node'),
     'nnodes': ruled('cluster.nodes', 'the same number'),
+    'cuda-device-max-connections': ruled('cluster.work_queues', 'the same number, of the environment'),
 }
 ALIASES: Final = {
     'layernorm-epsilon': 'norm-epsilon', 'encoder-seq-length': 'seq-length', 'encoder-num-layers': 'num-layers',

@@ -47,6 +47,13 @@ def cluster(flags: Settings) -> Iterator[Told]:
     yield from notes
     # The engine makes nodes of them, which hold as many devices as the profile says.
     yield Says('ranks', ranks, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
+    queues = 'cuda-device-max-connections'
+    told = flags.number(queues, 0)
+    # CUDA takes no other number; what a variable holds that nobody assigns keeps no schedule from being written.
+    if 1 <= told <= 32:
+        yield Says('cluster.work_queues', told, (queues,))
+    elif queues in flags:
+        yield Left(queues, NOT_MODELLED, 'no number from 1 to 32; all queues of the device are taken')
 
 
 def data_ranks(flags: Settings) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -40,19 +40,21 @@ class Script:
     """What a script would run.
 
     Arguments: ``commands``, each with its words; ``skipped``, words of branches and loops that it does not get to;
-    ``notes``, what could not be followed.
+    ``notes``, what could not be followed; ``variables``, what was last assigned to each, in one piece.
     """
 
     commands: tuple[tuple[Given, ...], ...]
     skipped: tuple[Given, ...] = ()
     notes: tuple[str, ...] = ()
+    variables: Mapping[str, Given] = field(default_factory=dict)
 
 
 def read_script(text: str, given: Mapping[str, str]) -> Script:
     """The commands of a script. Raises `ShellError`."""
     walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}))
     walk.block(blocks_of(words_of(text)))
-    return Script(tuple(walk.commands), tuple(walk.skipped), tuple(dict.fromkeys(walk.notes)))
+    variables = {name: told[0] for name, told in walk.origins.items() if len(told) == 1}
+    return Script(tuple(walk.commands), tuple(walk.skipped), tuple(dict.fromkeys(walk.notes)), variables)
 
 
 class _Walk:
