@@ -162,7 +162,9 @@ class Plan:
     ] = 'early'
     exchange: Annotated[
         Literal['separate', 'fused'],
-        Field(description='sends on their own, or one exchange that the next computation waits for'),
+        Field(
+            description='sends on their own, or one exchange with late receives, which the next computation awaits'
+        ),
     ] = 'separate'
     scatter_gather: Annotated[
         bool, Field(description='a tensor rank sends its part of a value to the next stage, which gathers it')

@@ -80,6 +80,12 @@ def _fused_ids(facts: Facts) -> str:
     return 'plan.fusion_ids says it' if facts.plan.fusion_ids else _fusion(facts)
 
 
+def _receive(facts: Facts) -> str:
+    if not facts.sends:
+        return 'no stage sends to another'
+    return 'an exchange has its receives late' if facts.plan.exchange == 'fused' else ''
+
+
 _NO_CONTEXT: Final = _if(lambda facts: facts.plan.context == 1, 'context is 1: no ranks share a sequence')
 INERT: Final[Mapping[str, Rule]] = {
     'plan.context_kind': _NO_CONTEXT,
@@ -87,7 +93,7 @@ INERT: Final[Mapping[str, Rule]] = {
     'plan.order': _order,
     'plan.chunks': _chunks,
     'plan.stages': _if(lambda facts: facts.one_stage, 'there is one stage, no pipeline'),
-    'plan.receive': _if(lambda facts: not facts.sends, 'no stage sends to another'),
+    'plan.receive': _receive,
     'plan.exchange': _if(lambda facts: not facts.sends, 'no stage sends to another'),
     'plan.scatter_gather': _if(lambda facts: not facts.sends, 'no stage sends to another'),
     'plan.copies_loss': _if(lambda facts: facts.plan.copies == 1, 'there is one copy'),

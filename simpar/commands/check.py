@@ -95,13 +95,9 @@ def to_dict(case: Case) -> dict[str, Any]:
 
 def _order(case: Case) -> Order | None:
     """The actions with their sends and receives, of a pipeline."""
-    from simpar.lower.lower import order_of
-    from simpar.pipeline import with_communication
+    from simpar.lower.lower import order_of, with_messages
 
-    if not is_pipeline(case.program):
-        return None
-    order = order_of(case.plan)
-    return order if order.communicates else with_communication(order, case.plan.receive)
+    return with_messages(order_of(case.plan), case.plan) if is_pipeline(case.program) else None
 
 
 def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:

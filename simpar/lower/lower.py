@@ -80,9 +80,7 @@ def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = N
         told, order = replace(plan, order=Plan().order), _fitting(order, plan)
     if workload.phase == 'forward':
         order = forward_order(order)
-    # An order from a file may have its sends and receives already.
-    if not order.communicates:
-        order = with_communication(order, plan.receive)
+    order = with_messages(order, plan)
     return _Assembly(prepared(workload, told, world, order), told).program(order)
 
 
@@ -90,6 +88,16 @@ def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Progra
     """The same from a program of fewer layers; raises ``NotPeriodic``."""
     small = _in_full(with_layers(workload, layers.count), plan, world)
     return grown_program(small, layers, by_size=by_size(plan))
+
+
+def with_messages(order: Order, plan: Plan) -> Order:
+    """The order with its sends and receives; one from a file may have its own already."""
+    return order if order.communicates else with_communication(order, 'late' if receives_late(plan) else 'early')
+
+
+def receives_late(plan: Plan) -> bool:
+    """Whether receives wait for the computation before them: one exchange begins with that computation's sends."""
+    return plan.receive == 'late' or plan.exchange == 'fused'
 
 
 def order_of(plan: Plan) -> Order:
@@ -149,11 +157,6 @@ class _Assembly:
         self.gathers = Gathers(self.tape, plan, self.shards, of.ids)
         self.reductions = Reductions(self.tape, plan, self.shards, of.ids)
 
-    @property
-    def _late(self) -> bool:
-        """Whether receives wait for the computation before them; a batched send/recv begins with its sends."""
-        return self.plan.receive == 'late' or self.plan.exchange == 'fused'
-
     def program(self, order: Order) -> Program:
         finished = [self._finish(self._issued(row), place) for place, row in enumerate(order.by_chunk)]
         # Behind all that registers tensors and partitions.
@@ -179,7 +182,7 @@ class _Assembly:
 
     def _issued(self, row: Row) -> Issued:
         """The ops of a pipeline rank without what its parameters need, which rows of a sweep often have in common."""
-        late, copies = self._late, self.mesh.copies
+        late, copies = receives_late(self.plan), self.mesh.copies
         return _issues.get((Same(self.stages), row, copies, late), lambda: issued(self.stages, row, copies, late=late))
 
     def _finish(self, found: Issued, place: int) -> Issued:
