@@ -162,9 +162,7 @@ class Plan:
     ] = 'early'
     exchange: Annotated[
         Literal['separate', 'fused'],
-        Field(
-            description='sends on their own, or one exchange with late receives, which the next computation awaits'
-        ),
+        Field(description='sends on their own, or one exchange with late receives, which the next computation awaits'),
     ] = 'separate'
     scatter_gather: Annotated[
         bool, Field(description='a tensor rank sends its part of a value to the next stage, which gathers it')

@@ -34,6 +34,7 @@ from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
+from simpar.pipeline.exchange import in_exchanges
 from simpar.pipeline.order import Order, Row
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
@@ -92,7 +93,14 @@ def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Progra
 
 def with_messages(order: Order, plan: Plan) -> Order:
     """The order with its sends and receives; one from a file may have its own already."""
-    return order if order.communicates else with_communication(order, 'late' if receives_late(plan) else 'early')
+    if order.communicates:
+        return order
+    # On a single stream messages of one exchange would wait for one another.
+    if plan.exchange == 'fused' and plan.streams != 'single' and order.stages > order.ranks:
+        exchanged = in_exchanges(order)
+        if exchanged is not None:
+            return exchanged
+    return with_communication(order, 'late' if receives_late(plan) else 'early')
 
 
 def receives_late(plan: Plan) -> bool:

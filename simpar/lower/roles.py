@@ -200,16 +200,21 @@ def _freeing(
 def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, late: bool) -> Issued:
     """The ops of one pipeline rank in issue order.
 
-    Arguments: ``row``, its actions; ``late``: receives wait for the computation before them.
+    Arguments: ``row``, its actions; ``late``: receives wait for the computation before them, and so does a send that
+    does not stand right behind what it sends.
     """
     blocks: list[Block] = []
     runs: dict[tuple[object, ...], Run] = {}
+    computed: Sequence[Action] = ()
     for actions in _threads(row):
         first = actions[0][0]
+        if first.kind not in TRANSFERS:
+            computed = tuple(chain(*actions))
+        waits = late and first.kind in TRANSFERS and not _sends_what_is_new(first, computed)
         if len(actions) == 1:
             micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
             # Actions of one kind do the same for every micro-batch, so they share a run.
-            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind)
+            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind, waits)
         else:
             # Parts that are of one micro-batch have it once.
             parts = [one.micro_batch or 0 for one in chain(*actions)]
@@ -217,9 +222,17 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
             key = (*[(one.stage, one.kind) for one in chain(*actions)], len(micro_batches))
         run = runs.get(key)
         if run is None:
-            run = runs[key] = _run(stages, actions, micro_batches, copies, late=late)
+            run = runs[key] = _run(stages, actions, micro_batches, copies, late=waits)
         blocks.append(Block(run, micro_batches))
     return Issued(tuple([block for block in blocks if block.run.issues]))
+
+
+def _sends_what_is_new(action: Action, computed: Sequence[Action]) -> bool:
+    """Whether an action sends a result of what was last computed."""
+    kinds = {'SEND_F': ('F',), 'SEND_B': ('B', 'I')}.get(action.kind, ())
+    return any(
+        one.kind in kinds and (one.stage, one.micro_batch) == (action.stage, action.micro_batch) for one in computed
+    )
 
 
 def _threads(row: Sequence[Action]) -> Iterator[tuple[tuple[Action, ...], ...]]:
@@ -264,7 +277,7 @@ def _run(
     first = threads[0][0]
     if first.kind in TRANSFERS:
         op = stages[first.stage].transfers[TRANSFERS[first.kind]]
-        return Run(tuple(Issue(op, 0, copy, late and op.kind == 'recv') for copy in range(copies)))
+        return Run(tuple(Issue(op, 0, copy, late) for copy in range(copies)))
     found: list[list[list[Issue]]] = []
     for actions in threads:
         mine = [stages[action.stage] for action in actions]
