@@ -121,7 +121,7 @@ def one_clock(cluster: Cluster) -> Cluster:
 
 def waiting(cluster: Cluster) -> Cluster:
     assert cluster.stack
-    return replace(cluster, stack=replace(cluster.stack, waiting=None))
+    return replace(cluster, stack=replace(cluster.stack, waiting=True))
 
 
 EVERY = Effects()
@@ -135,7 +135,7 @@ VARIANTS = {
     'one clock whatever a step does': (one_clock, EVERY),
     'without waits of the host': (lambda cluster: cluster, replace(EVERY, host_waits=False)),
     'without the host': (lambda cluster: cluster, replace(EVERY, launch=False)),
-    'waiting as of the profile': (waiting, EVERY),
+    'messages that wait slow kernels': (waiting, EVERY),
     'without the stack': (lambda cluster: replace(cluster, stack=None), EVERY),
 }
 

@@ -98,7 +98,9 @@ def test_classes_that_slow_each_other():
         beside = profile.slow_down.matrix if op.operator in ('matmul', 'attention') else profile.slow_down.memory
         assert costs.beside_communication[index] == (beside.value if op.kind == 'compute' else 1.0)
         assert costs.beside_compute[index] == (1.0 if op.kind == 'compute' else profile.slow_down.collective.value)
-    assert costs.waiting_slows
+    assert not costs.waiting_slows
+    slows = dataclasses.replace(profile, slow_down=dataclasses.replace(profile.slow_down, waiting=True))
+    assert price(PROGRAM, dataclasses.replace(CLUSTERS['h100-sxm-8'], profile=slows)).waiting_slows
 
 
 def test_each_effect_alone():

@@ -149,7 +149,7 @@ class Costs:
         host_step: seconds that the host takes in each step before it issues anything.
         waits: where the host waits for the device, see ``simpar.engine.hosts``; empty: nowhere.
         work_queues: how many a device has, see ``simpar.engine.queues``; 0: one for each stream.
-        waiting_slows: whether a collective that waits for its peers already slows compute (NCCL: yes).
+        waiting_slows: whether what waits for its peers already slows compute.
         why: op class index → how its seconds came about, in words.
         grades: grade → seconds of one step's isolated work (a rank's) that rest on numbers of this grade.
     """

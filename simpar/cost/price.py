@@ -256,11 +256,11 @@ class Pricer:
 def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
     """As ``cost_kinds``, apart where a stack tells op classes apart by their names."""
     kind, _ = program.cost_kinds
-    numbers: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int, int], int] = {}
     ops: list[OpClass] = []
     found = []
     for number, op in zip(kind.tolist(), program.op_classes, strict=True):
-        key = (number, id(stacked.launches(op)))
+        key = (number, id(stacked.launches(op)), stacked.side_by_side(op))
         if numbers.setdefault(key, len(ops)) == len(ops):
             ops.append(op)
         found.append(numbers[key])

@@ -20,6 +20,7 @@ NAMES: Final = 1 << 16
 """Names of ops that are remembered of a stack."""
 STAGE: Final = 'stage.F'
 """The key of what the host does where the forward of each stage but the first begins, beside what its ops launch."""
+_TILE: Final = re.compile(r'\.tile\d+\.')
 ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
 
 
@@ -61,7 +62,7 @@ class StackCompute:
 
     def seconds(self, op: OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class; errors as of the model inside."""
-        cost = self.inner.seconds(op)
+        cost = self._side_by_side(op)
         if op.operator in NO_WORK:
             return cost
         launches = self.launches(op)
@@ -76,6 +77,29 @@ class StackCompute:
         why = f'{cost.why}; {launches.kernels} kernels in {self.stack.name}, {more * 1e6:.3g} us more'
         seconds = max(kernel.value, cost.seconds + more)
         return ComputeCost(seconds, min(seconds, cost.best), why, worst([cost.grade, *rests]))
+
+    def side_by_side(self, op: OpClass) -> int:
+        """How many tiles of a product run beside one another; 1 of all else."""
+        streams = self.stack.tile_streams
+        if streams is None or op.operator != 'matmul' or not _TILE.search(op.name):
+            return 1
+        return min(streams.count, int(op.attributes.get('tiles', streams.count)))
+
+    def _side_by_side(self, op: OpClass) -> ComputeCost:
+        """A tile's share of what runs beside it, where small tiles fill the device together as none does alone.
+
+        Does not model: a first tile that starts alone, as those that follow have not arrived.
+        """
+        alone, count = self.inner.seconds(op), self.side_by_side(op)
+        if count == 1:
+            return alone
+        dims = {**op.dims, 'm': op.dims['m'] * count}
+        cost = self.inner.seconds(dataclasses.replace(op, dims=dims, flops=op.flops * count, bytes=op.bytes * count))
+        seconds, best = cost.seconds / count, min(alone.best, cost.best / count)
+        if seconds >= alone.seconds:
+            return alone
+        why = f'{cost.why}; {count} tiles side by side, each a share'
+        return dataclasses.replace(cost, seconds=seconds, best=min(seconds, best), why=why)
 
     @cached_property
     def _rate(self) -> float:

@@ -171,7 +171,7 @@ class _EventLoop:
         """Let a communication op arrive at its node, and start that with its latency when all have arrived."""
         node = op + self.to_node[op]
         self.missing[node] -= 1
-        # NCCL's kernels spin while they wait for peers, and so slow compute before they transfer anything.
+        # Kernels that spin while they wait for peers slow compute before they transfer anything.
         if self.waiting_slows:
             self.occupy(self.representative[op])
         if self.missing[node]:

@@ -70,6 +70,14 @@ class WorkQueues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TileStreams:
+    """On how many streams the tiles of a product take turns, so that as many run side by side."""
+
+    count: Annotated[int, Field(ge=1, le=64)]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpansionMode:
     """The mode in which the library expands the framework's collectives."""
 
@@ -95,6 +103,7 @@ class Stack:
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         work_queues: how many of a device's it uses; none: all.
+        tile_streams: of ``plan.tiles``; none: one tile behind the other.
         expansion_mode: of the library; none: its default.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
@@ -109,6 +118,7 @@ class Stack:
     host: HostTimes | None = None
     waits: Waits | None = None
     work_queues: WorkQueues | None = None
+    tile_streams: TileStreams | None = None
     expansion_mode: ExpansionMode | None = None
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
@@ -124,6 +134,7 @@ __all__ = [
     'Launches',
     'Stack',
     'StackMemory',
+    'TileStreams',
     'Waits',
     'WorkQueues',
 ]

@@ -17,7 +17,7 @@ def meet(world: World, number: int, meeting: Any) -> None:
     """Let a stream arrive at a meeting, and start that with its latency when all have arrived."""
     world.streams[number].state = MEETS
     meeting.missing -= 1
-    # NCCL's kernels spin while they wait for peers, and so slow compute before they transfer anything.
+    # Kernels that spin while they wait for peers slow compute before they transfer anything.
     if world.waiting_slows:
         occupy(world, world.streams[number].device)
     if meeting.missing:
