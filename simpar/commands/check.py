@@ -190,7 +190,7 @@ def features(case: Case) -> list[dict[str, str]]:
         asked |= {
             f'order {named if not case.schedule.plan.rows else "by rows"}': True,
             f'sequence_chunks {plan.sequence_chunks}': plan.sequence_chunks > 1,
-            f'receive {plan.receive}': True,
+            f'receive {plan.receive}': plan.exchange == 'separate',
             f'exchange {plan.exchange}': True,
         }
     executed = _executable(program) or 'yes'

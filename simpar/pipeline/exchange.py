@@ -31,7 +31,15 @@ def in_exchanges(order: Order) -> Order | None:
     A turn is a forward with the backward behind it, or one action. An exchange ends when all of its messages have.
     None where ranks would wait for each other, or messages between two ranks would be received in another order.
     """
-    turns = [_turns(row) for row in order.actions]
+    pairs = [_turns(row) for row in order.actions]
+    # A rank that does all forwards first has none with a backward; or, if it has one turn of both, looks the same.
+    apart = [
+        _one_by_one(row) if _all_forwards_first(row) else own for row, own in zip(order.actions, pairs, strict=True)
+    ]
+    return _exchanged(pairs, order) or _exchanged(apart, order)
+
+
+def _exchanged(turns: Sequence[list[_Turn]], order: Order) -> Order | None:
     exchanges = [_exchanges(own, order) for own in turns]
     if not _ends(exchanges, order):
         return None
@@ -48,6 +56,15 @@ def _turns(row: Row) -> list[_Turn]:
         else:
             turns.append((action,))
     return turns
+
+
+def _one_by_one(row: Row) -> list[_Turn]:
+    return [(action,) for action in row]
+
+
+def _all_forwards_first(row: Row) -> bool:
+    kinds = [action.kind for action in row]
+    return 'F' not in kinds[kinds.count('F') :]
 
 
 def _exchanges(turns: Sequence[_Turn], order: Order) -> list[_Exchange]:
