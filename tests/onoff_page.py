@@ -2,7 +2,9 @@
 
 A pair is one plan with an effect of overlap off and on. `measured_steps/pairs/pairs.csv` lists all published ones that
 we know: those that can be predicted, with their schedule, and the others, each with why not. It was written before any
-of them was predicted, but for two of MegaScale's and the step of H200, which were found later. Where the batch is not stated, the first is that of the authors' scripts, and all give the range.
+of them was predicted, but for two of MegaScale's and the step of H200, which were found later. Where the batch is not
+stated, the first is that of the authors' scripts, and all give the range.
+
 What is off and on are keys of the plan, and dotted keys of what else the authors' sources change with it: those of two
 copies are left out once more, to tell what the plan gains alone. Where the authors do not state their software, and it
 matters, `other_off` and `other_on` are what is off and on with the other one. A row of kind `step` is no pair: its
