@@ -15,7 +15,7 @@ from simpar.ablation import (
     unused_spread,
     without_effect,
 )
-from simpar.ablation.facts import Facts
+from simpar.ablation.facts import facts_of
 from simpar.cost.beside import mode_notes
 from simpar.cost.compute import FP8
 from simpar.document import Source
@@ -128,7 +128,9 @@ class Case:
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
             *mode_notes(self.cluster, self.program),
-            *unlike_stack(self.schedule, self.cluster.stack, self._facts),
+            *unlike_stack(
+                self.schedule, self.cluster.stack, facts_of(self.schedule, self.workload, self.plan, self.program)
+            ),
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.workload.model.notes,
@@ -139,16 +141,6 @@ class Case:
         """What the user's files say and no prediction reads."""
         swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
         return (*([swept] if self.schedule.sweep is not None else []), *self.schedule.notes)
-
-    @property
-    def _facts(self) -> Facts:
-        return Facts(
-            program=self.program,
-            workload=self.workload,
-            workload_asked=self.schedule.workload,
-            asked=self.schedule.plan,
-            plan=self.plan,
-        )
 
     def _in_8_bits(self) -> Iterator[str]:
         device = self.cluster.profile.device

@@ -14,7 +14,13 @@ from simpar.lower.update_shards import layer_of
 from simpar.plan import Plan
 from simpar.program import OpClass, Program
 from simpar.resolve.settle import recomputes
+from simpar.schedule import Schedule
 from simpar.workload import Workload
+
+
+def facts_of(schedule: Schedule, workload: Workload, plan: Plan, program: Program) -> Facts:
+    """The facts of a program. Arguments: ``workload`` and ``plan``, those of the schedule with every choice made."""
+    return Facts(program=program, workload=workload, workload_asked=schedule.workload, asked=schedule.plan, plan=plan)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

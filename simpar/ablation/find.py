@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from simpar.ablation.facts import Facts
+from simpar.ablation.facts import Facts, facts_of
 from simpar.ablation.keys import Key, left_out, written_keys
 from simpar.ablation.rules import INERT, effective, idle, words
 from simpar.ablation.same import same
@@ -62,13 +62,7 @@ class _Ablation:
     same_without: dict[frozenset[str], bool] = field(default_factory=dict)
 
     def told(self) -> Iterator[WithoutEffect]:
-        facts = Facts(
-            program=self.program,
-            workload=self.found.workload,
-            plan=self.plan,
-            workload_asked=self.schedule.workload,
-            asked=self.schedule.plan,
-        )
+        facts = facts_of(self.schedule, self.found.workload, self.plan, self.program)
         keys = list(written_keys(self.schedule))
         inert = {key.name: INERT[key.rule](facts) for key in keys if key.rule in INERT}
         others = [key for key in keys if key.is_set and not inert.get(key.name)]

@@ -11,7 +11,7 @@ from simpar.clocks import at_full_clocks
 from simpar.cost.kept import cluster_collectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
-from simpar.lower.lower import order_of
+from simpar.lower.lower import order_of, receives_late
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
 from simpar.planner.bound import least_busy, least_mean, least_seconds, least_slowed
@@ -220,8 +220,7 @@ class Judge:
         stack = self._cluster.stack
         told = stack.waiting if stack else None
         slows = self._cluster.profile.slow_down.waiting if told is None else told
-        early = plan.receive == 'early' and plan.exchange == 'separate' and plan.streams == 'group'
-        return bool(slows) and early
+        return bool(slows) and plan.streams == 'group' and not receives_late(plan)
 
     def _travel(self, sample: Sample, plan: Plan) -> float:
         """Seconds of a message between two stages, where that is least."""
