@@ -96,10 +96,10 @@ def bed():
 
 @pytest.mark.parametrize('kind', KINDS, ids=lambda kind: kind.__name__)
 def test_sabotage_of_a_noisy_run_is_named(bed, kind):
-    """Two of three draws of each kind, as some are within the noise; `make prove-culprit` draws many."""
+    """Three draws of each kind; one of a single op may be within the noise. `make prove-culprit` draws many."""
     drawn = [bed.run(kind, np.random.default_rng(seed)) for seed in (3, 4, 5)]
     wrong = [(truth.what, sentence(found)) for truth, _, found in drawn if not bed.right(truth, found)]
-    assert len(wrong) <= 1, wrong
+    assert len(wrong) <= (kind.__name__ == 'slow_op'), wrong
 
 
 def test_noise_alone_is_not_named(bed):

@@ -140,7 +140,7 @@ class Pricer:
             work_queues=self._queues if effects.work_queues else 0,
             communication=communication,
             links=links,
-            waiting_slows=effects.slow_down and self._waiting,
+            waiting_slows=effects.slow_down and self._cluster.waiting_slows,
             # Without the pricer, which keeps these costs: programs of a sweep would stay until garbage is collected.
             why=Why(self._kind, partial(_why, self._computed, self._messages, len(self._ops))),
             grades=self._grades(local.seconds, communication.made),
@@ -169,12 +169,6 @@ class Pricer:
     def _unstacked(self) -> dict[int, ComputeCost]:
         """Of the device alone, by cost key; most predictions never ask for it."""
         return {kind: self.bare.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
-
-    @property
-    def _waiting(self) -> bool:
-        stack = self._cluster.stack
-        told = stack.waiting if stack else None
-        return self._cluster.profile.slow_down.waiting if told is None else told
 
     def _host(self, effects: Effects) -> Array:
         """Seconds that the host takes to issue an op, by op class."""

@@ -122,6 +122,12 @@ class Cluster:
         return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
 
     @property
+    def waiting_slows(self) -> bool:
+        """Whether what waits for its peers slows kernels: as the stack says, or else the profile."""
+        told = self.stack.waiting if self.stack else None
+        return self.profile.slow_down.waiting if told is None else told
+
+    @property
     def queues(self) -> int:
         """How many work queues of a device are used; 0: one for each stream."""
         has = self.profile.device.work_queues

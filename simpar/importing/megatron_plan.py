@@ -42,7 +42,7 @@ def _open(flags: Settings, *names: str) -> list[str]:
 
 
 def cluster(flags: Settings) -> Iterator[Told]:
-    """Nodes and devices of each."""
+    """Nodes and devices of each, and work queues."""
     ranks, notes = ranks_of(flags)
     yield from notes
     # The engine makes nodes of them, which hold as many devices as the profile says.

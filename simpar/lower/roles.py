@@ -205,11 +205,11 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     """
     blocks: list[Block] = []
     runs: dict[tuple[object, ...], Run] = {}
-    computed: Sequence[Action] = ()
+    computed: tuple[tuple[Action, ...], ...] = ()
     for actions in _threads(row):
         first = actions[0][0]
         if first.kind not in TRANSFERS:
-            computed = tuple(chain(*actions))
+            computed = actions
         waits = late and first.kind in TRANSFERS and not _sends_what_is_new(first, computed)
         if len(actions) == 1:
             micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
@@ -227,11 +227,12 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     return Issued(tuple([block for block in blocks if block.run.issues]))
 
 
-def _sends_what_is_new(action: Action, computed: Sequence[Action]) -> bool:
+def _sends_what_is_new(action: Action, computed: Sequence[Sequence[Action]]) -> bool:
     """Whether an action sends a result of what was last computed."""
     kinds = {'SEND_F': ('F',), 'SEND_B': ('B', 'I')}.get(action.kind, ())
     return any(
-        one.kind in kinds and (one.stage, one.micro_batch) == (action.stage, action.micro_batch) for one in computed
+        one.kind in kinds and (one.stage, one.micro_batch) == (action.stage, action.micro_batch)
+        for one in chain(*computed)
     )
 
 

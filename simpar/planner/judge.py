@@ -217,10 +217,7 @@ class Judge:
 
     def _awaited(self, plan: Plan) -> bool:
         """Whether a receive that waits for its sender surely slows computation."""
-        stack = self._cluster.stack
-        told = stack.waiting if stack else None
-        slows = self._cluster.profile.slow_down.waiting if told is None else told
-        return bool(slows) and plan.streams == 'group' and not receives_late(plan)
+        return self._cluster.waiting_slows and plan.streams == 'group' and not receives_late(plan)
 
     def _travel(self, sample: Sample, plan: Plan) -> float:
         """Seconds of a message between two stages, where that is least."""
