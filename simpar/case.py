@@ -38,7 +38,7 @@ from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load
 from simpar.schedule.changed import changed
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
-from simpar.stacks import load_stack
+from simpar.stacks import NONE, load_stack
 from simpar.throughput import Throughput, throughput
 from simpar.units import format_size
 from simpar.workload import Sgd, Workload
@@ -128,13 +128,19 @@ class Case:
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
             *mode_notes(self.cluster, self.program),
-            *unlike_stack(
-                self.schedule, self.cluster.stack, facts_of(self.schedule, self.workload, self.plan, self.program)
-            ),
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.workload.model.notes,
         )
+
+    @property
+    def beside_stack(self) -> tuple[str, ...]:
+        """What the file has otherwise than its framework, and which framework a rule chose; told before all else."""
+        stack = self.cluster.stack
+        facts = facts_of(self.schedule, self.workload, self.plan, self.program)
+        chosen = f'The file names no framework: {stack.name} is the default here (cluster.stack).' if stack else ''
+        default = (chosen,) if chosen and self.schedule.framework_is_default else ()
+        return (*default, *unlike_stack(self.schedule, stack, facts))
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -187,7 +193,13 @@ class Case:
         if not tell:
             return prediction
         below = replace(prediction.baseline, throughput=other.throughput) if prediction.baseline and other else None
-        return replace(prediction, baseline=below, throughput=self.throughput, without_effect=self.without_effect())
+        return replace(
+            prediction,
+            baseline=below,
+            throughput=self.throughput,
+            without_effect=self.without_effect(),
+            beside_stack=self.beside_stack,
+        )
 
 
 def on_net(case: Case, net: Net) -> Case:
@@ -293,7 +305,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             devices=wanted.devices or None,
             slow=wanted.slow,
             links=wanted.links,
-            stack=load_stack(wanted.stack) if wanted.stack else None,
+            stack=load_stack(wanted.stack) if wanted.stack not in ('', NONE) else None,
             work_queues=wanted.work_queues or 0,
             spread=wanted.spread,
             expansion_mode=wanted.expansion_mode or '',

@@ -6,6 +6,8 @@ from typing import Final
 
 from simpar.units import format_count, format_size, format_time
 
+NO_FRAMEWORK: Final = 'if the framework cost nothing (measured steps are 10 to 36 % longer)'
+"""How a step is told of devices alone; the range is that of docs/accuracy.md, of published steps."""
 TIMES: Final = 3.0
 """Whoever takes so many times as long is told by that: 5223 % slower says nothing."""
 
@@ -20,6 +22,19 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     if baseline is None:
         return text
     return f'{text}, {than(plan[1], baseline[1])} {baseline[0]} ({format_time(baseline[1])})'
+
+
+def run_by(titles: tuple[str, ...]) -> str:
+    """Whose step it is, behind a headline.
+
+    Arguments: ``titles`` of the frameworks of plan and baseline; an empty one is of devices alone. Two unlike ones are
+    told by the names of plan and baseline, which then say what differs.
+    """
+    if len(set(titles)) > 1:
+        return ''
+    title = titles[0]
+    # A title may end in a comma, so that the clause which it ends in is closed.
+    return f', as {title} runs it' if title else f', {NO_FRAMEWORK}'
 
 
 def change_in_words(old: float, new: float) -> str:

@@ -113,9 +113,11 @@ def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> 
 def spread_of(cluster: Cluster, bound: str) -> Spread | None:
     """The spread of steps like those on a cluster; None where nobody published any that were scored.
 
-    Without a stack it is None, too: no published step is of a device alone.
+    Without a stack it is None, too: no published step is of a device alone. So it is of a stack of which none was
+    scored: how far other frameworks' steps lie off says nothing of its own.
     """
-    return spread_among(spreads(), device_class(cluster.profile.device.name), bound) if cluster.stack else None
+    found = spread_among(spreads(), device_class(cluster.profile.device.name), bound)
+    return found if found and cluster.stack and cluster.stack.name in found.stacks else None
 
 
 def spread_among(known: Sequence[Spread], device: str, bound: str) -> Spread | None:

@@ -89,8 +89,9 @@ class Prediction:
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
         throughput: what a step does, where it was made of a schedule.
-        stack: the name of the cluster's stack; ``spread``, how measured steps like this one lie about predictions;
-            ``streaming``, the share of the step that kernels off the matrix units fill.
+        stack: the name of the cluster's stack; ``title``, what answers call it; ``beside_stack``, keys of the file that
+            are otherwise than that framework has them, in words; ``spread``, how measured steps like this one lie about
+            predictions; ``streaming``, the share of the step that kernels off the matrix units fill.
     """
 
     name: str
@@ -103,6 +104,8 @@ class Prediction:
     without_effect: tuple[WithoutEffect, ...] = ()
     throughput: Throughput | None = None
     stack: str = ''
+    title: str = ''
+    beside_stack: tuple[str, ...] = ()
     spread: Spread | None = None
     streaming: float = 0.0
 
@@ -315,6 +318,7 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         profile=cluster.profile,
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
+        title=(cluster.stack.title or cluster.stack.name) if cluster.stack else '',
         spread=spread,
         streaming=streaming_share(program, costs, trace.step, bound) if spread else 0.0,
     )

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from simpar.headline import headline, headline_of_rates, too_large
+from simpar.headline import headline, headline_of_rates, run_by, too_large
 from simpar.interval import LEVEL, Interval
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
+from simpar.stacks import NONE
 from simpar.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         width: columns of the screen.
     """
     baseline = prediction.baseline
-    parts: list[RenderableType] = [answer(prediction), *interval_lines(prediction)]
+    parts: list[RenderableType] = [answer(prediction), *prediction.beside_stack, *interval_lines(prediction)]
     parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
     parts += ['', figures(prediction)]
     if baseline:
@@ -60,6 +61,9 @@ def answer(prediction: Prediction) -> str:
     if baseline and mine and other and mine.samples != other.samples:
         rates = (mine.rate(prediction.step), other.rate(baseline.step))
         text = headline_of_rates((prediction.name, rates[0]), (baseline.name, rates[1]), mine.unit)
+    # The processes of the executor on CPUs are all that there is: their profile was measured through torch itself.
+    if prediction.profile.library.name.lower() != 'gloo':
+        text += run_by(tuple(side.title for side in (prediction, baseline) if side))
     misfits = [
         too_large(side.name, side.memory.peak, side.device_memory)
         for side in (prediction, baseline)
@@ -112,6 +116,8 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
         'format': FORMAT,
         'simpar': __version__,
         **_answer(prediction),
+        'stack': prediction.stack or NONE,
+        'beside_stack': list(prediction.beside_stack),
         'gain': prediction.gain,
         'gain_noise': prediction.gain_noise,
         'without_effect': without_effect_json(prediction.without_effect),
@@ -130,7 +136,7 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
         return
     if found is None:
         device = prediction.profile.device.name
-        yield f'No interval: no published steps like this one, on {device}, were scored.'
+        yield f'No interval: no published step of {prediction.stack} on {device} was scored.'
         return
     low, high = format_time(found.low), format_time(found.high)
     yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'

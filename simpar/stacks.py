@@ -19,6 +19,12 @@ from simpar.profiles import MOST_EXTENDED, profile_folder
 
 DEFAULT: Final = 'eager'
 """The stack of a framework that no row of the table names."""
+NONE: Final = 'none'
+"""What a schedule names in the place of a stack where the device runs alone, as if a framework cost nothing."""
+UNKNOWN: Final = 'unknown'
+"""The framework of a schedule that names none, in the table; words on the workload may follow."""
+OF_WORKLOAD: Final = ('workload.optimizer', 'workload.clip_norm', 'workload.gradients')
+"""Keys of the workload that a framework decides where a schedule is silent."""
 TABLE: Final = 'frameworks.csv'
 
 
@@ -39,10 +45,17 @@ def stack_path(name: str | os.PathLike[str]) -> Path:
         return stack_folder() / f'{name}.yaml'
     if Path(name).suffix in {'.yaml', '.yml'}:
         return Path(name)
-    close = difflib.get_close_matches(str(name), names, 1, cutoff=0.4)
-    guess = f'did you mean {close[0]}? ' if close else ''
-    instead = f'{guess}stacks: {", ".join(names)}; or the path of a YAML file'
+    guess = f'did you mean {", ".join(near)}? ' if (near := _near(str(name), names)) else ''
+    instead = f'{guess}stacks: none, {", ".join(names)}; or the path of a YAML file'
     raise ProfileError(Problem('cluster', f'stack: unknown stack {str(name)[:80]!r}', instead))
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    """Stacks that a misspelt name may mean: those that begin with it or that it begins with, else the most similar."""
+    word = name.lower().replace('_', '-')
+    related = [one for one in names if one.startswith(word) or word.startswith(one)] if word else []
+    # A framework's own name finds its own stacks: MindSpore is not MindSpeed.
+    return related[:4] or difflib.get_close_matches(word, names, 1, cutoff=0.4)
 
 
 @functools.lru_cache(maxsize=32)
@@ -64,7 +77,9 @@ def _merged(path: Path, below: tuple[Path, ...]) -> Tree:
     if path in below or len(below) >= MOST_EXTENDED:
         raise ProfileError(Problem(tree.where(('extends',)), 'extends itself', 'let it extend another stack, or none'))
     base = _merged(stack_path(wanted), (*below, path))
-    root = _joined(base.root, tree.root)
+    # A title names one stack alone.
+    below_it = {key: value for key, value in base.root.items() if key != 'title'}
+    root = _joined(below_it, tree.root)
     return Tree(root=root, origins={**base.origins, **tree.origins}, problems=tree.problems)
 
 
@@ -77,6 +92,10 @@ def _joined(base: Any, over: Any) -> Any:
 
 
 def _problems(stack: Stack) -> Iterator[Problem]:
+    for key in stack.schedule:
+        if not key.startswith('plan.') and key not in OF_WORKLOAD:
+            instead = f"write a key of the plan, or one of {', '.join(OF_WORKLOAD)}; a model is the user's own"
+            yield Problem(('schedule', key), 'no key that a framework decides', instead)
     for key in stack.launches:
         operator, _, phase = key.removesuffix('.odd').rpartition('.')
         if '*' not in key and (not operator or phase not in ('F', 'I', 'W', 'U')):

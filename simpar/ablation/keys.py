@@ -68,8 +68,8 @@ def written_keys(schedule: Schedule) -> Iterator[Key]:
     wanted = {tuple(str(part) for part in key) for key in schedule.origins}
     for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
         place = tuple(key.name.split('.'))
-        # What a config.json says was not written for this schedule, nor was a key of a group that it says.
-        told = any(place[:count] in schedule.of_config for count in range(len(place) + 1))
+        # What a config.json or the framework says was not written for this schedule, nor a key of a group that it says.
+        told = any(place[:count] in schedule.of_config | schedule.of_stack for count in range(len(place) + 1))
         if (key.is_set or place in wanted) and not told:
             yield key
 

@@ -1,4 +1,4 @@
-"""Stack: what a framework does of itself with a plan, where the schedule does not say it."""
+"""Stack: what a schedule has otherwise than the framework that it runs under."""
 
 from __future__ import annotations
 
@@ -11,21 +11,34 @@ from simpar.hardware import Stack
 from simpar.schedule import Schedule
 
 _PLAN: Final = 'plan.'
+_ATTENTION: Final = 'workload.transformer.attention'
 
 
 def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Iterator[str]:
-    """A note on keys of the plan that a stack has otherwise, of those that may have an effect here.
+    """A sentence on keys of plan and model that a framework has otherwise, of those that may have an effect here.
 
-    Keys that the user wrote are no mistake but a question.
+    Keys on which the file is silent are the framework's own, so what differs was asked for, or is of the model.
     """
-    unlike = []
-    for key, value in (stack.schedule if stack else {}).items():
-        mine = getattr(facts.plan, key.removeprefix(_PLAN), None)
-        written = tuple(key.split('.')) in schedule.origins
-        if key.startswith(_PLAN) and not written and mine != value and not _inert(key, facts):
-            unlike.append(f'{key}: {_shown(value)} (here {_shown(mine)})')
-    if stack and unlike:
-        yield f'{stack.name} itself has {", ".join(unlike)}; write what it has, to predict what it does'
+    if stack is None:
+        return
+    plan = {
+        key: (value, getattr(facts.plan, key.removeprefix(_PLAN), None))
+        for key, value in stack.schedule.items()
+        if key.startswith(_PLAN) and tuple(key.split('.')) not in schedule.of_stack and not _inert(key, facts)
+    }
+    # Of its models' keys this one alone is what a framework does of itself: it has no other kernel.
+    keys = {
+        _ATTENTION: (value, getattr(facts.workload.model, 'attention', value))
+        for key, value in stack.model.items()
+        if key == 'attention'
+    }
+    unlike = [
+        f'{key} is {_shown(mine)}, there {_shown(value)}'
+        for key, (value, mine) in {**plan, **keys}.items()
+        if _plain(mine) != _plain(value)
+    ]
+    if unlike:
+        yield f'Otherwise than {stack.name} has it of itself: {"; ".join(unlike)}.'
 
 
 def _inert(key: str, facts: Facts) -> bool:
@@ -34,5 +47,9 @@ def _inert(key: str, facts: Facts) -> bool:
     return parts or (key in INERT and bool(INERT[key](facts)))
 
 
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(_plain(value))

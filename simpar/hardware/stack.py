@@ -98,8 +98,11 @@ class Stack:
     """A training framework of some year written down.
 
     Arguments:
+        title: what it is called in an answer, as in "… as MindSpeed-LLM runs it"; empty: its name.
         extends: the stack that it differs from.
-        schedule: dotted keys that a schedule on this stack has where it does not say otherwise, each with its value.
+        schedule: dotted keys that a schedule on this stack has where it is silent, with their values: of the plan,
+            ``workload.optimizer``, ``workload.clip_norm`` and ``workload.gradients``.
+        model: keys of the models that its published rows are of, where these are silent; no schedule takes them.
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         work_queues: how many of a device's it uses; none: all.
@@ -113,8 +116,10 @@ class Stack:
     name: Text
     description: Text
     source: Text
+    title: str = ''
     extends: str = ''
     schedule: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
     host: HostTimes | None = None
     waits: Waits | None = None
     work_queues: WorkQueues | None = None
@@ -124,6 +129,11 @@ class Stack:
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
     memory: StackMemory | None = None
+
+    @property
+    def of_rows(self) -> dict[str, Any]:
+        """Dotted keys that a published row of this framework has where it is silent: of schedule and of model."""
+        return {**self.schedule, **{f'workload.transformer.{key}': value for key, value in self.model.items()}}
 
 
 __all__ = [

@@ -67,7 +67,8 @@ class ClusterReference:
         Field(
             max_length=4096,
             examples=['torch-fsdp'],
-            description='the framework that issues kernels, by name (docs/stacks.md) or path; empty: one an op',
+            description='the framework that issues kernels, by name (docs/stacks.md) or path; none: the device alone; '
+            'unless given, by the profile (docs/stacks.md)',
         ),
     ] = ''
     work_queues: Annotated[

@@ -31,6 +31,7 @@ from simpar.huggingface.schema import with_model
 from simpar.profiles import profile_path
 from simpar.schedule.checks import check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
+from simpar.schedule.framework import PROFILE, STACK, TYPED, framework_words, path_from, with_framework, without
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
@@ -47,12 +48,14 @@ class Schedule(Contents):
 
     Arguments: ``origins``, the file:line that each key comes from, and ``folder``, where paths in the file start; both
     empty where the schedule comes from no file. ``of_config``, keys that a config.json says, and ``notes`` of it.
+    ``of_stack``, keys that the framework decides, as the file is silent: `cluster.stack` itself, and what it has.
     """
 
     origins: Mapping[Key, str] = field(default_factory=dict, compare=False, repr=False)
     folder: Path = field(default=Path(), compare=False, repr=False)
     of_config: frozenset[Key] = field(default=frozenset(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    of_stack: frozenset[Key] = field(default=frozenset(), compare=False, repr=False)
 
     def where(self, key: str = '') -> str:
         """The file:line (or `--set`) of a dotted key, or of the nearest key above it."""
@@ -64,6 +67,11 @@ class Schedule(Contents):
     def value(self, key: str) -> Any:
         """The value of a dotted key as a file holds it; None where there is none."""
         return Tree(root=written(self), origins={}).get(tuple(key.split('.')))
+
+    @property
+    def framework_is_default(self) -> bool:
+        """Whether the file names no framework, so that a rule chose it (hw_profiles/stacks/frameworks.csv)."""
+        return STACK in self.of_stack
 
     @property
     def differences(self) -> dict[str, Any]:
@@ -82,14 +90,32 @@ class Schedule(Contents):
             return None
         same = Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
+        tree, of_stack = self._under_its_framework(tree)
         contents = None if problems else _attempt(Expanded(tree), problems)
         if contents is None:
             raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
-        # The plan's profile has its folder already; only one that ``against`` names starts there still.
-        changed = contents.cluster.profile != self.cluster.profile
-        cluster = _from_folder(contents.cluster, self.folder) if changed else contents.cluster
-        other = replace(self, **{**_values(contents), 'cluster': cluster})
+        # The plan's paths have their folder already; only those that ``against`` names start there still.
+        of_against = {
+            PROFILE: contents.cluster.profile != self.cluster.profile,
+            STACK: contents.cluster.stack != self.cluster.stack,
+        }
+        cluster = _located(contents.cluster, self.folder, of_against.__getitem__)
+        other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack})
         return None if replace(other, against=self.against) == self else other
+
+    def _under_its_framework(self, tree: Tree) -> tuple[Tree, frozenset[Key]]:
+        """The baseline's tree with the keys of its own framework, where that differs from the plan's."""
+        if not isinstance(tree.root, dict) or not isinstance(tree.root.get('cluster'), dict):
+            return tree, self.of_stack
+        named = {key.split('.', 1)[1] for key in self.differences if key in ('cluster.stack', 'cluster.profile')}
+        if 'stack' not in named and not ('profile' in named and self.framework_is_default):
+            return tree, self.of_stack
+        root = tree.root
+        for key in self.of_stack - {tuple(key.split('.')) for key in self.differences}:
+            root = without(root, key)
+        wanted = {*self.origins, *(tuple(key.split('.')) for key in self.differences)}
+        words = framework_words(Tree(root=written(self), origins={}))
+        return with_framework(replace(tree, root=root), self.folder, words=words, written=wanted)
 
 
 def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str = '') -> Schedule:
@@ -103,13 +129,13 @@ def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str 
     """
     folder = Path(source).parent if is_path(source) else Path()
     tree = _with_module(override(replace(read(source), shorts=_SHORTS), overrides), module)
-    found = expanded(tree, folder)
+    found, of_stack = _complete(tree, folder)
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
         against = _problems_of_against(found, problems)
         raise ScheduleError(one_screen([*problems, *_problems_of_profile(found.tree), *against]))
-    schedule = _schedule(found, contents, folder)
+    schedule = _schedule(found, of_stack, contents, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
@@ -117,12 +143,19 @@ def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str 
 
 def schedule_of(tree: Tree) -> Schedule:
     """The schedule of a tree that no file holds; raises `ScheduleError` with everything that is wrong in it."""
-    found = expanded(replace(tree, shorts=_SHORTS), Path())
+    found, of_stack = _complete(replace(tree, shorts=_SHORTS), Path())
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
         raise ScheduleError(one_screen(problems))
-    return _schedule(found, contents, Path())
+    return _schedule(found, of_stack, contents, Path())
+
+
+def _complete(tree: Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[Key]]:
+    """A tree with the keys of its config and of its framework, and which ones the framework decides."""
+    found = expanded(tree, folder)
+    whole, of_stack = with_framework(found.tree, folder, words=words)
+    return replace(found, tree=whole), of_stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +192,8 @@ def load_rows(
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*known, *wrong.problems])) from None
     same: dict[str, Contents] = {}
-    made = [_row(tree, settings, folder, same) for settings in rows]
+    words = framework_words(tree)
+    made = [_row(tree, settings, folder, same, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
         raise ScheduleError(told(known, malformed))
@@ -171,10 +205,11 @@ def _with_module(tree: Tree, graph: str) -> Tree:
     return put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
-def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents]) -> Row | list[Problem]:
+def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents], words: str) -> Row | list[Problem]:
     """A row, or what is wrong with its form.
 
-    Arguments: ``same``, contents that fit together, by all that is written but for the cluster; grows.
+    Arguments: ``same``, contents that fit together, by all that is written but for the cluster; grows; ``words``, on
+    the framework of all rows.
     """
     formed: list[Contents] = []
 
@@ -184,21 +219,21 @@ def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents]
 
     problems: list[Problem] = []
     try:
-        found = expanded(row_tree(tree, settings), folder)
+        found, of_stack = _complete(row_tree(tree, settings), folder, words)
     except ScheduleError as wrong:
         return wrong.problems
     values = {setting.key: setting.value for setting in settings}
     beside = json.dumps({**found.tree.root, 'cluster': None})
     known = _on_its_cluster(found, same[beside]) if beside in same else None
     if known:
-        return Row(settings=values, schedule=_schedule(found, known, folder))
+        return Row(settings=values, schedule=_schedule(found, of_stack, known, folder))
     _built(found, problems, fits)
     # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
     if not formed or found.tree.problems:
         return problems
     if not problems:
         same[beside] = formed[0]
-    return Row(settings=values, schedule=_schedule(found, formed[0], folder), problems=tuple(problems))
+    return Row(settings=values, schedule=_schedule(found, of_stack, formed[0], folder), problems=tuple(problems))
 
 
 def _on_its_cluster(found: Expanded, contents: Contents) -> Contents | None:
@@ -218,17 +253,26 @@ class _Cluster:
     cluster: ClusterReference
 
 
-def _schedule(found: Expanded, contents: Contents, folder: Path) -> Schedule:
-    """The schedule of a tree; a path to a profile starts from the file's folder, or from here if it was typed here."""
-    # A path that was typed starts where the user is, as paths in a shell do.
-    typed = found.tree.where(('cluster', 'profile')).startswith(('--set ', '--sweep '))
-    cluster = contents.cluster if typed else _from_folder(contents.cluster, folder)
+def _schedule(found: Expanded, of_stack: frozenset[Key], contents: Contents, folder: Path) -> Schedule:
+    """The schedule of a tree; paths of profile and stack start from the file's folder, or from here if typed here."""
+    cluster = _located(contents.cluster, folder, lambda key: not found.tree.where(key).startswith(TYPED))
     return Schedule(
         **{**_values(contents), 'cluster': cluster},
         origins=found.tree.origins,
         folder=folder,
         of_config=found.told,
         notes=found.notes,
+        of_stack=of_stack,
+    )
+
+
+def _located(cluster: ClusterReference, folder: Path, of_file: Callable[[Key], bool]) -> ClusterReference:
+    """A cluster whose paths are those from the current folder. Arguments: ``of_file``, keys whose paths start there."""
+    # A path that was typed starts where the user is, as paths in a shell do.
+    return replace(
+        cluster,
+        profile=path_from(cluster.profile, folder) if of_file(PROFILE) else cluster.profile,
+        stack=path_from(cluster.stack, folder) if of_file(STACK) else cluster.stack,
     )
 
 
@@ -249,14 +293,6 @@ def written(schedule: Contents) -> dict[str, Any]:
 
 def _values(contents: Contents) -> dict[str, Any]:
     return {part.name: getattr(contents, part.name) for part in fields(Contents)}
-
-
-def _from_folder(cluster: ClusterReference, folder: Path) -> ClusterReference:
-    """A path to a profile as it is from the current folder; a name stays as it is."""
-    named = '/' not in cluster.profile and os.sep not in cluster.profile
-    if named and not cluster.profile.endswith(('.yaml', '.yml')):
-        return cluster
-    return replace(cluster, profile=str(folder / cluster.profile))
 
 
 def _in_full(root: Any) -> Any:

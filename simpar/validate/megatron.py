@@ -29,7 +29,7 @@ def megatron_tree(row: Row) -> dict[str, Any]:
         if reason:
             raise Skipped(reason)
     tree: dict[str, Any] = {'simpar': 1, 'workload': _workload(row), 'plan': _plan(row)}
-    for key, value in load_stack(stack_name(row)).schedule.items():
+    for key, value in load_stack(stack_name(row)).of_rows.items():
         put_under(tree, key.split('.'), value)
     return tree
 

@@ -20,6 +20,6 @@ def schedule_tree(row: Row) -> dict[str, Any]:
         # Megatron-LM's own flags say more than the columns that all sets have.
         return tree | megatron.megatron_tree(row)
     tree |= {'workload': workload_of(row), 'plan': plan_of(row)}
-    for key, value in load_stack(stack_name(row)).schedule.items():
+    for key, value in load_stack(stack_name(row)).of_rows.items():
         put_under(tree, key.split('.'), value)
     return tree
