@@ -1,0 +1,125 @@
+"""Predict what practitioners reported (measured_steps/field), and write the table of docs/field.md.
+
+Each schedule is predicted as it was written: its plan is kept, and what it is silent on is its framework's default.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpar.case import load_case
+from simpar.errors import SimparError
+from simpar.units import format_size, format_time
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parent / 'measured_steps' / 'field'
+PAGE = HERE.parent / 'docs' / 'field.md'
+BEGIN, END = '<!-- rows -->', '<!-- end of rows -->'
+APART = 0.03
+"""Pairs whose measured steps differ by less say no sign."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A reported row beside its prediction: seconds of a step, bytes, and whether it fits."""
+
+    name: str
+    settings: str
+    measured: float | None
+    ran_out: bool
+    batch: int
+    stack: str
+    step: float
+    peak: float
+    fits: bool
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return self.step / self.measured - 1 if self.measured else None
+
+
+def predicted(name: str, row: dict) -> Field:
+    """One schedule's prediction."""
+    case = load_case(FOLDER / f'{name}.yaml')
+    answer = case.predict(tell=False)
+    return Field(
+        name=name, settings=row['settings'], measured=row['measured_step'], ran_out=row['oom'], batch=row['batch'],
+        stack=answer.stack or 'none', step=answer.step, peak=answer.memory.peak, fits=answer.fits,
+    )  # fmt: skip
+
+
+def signs(rows: dict[str, Field], pairs: list) -> list[tuple[str, float, float, bool]]:
+    """Pairs at least 3 % apart: name, measured and predicted change of seconds a sample, and whether the sign is right.
+
+    A prediction that shows no change of 0.05 % is a tie, which is wrong.
+    """
+    found = []
+    for words, one, other in pairs:
+        mine, second = rows[one], rows[other]
+        if not (mine.measured and second.measured):
+            continue
+        measured = (second.measured / second.batch) / (mine.measured / mine.batch) - 1
+        change = (second.step / second.batch) / (mine.step / mine.batch) - 1
+        if abs(measured) >= APART:
+            found.append((words, measured, change, measured * change > 0 and abs(change) >= 5e-4))
+    return found
+
+
+def main() -> None:
+    """Predict all rows, print the table, and write it into the page with ``--write``."""
+    told = json.loads((FOLDER / 'rows.json').read_text())
+    began = time.process_time()
+    rows: dict[str, Field] = {}
+    for name, row in told['rows'].items():
+        try:
+            rows[name] = predicted(name, row)
+        except SimparError as error:
+            print(f'{name}: {str(error).splitlines()[0][:150]}', file=sys.stderr)
+    lines = list(page(rows, signs(rows, [pair for pair in told['pairs'] if pair[1] in rows and pair[2] in rows])))
+    print('\n'.join(lines))
+    print(f'{len(rows)} of {len(told["rows"])} rows in {time.process_time() - began:.0f} CPU seconds')
+    if '--write' in sys.argv:
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f'{head}{BEGIN}\n' + '\n'.join(lines) + f'\n{END}{rest.partition(END)[2]}')
+
+
+def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
+    """The lines of the tables."""
+    sources = {row['id']: row for row in csv.DictReader((FOLDER / 'sources.csv').open())}
+    full = [row for row in rows.values() if row.settings == 'full' and row.error is not None]
+    steps = [row for row in rows.values() if row.error is not None]
+    yield (
+        f'Of {len(rows)} rows {len(steps)} have a step, {len(full)} all settings, '
+        f'{sum(row.ran_out for row in rows.values())} ran out of memory. Of those with all settings the error is '
+        f'{100 * statistics.median(abs(row.error) for row in full):.1f} % in the median '
+        f'({100 * statistics.mean(abs(row.error) for row in full):.1f} % in the mean). '
+        f'Signs are right in {sum(pair[3] for pair in pairs)} of {len(pairs)} pairs that are at least 3 % apart.'
+    )
+    yield ''
+    yield '| row | framework | devices | stack | measured | predicted | error | memory | fits |'
+    yield '|---|---|---|---|---|---|---|---|---|'
+    for row in rows.values():
+        of = sources.get(row.name, {})
+        measured = format_time(row.measured) if row.measured else 'out of memory' if row.ran_out else 'a ratio'
+        error = f'{100 * row.error:+.1f} %' if row.error is not None else '–'
+        fits = 'yes' if row.fits else 'no'
+        yield (
+            f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} | {row.stack} '
+            f'| {measured} | {format_time(row.step)} | {error} | {format_size(row.peak)} | {fits} |'
+        )
+    yield ''
+    yield '| pair | measured | predicted | sign |'
+    yield '|---|---|---|---|'
+    for words, measured, change, right in pairs:
+        yield f'| {words} | {100 * measured:+.1f} % | {100 * change:+.1f} % | {"right" if right else "wrong"} |'
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,165 @@
+"""A schedule runs under a framework: the one that it names, or one by rule; what it is silent on that framework has."""
+
+import json
+
+import pytest
+
+from simpar.case import load_case
+from simpar.cli import main
+from simpar.schedule import load_rows, load_schedule
+from simpar.stacks import load_stack, stack_names, stack_of
+
+MODEL = {
+    'layers': 16, 'hidden': 512, 'heads': 8, 'vocab': 1024, 'sequence': 256, 'activation': 'swiglu', 'norm': 'rms_norm',
+}  # fmt: skip
+
+
+def schedule(profile='h100-sxm-8', *, stack=None, plan=None, workload=None, **others):
+    cluster = {'profile': profile, 'nodes': 2, **({'stack': stack} if stack else {})}
+    work = {'transformer': MODEL, 'batch': 64, 'precision': 'bf16', **(workload or {})}
+    return {'simpar': 1, 'cluster': cluster, 'workload': work, 'plan': plan or {}, **others}
+
+
+@pytest.mark.parametrize(
+    ('profile', 'plan', 'workload', 'stack'),
+    [
+        ('h100-sxm-8', {}, {}, 'megatron-te'),
+        ('a100-pcie-8', {'copies': 2}, {}, 'megatron-te'),
+        ('ascend910b-8', {}, {}, 'mindspeed'),
+        ('ascend910b-8', {'copies': 2}, {}, 'mindspore-graph'),
+        ('ascend910b-8', {'hsdp': 'level1'}, {}, 'mindspore-graph'),
+        ('cpu-gloo', {}, {}, 'none'),
+    ],
+)
+def test_the_framework_of_a_silent_file_is_the_one_that_its_devices_are_used_with(profile, plan, workload, stack):
+    made = load_schedule(schedule(profile, plan=plan, workload=workload))
+    assert made.cluster.stack == stack
+    assert made.framework_is_default
+
+
+def test_a_network_of_mindspores_layers_runs_under_mindspore():
+    layers = [{'dense': {'in': 64, 'out': 64}}]
+    file = {'simpar': 1, 'cluster': 'ascend910a-8', 'workload': {'network': layers, 'batch': 64}}
+    assert load_schedule(file).cluster.stack == 'mindspore-graph'
+
+
+def test_what_the_file_says_goes_before_what_the_framework_has():
+    silent = load_schedule(schedule(plan={'pipeline': 4, 'micro_batches': 8}))
+    assert (silent.plan.exchange, silent.plan.receive) == ('fused', 'late')
+    assert (silent.workload.clip_norm, silent.workload.gradients) == (1.0, 'fp32')
+    plan = {'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'}
+    own = load_schedule(schedule(plan=plan, workload={'optimizer': 'sgd', 'clip_norm': 0}))
+    assert (own.plan.exchange, own.workload.clip_norm) == ('separate', 0)
+    assert type(own.workload.optimizer).__name__ == 'Sgd'
+    assert ('plan', 'exchange') not in own.of_stack
+
+
+def test_none_is_the_device_alone_with_no_frameworks_keys():
+    bare = load_schedule(schedule(stack='none', plan={'pipeline': 4, 'micro_batches': 8}))
+    assert bare.plan.exchange == 'separate'
+    assert bare.of_stack == frozenset()
+    assert load_case(schedule(stack='none')).cluster.stack is None
+
+
+def test_a_forward_pass_alone_has_no_optimizer_of_its_framework():
+    assert type(load_schedule(schedule(workload={'phase': 'forward'})).workload.optimizer).__name__ == 'Sgd'
+
+
+@pytest.mark.parametrize('stack', ['none', *stack_names()])
+def test_no_framework_changes_how_many_weights_a_model_has(stack):
+    assert load_case(schedule(stack=stack)).parameters == load_case(schedule()).parameters
+
+
+def test_a_baseline_of_another_framework_has_that_ones_keys_where_the_file_is_silent():
+    plan = {'pipeline': 4, 'micro_batches': 8, 'fusion': 'layer'}
+    made = load_schedule(schedule(plan=plan, against={'cluster.stack': 'megatron-2021'}))
+    other = made.baseline()
+    assert (made.plan.streams, other.plan.streams) == ('group', 'messages')
+    # What the file says is the same in both, whatever its framework would do.
+    assert (made.plan.fusion, other.plan.fusion) == ('layer', 'layer')
+    back = load_schedule(schedule(stack='megatron-2021', plan=plan, against={'cluster.stack': 'none'}))
+    assert (back.plan.scatter_gather, back.baseline().plan.scatter_gather) == (True, False)
+    assert back.baseline().plan.exchange == 'separate'
+
+
+def test_a_baseline_on_other_devices_runs_under_their_framework():
+    made = load_schedule(schedule(against={'cluster.profile': 'ascend910b-8'}))
+    assert (made.cluster.stack, made.baseline().cluster.stack) == ('megatron-te', 'mindspeed')
+    named = load_schedule(schedule(stack='megatron-core', against={'cluster.profile': 'ascend910b-8'}))
+    assert named.baseline().cluster.stack == 'megatron-core'
+
+
+def test_rows_of_a_sweep_run_under_one_framework_unless_it_is_swept():
+    rows = load_rows(schedule('ascend910b-8'), sweeps=['plan.copies=1,2'])
+    assert {row.schedule.cluster.stack for row in rows} == {'mindspore-graph'}
+    plan = {'pipeline': 4, 'micro_batches': 8}
+    rows = load_rows(schedule(plan=plan), sweeps=['cluster.stack=megatron-te,torch-fsdp,none'])
+    assert [row.schedule.plan.exchange for row in rows] == ['fused', 'separate', 'separate']
+    assert [row.schedule.workload.clip_norm for row in rows] == [1.0, 1.0, 0.0]
+
+
+def test_the_headline_says_whose_step_it_is(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(json.dumps(schedule()))
+    assert main(['run', str(file)]) == 0
+    told = ' '.join(capsys.readouterr().out.split())
+    assert 'as Megatron Core with Transformer Engine, without CUDA graphs, runs it' in told
+    assert 'The file names no framework: megatron-te is the default here (cluster.stack).' in told
+    assert main(['run', str(file), '--set', 'cluster.stack=none']) == 0
+    assert 'if the framework cost nothing (measured steps are 10 to 36 % longer)' in ' '.join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_an_interval_is_of_the_framework_that_is_asked_about():
+    scored = load_case(schedule('a100-sxm-8', stack='megatron-2021')).predict()
+    assert scored.interval
+    assert 'megatron-2021' in scored.interval.spread.stacks
+    assert load_case(schedule('a100-sxm-8', stack='megatron-te')).predict().interval is None
+
+
+def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
+    assert main(['run', str(file)]) == 0
+    told = capsys.readouterr().out
+    assert 'Otherwise than megatron-te has it of itself: plan.exchange is separate, there fused' in told
+    assert told.index('Otherwise than') < told.index('computing')
+
+
+def test_a_misspelt_framework_is_told_its_own_stacks(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(json.dumps(schedule('ascend910b-8', stack='mindspore')))
+    assert main(['run', str(file)]) == 2
+    assert 'did you mean mindspore-graph?' in capsys.readouterr().err
+
+
+def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, capsys):
+    stack = tmp_path / 'own.yaml'
+    stack.write_text(
+        'format: 1\nname: own\nextends: eager\ndescription: d\nsource: s\nschedule:\n  workload.transformer.tied: true\n'
+    )
+    file = tmp_path / 'plan.yaml'
+    # The path of a stack starts in the folder of the file that names it, as all paths there do.
+    file.write_text(json.dumps(schedule(stack='./own.yaml')))
+    assert main(['run', str(file)]) == 2
+    assert 'own.yaml:7: schedule.workload.transformer.tied: no key that a framework decides' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('pipeline', [1, 4, 16])
+@pytest.mark.parametrize('order', ['1f1b', 'interleaved-1f1b'])
+@pytest.mark.parametrize('stack', stack_names())
+def test_naming_a_stack_is_the_same_as_writing_all_that_it_has(stack, pipeline, order):
+    if (pipeline, order) == (1, 'interleaved-1f1b'):
+        order = '1f1b'
+    chunks = {'chunks': 2} if order == 'interleaved-1f1b' else {}
+    model = {**MODEL, 'layers': 32}
+    plan = {'pipeline': pipeline, 'micro_batches': 16, 'order': order, **chunks}
+    named = schedule(stack=stack, plan=plan, workload={'transformer': model, 'batch': 256})
+    whole = [f'{key}={json.dumps(value)}' for key, value in load_stack(stack).schedule.items()]
+    assert load_case(named).program.hash == load_case(named, whole).program.hash
+
+
+def test_a_frameworks_word_finds_its_stack():
+    assert stack_of('MindSpore', 'Ascend 910B') == 'mindspore-graph'
+    assert stack_of('unknown', 'RCCL') == 'none'
