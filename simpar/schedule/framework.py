@@ -29,8 +29,8 @@ def framework_words(tree: Tree) -> str:
     # Words of MindSpore's own.
     if isinstance(workload, dict) and 'network' in workload:
         words.append('network')
-    if isinstance(plan, dict) and plan.get('hsdp', 'off') != 'off':
-        words.append('hsdp')
+    if isinstance(plan, dict):
+        words += [key for key, silent in (('hsdp', 'off'), ('overlap', 'default')) if plan.get(key, silent) != silent]
     copies = tree.get(('plan', 'copies'))
     asked = [copies if isinstance(copies, int) else 1, tree.get(('against',)), tree.get(('sweep',))]
     if asked[0] > 1 or 'plan.copies' in json.dumps(asked[1:]):
