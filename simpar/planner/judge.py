@@ -133,7 +133,7 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(max(one.alone for one in sums_of(sample, layers, placement, plan.micro_batches)))
+        return Judged(max(max(one.alone, one.issued) for one in sums_of(sample, layers, placement, plan.micro_batches)))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""

@@ -59,6 +59,7 @@ class Found:
         early: leaves that were predicted before the search came to them.
         complete: whether the search ended by itself.
         widened: whether all choices of degrees are bounded.
+        other: seconds of a plan outside of the space that may be chosen; infinite where there is none.
     """
 
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
@@ -71,6 +72,12 @@ class Found:
     early: set[Path] = field(default_factory=set)
     complete: bool = False
     widened: bool = False
+    other: float = float('inf')
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest plan that is known to fit; infinite where none is."""
+        return min(self.best[0], self.other) if self.best else self.other
 
     @property
     def best(self) -> tuple[float, Path] | None:
@@ -83,10 +90,9 @@ class Found:
     @property
     def gap(self) -> float:
         """Share of the best step by which another plan may be faster; 1 where none is known."""
-        best = self.best
-        if best is None:
+        if self.fastest == float('inf'):
             return 0.0 if self.complete else 1.0
-        return max(0.0, 1 - self.least / best[0])
+        return max(0.0, 1 - self.least / self.fastest)
 
 
 def search(
@@ -98,6 +104,8 @@ def search(
     until: float = float('inf'),
     tell: Tell | None = None,
     ask: Ask | None = None,
+    own: tuple[Path, Outcome] | None = None,
+    other: float = float('inf'),
 ) -> Found:
     """Search a space.
 
@@ -106,16 +114,21 @@ def search(
         until: on the clock of ``time.monotonic``, when it ends anyway.
         tell: is told now and then what is known so far.
         ask: judges nodes, as ``judge`` does.
+        own: a plan of the space that is predicted already, from which the search sets out.
+        other: as of ``Found``.
     Ends early, with what is known, on KeyboardInterrupt.
     """
-    found = Found(open=space.count)
+    found = Found(open=space.count, other=other)
     ask = ask or (lambda asked: [judge(*one) for one in asked])
     heap: list[Node] = [(0.0, 0, (), 0)]
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
         maker = Starts(space, ask)
-        starts = maker.found(until)
+        if own:
+            _begin([(0.0, own[0])], found, lambda _: iter([own]), tell)
+            found.bounds[own[0]] = maker.least(own[0])
+        starts = maker.found(until, own[0] if own else None)
         for _ in range(AT_ONCE):
             _begin([*islice(starts, 1)], found, evaluate, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
@@ -300,16 +313,15 @@ def _prune(space: Space, found: Found, path: Path, refusal: Refusal) -> None:
 
 def _cut(found: Found, gap: float) -> float:
     """A node whose bound is no less is not looked at."""
-    best = found.best
-    return best[0] * (1 - gap) if best else float('inf')
+    return found.fastest * (1 - gap)
 
 
 def _settle(found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:
     """How fast an open plan could be: never faster than the best, if that is known."""
     bounds = [heap[0][0]] if heap else []
     bounds += [bound for bound, _ in leaves]
-    best = found.best
-    found.least = min([*bounds, *([best[0]] if best else [])], default=0.0)
+    fastest = [found.fastest] if found.fastest < float('inf') else []
+    found.least = min([*bounds, *fastest], default=0.0)
 
 
 def _cut_rest(space: Space, found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:

@@ -55,10 +55,15 @@ class Starts:
         self._known: dict[Path, float] = {}
         self._until = float('inf')
 
-    def found(self, until: float) -> Iterator[tuple[float, Path]]:
+    def least(self, path: Path) -> float:
+        """Least seconds of a plan, as far as bounds know; 0 where they say that it does not fit."""
+        (seconds,) = self._seconds([path])
+        return seconds if seconds < float('inf') else 0.0
+
+    def found(self, until: float, own: Path | None = None) -> Iterator[tuple[float, Path]]:
         """Least seconds and places of some plans: an early guess, then the best of some, perhaps the same, then others.
 
-        Argument: ``until``, as of a search.
+        Arguments: ``until``, as of a search; ``own``, a plan that is predicted already, from which others are made.
         """
         self._until = until
         seeds: list[tuple[float, Path]] = []
@@ -76,7 +81,7 @@ class Starts:
             return
         seeds.sort()
         yield seeds[0]
-        for _, path in seeds[:CLIMBS]:
+        for path in [*([own] if own else []), *(path for _, path in seeds[:CLIMBS])]:
             self._climb(path)
         best = sorted((seconds, path) for path, seconds in self._known.items() if seconds < float('inf'))
         unlike: dict[tuple[object, ...], tuple[float, Path]] = {}
