@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from simpar.planner.judge import Asked, Judge
-from simpar.planner.rules import TIME, Judged, Refusal, refused
+from simpar.planner.rules import MEMORY, TIME, Judged, Refusal, refused
 from simpar.planner.space import Space
 from simpar.planner.start import Starts
 from simpar.sweep.outcome import Outcome
@@ -22,6 +22,9 @@ from simpar.sweep.outcome import Outcome
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
+FUSION: Final = 'fusion'
+LIGHTEST: Final = 'none'
+"""The value of that key with which a plan holds least."""
 BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Path = tuple[int, ...]
@@ -31,6 +34,8 @@ Ask = Callable[[Sequence[Asked]], Sequence[Judged]]
 """Judges nodes."""
 AT_ONCE: Final = 2
 """Guesses that are predicted before all choices of degrees are bounded."""
+FITTING: Final = 12
+"""Guesses that are predicted for what they hold alone, where no other one fits."""
 PATIENCE: Final = 4096
 """Nodes without a leaf among them, after which plans near the best are predicted: bounds alone find no better one."""
 PAIR: Final = 2
@@ -124,13 +129,18 @@ def search(
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
-        maker = Starts(space, ask)
+        maker = Starts(space, ask, own[0] if own else None)
         if own:
             _begin([(0.0, own[0])], found, lambda _: iter([own]), tell)
             found.bounds[own[0]] = maker.least(own[0])
-        starts = maker.found(until, own[0] if own else None)
+        starts = maker.found(until)
         for _ in range(AT_ONCE):
             _begin([*islice(starts, 1)], found, evaluate, tell)
+        for one in islice(maker.lightest() if found.fastest == float('inf') else (), FITTING):
+            # No guess fits: one that does, however slow, comes before one that is fast.
+            if found.fastest < float('inf') or time.monotonic() >= until:
+                break
+            _begin([one], found, evaluate, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
         found.widened = True
         if time.monotonic() < until:
@@ -142,7 +152,7 @@ def search(
                 patience = NEVER
                 continue
             cut = _cut(found, gap)
-            round_ = [path for bound, path in leaves if bound < cut]
+            round_ = _asked(space, found, [path for bound, path in leaves if bound < cut])
             _settle(found, heap, leaves)
             if not round_ or time.monotonic() >= until:
                 found.complete = not round_ and (not heap or heap[0][0] >= cut)
@@ -154,6 +164,7 @@ def search(
                 if tell:
                     _settle(found, heap, leaves)
                     tell(found)
+            leaves = _lightened(space, found, leaves)
             size = min(2 * size, LARGEST)
             patience = NEVER
     except KeyboardInterrupt:
@@ -177,6 +188,41 @@ def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluat
         found.open -= 1
         if tell:
             tell(found)
+
+
+def _lightest(space: Space, path: Path) -> Path | None:
+    """The same plan with a message for each tensor, which holds no more: nothing waits there for other tensors."""
+    number = space.keys.index(FUSION) if FUSION in space.keys else None
+    if number is None or LIGHTEST not in space.values[number]:
+        return None
+    return (*path[:number], space.values[number].index(LIGHTEST), *path[number + 1 :])
+
+
+def _holds_too_much(found: Found, path: Path) -> bool:
+    outcome = found.outcomes.get(path)
+    return outcome is not None and outcome.peak > outcome.device
+
+
+def _asked(space: Space, found: Found, round_: Sequence[Path]) -> list[Path]:
+    """Of plans that differ in how messages are fused, the lightest first, where one of them did not fit."""
+    wanted, heavy = {*round_}, {_lightest(space, path) for path in found.outcomes if _holds_too_much(found, path)}
+    return [
+        path
+        for path in round_
+        if (light := _lightest(space, path)) is None or light == path or light not in heavy or light not in wanted
+    ]
+
+
+def _lightened(space: Space, found: Found, leaves: list[tuple[float, Path]]) -> list[tuple[float, Path]]:
+    """Leaves without those whose lightest sibling does not fit."""
+    left = []
+    for bound, path in leaves:
+        light = _lightest(space, path)
+        if light is not None and _holds_too_much(found, light):
+            _prune(space, found, path, Refusal(MEMORY, found.outcomes[light].reason))
+        else:
+            left.append((bound, path))
+    return left
 
 
 def _look_around(
