@@ -53,7 +53,7 @@ def _gain(own: Own, choice: Ranked) -> str:
     if own.ranked is None or not own.fits:
         return f'{own_in_words(own)}.'
     if own.ranked.schedule.plan == choice.schedule.plan:
-        return "This is the file's own plan: no plan that is known is better."
+        return "This is the file's own plan: no plan that is known is faster by more than noise."
     asked = '' if own.allowed else ', which the planner section rules out'
     found = change_in_words(own.ranked.step, choice.step)
     return f"{found[0].upper()}{found[1:]} than the file's own plan{asked}: {words(own.ranked)}. {own_in_words(own)}."
