@@ -41,7 +41,8 @@ PATIENCE: Final = 4096
 PAIR: Final = 2
 """How many of these are predicted at once, however many workers there are."""
 AROUND: Final = 8
-"""How many of them that are no better, one after the other, end this."""
+HEAVY: Final = 24
+"""How many of them that fit and are no better, one after the other, end this; and how many that do not fit."""
 OFTEN: Final = 256
 """Nodes between two words to who wants to know."""
 Evaluate = Callable[[Sequence[Path]], Iterator[tuple[Path, Outcome]]]
@@ -229,17 +230,18 @@ def _look_around(
     starts: Starts, found: Found, asked: set[Path], evaluate: Evaluate, until: float, tell: Tell | None
 ) -> None:
     """Predict plans near the best as long as better ones are found; ``asked`` are predicted anyway."""
-    seen, best, worse = {*asked, *found.outcomes}, found.best, 0
+    seen, best, worse, heavy = {*asked, *found.outcomes}, found.best, 0, 0
     while best is not None:
         near = iter([one for one in starts.near(best[1], best[0]) if one[1] not in seen])
         while found.best == best:
             some = [*islice(near, PAIR)]
-            if not some or worse >= AROUND or time.monotonic() >= until:
+            if not some or worse >= AROUND or heavy >= HEAVY or time.monotonic() >= until:
                 return
             seen.update(path for _, path in some)
             _begin(some, found, evaluate, tell)
-            worse += len(some)
-        best, worse = found.best, 0
+            fit = sum(not _holds_too_much(found, path) for _, path in some)
+            worse, heavy = worse + fit, heavy + len(some) - fit
+        best, worse, heavy = found.best, 0, 0
 
 
 def _widen(
