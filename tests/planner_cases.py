@@ -31,6 +31,8 @@ CLUSTERS: list[dict[str, Any]] = [
     {'profile': 'h100-sxm-8', 'nodes': 2},
     {'profile': 'ascend910a-8'},
     {'profile': 'h100-sxm-8', 'nodes': 4, 'devices': 4},
+    # A framework whose hosts are slower than its devices.
+    {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
 ]
 PRECISION = {'ascend910a-8': 'fp16'}
 
@@ -60,7 +62,7 @@ def drawn_space(draw: random.Random) -> Space:
                 'fp8': draw.choice(['none', 'e4m3']) if 'h100' in cluster['profile'] else 'none',
                 'optimizer': 'adam',
             },
-            'plan': {},
+            'plan': {'exchange': 'fused', 'receive': 'late'} if 'stack' in cluster else {},
         }
     )
     given = {f'plan.{key}': [draw.choice(GIVEN[key])] for key in draw.sample(sorted(GIVEN), draw.choice([0, 1, 2]))}

@@ -12,9 +12,12 @@ import simpar
 from simpar.budget import Budget
 from simpar.case import case_of
 from simpar.cli import main
+from simpar.plan import Plan
+from simpar.planner import load_planning
 from simpar.planner.noise import measured, with_noise
 from simpar.planner.robust import robust, worse
 from simpar.planner.sizes import Size, Sizes
+from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
 from tests.test_planner import FILE
@@ -162,3 +165,105 @@ def test_the_executor_trains_the_winner_that_was_saved(tmp_path):
     case = simpar.load_case(save)
     # One step in one process; raises where a gradient is not that of the model that nothing splits.
     assert check(case.program, case.workload, case.plan, steps=1).deviations
+
+
+OWN = """
+# how we train
+simpar: 1
+cluster: a100-sxm-8  # eight
+workload:
+  transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
+  batch: 16
+  precision: bf16
+  optimizer: adam
+planner:
+  keys: {plan.tensor: [1, 2], plan.micro_batches: [1, 2, 4], plan.zero: [0, 1], KEYS}
+# our plan
+plan: {data: 4, tensor: 2, zero: 1, micro_batches: 4}  # so far
+against: {plan.zero: 0}
+""".replace('KEYS', ', '.join(f'plan.{key}: fixed' for key in KEYS if key not in ('tensor', 'micro_batches', 'zero')))
+
+
+@pytest.fixture
+def own(tmp_path):
+    file = tmp_path / 'own.yaml'
+    file.write_text(OWN)
+    return file
+
+
+def test_the_plan_of_the_file_is_the_first_answer_and_what_is_gained_over_it_is_told(own, capsys):
+    told = []
+    answer = load_planning(own).search(jobs=1, tell=told.append)
+    mine = simpar.load_case(own).predict()
+    # Before anything else is known.
+    assert [one.step for one in told[0].ranking] == [mine.step]
+    assert answer.own.ranked.step == mine.step
+    assert answer.choice.step < mine.step
+    assert main(['plan', str(own), '--jobs', '1', '--brief']) == 0
+    screen = capsys.readouterr()
+    head = screen.out.splitlines()[2]
+    assert f'{(mine.step / answer.choice.step - 1) * 100:.1f} % faster' in head
+    assert "than the file's own plan: data 4, tensor 2, micro-batches 4, zero 1" in head
+    assert "The file's own plan takes" in screen.err
+
+
+def test_no_plan_is_answered_that_is_slower_than_the_files_own_however_wide_noise_is(own):
+    best = load_planning(own).search(jobs=1)
+    # The fastest as the file's own, and noise that all plans are within.
+    plan = {'data': 0, **{key.removeprefix('plan.'): value for key, value in best.best.settings.items()}}
+    document = {**yaml.safe_load(OWN), 'plan': plan}
+    document['planner']['margin'] = 0.9
+    answer = load_planning(document).search(jobs=1)
+    assert answer.choice.step <= answer.own.ranked.step == best.best.step
+    assert len(answer.alike) == len(answer.ranking) > 1
+
+
+def test_a_plan_of_the_file_that_the_search_does_not_know_is_still_no_worse_than_the_answer(own):
+    # An order that is found by resolving, whose plans nobody bounds.
+    document = yaml.safe_load(OWN)
+    document['plan'] = {'pipeline': 2, 'data': 4, 'micro_batches': 4, 'order': 'zb-1p'}
+    document['planner'] = {'keys': {f'plan.{key}': 'fixed' for key in KEYS if key not in ('order', 'recompute')}}
+    document['planner']['keys'] |= {'plan.recompute': ['none', 'full']}
+    answer = load_planning(document).search(jobs=1)
+    assert answer.own.fits
+    assert answer.own.ranked in answer.ranking
+    assert answer.choice.step <= answer.own.ranked.step
+
+
+def test_a_plan_of_the_file_that_may_not_be_chosen_is_told_and_not_chosen(own):
+    document = yaml.safe_load(OWN)
+    document['planner']['keys']['plan.tensor'] = [4]
+    answer = load_planning(document).search(jobs=1)
+    assert not answer.own.allowed
+    assert answer.own.ranked not in answer.ranking
+    assert {one.settings['plan.tensor'] for one in answer.ranking} == {4}
+
+
+def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_long(own, tmp_path, capsys):
+    save = tmp_path / 'best.yaml'
+    assert main(['plan', str(own), '--jobs', '1', '--json', '--save', str(save)]) == 0
+    choice = json.loads(capsys.readouterr().out)['choice']
+    mine, others = save.read_text().splitlines(), OWN.splitlines()
+    assert [line for line in mine if not line.startswith('plan:')] == [
+        line for line in others if not line.startswith(('plan:', 'planner:', '  keys:'))
+    ]
+    (plan,) = [yaml.safe_load(line)['plan'] for line in mine if line.startswith('plan:')]
+    assert set(plan) <= {'data', *(key.removeprefix('plan.') for key in choice['settings'])}
+    assert all(plan[key] != getattr(Plan(), key) for key in plan if key != 'data')
+    assert main(['run', str(save), '--json']) == 0
+    ran = json.loads(capsys.readouterr().out)
+    assert ran['step'] == choice['step']
+    assert ran['baseline'] is not None
+
+
+def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_path, capsys):
+    save = tmp_path / 'best.yaml'
+    flags = ['--jobs', '1', '--json', '--set', 'workload.batch=32', '--save', str(save)]
+    assert main(['plan', str(own), *flags]) == 0
+    step = json.loads(capsys.readouterr().out)['choice']['step']
+    document = yaml.safe_load(save.read_text())
+    assert document['workload']['batch'] == 32
+    assert document['against'] == {'plan.zero': 0}
+    assert list(document) == ['simpar', 'cluster', 'workload', 'plan', 'against']
+    assert main(['run', str(save), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == step

@@ -10,15 +10,14 @@ from time import monotonic
 from types import TracebackType
 from typing import Final
 
-import yaml
-
 from simpar.budget import parse_budget
 from simpar.commands.module import graph_of
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.planner import Answer, Planning, load_planning
-from simpar.planner.plain import saved, to_dict
+from simpar.planner.plain import to_dict
 from simpar.planner.render import render
+from simpar.planner.saving import saved
 from simpar.planner.sizes import render_sizes, sizes, sizes_to_dict
 from simpar.planner.verb import Planned, explained
 from simpar.units import format_time
@@ -39,7 +38,7 @@ def command(options: argparse.Namespace) -> int:
         return _sizes(options, planning)
     answer = _searched(options, planning)
     found = Planned(answer=answer) if options.brief else _explained(options, answer)
-    written = _write(options, answer)
+    written = _write(options, planning, answer)
     if options.json:
         print(json.dumps(to_dict(answer, found.why, found.robustness), ensure_ascii=False, allow_nan=False))
     else:
@@ -116,12 +115,12 @@ def _sizes(options: argparse.Namespace, planning: Planning) -> int:
     return 0
 
 
-def _write(options: argparse.Namespace, answer: Answer) -> list[Path]:
+def _write(options: argparse.Namespace, planning: Planning, answer: Answer) -> list[Path]:
     """The schedule and the picture, where a plan is known; what was written."""
     if answer.choice is None:
         return []
     if options.save:
-        text = yaml.safe_dump(saved(answer.choice), sort_keys=False, allow_unicode=True, width=120)
+        text = saved(answer.choice, planning.schedule, options.file, options.set, options.save)
         write_atomically(options.save, text)
     if options.plot:
         from simpar.planner.picture import front_picture

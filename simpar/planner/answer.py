@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.lazy import card, dataframe
 from simpar.plan import Plan
-from simpar.planner.search import Found, Path
+from simpar.planner.search import Found
 from simpar.planner.space import KEYS, Space
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import Figures, Outcome
@@ -36,6 +36,24 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The plan of the file, which a search begins with.
+
+    Arguments: ``ranked``, None where it has no program; ``allowed``, whether the file's ``planner`` section lets it be
+    chosen.
+    """
+
+    outcome: Outcome
+    ranked: Ranked | None
+    allowed: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be on this cluster."""
+        return self.outcome.feasible and self.ranked is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
     """How many plans a rule cut off, and what it said of the first of them."""
 
@@ -59,6 +77,7 @@ class Answer:
         margin: share of the fastest step within which plans are one class; ``noise``, what that rests on.
         complete: whether the search ended by itself; else it was interrupted.
         nodes: of the tree that were looked at.
+        own: the plan of the file; None where nobody asked for it.
     """
 
     schedule: Schedule = field(repr=False)
@@ -74,6 +93,7 @@ class Answer:
     complete: bool
     nodes: int
     noise: str = 'nobody measured pairs of plans there'
+    own: Own | None = None
 
     @property
     def best(self) -> Ranked | None:
@@ -88,8 +108,10 @@ class Answer:
 
     @property
     def choice(self) -> Ranked | None:
-        """The simplest of those; of equally simple ones the faster."""
-        return min(self.alike, key=lambda one: (one.parts, one.step), default=None)
+        """The simplest of those that are no slower than the file's own plan; of equally simple ones the faster."""
+        own = self.own
+        most = own.ranked.step if own and own.ranked and own.fits and own.allowed else float('inf')
+        return min((one for one in self.alike if one.step <= most), key=lambda one: (one.parts, one.step), default=None)
 
     @property
     def refuted(self) -> float:
@@ -136,19 +158,22 @@ class Answer:
         return dataframe(self)
 
 
-def answer_of(space: Space, found: Found, margin: float) -> Answer:
-    """The answer of a search."""
+def answer_of(space: Space, found: Found, margin: float, own: Own | None = None) -> Answer:
+    """The answer of a search. Argument: ``own``, the file's plan; one that the space does not have is ranked, too."""
     ranking = [
-        _ranked(space, path, outcome, found.bounds.get(path, 0.0))
+        (path, ranked(space, space.schedule(path), outcome, found.bounds.get(path, 0.0)))
         for path, outcome in found.outcomes.items()
         if outcome.feasible and outcome.figures
     ]
+    infeasible = len(found.outcomes) - len(ranking)
+    if own and own.ranked and found.other < float('inf'):
+        ranking.append(((), own.ranked))
     pruned = [Pruned(rule=rule, plans=count, example=found.examples[rule]) for rule, count in found.pruned.items()]
     return Answer(
         schedule=space.base,
         keys={f'plan.{key}': values for key, values in zip(space.keys, space.values, strict=True)},
         ranking=tuple(one for _, one in sorted(ranking, key=lambda pair: (pair[1].step, pair[1].parts, pair[0]))),
-        infeasible=len(found.outcomes) - len(ranking),
+        infeasible=infeasible,
         pruned=tuple(sorted(pruned, key=lambda one: (-one.plans, one.rule))),
         plans=space.count,
         open=found.open,
@@ -157,6 +182,7 @@ def answer_of(space: Space, found: Found, margin: float) -> Answer:
         margin=margin,
         complete=found.complete,
         nodes=found.nodes,
+        own=own,
     )
 
 
@@ -164,12 +190,12 @@ def _unsteady(figures: Figures) -> bool:
     return any(note.startswith('not steady yet') for note in figures.notes)
 
 
-def _ranked(space: Space, path: Path, outcome: Outcome, bound: float) -> tuple[Path, Ranked]:
+def ranked(space: Space, schedule: Schedule, outcome: Outcome, bound: float = 0.0) -> Ranked:
+    """A plan that the engine has predicted. Arguments: ``schedule``, its own; ``bound``, its least seconds."""
     assert outcome.figures is not None
-    schedule = space.schedule(path)
     simple = Plan()
-    return path, Ranked(
-        settings={f'plan.{key}': value for key, value in space.chosen(path).items()},
+    return Ranked(
+        settings={f'plan.{key}': getattr(schedule.plan, key) for key in space.keys},
         schedule=schedule,
         outcome=outcome,
         step=outcome.figures.step,

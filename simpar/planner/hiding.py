@@ -75,6 +75,7 @@ class Work:
             counted as less, so that it takes as long as it does where it is hidden.
         speeds: beside each other.
         loads: of collectives, the seconds for which they have the outermost link to themselves.
+        host: seconds in which each is issued; empty: none.
     """
 
     alone: Sequence[float]
@@ -82,6 +83,7 @@ class Work:
     wire: Mapping[int, float]
     speeds: Speeds
     loads: Mapping[int, float]
+    host: Sequence[float] = ()
 
 
 def windows(

@@ -66,7 +66,7 @@ class Judge:
         on a plan does not matter.
         """
         if turn == GUESS:
-            return Judged(self._estimate(path, limit))
+            return self._estimate(path, limit)
         plan = self._plan(tuple(path))
         level = self._depths[len(path)]
         try:
@@ -85,20 +85,24 @@ class Judge:
             self._last = path, self._space.plan(path)
         return self._last[1]
 
-    def _estimate(self, path: Sequence[int], limit: float) -> float:
-        """The least seconds of one plan; infinite where it surely does not fit, or is not below a limit."""
-        seconds = 0.0
+    def _estimate(self, path: Sequence[int], limit: float) -> Judged:
+        """Least seconds and bytes of one plan; infinite seconds where it likely does not fit, or is not below a limit.
+
+        Seconds are infinite, and bytes 0, where it has no order.
+        """
+        seconds, held = 0.0, 0.0
         for key in ('pipeline', 'micro_batches', 'recompute', 'tiles', 'shard_group'):
             depth = next((depth for depth, one in self._depths.items() if one == key), None)
             if depth is None:
                 continue
             judged = self(path[:depth])
-            if judged.refusal or judged.held > self._device * SPARE:
-                return float('inf')
+            held = max(held, judged.held)
+            if judged.refusal or held > self._device * SPARE:
+                return Judged(inf, None, held)
             seconds = max(seconds, judged.seconds)
             if seconds >= limit:
-                return float('inf')
-        return seconds
+                return Judged(inf, None, held)
+        return Judged(seconds, None, held)
 
     def _wide(self, plan: Plan) -> Judged:
         """Any number of micro-batches, in any order."""
@@ -133,7 +137,7 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(max(one.alone for one in sums_of(sample, layers, placement, plan.micro_batches)))
+        return Judged(max(max(one.alone, one.issued) for one in sums_of(sample, layers, placement, plan.micro_batches)))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""

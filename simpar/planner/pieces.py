@@ -32,6 +32,7 @@ class Span(NamedTuple):
         lead: of the chain of the first copy.
         inside: of those messages, the ones that surely have computation of the action before and behind them.
         load: of the outermost link, which all its messages share.
+        issued: in which the host issues its ops, one behind the other.
     """
 
     chain: float = 0.0
@@ -42,6 +43,7 @@ class Span(NamedTuple):
     lead: float = 0.0
     inside: float = 0.0
     load: float = 0.0
+    issued: float = 0.0
 
     def __add__(self, other: object) -> Span:
         """One piece behind the other."""
@@ -57,17 +59,19 @@ class Span(NamedTuple):
             self.lead + other.lead,
             self.inside + other.inside,
             self.load + other.load,
+            self.issued + other.issued,
         )
 
     def computed(self) -> Span:
         """By its computation alone."""
-        return Span(self.busy, self.busy, 0.0, self.wire, self.inputs, self.busy, self.inside, self.load)
+        return self._replace(chain=self.busy, ready=0.0, lead=self.busy)
 
     def in_turn(self, copies: int) -> Span:
         """Of so many copies, one behind the other: what is surely computed; the first is ready before the others."""
         busy = self.busy * copies
-        wire, inputs, inside, load = (one * copies for one in (self.wire, self.inputs, self.inside, self.load))
-        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside, load)
+        sums = (self.wire, self.inputs, self.inside, self.load, self.issued)
+        wire, inputs, inside, load, issued = (one * copies for one in sums)
+        return Span(busy, busy, self.ready, wire, inputs, self.chain, inside, load, issued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class _Walk:
         self._ops = ops
         self._seconds: list[float] = seconds[ops.classes].tolist()
         self._loads = [work.loads.get(index, 0.0) for index in ops.classes]
+        self._issued = [work.host[index] for index in ops.classes] if work.host else [0.0] * len(ops.classes)
         self._windows = windows(ops.ahead, ops.behind, ops.classes, ops.computes, ops.streams, work)
         own = [op.kind == 'collective' and op.partition == wire for op in ops.ops]
         every = zip(own, ops.ahead, ops.behind, strict=True)
@@ -158,6 +163,7 @@ class _Walk:
             chain,
             self._sent(begin, end, inner=True),
             sum(self._loads[begin:end]),
+            sum(self._issued[begin:end]),
         )
 
     def tail(self, begin: int, last: int) -> Span:
@@ -177,4 +183,5 @@ class _Walk:
             chain,
             self._sent(begin, every, inner=True),
             sum(self._loads[begin:]),
+            sum(self._issued[begin:]),
         )

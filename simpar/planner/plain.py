@@ -1,14 +1,13 @@
-"""plain: an answer as one JSON object, and a plan as the schedule that `simpar run` and the executor take."""
+"""plain: an answer as one JSON object."""
 
 from __future__ import annotations
 
 from math import isfinite
 from typing import Any, Final
 
-from simpar.planner.answer import Answer, Ranked
+from simpar.planner.answer import Answer, Own, Ranked
 from simpar.planner.robust import Robustness
 from simpar.predict import Prediction
-from simpar.schedule import written
 
 FORMAT: Final = 'simpar plan 1'
 
@@ -28,6 +27,7 @@ def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustnes
         'noise': answer.noise,
         'nodes': answer.nodes,
         'keys': {key: list(values) for key, values in answer.keys.items()},
+        'own': _own(answer.own),
         'choice': None if choice is None else _plain(choice),
         'ranking': [_plain(one) for one in answer.ranking],
         'front': [answer.ranking.index(one) for one in answer.front],
@@ -37,6 +37,14 @@ def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustnes
         'why': _why(why),
         'robust': _robust(robustness),
     }
+
+
+def _own(own: Own | None) -> dict[str, Any] | None:
+    """The plan of the file; ``plan`` is None where it has no program."""
+    if own is None:
+        return None
+    plan = _plain(own.ranked) if own.ranked else None
+    return {'fits': own.fits, 'allowed': own.allowed, 'reason': own.outcome.reason, 'plan': plan}
 
 
 def _why(why: Prediction | None) -> dict[str, Any] | None:
@@ -70,21 +78,3 @@ def _plain(one: Ranked) -> dict[str, Any]:
         'bound': one.bound,
         'parts': one.parts,
     }
-
-
-def saved(one: Ranked) -> dict[str, Any]:
-    """The schedule of a plan as a file has it: keys of the plan that are as usual are left out."""
-    tree = written(one.schedule)
-    usual = written_plan_of(one)
-    tree['plan'] = {key: value for key, value in tree['plan'].items() if value != usual[key]}
-    tree['workload'] = {key: value for key, value in tree['workload'].items() if value not in ('', [], {}, None)}
-    tree['cluster'] = {key: value for key, value in tree['cluster'].items() if value not in ('', [], {}, None)}
-    return {key: value for key, value in tree.items() if key not in ('sweep', 'planner')}
-
-
-def written_plan_of(one: Ranked) -> dict[str, Any]:
-    """The plan that splits nothing, as a file has it."""
-    from dataclasses import replace
-
-    plan: dict[str, Any] = written(replace(one.schedule, plan=type(one.schedule.plan)()))['plan']
-    return plan

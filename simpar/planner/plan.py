@@ -14,14 +14,15 @@ from simpar.case import cluster_of
 from simpar.document import Source, one_screen, read
 from simpar.engine.fast import many_follow
 from simpar.errors import Problem, ScheduleError
-from simpar.planner.answer import Answer, answer_of
+from simpar.planner.answer import Answer, Own, answer_of, ranked
 from simpar.planner.judge import Judge
 from simpar.planner.noise import USUAL, with_noise
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
+from simpar.planner.words import own_in_words
 from simpar.planner.workers import workers
 from simpar.schedule import Schedule, load_rows, load_schedule
-from simpar.schedule.planner import Planner
+from simpar.schedule.planner import FIXED, FREE, Planner
 from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome
@@ -64,6 +65,7 @@ class Planning:
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
         planner = self.schedule.planner or Planner()
+        until = time.monotonic() + seconds
         margin = USUAL if planner.margin is None else planner.margin
         way = Way(
             jobs=jobs,
@@ -72,17 +74,21 @@ class Planning:
             note=_once(note) if note else None,
         )
 
-        def told(found: Found) -> None:
-            if tell:
-                tell(answer_of(self.space, found, margin))
-
-        until = time.monotonic() + seconds
         judge = Judge(self.space, cluster_of(self.schedule))
         with (
             rare_collections(),
             many_follow(PREDICTED),
             workers(self.space, judge, cores() if jobs is None else jobs) as those,
         ):
+            place = self.space.place(self.schedule.plan)
+            own = self._own(place, way)
+            if note:
+                note(f'{own_in_words(own)}; the search begins with it')
+
+            def told(found: Found) -> None:
+                if tell:
+                    tell(answer_of(self.space, found, margin, own))
+
             found = search(
                 self.space,
                 judge,
@@ -91,22 +97,40 @@ class Planning:
                 until=until,
                 tell=told if tell else None,
                 ask=those.judge,
+                own=None if place is None else (place, own.outcome),
+                other=own.ranked.step if own.ranked and own.fits and own.allowed and place is None else float('inf'),
             )
-        return with_noise(answer_of(self.space, found, margin), planner.margin)
+        return with_noise(answer_of(self.space, found, margin, own), planner.margin)
+
+    def _own(self, place: Path | None, way: Way) -> Own:
+        """The file's plan, predicted. Argument: ``place``, among the plans of the space."""
+        planner, plan = self.schedule.planner or Planner(), self.schedule.plan
+        alone = replace(self.schedule, against={}, sweep=None, planner=None)
+        schedule = alone if place is None else self.space.schedule(place)
+        (outcome,) = self._outcomes([schedule], way)
+        asked = [key for key, values in planner.keys.items() if values not in (FREE, FIXED)]
+        names = [key.removeprefix('plan.') for key in asked]
+        return Own(
+            outcome=outcome,
+            ranked=ranked(self.space, schedule, outcome) if outcome.figures else None,
+            allowed=all(getattr(plan, name) in self.space.values_of(name) for name in names),
+        )
 
     def _predicted(self, paths: Sequence[Path], way: Way) -> Iterator[tuple[Path, Outcome]]:
-        schedules = [self.space.schedule(path) for path in paths]
+        yield from zip(paths, self._outcomes([self.space.schedule(path) for path in paths], way), strict=True)
+
+    def _outcomes(self, schedules: Sequence[Schedule], way: Way) -> Sequence[Outcome]:
         wanted = []
         if way.journal:
             wanted = [
                 Wanted(
                     key=content_key(identity(schedule), schedule),
                     places=places(schedule),
-                    settings={f'plan.{key}': value for key, value in self.space.chosen(path).items()},
+                    settings={f'plan.{key}': getattr(schedule.plan, key) for key in self.space.keys},
                 )
-                for path, schedule in zip(paths, schedules, strict=True)
+                for schedule in schedules
             ]
-        yield from zip(paths, predict_all(schedules, way, wanted), strict=True)
+        return predict_all(schedules, way, wanted)
 
 
 def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = '') -> Planning:

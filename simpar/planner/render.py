@@ -7,10 +7,10 @@ from typing import Final
 
 from simpar import report
 from simpar.headline import change_in_words
-from simpar.planner.answer import Answer, Ranked
+from simpar.planner.answer import Answer, Own, Ranked
 from simpar.planner.robust import Robustness
 from simpar.planner.robust import words as trials_of
-from simpar.planner.words import count, lines, value, words
+from simpar.planner.words import count, lines, own_in_words, value, words
 from simpar.predict import Prediction
 from simpar.units import format_size, format_time
 
@@ -40,10 +40,23 @@ def _head(answer: Answer) -> Iterator[str]:
         yield f'Best plan: {words(choice)}'
         device = format_size(choice.outcome.device)
         yield f'  step {format_time(choice.step)}, peak {format_size(choice.peak)} of {device}'
+        if answer.own:
+            yield f'  {_gain(answer.own, choice)}'
         yield f'  {_class(answer, best, choice)}'
         yield f'  {proven(answer)}'
     if not answer.complete:
         yield f'  Interrupted: {count(answer.open)} plans are still open.'
+
+
+def _gain(own: Own, choice: Ranked) -> str:
+    """What the choice gains over the plan of the file."""
+    if own.ranked is None or not own.fits:
+        return f'{own_in_words(own)}.'
+    if own.ranked.schedule.plan == choice.schedule.plan:
+        return "This is the file's own plan: no plan that is known is faster by more than noise."
+    asked = '' if own.allowed else ', which the planner section rules out'
+    found = change_in_words(own.ranked.step, choice.step)
+    return f"{found[0].upper()}{found[1:]} than the file's own plan{asked}: {words(own.ranked)}. {own_in_words(own)}."
 
 
 def _class(answer: Answer, best: Ranked, choice: Ranked) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ from simpar.planner.sample import Sample
 class Shares:
     """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else.
 
-    Infinite: they need not be anywhere.
+    Infinite: they need not be anywhere. Argument: ``experts``, ranks that hold the same experts: experts' own bytes are
+    shared out over no more of them.
     """
 
     parameter: int = 1
@@ -35,8 +36,7 @@ class Shares:
         found = {}
         for kind in STANDING:
             share = getattr(self, kind)
-            # Not rounded down: that is no number where a share is infinite.
-            few = max(1, share / self.experts)
+            few = share if isinf(share) else min(share, self.experts)
             found[kind] = getattr(dense, kind) / share + getattr(experts, kind) / few
         return Standing(**found)
 
@@ -46,7 +46,7 @@ class Shares:
             max(self.parameter, other.parameter),
             max(self.state, other.state),
             max(self.gradient, other.gradient),
-            min(self.experts, other.experts),
+            max(self.experts, other.experts),
             max(self.gathered, other.gathered),
         )
 

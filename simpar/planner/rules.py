@@ -12,7 +12,7 @@ from simpar.pipeline.orders import ORDERS, family
 from simpar.plan import Plan
 from simpar.planner.space import Space
 from simpar.schedule.checks import check
-from simpar.workload import Workload
+from simpar.workload import Transformer, Workload
 
 DEVICES: Final = 'devices'
 SAME: Final = 'same plan'
@@ -110,7 +110,17 @@ def _same(space: Space, chosen: dict[str, object], path: Sequence[int]) -> str:
         return 'one stage has one order'
     if alone and place.get('chunks') and chosen.get('chunks') == 1:
         return 'one stage has one chunk'
+    if place.get('tiles') and space.values_of('tiles')[0] == 1 and _untiled(space, chosen):
+        return 'no product has a sum or a gather beside it that tiles could hide'
     sharded = chosen.get('zero', space.base.plan.zero)
     if place.get('shard_group') and not sharded and not (space.base.plan.shard or space.base.plan.hsdp != 'off'):
         return 'nothing is sharded in groups'
     return ''
+
+
+def _untiled(space: Space, chosen: dict[str, object]) -> bool:
+    """Whether a model of the library surely has no collective that tiles travel in: nothing splits its products."""
+    degrees = [chosen.get(key, getattr(space.base.plan, key)) for key in ('tensor', 'context')]
+    workload, plan = space.base.workload, space.base.plan
+    given = (plan.strategies, plan.layouts, workload.loss_strategy, workload.loss_strategies)
+    return isinstance(workload.model, Transformer) and not any(given) and degrees == [1, 1]

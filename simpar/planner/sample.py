@@ -190,9 +190,10 @@ def _blocks(
     wire = _busiest(program, isolated)
     speeds = Speeds(*speeds_beside(cluster, program))
     # What is slowed all the time is not slowed again.
+    unslowed, host = Speeds(1.0, 1.0, speeds.collective), np.array(costs.host, dtype=np.float64).tolist()
     both = (
-        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds, loads)),
-        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, Speeds(1.0, 1.0, speeds.collective), loads)),
+        (False, isolated, Work(isolated.tolist(), slowed.tolist(), wires, speeds, loads, host)),
+        (True, slowed, Work(slowed.tolist(), slowed.tolist(), wires, unslowed, loads, host)),
     )
     blocks: dict[tuple[int, str, bool], Block] = {}
     stages = list(_stages(few, plan, program))

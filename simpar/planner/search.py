@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from simpar.planner.judge import Asked, Judge
-from simpar.planner.rules import TIME, Judged, Refusal, refused
+from simpar.planner.rules import MEMORY, TIME, Judged, Refusal, refused
 from simpar.planner.space import Space
 from simpar.planner.start import Starts
 from simpar.sweep.outcome import Outcome
@@ -22,6 +22,9 @@ from simpar.sweep.outcome import Outcome
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
+FUSION: Final = 'fusion'
+LIGHTEST: Final = 'none'
+"""The value of that key with which a plan holds least."""
 BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Path = tuple[int, ...]
@@ -31,12 +34,15 @@ Ask = Callable[[Sequence[Asked]], Sequence[Judged]]
 """Judges nodes."""
 AT_ONCE: Final = 2
 """Guesses that are predicted before all choices of degrees are bounded."""
+FITTING: Final = 12
+"""Guesses that are predicted for what they hold alone, where no other one fits."""
 PATIENCE: Final = 4096
 """Nodes without a leaf among them, after which plans near the best are predicted: bounds alone find no better one."""
 PAIR: Final = 2
 """How many of these are predicted at once, however many workers there are."""
 AROUND: Final = 8
-"""How many of them that are no better, one after the other, end this."""
+HEAVY: Final = 24
+"""How many of them that fit and are no better, one after the other, end this; and how many that do not fit."""
 OFTEN: Final = 256
 """Nodes between two words to who wants to know."""
 Evaluate = Callable[[Sequence[Path]], Iterator[tuple[Path, Outcome]]]
@@ -59,6 +65,7 @@ class Found:
         early: leaves that were predicted before the search came to them.
         complete: whether the search ended by itself.
         widened: whether all choices of degrees are bounded.
+        other: seconds of a plan outside of the space that may be chosen; infinite where there is none.
     """
 
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
@@ -71,6 +78,12 @@ class Found:
     early: set[Path] = field(default_factory=set)
     complete: bool = False
     widened: bool = False
+    other: float = float('inf')
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest plan that is known to fit; infinite where none is."""
+        return min(self.best[0], self.other) if self.best else self.other
 
     @property
     def best(self) -> tuple[float, Path] | None:
@@ -83,10 +96,9 @@ class Found:
     @property
     def gap(self) -> float:
         """Share of the best step by which another plan may be faster; 1 where none is known."""
-        best = self.best
-        if best is None:
+        if self.fastest == float('inf'):
             return 0.0 if self.complete else 1.0
-        return max(0.0, 1 - self.least / best[0])
+        return max(0.0, 1 - self.least / self.fastest)
 
 
 def search(
@@ -98,6 +110,8 @@ def search(
     until: float = float('inf'),
     tell: Tell | None = None,
     ask: Ask | None = None,
+    own: tuple[Path, Outcome] | None = None,
+    other: float = float('inf'),
 ) -> Found:
     """Search a space.
 
@@ -106,18 +120,28 @@ def search(
         until: on the clock of ``time.monotonic``, when it ends anyway.
         tell: is told now and then what is known so far.
         ask: judges nodes, as ``judge`` does.
+        own: a plan of the space that is predicted already, from which the search sets out.
+        other: as of ``Found``.
     Ends early, with what is known, on KeyboardInterrupt.
     """
-    found = Found(open=space.count)
+    found = Found(open=space.count, other=other)
     ask = ask or (lambda asked: [judge(*one) for one in asked])
     heap: list[Node] = [(0.0, 0, (), 0)]
     leaves: list[tuple[float, Path]] = []
     size = FIRST
     try:
-        maker = Starts(space, ask)
+        maker = Starts(space, ask, own[0] if own else None)
+        if own:
+            _begin([(0.0, own[0])], found, lambda _: iter([own]), tell)
+            found.bounds[own[0]] = maker.least(own[0])
         starts = maker.found(until)
         for _ in range(AT_ONCE):
             _begin([*islice(starts, 1)], found, evaluate, tell)
+        for one in islice(maker.lightest() if found.fastest == float('inf') else (), FITTING):
+            # No guess fits: one that does, however slow, comes before one that is fast.
+            if found.fastest < float('inf') or time.monotonic() >= until:
+                break
+            _begin([one], found, evaluate, tell)
         _widen(space, judge, found, heap, leaves, until, ask)
         found.widened = True
         if time.monotonic() < until:
@@ -129,7 +153,7 @@ def search(
                 patience = NEVER
                 continue
             cut = _cut(found, gap)
-            round_ = [path for bound, path in leaves if bound < cut]
+            round_ = _asked(space, found, [path for bound, path in leaves if bound < cut])
             _settle(found, heap, leaves)
             if not round_ or time.monotonic() >= until:
                 found.complete = not round_ and (not heap or heap[0][0] >= cut)
@@ -141,6 +165,7 @@ def search(
                 if tell:
                     _settle(found, heap, leaves)
                     tell(found)
+            leaves = _lightened(space, found, leaves)
             size = min(2 * size, LARGEST)
             patience = NEVER
     except KeyboardInterrupt:
@@ -166,21 +191,57 @@ def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluat
             tell(found)
 
 
+def _lightest(space: Space, path: Path) -> Path | None:
+    """The same plan with a message for each tensor, which holds no more: nothing waits there for other tensors."""
+    number = space.keys.index(FUSION) if FUSION in space.keys else None
+    if number is None or LIGHTEST not in space.values[number]:
+        return None
+    return (*path[:number], space.values[number].index(LIGHTEST), *path[number + 1 :])
+
+
+def _holds_too_much(found: Found, path: Path) -> bool:
+    outcome = found.outcomes.get(path)
+    return outcome is not None and outcome.peak > outcome.device
+
+
+def _asked(space: Space, found: Found, round_: Sequence[Path]) -> list[Path]:
+    """Of plans that differ in how messages are fused, the lightest first, where one of them did not fit."""
+    wanted, heavy = {*round_}, {_lightest(space, path) for path in found.outcomes if _holds_too_much(found, path)}
+    return [
+        path
+        for path in round_
+        if (light := _lightest(space, path)) is None or light == path or light not in heavy or light not in wanted
+    ]
+
+
+def _lightened(space: Space, found: Found, leaves: list[tuple[float, Path]]) -> list[tuple[float, Path]]:
+    """Leaves without those whose lightest sibling does not fit."""
+    left = []
+    for bound, path in leaves:
+        light = _lightest(space, path)
+        if light is not None and _holds_too_much(found, light):
+            _prune(space, found, path, Refusal(MEMORY, found.outcomes[light].reason))
+        else:
+            left.append((bound, path))
+    return left
+
+
 def _look_around(
     starts: Starts, found: Found, asked: set[Path], evaluate: Evaluate, until: float, tell: Tell | None
 ) -> None:
     """Predict plans near the best as long as better ones are found; ``asked`` are predicted anyway."""
-    seen, best, worse = {*asked, *found.outcomes}, found.best, 0
+    seen, best, worse, heavy = {*asked, *found.outcomes}, found.best, 0, 0
     while best is not None:
         near = iter([one for one in starts.near(best[1], best[0]) if one[1] not in seen])
         while found.best == best:
             some = [*islice(near, PAIR)]
-            if not some or worse >= AROUND or time.monotonic() >= until:
+            if not some or worse >= AROUND or heavy >= HEAVY or time.monotonic() >= until:
                 return
             seen.update(path for _, path in some)
             _begin(some, found, evaluate, tell)
-            worse += len(some)
-        best, worse = found.best, 0
+            fit = sum(not _holds_too_much(found, path) for _, path in some)
+            worse, heavy = worse + fit, heavy + len(some) - fit
+        best, worse, heavy = found.best, 0, 0
 
 
 def _widen(
@@ -300,16 +361,15 @@ def _prune(space: Space, found: Found, path: Path, refusal: Refusal) -> None:
 
 def _cut(found: Found, gap: float) -> float:
     """A node whose bound is no less is not looked at."""
-    best = found.best
-    return best[0] * (1 - gap) if best else float('inf')
+    return found.fastest * (1 - gap)
 
 
 def _settle(found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:
     """How fast an open plan could be: never faster than the best, if that is known."""
     bounds = [heap[0][0]] if heap else []
     bounds += [bound for bound, _ in leaves]
-    best = found.best
-    found.least = min([*bounds, *([best[0]] if best else [])], default=0.0)
+    fastest = [found.fastest] if found.fastest < float('inf') else []
+    found.least = min([*bounds, *fastest], default=0.0)
 
 
 def _cut_rest(space: Space, found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:

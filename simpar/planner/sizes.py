@@ -130,7 +130,8 @@ def _on(schedule: Schedule, count: int, each: int) -> Planning:
     nodes, devices = (1, count) if count < each else (count // each, schedule.cluster.devices)
     # A slow rank stands in the file for its own number of devices.
     slow = {rank: share for rank, share in schedule.cluster.slow.items() if rank < count}
-    other = replace(schedule, cluster=replace(schedule.cluster, slow=slow, nodes=nodes, devices=devices))
+    plan = replace(schedule.plan, data=0)
+    other = replace(schedule, plan=plan, cluster=replace(schedule.cluster, slow=slow, nodes=nodes, devices=devices))
     return Planning(schedule=other, space=space_of(other, cluster_of(other).world))
 
 

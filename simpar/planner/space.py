@@ -79,6 +79,16 @@ class Space:
         """The schedule of a leaf, by itself."""
         return replace(self.base, plan=self.plan(path), against={}, sweep=None, planner=None)
 
+    def place(self, plan: Plan) -> tuple[int, ...] | None:
+        """The place of each of a plan's keys among their values; None where it has a value that is none of them."""
+        found = tuple(
+            one.index(getattr(plan, key)) if getattr(plan, key) in one else -1
+            for key, one in zip(self.keys, self.values, strict=True)
+        )
+        inner = plan.pipeline * plan.tensor * plan.context
+        same = plan.data in (0, self.plan(found).data) if -1 not in found else False
+        return found if same and self.world % inner == 0 else None
+
     def values_of(self, key: str) -> tuple[Any, ...]:
         """The values that a key may take; what is not chosen has one."""
         if key in self.keys:
@@ -138,10 +148,18 @@ def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...
     if isinstance(asked, list):
         # The document's own types: a list of patterns is a tuple in a plan.
         return tuple(tuple(one) if isinstance(one, list) else one for one in asked)
-    among = usual.get(key, own)
+    among = _with(usual.get(key, own), own[0])
     if asked == FREE:
         return among
     return tuple(one for one in among if asked.get('least', one) <= one <= asked.get('most', one))
+
+
+def _with(among: tuple[Any, ...], own: Any) -> tuple[Any, ...]:
+    """Usual values and the file's own: a number, or an order that bounds are known of."""
+    if own in among or isinstance(own, bool) or not (isinstance(own, int) or own in ORDERS):
+        return among
+    numbers = all(isinstance(one, int) for one in among)
+    return tuple(sorted((*among, own))) if numbers and isinstance(own, int) else (*among, own)
 
 
 def _usual(schedule: Schedule, world: int) -> dict[str, tuple[Any, ...]]:

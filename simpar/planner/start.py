@@ -48,12 +48,23 @@ PRESETS: Final[tuple[dict[str, tuple[object, ...]], ...]] = (
 
 
 class Starts:
-    """Looks for good plans of one space; remembers what it asked."""
+    """Looks for good plans of one space; remembers what it asked.
 
-    def __init__(self, space: Space, ask: Callable[[Sequence[Asked]], Sequence[Judged]]) -> None:
-        self._space, self._ask = space, ask
+    Argument: ``own``, the file's plan, which is predicted already and from which others are made.
+    """
+
+    def __init__(
+        self, space: Space, ask: Callable[[Sequence[Asked]], Sequence[Judged]], own: Path | None = None
+    ) -> None:
+        self._space, self._ask, self._own = space, ask, own
         self._known: dict[Path, float] = {}
+        self._held: dict[Path, float] = {}
         self._until = float('inf')
+
+    def least(self, path: Path) -> float:
+        """Least seconds of a plan, as far as bounds know; 0 where they say that it does not fit."""
+        (seconds,) = self._seconds([path])
+        return seconds if seconds < float('inf') else 0.0
 
     def found(self, until: float) -> Iterator[tuple[float, Path]]:
         """Least seconds and places of some plans: an early guess, then the best of some, perhaps the same, then others.
@@ -76,7 +87,7 @@ class Starts:
             return
         seeds.sort()
         yield seeds[0]
-        for _, path in seeds[:CLIMBS]:
+        for path in [*([self._own] if self._own else []), *(path for _, path in seeds[:CLIMBS])]:
             self._climb(path)
         best = sorted((seconds, path) for path, seconds in self._known.items() if seconds < float('inf'))
         unlike: dict[tuple[object, ...], tuple[float, Path]] = {}
@@ -84,6 +95,25 @@ class Starts:
             key = tuple(value for name, value in self._space.chosen(path).items() if name not in ALIKE)
             unlike.setdefault(key, (seconds, path))
         yield from [one for one in unlike.values() if one not in (early, seeds[0])][:FOUND]
+
+    def lightest(self) -> Iterator[tuple[float, Path]]:
+        """Least seconds and places of plans by what they hold at least, the lightest first: by peak memory alone.
+
+        Keys of the lightest guess are changed as long as that makes it lighter. Seconds are 0 where nothing is known.
+        """
+        path = min(self._held, key=lambda one: (self._held[one], one), default=None)
+        lighter = path is not None
+        while lighter and path is not None and time.monotonic() < self._until:
+            others = list(self._near(path, pairs=False))
+            for first in range(0, len(others), TOGETHER):
+                self._seconds(others[first : first + TOGETHER])
+            least = min(self._held, key=lambda one: (self._held[one], one))
+            lighter, path = self._held[least] < self._held[path] and len(self._known) < ASKED, least
+        unlike: dict[float, Path] = {}
+        for held, one in sorted((held, one) for one, held in self._held.items()):
+            unlike.setdefault(held, one)
+        for one in unlike.values():
+            yield self.least(one), one
 
     def near(self, path: Path, limit: float) -> list[tuple[float, Path]]:
         """Least seconds and places of plans that differ in a key or two and may be below a limit; the best guess first.
@@ -173,6 +203,8 @@ class Starts:
         guesses = self._ask([(path, GUESS, limit) for path in right])
         self._known |= dict.fromkeys(unknown, float('inf'))
         self._known |= {path: one.seconds for path, one in zip(right, guesses, strict=True)}
+        # Of no bytes: it has no order, or it was not asked how much it holds.
+        self._held |= {path: one.held for path, one in zip(right, guesses, strict=True) if one.held}
         return [self._known[path] for path in paths]
 
     def _refused(self, path: Path) -> bool:

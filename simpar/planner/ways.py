@@ -146,8 +146,7 @@ class Ways:
             parameter=share if zero >= 3 else 1,
             gradient=share if zero >= 2 else 1,
             state=share if zero >= 1 else 1,
-            # Groups of the user's own count experts' ranks otherwise.
-            experts=1 if way.group else plan.expert,
+            experts=max(1, most // plan.expert),
             # What is gathered on use is cast on use, too.
             gathered=inf if zero >= 3 else 1,
         )

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from simpar.plan import Plan
-from simpar.planner.answer import Ranked
+from simpar.planner.answer import Own, Ranked
+from simpar.units import format_size, format_time
 
 _SHORT: Final = {
     'sequence_parallel': 'sequence parallel', 'micro_batches': 'micro-batches', 'shard_group': 'shard group'
@@ -21,6 +22,16 @@ def words(one: Ranked) -> str:
     # Of one stage all orders are the same.
     idle = {'plan.order'} if plan.pipeline == 1 and plan.chunks <= 1 else set()
     return told({key: value for key, value in values.items() if value != simple[key] and key not in idle})
+
+
+def own_in_words(own: Own) -> str:
+    """What the file's own plan comes to."""
+    outcome = own.outcome
+    if own.ranked is None:
+        return f"The file's own plan has no program: {outcome.reason}"
+    if not own.fits:
+        return f"The file's own plan does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}"
+    return f"The file's own plan takes {format_time(own.ranked.step)}, peak {format_size(own.ranked.peak)}"
 
 
 def told(settings: Mapping[str, Any]) -> str:
