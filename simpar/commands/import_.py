@@ -43,7 +43,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_json(made, text), ensure_ascii=False))
     else:
-        print(listing(made), file=sys.stderr)
+        print(listing(made, full=options.full), file=sys.stderr)
     if options.output:
         write_atomically(options.output, text)
     elif not options.json:

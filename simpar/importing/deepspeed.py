@@ -8,6 +8,7 @@ from typing import Any, Final
 from simpar.importing.flags import (
     IDLE,
     NOT_MODELLED,
+    NOW,
     Assumed,
     Left,
     Row,
@@ -126,8 +127,8 @@ def batch(ds: Settings) -> Iterator[Told]:
     pipe = _auto(ds, 'pipeline.stages', 1)
     yield Says('ranks', data * tensor * context * pipe, ds.given('devices'))
     names = ('train_batch_size', 'train_micro_batch_size_per_gpu', 'gradient_accumulation_steps')
-    if 'devices' not in ds:
-        yield Assumed(f'{data * tensor * context * pipe} devices: --set devices=N says another number')
+    if not ds.number('devices', 0):
+        yield Wrong('devices', 'a DeepSpeed file does not say how many', 'give it, e.g. --set devices=16')
     if not all(ds.number(name, 0) for name in names):
         yield Assumed(f'a batch of {full}: {small} samples a device × {steps} micro-batches × {data} data ranks')
     if ds.number(names[0], full) != full:
@@ -253,5 +254,6 @@ DEEPSPEED: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(model, batch, precision, sharding),
+    framework=lambda _: ('DeepSpeed', NOW),
 )
 __all__ = ['DEEPSPEED', 'whole']

@@ -13,6 +13,8 @@ NOT_MODELLED: Final = 'not modelled'
 UNSEEN: Final = 'unknown'
 NOT_TAKEN: Final = 'not used by the script'
 MAPPED: Final = 'mapped'
+NODE_SIZE: Final = 'node-size'
+"""A setting that no file has: devices of a node of the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Settings:
 
 
 Rule = Callable[[Settings], Iterator[Told]]
+NOW: Final = 9999
+"""The year of a framework whose file does not tell its age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,7 @@ class Source:
         not_modelled: settings that do and have no key, by what they are.
         aliases: other names of settings.
         rules: read several settings together, or what follows from one that is not there.
-        several: settings that take more than one value.
+        framework: the framework that runs such a file, and the last year of its release, as the table of stacks has it.
     """
 
     name: str
@@ -162,6 +166,7 @@ class Source:
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    framework: Callable[[Settings], tuple[str, int]] = lambda _: ('', NOW)
 
     def reason(self, name: str) -> tuple[str, str] | None:
         """Why a setting has no key, and what it is; None where no table has it."""

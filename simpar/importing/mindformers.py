@@ -9,6 +9,7 @@ from typing import Any, Final
 from simpar.importing.flags import (
     IDLE,
     NOT_MODELLED,
+    NOW,
     Assumed,
     Left,
     Says,
@@ -292,4 +293,5 @@ MINDFORMERS: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(model, parallel, sharding, recompute, optimizer),
+    framework=lambda _: ('MindFormers', NOW),
 )

@@ -12,7 +12,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.flags import Setting, Settings, Source
+from simpar.importing.flags import NODE_SIZE, Setting, Settings, Source
 from simpar.importing.mapping import Imported, mapped
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
@@ -23,7 +23,11 @@ from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
-_PROFILES: Final = {'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8'}
+_PROFILES: Final = {
+    'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8', 'v100': 'v100-sxm2-8', 'gb200': 'gb200-nvl72',
+    'b200': 'b200-sxm-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
+}  # fmt: skip
+"""Words for an accelerator, and the profile that stands for it."""
 
 
 def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Imported:
@@ -88,11 +92,14 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 
 def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
-    told = _PROFILES.get(settings.text('profile')[:4], '')
-    if model:
-        settings = Settings([*settings.every, Setting('model-config', model, '--model', '--model')], {})
+    told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
     name = profile or told or source.profile
-    return mapped(source, settings, profile=profile_of_flag(name, '--cluster'), name=name, skipped=skipped, model=model)
+    cluster = profile_of_flag(name, '--cluster')
+    beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile')]
+    beside += [Setting('model-config', model, '--model', '--model')] if model else []
+    settings = Settings([*settings.every, *beside], {})
+    is_named = bool(profile or told)
+    return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, is_named=is_named)
 
 
 def _text(path: Path) -> str:
