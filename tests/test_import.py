@@ -15,6 +15,7 @@ from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
 from simpar.importing.write import schedule_text
+from simpar.profiles import load_profile
 from simpar.schedule import load_schedule, written
 
 OUTCOMES = {MAPPED, IDLE, NOT_MODELLED, UNSEEN, NOT_TAKEN}
@@ -349,3 +350,56 @@ def test_an_array_in_an_array_is_refused_however_deep(tmp_path, capsys):
     path.write_text('A=(' * 5000, encoding='utf-8')
     assert main(['import', str(path)]) == 2
     assert ':1: an array in an array, which bash has not' in capsys.readouterr().err
+
+
+FORMERS = """\
+context: {max_device_memory: 58GB, ascend_config: {parallel_speed_up_json_path: ./below/speed_up.json}}
+model: {model_config: {type: LlamaConfig, num_layers: 4, hidden_size: 64, num_heads: 4, vocab_size: 9, seq_length: 32}}
+parallel_config: {data_parallel: 4, model_parallel: 2}
+"""
+
+
+def test_the_passes_of_mindspore_are_off_but_for_those_that_its_file_turns_on(tmp_path, capsys):
+    """In MindSpore's own context each of them is false; MindFormers names a JSON beside its YAML."""
+    path = script(tmp_path, FORMERS, 'llama.yaml')
+    assert cli.main(['import', path]) == 0
+    answer = capsys.readouterr()
+    assert load_schedule(answer.out).plan.overlap == ()
+    guesses = [line for line in answer.err.splitlines() if line.startswith('Assumed')]
+    assert any('./below/speed_up.json is not here' in line for line in guesses)
+    text = (
+        '{"matmul_grad_comm_overlap": true, "recompute_comm_overlap": "false", "computation_allgather_overlap": true,'
+    )
+    (tmp_path / 'speed_up.json').write_text(text + ' "enable_task_opt": true}')
+    made = imported(Path(path), given={})
+    plan = load_schedule(schedule_text(made, 'x')).plan
+    assert plan.overlap == ('matmul_grad_comm_overlap', 'enable_opt_shard_comm_opt')
+    outcomes = {line.name: line.outcome for line in made.lines}
+    assert outcomes['enable_task_opt'] == NOT_MODELLED
+    assert outcomes['recompute_comm_overlap'] == IDLE
+    assert outcomes['context.ascend_config.parallel_speed_up_json_path'] == MAPPED
+
+
+def test_memory_that_mindspore_may_not_take_is_reserved(tmp_path, capsys):
+    path = Path(script(tmp_path, FORMERS, 'llama.yaml'))
+    left = load_schedule(schedule_text(imported(path, given={}), 'x')).cluster.reserve
+    # 58 GB of 2^30 bytes of the 64 GB of a 910B.
+    assert left == pytest.approx(load_profile('ascend910b-8').device.memory.size.value - 58 * 2**30, rel=1e-3)
+    assert 'cluster.reserve' not in imported(path, given={'context.max_device_memory': '80GB'}).values
+    assert cli.main(['import', str(path), '--set', 'max_device_memory=much']) == 2
+    assert 'no number of GB' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_an_imported_plan_has_a_question_that_can_be_answered(name, tmp_path, capsys):
+    """The baseline is a schedule of its own, and differs from the plan."""
+    out = tmp_path / 'out.yaml'
+    beside = [f'--set={key}={value}' for key, value in given_beside(name).items()]
+    beside += ['--model', model_beside(name)] if model_beside(name) else []
+    assert cli.main(['import', str(FOLDER / name), '--output', str(out), *beside]) == 0
+    schedule = load_schedule(out)
+    baseline = schedule.baseline()
+    if baseline is None:
+        assert '# The baseline of the gain: no baseline is known' in out.read_text()
+    else:
+        assert baseline.plan != schedule.plan

@@ -15,6 +15,10 @@ NOT_TAKEN: Final = 'not used by the script'
 MAPPED: Final = 'mapped'
 NODE_SIZE: Final = 'node-size'
 """A setting that no file has: devices of a node of the profile."""
+DEVICE_MEMORY: Final = 'device-memory'
+"""Another: bytes of memory of a device of the profile."""
+SPEED_UP: Final = 'speed-up'
+"""What a file of overlap passes says begins so."""
 
 
 @dataclass(frozen=True, slots=True)

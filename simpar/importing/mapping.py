@@ -10,6 +10,7 @@ from typing import Any, Final
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
 from simpar.importing.flags import (
+    DEVICE_MEMORY,
     IDLE,
     MAPPED,
     NODE_SIZE,
@@ -30,7 +31,7 @@ from simpar.plan import Plan
 from simpar.stacks import stack_of
 from simpar.workload import Workload
 
-BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE)
+BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
 RANKS: Final = 'ranks'
 NODE: Final = 'node'

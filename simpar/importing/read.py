@@ -12,7 +12,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.flags import NODE_SIZE, Setting, Settings, Source
+from simpar.importing.flags import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
 from simpar.importing.mapping import Imported, mapped
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
@@ -73,7 +73,23 @@ def _longest(model: str) -> Iterator[Setting]:
 
 def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
     found = settings_of_yaml(text, str(path))
+    found += list(_speed_up(found, path))
     return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.aliases), profile, model)
+
+
+def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
+    """What the file of overlap passes says that a configuration names, where it can be read.
+
+    Arguments: ``path`` of the configuration, beside which the file is looked for, too.
+    """
+    for one in config:
+        if one.name.endswith('parallel_speed_up_json_path') and isinstance(one.value, str):
+            named = Path(one.value)
+            places = (named, path.parent / named, path.parent / named.name)
+            file = next((place for place in places if place.is_file()), None)
+            if file is not None:
+                settings = settings_of_yaml(_text(file).replace('\t', ' '), str(file))
+                yield from (replace(row, name=f'{SPEED_UP}.{row.name}', written=row.name) for row in settings)
 
 
 def _devices(text: str, name: str) -> Iterator[Setting]:
@@ -95,7 +111,8 @@ def _made(source: Source, settings: Settings, profile: str, model: str, skipped:
     told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
     name = profile or told or source.profile
     cluster = profile_of_flag(name, '--cluster')
-    beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile')]
+    memory = str(round(cluster.device.memory.size.value))
+    beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
     beside += [Setting('model-config', model, '--model', '--model')] if model else []
     settings = Settings([*settings.every, *beside], {})
     is_named = bool(profile or told)

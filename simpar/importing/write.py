@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from simpar.importing.baseline import NONE, Question
 from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.mapping import Imported, Line
 
@@ -16,8 +17,13 @@ _PLAIN: Final = re.compile(r'[A-Za-z][A-Za-z0-9_-]*')
 _WORDS: Final = ('null', 'true', 'false', 'yes', 'no', 'on', 'off', 'y', 'n')
 
 
-def yaml_of(values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[str, ...] = ()) -> str:
-    """YAML of values by dotted key, each with its comment. Arguments: ``head``, lines of comment before all."""
+def yaml_of(
+    values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[str, ...] = (), question: Question = NONE
+) -> str:
+    """YAML of values by dotted key, each with its comment.
+
+    Arguments: ``head``, lines of comment before all; ``question``, the baseline that the plan is compared with.
+    """
     tree: dict[str, Any] = {'simpar': 1}
     for part in ('cluster', 'workload', 'plan'):
         tree[part] = {}
@@ -27,8 +33,10 @@ def yaml_of(values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[
         for name in above:
             node = node.setdefault(name, {})
         node[last] = value
-    tree['against'] = {}
     lines = [f'# {line}'.rstrip() for line in head] + list(_lines(tree, '', comments, 0))
+    lines.append(f'# The baseline of the gain: {question.comment}.')
+    changes = ', '.join(f'{key}: {scalar(value)}' for key, value in question.against.items())
+    lines.append(f'against: {{{changes}}}')
     return '\n'.join(lines) + '\n'
 
 
@@ -68,8 +76,11 @@ def _clean(text: str) -> str:
     return ''.join(one if one.isprintable() else '?' for one in text)
 
 
-def schedule_text(made: Imported, name: str) -> str:
-    """The schedule of an imported file. Arguments: ``name`` of that file, for the first line."""
+def schedule_text(made: Imported, name: str, question: Question = NONE) -> str:
+    """The schedule of an imported file.
+
+    Arguments: ``name`` of that file, for the first line; ``question``, the baseline that the plan is compared with.
+    """
     listed = [line for line in made.lines if line.outcome != MAPPED]
     counts = f'{len(made.lines) - len(listed)} settings mapped, {len(listed)} listed'
     head = [f'Written by simpar import from {name} ({made.kind}): {counts}.']
@@ -78,7 +89,7 @@ def schedule_text(made: Imported, name: str) -> str:
     for outcome in sorted(dict.fromkeys(line.outcome for line in listed), key=lambda one: one == IDLE):
         head.append(f'{outcome}:')
         head += [f'  {_flag(line)}' for line in listed if line.outcome == outcome]
-    return yaml_of(made.values, made.comments, tuple(_clean(line)[: WIDTH + 80] for line in head))
+    return yaml_of(made.values, made.comments, tuple(_clean(line)[: WIDTH + 80] for line in head), question)
 
 
 def _flag(line: Line, *, with_note: bool = True) -> str:
