@@ -11,12 +11,14 @@ from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 from simpar import cli
 from simpar.cli import main
 from simpar.huggingface.sizes import MODELS
+from simpar.importing.first import first_schedules
 from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
 from simpar.importing.write import schedule_text
 from simpar.profiles import load_profile
-from simpar.schedule import load_schedule, written
+from simpar.schedule import check_against_cluster, load_schedule, written
+from simpar.units import parse
 
 OUTCOMES = {MAPPED, IDLE, NOT_MODELLED, UNSEEN, NOT_TAKEN}
 SMALL = '--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 100 --bf16'
@@ -314,11 +316,38 @@ def test_deepspeed_has_its_model_beside_and_the_schedule_finds_it(tmp_path, caps
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_init_writes_a_schedule_of_every_model_that_it_knows(name, capsys):
-    assert cli.main(['init', '--model', name, '--nodes', '16', '--batch', '1536']) == 0
-    text = capsys.readouterr().out
-    assert load_schedule(text).workload.batch == 1536
-    assert text.count('#') >= 10
+def test_every_plan_that_init_compares_is_a_schedule(name):
+    asked = {'nodes': 16, 'devices': 0, 'batch': 1536, 'sequence': 2048}
+    firsts = first_schedules(MODELS[name], load_profile('h100-sxm-8'), **asked)
+    assert 1 <= len(firsts) <= 6
+    for first in firsts:
+        schedule = load_schedule(first.text())
+        assert schedule.workload.batch == 1536
+        assert check_against_cluster(schedule, 128).plan.data == first.plan.data
+        assert first.text().count('#') >= 10
+
+
+def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsys):
+    """13 billion weights, gathered over RoCE for every sample, take longer than messages within a node."""
+    out = tmp_path / 'first.yaml'
+    asked = ['--cluster', 'ascend910b-8', '--nodes', '2', '--sequence', '4096', '--output', str(out)]
+    assert cli.main(['init', '--model', 'llama2-13b', *asked]) == 0
+    capsys.readouterr()
+
+    def step(*settings):
+        cli.main(['run', str(out), '--json', *(f'--set={one}' for one in settings)])
+        return json.loads(capsys.readouterr().out)
+
+    best = step()
+    assert best['fits']
+    lines = [line for line in out.read_text().splitlines() if line.startswith('# Compared: ')]
+    assert len(lines) >= 3
+    # What it draws on from few micro-batches is what all of them take.
+    assert parse(lines[0].rpartition(': ')[2].removesuffix(' a step'), 'time') == pytest.approx(best['step'], rel=0.02)
+    shards = ('plan.data=16', 'plan.tensor=1', 'plan.pipeline=1', 'plan.zero=3', 'plan.micro_batches=4')
+    assert step('plan.sequence_parallel=false', *shards)['step'] > 1.15 * best['step']
+    node = ('plan.data=2', 'plan.tensor=8', 'plan.pipeline=1', 'plan.zero=1', 'plan.micro_batches=32')
+    assert step('plan.sequence_parallel=true', *node)['step'] >= best['step']
 
 
 @pytest.mark.parametrize(('name', 'nodes', 'batch'), [('mixtral-8x7b', 2, 128), ('qwen3-235b-a22b', 16, 512)])
