@@ -113,7 +113,7 @@ def precision(flags: Settings) -> Iterator[Told]:
         yield Says('workload.gradients', 'fp32', sums or ('bf16',))
     elif 'accumulate-allreduce-grads-in-fp32' in flags and kind != 'fp32':
         yield Says('workload.gradients', 'fp32', sums)
-    elif sums:
+    else:
         yield Says('workload.gradients', kind, sums)
     if kind == 'fp16':
         scale = flags.real('loss-scale', 65536.0)

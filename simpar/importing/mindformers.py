@@ -324,6 +324,10 @@ def optimizer(config: Settings) -> Iterator[Told]:
     if config.on('runner_wrapper.use_clip_grad'):
         names = config.given('runner_wrapper.use_clip_grad', 'runner_wrapper.max_grad_norm')
         yield Says('workload.clip_norm', config.real('runner_wrapper.max_grad_norm', 1.0), names)
+    else:
+        yield Says('workload.clip_norm', 0, config.given('runner_wrapper.use_clip_grad'))
+        for name in config.given('runner_wrapper.max_grad_norm'):
+            yield Left(name, IDLE, 'use_clip_grad is off')
 
 
 MINDFORMERS: Final = Source(
