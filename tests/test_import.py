@@ -214,6 +214,20 @@ def test_processes_that_srun_starts_are_counted_where_no_launcher_is(tmp_path):
         assert made.values['cluster.profile'] == ('a100-sxm-8' if 'a100' in launch else 'h100-sxm-8')
 
 
+def test_nodes_are_as_large_as_the_script_has_them(tmp_path):
+    """Four devices of each of 32 nodes are not sixteen full nodes; nodes of sixteen are of another machine."""
+    launch = f'torchrun --nproc_per_node 4 --nnodes 32 x.py {SMALL} --micro-batch-size 1 --global-batch-size 128'
+    made = imported(Path(script(tmp_path, launch)), given={})
+    assert (made.values['cluster.nodes'], made.values['cluster.devices']) == (32, 4)
+    launch = f'export HCCL_CONNECT_TIMEOUT=1\ntorchrun --nproc_per_node 16 --nnodes 2 x.py {SMALL} {BATCH}'
+    made = imported(Path(script(tmp_path, launch)), given={})
+    assert (made.values['cluster.profile'], made.values['cluster.nodes']) == ('ascend910c-16', 2)
+    assert made.assumed[0].startswith('ascend910c-16: the file names no accelerator')
+    made = imported(Path(script(tmp_path, launch)), given={}, profile='ascend910b-8')
+    assert (made.values['cluster.nodes'], made.values.get('cluster.devices')) == (4, None)
+    assert made.assumed[0] == 'nodes of 8 devices: the file has 16 on each, ascend910b-8 has 8'
+
+
 def test_a_script_assigns_over_what_slurm_says(tmp_path):
     text = f'#SBATCH --nodes=8\nSLURM_NNODES=2\n{RUN.replace("8", "8 --nnodes $SLURM_NNODES")} {SMALL} {BATCH}'
     assert imported(Path(script(tmp_path, text)), given={}).values['cluster.nodes'] == 2

@@ -73,9 +73,10 @@ class Left(NamedTuple):
 
 
 class Assumed(NamedTuple):
-    """What the file does not say and the schedule needs."""
+    """What the file does not say and the schedule needs; ``of_cluster``, where it is the size of the cluster."""
 
     what: str
+    of_cluster: bool = False
 
 
 class Wrong(NamedTuple):
@@ -155,6 +156,7 @@ class Source:
     Arguments:
         name: of the launcher.
         profile: of the cluster where the file names none.
+        nodes: profiles in its place, by how many devices of a node a file takes.
         rows: settings that have a key.
         idle: settings that change nothing of a step's time, by why.
         not_modelled: settings that do and have no key, by what they are.
@@ -170,6 +172,7 @@ class Source:
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    nodes: Mapping[int, str] = field(default_factory=dict)
     framework: Callable[[Settings], tuple[str, int]] = lambda _: ('', NOW)
 
     def reason(self, name: str) -> tuple[str, str] | None:

@@ -127,7 +127,8 @@ def mapped(
     said = (
         [] if 'profile' in settings or is_named else [f'{name}: the file names no accelerator; --cluster says another']
     )
-    said += [*larger, *(one.what for one in told if isinstance(one, Assumed)), *more, *rounded]
+    guesses = sorted((one for one in told if isinstance(one, Assumed)), key=lambda one: not one.of_cluster)
+    said += [*larger, *(one.what for one in guesses), *more, *rounded]
     assumed = tuple(dict.fromkeys(said))
     return Imported(source.name, values, comments, tuple(lines), assumed)
 

@@ -30,14 +30,15 @@ def ranks_of(flags: Settings) -> Ranks:
     notes: tuple[Told, ...] = ()
     if nodes and not node and not total:
         node = full
-        notes = (Assumed(f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'),)
+        what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
+        notes = (Assumed(what, of_cluster=True),)
     told = total or nodes * node
     if not told:
         return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
     if told % inner:
         ranks = inner if inner < full else lcm(inner, full)
         what = f'{ranks} devices: the file has {told}, which do not divide into the {inner} of its degrees'
-        return Ranks(ranks, 0, (Assumed(what),))
+        return Ranks(ranks, 0, (Assumed(what, of_cluster=True),))
     return Ranks(told, node, notes)
 
 

@@ -205,6 +205,8 @@ MINDSPEED: Final = Source(
     not_modelled={**MEGATRON.not_modelled, **{f'{what} ': names for what, names in _MISSING.items()}},
     aliases={**ALIASES, **_ALIASES},
     rules=(*megatron_model.RULES, model, experts, *megatron_plan.RULES, plan),
+    # Nodes of the Atlas 800T A3 have sixteen dies.
+    nodes={16: 'ascend910c-16'},
     framework=lambda _: ('MindSpeed-LLM', NOW),
 )
 OWN: Final = (_ROWS, _IDLE, _MISSING)

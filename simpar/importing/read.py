@@ -109,7 +109,7 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
     told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
-    name = profile or told or source.profile
+    name = profile or told or source.nodes.get(settings.number('nproc-per-node', 0), source.profile)
     cluster = profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))
     beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]

@@ -1,7 +1,8 @@
 """Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.
 
 They change the order in which ops are issued, never the ops. Which are on by themselves is the framework's: a stack
-says it. Two of them are what ``reduce_gradients`` and ``prefetch`` say otherwise; a plan that lists passes has those that it lists and no others.
+says it. Two of them are what ``reduce_gradients`` and ``prefetch`` say otherwise; a plan that lists passes has those
+that it lists and no others.
 """
 
 from __future__ import annotations
