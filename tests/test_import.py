@@ -228,6 +228,25 @@ def test_nodes_are_as_large_as_the_script_has_them(tmp_path):
     assert made.assumed[0] == 'nodes of 8 devices: the file has 16 on each, ascend910b-8 has 8'
 
 
+def test_a_script_of_bigscience_has_its_cluster_its_age_and_its_framework(tmp_path):
+    """As bigscience-workshop/bigscience tr1-13B: 24 nodes of V100, all layers made again, attention unfused."""
+    flags = f'{TWELVE} --checkpoint-activations --deepspeed --deepspeed_config ds.json'
+    text = (
+        '#SBATCH --constraint=v100-32g\n#SBATCH --nodes=24\n#SBATCH --ntasks-per-node=1  # one launcher\n'
+        '#SBATCH --gres=gpu:8   # of a node\nGPUS_PER_NODE=8\nNNODES=$SLURM_NNODES\n'
+        'MASTER=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n'
+        'export LAUNCHER="python -m torch.distributed.launch --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES '
+        f'--master_addr $MASTER"\nexport CMD="x.py {SMALL} {flags}"\n'
+        "srun --jobid $SLURM_JOBID bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD' 2>&1 | tee log\n"
+    )
+    made = imported(Path(script(tmp_path, text)), given={})
+    found = {key: made.values[f'cluster.{key}'] for key in ('profile', 'nodes', 'stack')}
+    assert found == {'profile': 'v100-sxm2-8', 'nodes': 24, 'stack': 'megatron-2021'}
+    assert made.values['plan.micro_batches'] == 256
+    assert made.values['plan.recompute'] == 'full'
+    assert made.values['workload.transformer.attention'] == 'unfused'
+
+
 def test_a_script_assigns_over_what_slurm_says(tmp_path):
     text = f'#SBATCH --nodes=8\nSLURM_NNODES=2\n{RUN.replace("8", "8 --nnodes $SLURM_NNODES")} {SMALL} {BATCH}'
     assert imported(Path(script(tmp_path, text)), given={}).values['cluster.nodes'] == 2

@@ -215,5 +215,5 @@ MEGATRON: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(*megatron_model.RULES, *megatron_plan.RULES),
-    framework=megatron_plan.framework,
+    framework=megatron_model.framework,
 )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final, NamedTuple
 
-from simpar.importing.flags import IDLE, NODE_SIZE, NOT_MODELLED, NOW, Assumed, Left, Says, Settings, Told, Wrong
-from simpar.importing.megatron_model import least_expert_ranks
+from simpar.importing.flags import IDLE, NODE_SIZE, NOT_MODELLED, Assumed, Left, Says, Settings, Told, Wrong
+from simpar.importing.megatron_model import is_checkpointed, least_expert_ranks
 
 _OPTIMIZER: Final = 'workload.optimizer'
 
@@ -264,7 +264,7 @@ def recompute(flags: Settings) -> Iterator[Told]:
     """What the backward makes again."""
     kind = flags.text('recompute-granularity')
     if flags.on('recompute-activations') and not kind:
-        kind = 'selective'
+        kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
     rest = flags.given('recompute-method', 'recompute-num-layers', 'recompute-modules')
     if kind == 'full':
@@ -304,17 +304,6 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
     yield Says('plan.recompute', 'full', by)
     if flags.text('recompute-method', 'uniform') == 'uniform' and count > 1:
         yield Left('recompute-num-layers', NOT_MODELLED, f'{count} layers as one; each keeps its input')
-
-
-def framework(flags: Settings) -> tuple[str, int]:
-    """Megatron-LM, or the fork of it that has flags of its own; and the last year of its release."""
-    if flags.given('deepspeed', 'deepspeed-config', 'zero-stage'):
-        return 'Megatron-DeepSpeed', NOW
-    if any(name.startswith(('enable-zero-bubble', 'zero-bubble-')) for name in flags.named):
-        return 'zero-bubble', NOW
-    # Megatron-LM v3.0 of 2022 has --recompute-activations in its place.
-    is_old = any(one.called == '--checkpoint-activations' for one in flags.every)
-    return 'Megatron-LM', 2022 if is_old else NOW
 
 
 RULES: Final = (cluster, batch, precision, optimizer, parallel, pipeline, sharding, recompute)
