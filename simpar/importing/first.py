@@ -241,9 +241,9 @@ def compared(steps: Mapping[Degrees, Step]) -> tuple[str, ...]:
 
 
 def _words(plan: Degrees) -> str:
-    told = [f'data {plan.data}', f'tensor {plan.tensor}', f'pipeline {plan.pipeline}']
-    told += [f'expert {plan.expert}'] if plan.expert > 1 else []
-    return ', '.join([*told, f'zero {plan.zero}', f'{plan.recompute} recomputation'])
+    degrees = [f'data {plan.data}', f'tensor {plan.tensor}', f'pipeline {plan.pipeline}']
+    degrees += [f'expert {plan.expert}'] if plan.expert > 1 else []
+    return ', '.join([*degrees, f'zero {plan.zero}', f'{plan.recompute} recomputation'])
 
 
 def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ def ranks_of(flags: Settings) -> Ranks:
     """Ranks of the run, as launchers say them; where these are not known, those that the degrees need, and an error."""
     inner = max(1, flags.number('pipeline-model-parallel-size', 1)) * least_expert_ranks(flags)
     node, total = _count(flags, 'nproc-per-node'), _count(flags, 'worker-num')
-    # torchrun has one node where it is told no number of them.
+    # torchrun has one node where it is known no number of them.
     nodes = _count(flags, 'nnodes') if 'nnodes' in flags else min(1, node)
     full = max(1, flags.number(NODE_SIZE, 8))
     notes: tuple[Told, ...] = ()
@@ -32,14 +32,14 @@ def ranks_of(flags: Settings) -> Ranks:
         node = full
         what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
         notes = (Assumed(what, of_cluster=True),)
-    told = total or nodes * node
-    if not told:
+    known = total or nodes * node
+    if not known:
         return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
-    if told % inner:
+    if known % inner:
         ranks = inner if inner < full else lcm(inner, full)
-        what = f'{ranks} devices: the file has {told}, which do not divide into the {inner} of its degrees'
+        what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
         return Ranks(ranks, 0, (Assumed(what, of_cluster=True),))
-    return Ranks(told, node, notes)
+    return Ranks(known, node, notes)
 
 
 def _count(flags: Settings, name: str) -> int:

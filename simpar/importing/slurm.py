@@ -44,7 +44,7 @@ class Job:
     """What Slurm's options come to; 0 or nothing where they do not say.
 
     Arguments: ``nodes``; ``devices`` of a node; ``tasks`` of all nodes; ``tasks_per_node``; ``kind`` of device;
-    ``by``, the options that say ``nodes``, ``devices`` and ``kind``.
+    ``options``, the last of each name.
     """
 
     nodes: int = 0
@@ -60,14 +60,14 @@ def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
 
     Arguments: ``values`` of variables, for which ``$NAME`` stands in a here-document.
     """
-    found: list[Option] = []
+    options: list[Option] = []
     for row in _SBATCH.finditer(text):
         line = text.count('\n', 0, row.start(1)) + 1
-        told = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
-        words = [Given(word, line) for word in told.split()]
+        expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
+        words = [Given(word, line) for word in expanded.split()]
         while words:
-            words = _taken(words, '#SBATCH ', found)
-    return tuple(found)
+            words = _taken(words, '#SBATCH ', options)
+    return tuple(options)
 
 
 def srun_options(command: Sequence[Given]) -> tuple[tuple[Option, ...], tuple[Given, ...]]:
@@ -76,14 +76,14 @@ def srun_options(command: Sequence[Given]) -> tuple[tuple[Option, ...], tuple[Gi
     if start is None:
         return (), tuple(command)
     rest = list(command[start + 1 :])
-    found: list[Option] = []
+    options: list[Option] = []
     while rest and _OPTION.fullmatch(rest[0].text):
-        rest = _taken(rest, 'srun ', found)
-    return tuple(found), tuple(rest)
+        rest = _taken(rest, 'srun ', options)
+    return tuple(options), tuple(rest)
 
 
-def _taken(words: list[Given], before: str, found: list[Option]) -> list[Given]:
-    """The words behind the first one and its value; an option that counts is added to those found."""
+def _taken(words: list[Given], before: str, options: list[Option]) -> list[Given]:
+    """The words behind the first one and its value, which is added to the options where it is one that counts."""
     word, rest = words[0], words[1:]
     match = _OPTION.fullmatch(word.text)
     if match is None:
@@ -94,7 +94,7 @@ def _taken(words: list[Given], before: str, found: list[Option]) -> list[Given]:
         value, rest = rest[0].text, rest[1:]
     if name:
         shown = f'--{flag}' if match['long'] else f'-{flag}'
-        found.append(Option(name, (value or '').strip('"\''), word.line, f'{before}{shown}'))
+        options.append(Option(name, (value or '').strip('"\''), word.line, f'{before}{shown}'))
     return rest
 
 
@@ -144,19 +144,19 @@ def _number(value: str) -> int:
 
 def environment(job: Job) -> dict[str, str]:
     """The variables that Slurm gives to a job of these options; none for what they do not say."""
-    told = {
+    variables = {
         'SLURM_NNODES': job.nodes, 'SLURM_JOB_NUM_NODES': job.nodes, 'SLURM_GPUS_ON_NODE': job.devices,
         'SLURM_NTASKS': job.tasks, 'SLURM_NPROCS': job.tasks,
     }  # fmt: skip
     last = {one.name: one for one in job.options}
     if 'ntasks-per-node' in last:
-        told['SLURM_NTASKS_PER_NODE'] = job.tasks_per_node
+        variables['SLURM_NTASKS_PER_NODE'] = job.tasks_per_node
     if 'gpus-per-node' in last:
-        told['SLURM_GPUS_PER_NODE'] = job.devices
+        variables['SLURM_GPUS_PER_NODE'] = job.devices
     for name in ('gpus', 'gpus-per-task'):
         if name in last:
-            told[f'SLURM_{name.upper().replace("-", "_")}'] = _number(last[name].value)
-    return {name: str(value) for name, value in told.items() if value}
+            variables[f'SLURM_{name.upper().replace("-", "_")}'] = _number(last[name].value)
+    return {name: str(value) for name, value in variables.items() if value}
 
 
 def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
@@ -167,13 +167,13 @@ def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
     per_node = job.tasks_per_node if are_processes else job.devices
     of_tasks, of_devices = ('ntasks-per-node', 'ntasks'), ('gpus-per-node', 'gres', 'gpus-per-task', 'gpus')
     of_kind = [one for one in (*of_devices, 'constraint') if one in last and job.kind in last[one].value.lower()]
-    told = (
+    rows = (
         ('nnodes', job.nodes, ('nodes', 'ntasks', 'gpus')),
         ('nproc-per-node', per_node, of_tasks if are_processes else of_devices),
         ('profile', job.kind, of_kind),
     )
     used = set()
-    for setting, value, by in told:
+    for setting, value, by in rows:
         option = next((last[one] for one in by if one in last), None)
         if value and option is not None:
             used.add(option.name)
