@@ -100,7 +100,8 @@ class Plan:
             off: ``matmul_grad_comm_overlap``, gradients of weights under the sum of their layer's dx;
             ``enable_grad_comm_opt``, the backward under sums of gradients (``reduce_gradients: overlapped``, else
             ``end``); ``enable_opt_shard_comm_opt``, weights gathered ahead (by ``prefetch``, else 0);
-            ``recompute_comm_overlap``, recomputation under the sum before it. By default all but the last.
+            ``recompute_comm_overlap``, recomputation under the sum before it. A stack says those that its framework has
+            on, MindSpore none; ``default``: all but the last.
     """
 
     data: Annotated[

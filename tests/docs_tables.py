@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from launch_sources import FOLDER, SOURCES, model_beside
+from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
 from simpar.huggingface import table
 from simpar.importing import table as import_tables
@@ -123,7 +123,7 @@ def imported_table() -> list[str]:
     """A line for each public file whose settings are read: how many are mapped, and what is listed."""
     lines = [IMPORTED, '|---|---|---|---|---|---|']
     for name, source in SOURCES.items():
-        told = imported(FOLDER / name, given={}, model=model_beside(name)).lines
+        told = imported(FOLDER / name, given=given_beside(name), model=model_beside(name)).lines
         counts = [sum(line.outcome == outcome for line in told) for outcome in (MAPPED, IDLE, NOT_MODELLED, UNSEEN)]
         missing = ', '.join(dict.fromkeys(f'`{line.name}`' for line in told if line.outcome == NOT_MODELLED))
         lines.append(f'| {source} | {" | ".join(map(str, counts))} | {missing} |')

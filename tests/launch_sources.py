@@ -30,3 +30,15 @@ SOURCES = {
 def model_beside(name: str) -> str:
     """The model that a file needs beside it."""
     return str(MODEL) if name.endswith('.json') else ''
+
+
+DEVICES = {
+    'torchtitan_llama3_8b.toml': '8', 'torchtitan_deepseek_v3_671b.toml': '64', 'deepspeed_fp16_zero3.json': '8',
+    'deepspeed_pipeline.json': '8', 'deepspeed_autotp.json': '8',
+}  # fmt: skip
+"""How many devices files run on that do not say it."""
+
+
+def given_beside(name: str) -> dict[str, str]:
+    """What a file needs beside it to say on how many devices it runs."""
+    return {'devices': DEVICES[name]} if name in DEVICES else {}

@@ -40,7 +40,7 @@ FLAGS = {
     'profiles': ['--json', 'name'],
     'schema': [],
     'completion': ['shell'],
-    'import': ['--cluster', '--for', '--json', '--model', '--output', '--save', '--set', 'file'],
+    'import': ['--cluster', '--for', '--full', '--json', '--model', '--output', '--save', '--set', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],

@@ -6,20 +6,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_sources import FOLDER, MODEL, SOURCES, model_beside
+from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 
 from simpar import cli
 from simpar.cli import main
 from simpar.huggingface.sizes import MODELS
+from simpar.importing.first import first_schedules
 from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.read import imported
 from simpar.importing.shell import read_script
 from simpar.importing.write import schedule_text
-from simpar.schedule import load_schedule, written
+from simpar.profiles import load_profile
+from simpar.schedule import check_against_cluster, load_schedule, written
+from simpar.units import parse
 
 OUTCOMES = {MAPPED, IDLE, NOT_MODELLED, UNSEEN, NOT_TAKEN}
 SMALL = '--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 100 --bf16'
 BATCH = '--micro-batch-size 1 --global-batch-size 32'
+RUN = 'torchrun --nproc_per_node 8 x.py'
 
 SCRIPTS = {
     'defaults': 'A=${B:-4}\nC=${A:+x}\nD="${NO-a b}"\ntorchrun --a $A --c $C --d "$D" ${NOT:-"q r"}',
@@ -65,7 +69,7 @@ def test_a_script_comes_to_the_words_that_bash_makes_of_it(tmp_path):
 
 @pytest.mark.parametrize('name', SOURCES)
 def test_a_public_file_is_imported_and_its_schedule_says_the_same_again(name):
-    made = imported(FOLDER / name, given={}, model=model_beside(name))
+    made = imported(FOLDER / name, given=given_beside(name), model=model_beside(name))
     text = schedule_text(made, name)
     schedule = load_schedule(text)
     assert load_schedule(written(schedule)) == schedule
@@ -81,7 +85,7 @@ def test_every_flag_of_a_script_has_a_line(tmp_path):
         if name.endswith('.sh'):
             words = from_us((FOLDER / name).read_text(encoding='utf-8'))[0]
             flags = [word for word in words if word.startswith('--')]
-            told = [line.name for line in imported(FOLDER / name, given={}).lines]
+            told = [line.name for line in imported(FOLDER / name, given=given_beside(name)).lines]
             assert sorted(flags) == sorted(one for one in told if one.startswith('--')), name
 
 
@@ -100,7 +104,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_an_imported_model_has_the_published_parameters(name):
-    workload = load_schedule(schedule_text(imported(FOLDER / name, given={}), name)).workload
+    workload = load_schedule(schedule_text(imported(FOLDER / name, given=given_beside(name)), name)).workload
     assert workload.model.graph(workload.batch).parameters == PUBLISHED[name]
 
 
@@ -136,12 +140,15 @@ def test_what_is_not_assigned_is_asked_for_and_set(tmp_path, capsys):
 
 
 def test_a_list_of_arguments_and_printed_arguments_are_read(tmp_path):
-    listed = imported(Path(script(tmp_path, f'{SMALL}\n{BATCH}\n--frobnicate 3\n', 'args.txt')), given={})
+    """A log says how many ranks there were; a list of flags has to be told."""
+    path = Path(script(tmp_path, f'{SMALL}\n{BATCH}\n--frobnicate 3\n', 'args.txt'))
+    listed = imported(path, given={'nnodes': '2', 'nproc-per-node': '8'})
     assert next(line for line in listed.lines if line.name == '--frobnicate').outcome == UNSEEN
-    printed = [one.partition(' ') for one in f' {SMALL} {BATCH}'.split(' --') if one]
+    printed = [one.partition(' ') for one in f' {SMALL} {BATCH} --world_size 16'.split(' --') if one]
     text = ''.join(f'  {name.replace("-", "_")} {"." * 20} {value or "True"}\n' for name, _, value in printed)
     again = imported(Path(script(tmp_path, text, 'log.txt')), given={})
     assert again.values == listed.values
+    assert listed.values['cluster.nodes'] == 2
 
 
 def test_pipelines_recomputation_and_shards_are_said_in_our_words(tmp_path):
@@ -160,6 +167,128 @@ def test_pipelines_recomputation_and_shards_are_said_in_our_words(tmp_path):
     assert next(line for line in made.lines if line.name == '--recompute-num-layers').outcome == NOT_MODELLED
 
 
+TWELVE = '--num-layers 12 --micro-batch-size 2 --global-batch-size 2048 '
+TWELVE += '--tensor-model-parallel-size 4 --pipeline-model-parallel-size 12'
+JOBS = {
+    # What stands in #SBATCH lines, and what the script makes of it: nodes, devices of each.
+    'nodes': ('#SBATCH --nodes=24', '8', '$SLURM_NNODES', 24, 8),
+    'job': ('#SBATCH -N 24', '8', '${SLURM_JOB_NUM_NODES:-1}', 24, 8),
+    'joined': ('#SBATCH -N24 --gres=gpu:a100:8', '$SLURM_GPUS_ON_NODE', '$SLURM_NNODES', 24, 8),
+    'a comment': ('#SBATCH --nodes 24   # as 2026', '8', '$SLURM_NNODES', 24, 8),
+    'devices': ('#SBATCH --nodes=48\n#SBATCH --gpus-per-node=h100:4', '$SLURM_GPUS_PER_NODE', '$SLURM_NNODES', 48, 4),
+    'tasks': ('#SBATCH --ntasks=24 --ntasks-per-node=1', '8', '$SLURM_NTASKS', 24, 8),
+    'processes': ('#SBATCH -n 24 --tasks-per-node 1 -G 192', '8', '$SLURM_NPROCS', 24, 8),
+    'all devices': ('#SBATCH --gpus=192\n#SBATCH --gpus-per-node=8', '8', '$SLURM_NNODES', 24, 8),
+    'a product': ('#SBATCH --nodes=24\n#SBATCH --gres=gpu:8', '8', '$((SLURM_NNODES * SLURM_GPUS_ON_NODE / 8))', 24, 8),
+    'names': ('#SBATCH --nodes=24', '8', '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)', 24, 8),
+    'largest': ('#SBATCH --nodes=16-24', '8', '$SLURM_NNODES', 24, 8),
+    'fewer': ('#SBATCH --nodes=48', '4', '$SLURM_NNODES', 48, 4),
+    'switched off': ('##SBATCH --nodes=3\n#SBATCH --nodes=24', '8', '$SLURM_NNODES', 24, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', JOBS)
+def test_what_a_job_asks_of_slurm_is_known_to_its_variables(case, tmp_path):
+    """The cluster of BigScience's scripts: 24 nodes of 8, of which tensor 4 × pipeline 12 leave data 4."""
+    asked, each, nodes, count, devices = JOBS[case]
+    launch = f'torchrun --nproc_per_node {each} --nnodes {nodes}'
+    text = f'#!/bin/bash\n{asked}\n{launch} x.py {SMALL} {TWELVE}\n'
+    made = imported(Path(script(tmp_path, text)), given={})
+    schedule = load_schedule(schedule_text(made, 'x'))
+    assert (schedule.cluster.nodes, schedule.cluster.devices or 8) == (count, devices)
+    assert (schedule.workload.batch, schedule.plan.micro_batches) == (2048, 256)
+
+
+def test_processes_that_srun_starts_are_counted_where_no_launcher_is(tmp_path):
+    flags = f'python x.py {SMALL} {BATCH}'
+    for launch in (
+        f'srun -N 4 --gres=gpu:a100:8 --ntasks-per-node=8 --label {flags}',
+        f"srun --nodes=4 --ntasks-per-node 8 -J name bash -c '{flags}'",
+        f'#SBATCH --ntasks=32\n#SBATCH --nodes=4\nsrun --kill-on-bad-exit=1 {flags}',
+        f'N=4\nsbatch <<EOF\n#SBATCH --nodes=$N --ntasks-per-node=8\nEOF\n{flags}',
+    ):
+        made = imported(Path(script(tmp_path, launch)), given={})
+        assert (made.values['cluster.nodes'], made.values.get('cluster.devices', 8)) == (4, 8), launch
+        # One sample of each of 32 data ranks.
+        assert made.values['plan.micro_batches'] == 1
+        assert made.values['cluster.profile'] == ('a100-sxm-8' if 'a100' in launch else 'h100-sxm-8')
+
+
+def test_nodes_are_as_large_as_the_script_has_them(tmp_path):
+    """Four devices of each of 32 nodes are not sixteen full nodes; nodes of sixteen are of another machine."""
+    launch = f'torchrun --nproc_per_node 4 --nnodes 32 x.py {SMALL} --micro-batch-size 1 --global-batch-size 128'
+    made = imported(Path(script(tmp_path, launch)), given={})
+    assert (made.values['cluster.nodes'], made.values['cluster.devices']) == (32, 4)
+    launch = f'export HCCL_CONNECT_TIMEOUT=1\ntorchrun --nproc_per_node 16 --nnodes 2 x.py {SMALL} {BATCH}'
+    made = imported(Path(script(tmp_path, launch)), given={})
+    assert (made.values['cluster.profile'], made.values['cluster.nodes']) == ('ascend910c-16', 2)
+    assert made.assumed[0].startswith('ascend910c-16: the file names no accelerator')
+    made = imported(Path(script(tmp_path, launch)), given={}, profile='ascend910b-8')
+    assert (made.values['cluster.nodes'], made.values.get('cluster.devices')) == (4, None)
+    assert made.assumed[0] == 'nodes of 8 devices: the file has 16 on each, ascend910b-8 has 8'
+
+
+def test_a_script_of_bigscience_has_its_cluster_its_age_and_its_framework(tmp_path):
+    """As bigscience-workshop/bigscience tr1-13B: 24 nodes of V100, all layers made again, attention unfused."""
+    flags = f'{TWELVE} --checkpoint-activations --deepspeed --deepspeed_config ds.json'
+    text = (
+        '#SBATCH --constraint=v100-32g\n#SBATCH --nodes=24\n#SBATCH --ntasks-per-node=1  # one launcher\n'
+        '#SBATCH --gres=gpu:8   # of a node\nGPUS_PER_NODE=8\nNNODES=$SLURM_NNODES\n'
+        'MASTER=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n'
+        'export LAUNCHER="python -m torch.distributed.launch --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES '
+        f'--master_addr $MASTER"\nexport CMD="x.py {SMALL} {flags}"\n'
+        "srun --jobid $SLURM_JOBID bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD' 2>&1 | tee log\n"
+    )
+    made = imported(Path(script(tmp_path, text)), given={})
+    found = {key: made.values[f'cluster.{key}'] for key in ('profile', 'nodes', 'stack')}
+    assert found == {'profile': 'v100-sxm2-8', 'nodes': 24, 'stack': 'megatron-2021'}
+    assert made.values['plan.micro_batches'] == 256
+    assert made.values['plan.recompute'] == 'full'
+    assert made.values['workload.transformer.attention'] == 'unfused'
+
+
+def test_a_script_assigns_over_what_slurm_says(tmp_path):
+    text = f'#SBATCH --nodes=8\nSLURM_NNODES=2\n{RUN.replace("8", "8 --nnodes $SLURM_NNODES")} {SMALL} {BATCH}'
+    assert imported(Path(script(tmp_path, text)), given={}).values['cluster.nodes'] == 2
+    assert imported(Path(script(tmp_path, text)), given={'SLURM_NNODES': '4'}).values['cluster.nodes'] == 4
+
+
+def test_a_number_of_devices_that_nobody_says_is_asked_for(tmp_path, capsys):
+    """Two data ranks or two thousand: the answer hangs on it, so none is guessed."""
+    path = script(tmp_path, f'torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES x.py {SMALL} {BATCH}\n')
+    assert cli.main(['import', path]) == 2
+    assert (
+        ':1: --nnodes: $SLURM_NNODES is not known; give the number, e.g. --set SLURM_NNODES=8'
+        in capsys.readouterr().err
+    )
+    assert cli.main(['import', path, '--set', 'SLURM_NNODES=4']) == 0
+    assert '  nodes: 4' in capsys.readouterr().out
+    for text in ('srun python x.py', 'torchrun x.py', 'torchrun --nnodes 1:4 --nproc_per_node 8 x.py'):
+        assert cli.main(['import', script(tmp_path, f'{text} {SMALL} {BATCH}\n')]) == 2, text
+        assert '--set nnodes=8' in capsys.readouterr().err
+    for name, beside in (('x.toml', []), ('x.json', ['--model', str(MODEL)])):
+        text = '[model]\nname = "llama3"\nflavor = "8B"\n' if name == 'x.toml' else '{"train_batch_size": 64}'
+        assert cli.main(['import', script(tmp_path, text, name), *beside]) == 2
+        assert '--set devices=' in capsys.readouterr().err
+
+
+def test_what_was_assumed_comes_first_and_the_mapped_rest_on_demand(tmp_path, capsys):
+    path = script(tmp_path, f'{RUN} {SMALL} {BATCH} --frobnicate 3 --cpu-offloading\n')
+    assert cli.main(['import', path]) == 0
+    answer = capsys.readouterr()
+    lines = answer.err.splitlines()
+    assert lines[0] == 'Assumed: h100-sxm-8: the file names no accelerator; --cluster says another'
+    assert lines[0] in answer.out.splitlines()[1]
+    missing = [line.partition(' ')[0] for line in lines if 'Assumed' not in line][:-1]
+    assert missing == ['unknown:', 'not']
+    assert '--hidden-size' not in answer.err
+    assert lines[-1].endswith('--full lists them')
+    assert cli.main(['import', path, '--full', '--cluster', 'a100-sxm-8']) == 0
+    told = capsys.readouterr().err
+    assert '--hidden-size 64' in told
+    assert 'names no accelerator' not in told
+
+
 WRONG = {
     'quote': ('train.sh', 'torchrun "x\n', 'without its end'),
     'block': ('train.sh', 'if true; then\n  torchrun --a\n', 'fi'),
@@ -168,8 +297,8 @@ WRONG = {
     'deep': ('train.sh', '(' * 500, 'levels'),
     'no command': ('train.sh', 'echo hello\n', 'no command'),
     'no model': ('train.sh', 'torchrun --nproc_per_node 8 x.py --lr 1\n', 'trains no model'),
-    'no ranks': ('train.sh', f'torchrun x.py {SMALL} {BATCH} --pipeline-model-parallel-size 0\n', 'pipeline'),
-    'no number': ('train.sh', f'torchrun x.py {SMALL} {BATCH} --num-layers four\n', 'not a whole number'),
+    'no ranks': ('train.sh', f'{RUN} {SMALL} {BATCH} --pipeline-model-parallel-size 0\n', 'pipeline'),
+    'no number': ('train.sh', f'{RUN} {SMALL} {BATCH} --num-layers four\n', 'not a whole number'),
     'toml': ('x.toml', '[model\n', 'not TOML'),
     'flavour': ('x.toml', '[model]\nname = "llama9"\nflavor = "1T"\n', 'are not known'),
     'json': ('x.json', '{"zero_optimization": {"stage": 2}}', '--model config.json'),
@@ -201,7 +330,7 @@ def test_a_place_to_be_filled_in_swallows_no_flag(tmp_path):
 
 def test_a_script_is_never_run(tmp_path):
     victim = tmp_path / 'victim'
-    path = script(tmp_path, f'touch {victim}\nX=$(touch {victim})\n: `touch {victim}`\ntorchrun x.py {SMALL} {BATCH}\n')
+    path = script(tmp_path, f'touch {victim}\nX=$(touch {victim})\n: `touch {victim}`\n{RUN} {SMALL} {BATCH}\n')
     imported(Path(path), given={})
     assert not victim.exists()
 
@@ -220,11 +349,38 @@ def test_deepspeed_has_its_model_beside_and_the_schedule_finds_it(tmp_path, caps
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_init_writes_a_schedule_of_every_model_that_it_knows(name, capsys):
-    assert cli.main(['init', '--model', name, '--nodes', '16', '--batch', '1536']) == 0
-    text = capsys.readouterr().out
-    assert load_schedule(text).workload.batch == 1536
-    assert text.count('#') >= 10
+def test_every_plan_that_init_compares_is_a_schedule(name):
+    asked = {'nodes': 16, 'devices': 0, 'batch': 1536, 'sequence': 2048}
+    firsts = first_schedules(MODELS[name], load_profile('h100-sxm-8'), **asked)
+    assert 1 <= len(firsts) <= 6
+    for first in firsts:
+        schedule = load_schedule(first.text())
+        assert schedule.workload.batch == 1536
+        assert check_against_cluster(schedule, 128).plan.data == first.plan.data
+        assert first.text().count('#') >= 10
+
+
+def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsys):
+    """13 billion weights, gathered over RoCE for every sample, take longer than messages within a node."""
+    out = tmp_path / 'first.yaml'
+    asked = ['--cluster', 'ascend910b-8', '--nodes', '2', '--sequence', '4096', '--output', str(out)]
+    assert cli.main(['init', '--model', 'llama2-13b', *asked]) == 0
+    capsys.readouterr()
+
+    def step(*settings):
+        cli.main(['run', str(out), '--json', *(f'--set={one}' for one in settings)])
+        return json.loads(capsys.readouterr().out)
+
+    best = step()
+    assert best['fits']
+    lines = [line for line in out.read_text().splitlines() if line.startswith('# Compared: ')]
+    assert len(lines) >= 3
+    # What it draws on from few micro-batches is what all of them take.
+    assert parse(lines[0].rpartition(': ')[2].removesuffix(' a step'), 'time') == pytest.approx(best['step'], rel=0.02)
+    shards = ('plan.data=16', 'plan.tensor=1', 'plan.pipeline=1', 'plan.zero=3', 'plan.micro_batches=4')
+    assert step('plan.sequence_parallel=false', *shards)['step'] > 1.15 * best['step']
+    node = ('plan.data=2', 'plan.tensor=8', 'plan.pipeline=1', 'plan.zero=1', 'plan.micro_batches=32')
+    assert step('plan.sequence_parallel=true', *node)['step'] >= best['step']
 
 
 @pytest.mark.parametrize(('name', 'nodes', 'batch'), [('mixtral-8x7b', 2, 128), ('qwen3-235b-a22b', 16, 512)])
@@ -256,3 +412,56 @@ def test_an_array_in_an_array_is_refused_however_deep(tmp_path, capsys):
     path.write_text('A=(' * 5000, encoding='utf-8')
     assert main(['import', str(path)]) == 2
     assert ':1: an array in an array, which bash has not' in capsys.readouterr().err
+
+
+FORMERS = """\
+context: {max_device_memory: 58GB, ascend_config: {parallel_speed_up_json_path: ./below/speed_up.json}}
+model: {model_config: {type: LlamaConfig, num_layers: 4, hidden_size: 64, num_heads: 4, vocab_size: 9, seq_length: 32}}
+parallel_config: {data_parallel: 4, model_parallel: 2}
+"""
+
+
+def test_the_passes_of_mindspore_are_off_but_for_those_that_its_file_turns_on(tmp_path, capsys):
+    """In MindSpore's own context each of them is false; MindFormers names a JSON beside its YAML."""
+    path = script(tmp_path, FORMERS, 'llama.yaml')
+    assert cli.main(['import', path]) == 0
+    answer = capsys.readouterr()
+    assert load_schedule(answer.out).plan.overlap == ()
+    guesses = [line for line in answer.err.splitlines() if line.startswith('Assumed')]
+    assert any('./below/speed_up.json is not here' in line for line in guesses)
+    text = (
+        '{"matmul_grad_comm_overlap": true, "recompute_comm_overlap": "false", "computation_allgather_overlap": true,'
+    )
+    (tmp_path / 'speed_up.json').write_text(text + ' "enable_task_opt": true}')
+    made = imported(Path(path), given={})
+    plan = load_schedule(schedule_text(made, 'x')).plan
+    assert plan.overlap == ('matmul_grad_comm_overlap', 'enable_opt_shard_comm_opt')
+    outcomes = {line.name: line.outcome for line in made.lines}
+    assert outcomes['enable_task_opt'] == NOT_MODELLED
+    assert outcomes['recompute_comm_overlap'] == IDLE
+    assert outcomes['context.ascend_config.parallel_speed_up_json_path'] == MAPPED
+
+
+def test_memory_that_mindspore_may_not_take_is_reserved(tmp_path, capsys):
+    path = Path(script(tmp_path, FORMERS, 'llama.yaml'))
+    left = load_schedule(schedule_text(imported(path, given={}), 'x')).cluster.reserve
+    # 58 GB of 2^30 bytes of the 64 GB of a 910B.
+    assert left == pytest.approx(load_profile('ascend910b-8').device.memory.size.value - 58 * 2**30, rel=1e-3)
+    assert 'cluster.reserve' not in imported(path, given={'context.max_device_memory': '80GB'}).values
+    assert cli.main(['import', str(path), '--set', 'max_device_memory=much']) == 2
+    assert 'no number of GB' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_an_imported_plan_has_a_question_that_can_be_answered(name, tmp_path, capsys):
+    """The baseline is a schedule of its own, and differs from the plan."""
+    out = tmp_path / 'out.yaml'
+    beside = [f'--set={key}={value}' for key, value in given_beside(name).items()]
+    beside += ['--model', model_beside(name)] if model_beside(name) else []
+    assert cli.main(['import', str(FOLDER / name), '--output', str(out), *beside]) == 0
+    schedule = load_schedule(out)
+    baseline = schedule.baseline()
+    if baseline is None:
+        assert '# The baseline of the gain: no baseline is known' in out.read_text()
+    else:
+        assert baseline.plan != schedule.plan

@@ -10,7 +10,7 @@ from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.interleave import segments
-from simpar.lower.overlap import recomputed_early
+from simpar.lower.overlap import passes_beside, recomputed_early, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
@@ -51,6 +51,17 @@ def test_by_default_all_are_on_but_early_recomputation():
     plan = Plan(data=2, tensor=2, zero=3, recompute='full')
     assert lower(GPT, plan, 4).hash == lower(GPT, replace(plan, overlap=BY_DEFAULT), 4).hash
     assert lower(GPT, plan, 4).hash != lower(GPT, replace(plan, overlap=PASSES), 4).hash
+
+
+def test_what_a_file_says_of_sums_and_gathers_is_kept_on_a_framework_without_passes():
+    """MindSpore has no pass on; a file that asks for overlapped sums, and for nothing else, has these."""
+    said = {'reduce_gradients': 'overlapped'}
+    plan = Plan(data=2, tensor=2, reduce_gradients='overlapped', overlap=passes_beside((), said))
+    assert plan.overlap == (GRADIENTS,)
+    assert with_passes(plan).reduce_gradients == 'overlapped'
+    assert with_passes(replace(plan, overlap=passes_beside((), {}))).reduce_gradients == 'end'
+    assert passes_beside((WEIGHTS,), {'prefetch': 2}) == (WEIGHTS,)
+    assert passes_beside((), {'prefetch': 0, 'reduce_gradients': 'end'}) == ()
 
 
 @pytest.mark.parametrize('left_out', PASSES)

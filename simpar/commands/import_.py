@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from simpar.commands import import_trace
+from simpar.commands.question import with_baseline
 from simpar.document import override
 from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
@@ -38,12 +39,14 @@ def command(options: argparse.Namespace) -> int:
         # Paths in a schedule are from its folder.
         over['workload.model'] = os.path.relpath(options.model, options.output.parent)
     made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
-    text = schedule_text(made, options.file.name)
-    _read_back(text, options)
+    _read_back(schedule_text(made, options.file.name), options)
+    text = with_baseline(
+        made.values, lambda question: schedule_text(made, options.file.name, question), _beside(options)
+    )
     if options.json:
         print(json.dumps(_json(made, text), ensure_ascii=False))
     else:
-        print(listing(made), file=sys.stderr)
+        print(listing(made, full=options.full), file=sys.stderr)
     if options.output:
         write_atomically(options.output, text)
     elif not options.json:
@@ -51,10 +54,15 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _beside(options: argparse.Namespace) -> list[str]:
+    """What the schedule says where it is read from this folder, not from its own."""
+    return [f'workload.model={options.model}'] if options.model else []
+
+
 def _read_back(text: str, options: argparse.Namespace) -> None:
     """Read what was written; what does not fit is told of the file that it comes from."""
     try:
-        load_schedule(text, [f'workload.model={options.model}'] if options.model else [])
+        load_schedule(text, _beside(options))
     except ScheduleError as error:
         what = 'in the schedule that it comes to, '
         told = [

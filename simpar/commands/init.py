@@ -6,15 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simpar.errors import Problem, ScheduleError
+from simpar.case import load_case
+from simpar.commands.question import with_baseline
+from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.huggingface.sizes import MODELS
-from simpar.importing.first import first_schedule
+from simpar.importing.first import Degrees, First, Step, compared, first_schedules
 from simpar.profiles import profile_of_flag
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer
@@ -24,11 +26,12 @@ def command(options: argparse.Namespace) -> int:
     """Write it where it is asked for, once it has been read back."""
     profile = profile_of_flag(options.cluster, '--cluster')
     sizes, model = _sizes(options.model, options.sequence)
-    text = first_schedule(
+    firsts = first_schedules(
         sizes, profile, nodes=options.nodes, devices=0 if options.devices == profile.devices else options.devices,
         batch=options.batch, sequence=options.sequence, model=model,
     )  # fmt: skip
-    load_schedule(text)
+    first, lines = _fastest(firsts)
+    text = with_baseline(first.values, lambda question: first.text(question, lines))
     if options.output:
         if model:
             # Paths in a schedule are from its folder.
@@ -40,6 +43,49 @@ def command(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return 0
+
+
+def _fastest(firsts: Sequence[First]) -> tuple[First, tuple[str, ...]]:
+    """The schedule with the shortest predicted step of those that fit, and lines on all that were predicted."""
+    known: dict[Degrees, First] = {}
+    steps: dict[Degrees, Step] = {}
+    for first in firsts:
+        full = [first.with_full_recomputation()] if first.plan.recompute != 'full' else []
+        for one in (first, *full):
+            step = _predicted(one) if one.plan not in steps else None
+            if step is not None:
+                known[one.plan], steps[one.plan] = one, step
+            if step is None or step.fits:
+                break
+    # Where none can be predicted, the one that holds least, which the user is told of when it runs.
+    best = min(steps, key=lambda plan: (not steps[plan].fits, steps[plan].seconds), default=firsts[0].plan)
+    return known.get(best, firsts[0]), compared(steps)
+
+
+def _predicted(first: First) -> Step | None:
+    """A step of a schedule; None where it cannot be predicted.
+
+    Of many micro-batches the ones behind the first rounds take equal times: the step of all is drawn on from two.
+    """
+    stages, micro = first.plan.pipeline, first.values['plan.micro_batches']
+    if micro <= 2 * stages:
+        return _step(first, micro)
+    short, long = _step(first, stages), _step(first, 2 * stages)
+    if short is None or long is None:
+        return None
+    each = (long.seconds - short.seconds) / stages
+    return Step(long.seconds + each * (micro - 2 * stages), long.fits)
+
+
+def _step(first: First, micro_batches: int) -> Step | None:
+    """A step of fewer micro-batches, each as large as those of the schedule."""
+    batch = first.values['workload.batch'] * micro_batches // first.values['plan.micro_batches']
+    fewer = [f'workload.batch={batch}', f'plan.micro_batches={micro_batches}']
+    try:
+        prediction = load_case(first.text(), fewer).predict()
+    except (ScheduleError, Infeasible):
+        return None
+    return Step(prediction.step, prediction.memory.peak <= prediction.device_memory)
 
 
 def _relative(model: str, output: Path) -> str:

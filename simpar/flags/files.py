@@ -39,6 +39,7 @@ def bring(verb: ArgumentParser) -> None:
     verb.add_argument(
         '--cluster', metavar='PROFILE', help='hardware profile, in place of the usual one of the launcher'
     )
+    verb.add_argument('--full', action='store_true', help='list the settings that are mapped or have no effect, too')
     verb.add_argument(
         '--output', type=Path, metavar='YAML',
         help='write the schedule here (default: standard output); of a trace, a profile with what its ops took',

@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
+from simpar.importing import slurm
 from simpar.importing.flags import Setting, Settings, Source
-from simpar.importing.shell import OPTION, SBATCH, Given, Script, read_script
+from simpar.importing.shell import Given, Script, read_script
 from simpar.importing.shell_words import ShellError
 
 _FLAG: Final = re.compile(r'--?[A-Za-z][A-Za-z0-9_.-]*(=.*)?', re.DOTALL)
 _LAUNCHERS: Final = ('torch.distributed.run', 'torch.distributed.launch', 'torchrun')
-_BATCH: Final = {
-    'nodes': 'nnodes', 'N': 'nnodes', 'ntasks-per-node': 'nproc-per-node', 'gpus-per-node': 'nproc-per-node',
-    'gres': 'nproc-per-node',
-}  # fmt: skip
 _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""
@@ -32,26 +29,50 @@ def settings_of(
     """
     printed = _PRINTED.findall(text)
     if len(printed) >= 5:
-        return Settings(_printed(text, name), source.aliases), [], ()
-    script = _script(f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text, name, given)
+        settings = _printed(text, name)
+        return Settings([*settings, *_over(given, source, settings)], source.aliases), [], ()
+    text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
+    script, job = _with_job(text, name, given)
     launch = _launch(script)
     if launch is None:
         what = 'no command with flags such as --num-layers was found'
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
         )
-    found = [*_batch(text, name), *_settings(launch, name), *_trainer(launch, name), *_environment(script, name)]
-    known = {one.name for one in found}
-    over = [Setting(_bare(key), value, f'--set {key}={value}') for key, value in given.items()]
-    taken = [one for one in over if one.name in source.rows or one.name in source.aliases or one.name in known]
+    found = [*slurm.settings_of_job(job, name), *_settings(slurm.srun_options(launch)[1], name)]
+    found += [*_trainer(launch, name), *_environment(script, name)]
     skipped = list(_words(script.skipped, name))
     skipped += [one for other in script.commands if other is not launch for one in _others(other, name)]
-    return Settings([*found, *taken], source.aliases), skipped, script.notes
+    return Settings([*found, *_over(given, source, found)], source.aliases), skipped, script.notes
 
 
-def _script(text: str, name: str, given: Mapping[str, str]) -> Script:
+def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting]) -> Iterator[Setting]:
+    """Flags of ``--set``, which go over those of the file; other names are variables of it."""
+    known = {one.name for one in settings}
+    for key, value in given.items():
+        name = _bare(key)
+        if name in source.rows or name in source.aliases or name in known:
+            yield Setting(name, value, f'--set {key}={value}')
+
+
+def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, slurm.Job]:
+    """The script as a job of Slurm runs it: its variables say what the options of ``#SBATCH`` and ``srun`` say."""
+    script = _script(text, name, given, {})
+    values = {name: told.text for name, told in script.variables.items()}
+    launch = _launch(script)
+    before: tuple[Given, ...] = ()
+    if launch is not None:
+        place = script.commands.index(launch)
+        # Of srun bash -c "…" the text is a command of its own.
+        before = script.commands[place - 1] if place and not slurm.srun_options(launch)[0] else launch
+    job = slurm.job_of([*slurm.batch_options(text, {**values, **given}), *slurm.srun_options(before)[0]])
+    environment = slurm.environment(job)
+    return (_script(text, name, given, environment) if environment else script), job
+
+
+def _script(text: str, name: str, given: Mapping[str, str], environment: Mapping[str, str]) -> Script:
     try:
-        return read_script(text.replace('\0', ''), given)
+        return read_script(text.replace('\0', ''), given, environment)
     except ShellError as error:
         raise ScheduleError(Problem(f'{name}:{error.line}', error.what, 'write it as bash reads it')) from None
 
@@ -118,16 +139,6 @@ def _ends(text: str) -> bool:
 def _bare(flag: str) -> str:
     """A flag without dashes, in the spelling of the tables."""
     return flag.lstrip('-').replace('_', '-')
-
-
-def _batch(text: str, name: str) -> Iterator[Setting]:
-    """What ``#SBATCH`` lines say of nodes."""
-    for row in SBATCH.finditer(text):
-        line = text.count('\n', 0, row.start()) + row[0].count('\n') + 1
-        for match in OPTION.finditer(row[0]):
-            flag, digits = match[1].lstrip('-'), re.findall(r'\d+', match[2] or '')
-            if flag in _BATCH and digits:
-                yield Setting(_BATCH[flag], digits[-1], f'{name}:{line}', f'#SBATCH {match[1]}')
 
 
 def _printed(text: str, name: str) -> list[Setting]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from simpar.importing.flags import (
     IDLE,
     NOT_MODELLED,
+    NOW,
     Assumed,
     Left,
     Row,
@@ -126,8 +127,8 @@ def batch(ds: Settings) -> Iterator[Told]:
     pipe = _auto(ds, 'pipeline.stages', 1)
     yield Says('ranks', data * tensor * context * pipe, ds.given('devices'))
     names = ('train_batch_size', 'train_micro_batch_size_per_gpu', 'gradient_accumulation_steps')
-    if 'devices' not in ds:
-        yield Assumed(f'{data * tensor * context * pipe} devices: --set devices=N says another number')
+    if not ds.number('devices', 0):
+        yield Wrong('devices', 'a DeepSpeed file does not say how many', 'give it, e.g. --set devices=16')
     if not all(ds.number(name, 0) for name in names):
         yield Assumed(f'a batch of {full}: {small} samples a device × {steps} micro-batches × {data} data ranks')
     if ds.number(names[0], full) != full:
@@ -168,6 +169,8 @@ def precision(ds: Settings) -> Iterator[Told]:
         yield Says('workload.clip_norm', ds.real('gradient_clipping', 0.0), ('gradient_clipping',))
     elif ds.text('gradient_clipping') == 'auto':
         yield Says('workload.clip_norm', 1.0, ('gradient_clipping',), 'auto')
+    else:
+        yield Says('workload.clip_norm', 0, ds.given('gradient_clipping'))
     yield from optimizer(ds, master=kind != 'fp32')
 
 
@@ -216,15 +219,16 @@ def sharding(ds: Settings) -> Iterator[Told]:
         yield Says('plan.prefetch', 0, (f'{_Z}.overlap_comm',))
     elif f'{_Z}.overlap_comm' in ds:
         yield Says('plan.prefetch', 1, (f'{_Z}.overlap_comm',))
-    bucket, name = ds.real(f'{_Z}.reduce_bucket_size', 0.0), f'{_Z}.reduce_bucket_size'
+    # Numbers, not bytes; DeepSpeed has these where the file is silent.
+    bucket, name = ds.real(f'{_Z}.reduce_bucket_size', 5e8), f'{_Z}.reduce_bucket_size'
     size = 4 if not (ds.on('bf16.enabled') or ds.on('fp16.enabled')) else 2
-    if name in ds and stage in (1, 2) and bucket >= 1:
-        yield Says('plan.fusion', f'{bucket * size / 1e6:g} MB', (name,))
+    if stage in (1, 2) and bucket >= 1:
+        yield Says('plan.fusion', f'{bucket * size / 1e6:g} MB', ds.given(name), 'messages of so many numbers')
     elif name in ds:
         yield Left(name, IDLE if not stage else NOT_MODELLED, '' if not stage else 'messages are those of a layer')
     name = f'{_Z}.stage3_param_persistence_threshold'
-    if name in ds and stage == 3 and ds.real(name, 0.0) >= 1:
-        yield Says('plan.shard_threshold', f'{ds.real(name, 0.0) * size / 1e3:g} KB', (name,))
+    if stage == 3 and ds.real(name, 1e5) >= 1:
+        yield Says('plan.shard_threshold', f'{ds.real(name, 1e5) * size / 1e3:g} KB', ds.given(name))
     elif name in ds:
         yield Left(name, IDLE if stage < 3 else NOT_MODELLED, f'with stage {stage}' if stage < 3 else 'auto')
     if ds.number(f'{_Z}.mics_shard_size', 0) > 0:
@@ -253,5 +257,6 @@ DEEPSPEED: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(model, batch, precision, sharding),
+    framework=lambda _: ('DeepSpeed', NOW),
 )
 __all__ = ['DEEPSPEED', 'whole']

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from simpar.hardware import Profile
+from simpar.importing.baseline import NONE, Question
 from simpar.importing.write import yaml_of
+from simpar.stacks import stack_of
+from simpar.units import format_time
 
 SHARE: Final = 0.85
 """Of a device's memory, what the estimate may take: it leaves out buffers and fragments."""
+MOST: Final = 6
+"""Plans that are compared: each takes a prediction."""
+DEEPEST: Final = 16
+"""Stages of the deepest pipeline that is compared where another plan fits."""
 BYTES: Final = {'weights': 2, 'gradients': 4, 'states': 12}
 """Of a weight: bf16; fp32 sums; fp32 weight and two moments of Adam."""
 
@@ -51,17 +59,41 @@ def _attention(sizes: Mapping[str, Any]) -> int:
     return int(to_queries + hidden * (latent + keys) + latent * heads * (queries + values) + heads * values * hidden)
 
 
-def degrees(sizes: Mapping[str, Any], ranks: int, node: int, memory: float, batch: int) -> Degrees:
-    """The least degrees with which one sample a micro-batch fits, attention recomputed, or else full layers.
+def candidates(sizes: Mapping[str, Any], ranks: int, node: int, memory: float, batch: int) -> list[Degrees]:
+    """A handful of plans that fit by their weights, one sample a micro-batch; if none does, the one that holds least.
 
+    For each degree of tensor parallelism, the least pipeline with states sharded, or with all sharded.
     Arguments: ``ranks`` in all, ``node`` of them in one; ``memory`` of a device in bytes; ``batch``, a multiple
     of data.
     """
+    shapes = _shapes(sizes, ranks, node, batch)
+    fitting = [_named(one) for one in shapes if held(sizes, one) <= SHARE * memory]
+    if not fitting:
+        return [_named(min(shapes, key=lambda one: held(sizes, one), default=Degrees(ranks, 1, 1, 3, 'full')))]
+    least: dict[tuple[int, bool], Degrees] = {}
+    for one in fitting:
+        # The first of its kind recomputes the least, and has the least pipeline.
+        least.setdefault((one.tensor, one.zero == 3), one)
+    # All is sharded where no tensor rank is there to share it, or where sharded states alone do not fit.
+    sharded = {tensor for tensor, is_full in least if not is_full and tensor > 1}
+    kinds = [one for one in least.values() if one.zero != 3 or one.tensor not in sharded]
+    # Of very deep pipelines a prediction takes longest, and they are seldom the best.
+    kinds = [one for one in kinds if one.pipeline <= DEEPEST] or kinds
+    return sorted(kinds, key=lambda one: (one.recompute == 'full', one.pipeline, one.zero))[:MOST]
+
+
+def _named(plan: Degrees) -> Degrees:
+    """The plan, with no stage of ZeRO where one data rank has nobody to share with."""
+    return plan if plan.data > 1 else plan._replace(zero=0)
+
+
+def _shapes(sizes: Mapping[str, Any], ranks: int, node: int, batch: int) -> list[Degrees]:
+    """All plans of the devices, those first that recompute less, have fewer stages, more expert ranks and less ZeRO."""
     heads = sizes.get('kv_heads') or sizes['heads']
     tensors = [one for one in range(1, node + 1) if heads % one == 0 and node % one == 0]
     pipelines = [one for one in range(1, sizes['layers'] + 1) if ranks % one == 0]
     count = (sizes.get('experts') or {}).get('count', 1)
-    shapes = [
+    return [
         Degrees(ranks // (tensor * pipeline), tensor, pipeline, zero, recompute, expert)
         for recompute in ('selective', 'full')
         for pipeline in pipelines
@@ -71,9 +103,6 @@ def degrees(sizes: Mapping[str, Any], ranks: int, node: int, memory: float, batc
         if ranks % (tensor * pipeline) == 0 and batch % (ranks // (tensor * pipeline)) == 0
         if count % expert == 0 and ranks // (tensor * pipeline) % expert == 0
     ]
-    fitting = (one for one in shapes if held(sizes, one) <= SHARE * memory)
-    chosen = next(fitting, min(shapes, key=lambda one: held(sizes, one), default=Degrees(ranks, 1, 1, 3, 'full')))
-    return chosen if chosen.data > 1 else chosen._replace(zero=0)
 
 
 def held(sizes: Mapping[str, Any], plan: Degrees) -> float:
@@ -112,47 +141,116 @@ def _kept_by_experts(sizes: Mapping[str, Any]) -> int:
     return int(experts.get('top_k', 0) * (4 * sizes['hidden'] + 6 * ffn))
 
 
-def first_schedule(
+class Step(NamedTuple):
+    """Seconds of a predicted step, and whether its memory fits the device."""
+
+    seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A first schedule.
+
+    Arguments: ``plan``, its degrees; ``values`` by dotted key; ``comments`` of keys; ``head``, lines before all.
+    """
+
+    plan: Degrees
+    values: Mapping[str, Any]
+    comments: Mapping[str, str]
+    head: tuple[str, ...]
+
+    def with_full_recomputation(self) -> First:
+        """The schedule that makes full layers again, and so keeps less."""
+        values = {**self.values, 'plan.recompute': 'full'}
+        return replace(self, plan=self.plan._replace(recompute='full'), values=values)
+
+    def text(self, question: Question = NONE, compared: tuple[str, ...] = ()) -> str:
+        """The schedule in YAML.
+
+        Arguments: ``question``, the baseline of the gain; ``compared``, lines on the plans that it was chosen from.
+        """
+        return yaml_of(self.values, self.comments, (*self.head, *compared), question)
+
+
+def first_schedules(
     sizes: Mapping[str, Any], profile: Profile, *, nodes: int, devices: int, batch: int, sequence: int, model: str = ''
-) -> str:
-    """A schedule in YAML with comments.
+) -> list[First]:
+    """A schedule for each of a handful of plans that fit.
 
     Arguments: ``sizes``, keys of a ``transformer:``; ``nodes`` and ``devices`` of each (0: all); ``model``, the path of
     a config.json that has these sizes, which is then named in their place.
     """
     node = devices or profile.devices
-    ranks = nodes * node
     memory = float(profile.device.memory.size.value)
-    plan = degrees({**sizes, 'sequence': sequence}, ranks, node, memory, batch)
-    micro = max(1, batch // plan.data)
-    values: dict[str, Any] = {'cluster.profile': profile.name}
-    values |= {'cluster.nodes': nodes} if nodes > 1 else {}
-    values |= {'cluster.devices': devices} if devices else {}
+    plans = candidates({**sizes, 'sequence': sequence}, nodes * node, node, memory, batch)
+    given: dict[str, Any] = {'cluster.profile': profile.name}
+    framework = _framework(profile)
+    given |= {'cluster.stack': stack_of(framework, profile.name)} if framework else {}
+    given |= {'cluster.nodes': nodes} if nodes > 1 else {}
+    given |= {'cluster.devices': devices} if devices else {}
     if model:
-        values |= {'workload.model': model, 'workload.sequence': sequence}
+        given |= {'workload.model': model, 'workload.sequence': sequence}
     else:
-        values |= {f'workload.transformer.{key}': value for key, value in {**sizes, 'sequence': sequence}.items()}
-    values |= {
+        given |= {f'workload.transformer.{key}': value for key, value in {**sizes, 'sequence': sequence}.items()}
+    given |= {
         'workload.batch': batch, 'workload.precision': 'bf16', 'workload.gradients': 'fp32',
-        'workload.optimizer.adamw.master_weights': True, 'workload.clip_norm': 1.0, 'plan.data': plan.data,
-        'plan.tensor': plan.tensor, 'plan.sequence_parallel': plan.tensor > 1, 'plan.pipeline': plan.pipeline,
-        'plan.micro_batches': micro, 'plan.zero': plan.zero, 'plan.recompute': plan.recompute, 'plan.copies': 1,
+        'workload.optimizer.adamw.master_weights': True, 'workload.clip_norm': 1.0,
+    }  # fmt: skip
+    billions = sum(weights_of(sizes)) / 1e9
+    head = (
+        f'About {billions:.3g} billion weights on {nodes * node} devices of {profile.name}: a plan to begin with.',
+        'simpar run FILE predicts it; simpar check FILE says what every rank does; simpar plan FILE betters it.',
+    )
+    return [_first(plan, given, head, batch, sequence, framework) for plan in plans]
+
+
+def _framework(profile: Profile) -> str:
+    """The framework that a model of a ``transformer:`` is usually trained with on a device; none where nobody knows."""
+    name = profile.name.lower()
+    if 'ascend' in name:
+        return 'MindSpeed-LLM'
+    is_nvidia = profile.device.work_queues is not None
+    return 'Megatron-LM' if is_nvidia else ''
+
+
+def _first(
+    plan: Degrees, given: Mapping[str, Any], head: tuple[str, ...], batch: int, sequence: int, framework: str
+) -> First:
+    micro = max(1, batch // plan.data)
+    values = {
+        **given, 'plan.data': plan.data, 'plan.tensor': plan.tensor, 'plan.sequence_parallel': plan.tensor > 1,
+        'plan.pipeline': plan.pipeline, 'plan.micro_batches': micro, 'plan.zero': plan.zero,
+        'plan.recompute': plan.recompute, 'plan.copies': 1, 'plan.reduce_gradients': 'overlapped',
     }  # fmt: skip
     values |= {'plan.expert': plan.expert} if plan.expert > 1 else {}
     if plan.tensor == 1:
         del values['plan.sequence_parallel']
-    billions = sum(weights_of(sizes)) / 1e9
-    head = (
-        f'About {billions:.3g} billion weights on {ranks} devices of {profile.name}: a first plan, to be changed.',
-        'simpar run FILE predicts it; simpar check FILE says what every rank does; simpar plan FILE betters it.',
+    if plan.data == 1:
+        del values['plan.reduce_gradients']
+    return First(plan, values, _comments(plan, batch, micro, sequence, framework), head)
+
+
+def compared(steps: Mapping[Degrees, Step]) -> tuple[str, ...]:
+    """Lines on the plans that were compared, the fastest first, those last that do not fit."""
+    ordered = sorted(steps.items(), key=lambda one: (not one[1].fits, one[1].seconds))
+    return tuple(
+        f'Compared: {_words(plan)}: {format_time(step.seconds)} a step{"" if step.fits else ", does not fit"}'
+        for plan, step in ordered
     )
-    return yaml_of(values, _comments(plan, batch, micro, sequence), head)
 
 
-def _comments(plan: Degrees, batch: int, micro: int, sequence: int) -> dict[str, str]:
+def _words(plan: Degrees) -> str:
+    degrees = [f'data {plan.data}', f'tensor {plan.tensor}', f'pipeline {plan.pipeline}']
+    degrees += [f'expert {plan.expert}'] if plan.expert > 1 else []
+    return ', '.join([*degrees, f'zero {plan.zero}', f'{plan.recompute} recomputation'])
+
+
+def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:
     each = batch // (plan.data * micro)
     return {
         'cluster.profile': 'simpar profiles lists them; simpar calibrate writes one of your machine',
+        'cluster.stack': f'the kernels and the host of {framework}; simpar stacks are in docs/stacks.md',
         'cluster.nodes': 'times the devices of a node',
         'cluster.devices': 'of each node',
         'workload.model': 'config.json of Hugging Face; any key of a transformer may stand beside it',
@@ -170,5 +268,6 @@ def _comments(plan: Degrees, batch: int, micro: int, sequence: int) -> dict[str,
         'plan.micro_batches': f'of {each} sample{"s" if each > 1 else ""} of a data rank each',
         'plan.zero': '1 shards states over the data ranks, 2 gradients too, 3 weights too',
         'plan.recompute': 'none, selective (attention) or full: less memory, more work',
+        'plan.reduce_gradients': 'sums of gradients under the backward, or at its end',
         'plan.copies': '2 lets one half of a micro-batch compute while the other communicates',
     }

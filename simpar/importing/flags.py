@@ -13,6 +13,12 @@ NOT_MODELLED: Final = 'not modelled'
 UNSEEN: Final = 'unknown'
 NOT_TAKEN: Final = 'not used by the script'
 MAPPED: Final = 'mapped'
+NODE_SIZE: Final = 'node-size'
+"""A setting that no file has: devices of a node of the profile."""
+DEVICE_MEMORY: Final = 'device-memory'
+"""Another: bytes of memory of a device of the profile."""
+SPEED_UP: Final = 'speed-up'
+"""What a file of overlap passes says begins so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +73,10 @@ class Left(NamedTuple):
 
 
 class Assumed(NamedTuple):
-    """What the file does not say and the schedule needs."""
+    """What the file does not say and the schedule needs; ``of_cluster``, where it is the size of the cluster."""
 
     what: str
+    of_cluster: bool = False
 
 
 class Wrong(NamedTuple):
@@ -138,6 +145,8 @@ class Settings:
 
 
 Rule = Callable[[Settings], Iterator[Told]]
+NOW: Final = 9999
+"""The year of a framework whose file does not tell its age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +156,13 @@ class Source:
     Arguments:
         name: of the launcher.
         profile: of the cluster where the file names none.
+        nodes: profiles in its place, by how many devices of a node a file takes.
         rows: settings that have a key.
         idle: settings that change nothing of a step's time, by why.
         not_modelled: settings that do and have no key, by what they are.
         aliases: other names of settings.
         rules: read several settings together, or what follows from one that is not there.
-        several: settings that take more than one value.
+        framework: the framework that runs such a file, and the last year of its release, as the table of stacks has it.
     """
 
     name: str
@@ -162,6 +172,8 @@ class Source:
     not_modelled: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    framework: Callable[[Settings], tuple[str, int]] = lambda _: ('', NOW)
 
     def reason(self, name: str) -> tuple[str, str] | None:
         """Why a setting has no key, and what it is; None where no table has it."""

@@ -10,8 +10,10 @@ from typing import Any, Final
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
 from simpar.importing.flags import (
+    DEVICE_MEMORY,
     IDLE,
     MAPPED,
+    NODE_SIZE,
     NOT_MODELLED,
     NOT_TAKEN,
     UNSEEN,
@@ -26,12 +28,14 @@ from simpar.importing.flags import (
 )
 from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
+from simpar.stacks import stack_of
 from simpar.workload import Workload
 
-BESIDE: Final = ('model-config', 'model-longest')
+BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
 RANKS: Final = 'ranks'
-"""What rules say in place of nodes and devices: these depend on the profile."""
+NODE: Final = 'node'
+"""What rules say in place of nodes and devices: ranks in all, and devices that each node gives."""
 _HELD: Final = {
     'workload.transformer': frozenset(one.name for one in fields(Transformer)),
     'workload': frozenset({'transformer', 'model', *(one.name for one in fields(Workload))}),
@@ -73,7 +77,7 @@ class Imported:
 
 def has_key(key: str) -> bool:
     """Whether schedules have a dotted key: what a later version adds is listed until then."""
-    if key in (RANKS, 'workload.sequence', 'workload.model') or key.startswith('cluster.'):
+    if key in (RANKS, NODE, 'workload.sequence', 'workload.model') or key.startswith('cluster.'):
         return True
     owner = 'workload.transformer' if key.startswith('workload.transformer.') else key.partition('.')[0]
     return owner in _HELD and key[len(owner) + 1 :].partition('.')[0] in _HELD[owner]
@@ -87,11 +91,13 @@ def mapped(
     name: str,
     skipped: Iterable[Setting] = (),
     model: str = '',
+    is_named: bool = True,
 ) -> Imported:
     """The schedule that settings come to.
 
-    Arguments: ``profile`` of the cluster, and its ``name`` in files; ``skipped``, what the file has and does not use;
-    ``model``, the path of a config.json in the place of the model of the file.
+    Arguments: ``profile`` of the cluster, and its ``name`` in files, which ``is_named`` by somebody or
+    assumed; ``skipped``, what the file has and does not use; ``model``, the path of a config.json in the place of
+    the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
     if not any(one.name in source.rows for one in settings.every):
@@ -109,14 +115,33 @@ def mapped(
     says = [one for one in told if isinstance(one, Says)]
     kept = [one for one in says if has_key(one.key)]
     values = {one.key: one.value for one in kept}
-    ranks = values.pop(RANKS, 0)
-    values, more = _repeated({**_cluster(profile, name, ranks), **values})
+    ranks, node = values.pop(RANKS, 0), values.pop(NODE, 0)
+    nodes, larger = _cluster(profile, name, ranks, node)
+    values, more = _repeated({**nodes, **values})
     values, rounded = _rounded(values, ranks)
     comments = {one.key: _comment(settings, one) for one in kept}
+    values, comments = _on_its_framework(source, settings, name, values, comments)
     lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
-    assumed = tuple(dict.fromkeys([*(one.what for one in told if isinstance(one, Assumed)), *more, *rounded]))
+    # What the cluster is comes first: no other guess moves the answer as far.
+    said = (
+        [] if 'profile' in settings or is_named else [f'{name}: the file names no accelerator; --cluster says another']
+    )
+    guesses = sorted((one for one in told if isinstance(one, Assumed)), key=lambda one: not one.of_cluster)
+    said += [*larger, *(one.what for one in guesses), *more, *rounded]
+    assumed = tuple(dict.fromkeys(said))
     return Imported(source.name, values, comments, tuple(lines), assumed)
+
+
+def _on_its_framework(
+    source: Source, settings: Settings, profile: str, values: dict[str, Any], comments: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values with the stack of the framework that runs the file, and the comments that say which it is."""
+    framework, year = source.framework(settings)
+    key = 'cluster.stack'
+    # Behind the profile, where a reader looks for the machine.
+    head = {'cluster.profile': values['cluster.profile'], key: stack_of(framework, profile, year)}
+    return {**head, **values}, {**comments, key: f'the kernels and the host of {framework}'}
 
 
 def _without_queues(told: list[Told]) -> Iterator[Told]:
@@ -212,20 +237,24 @@ def _problem(settings: Settings, wrong: Wrong) -> Problem:
     return Problem(where, f'{one.called if one else wrong.by}: {wrong.what}', wrong.instead)
 
 
-def _cluster(profile: Profile, name: str, ranks: int) -> dict[str, Any]:
-    """Nodes, and devices of each where these are not all."""
-    node = profile.devices
+def _cluster(profile: Profile, name: str, ranks: int, node: int) -> tuple[dict[str, Any], list[str]]:
+    """Nodes, and devices of each where these are not all; and what had to be assumed of them.
+
+    Arguments: ``ranks`` in all; ``node``, devices that each node gives, 0 for all.
+    """
     found: dict[str, Any] = {'cluster.profile': name}
-    if ranks > node:
-        nodes = -(-ranks // node)
-        found['cluster.nodes'] = nodes
-        if ranks % node:
-            # Equal shares: the largest number of a node that divides all.
-            share = next(one for one in range(node, 0, -1) if ranks % one == 0)
-            found |= {'cluster.nodes': ranks // share, 'cluster.devices': share}
-    elif ranks and ranks < node:
-        found['cluster.devices'] = ranks
-    return found
+    told = []
+    if node > profile.devices:
+        told = [f'nodes of {profile.devices} devices: the file has {node} on each, {name} has {profile.devices}']
+    share = node if 0 < node <= profile.devices and ranks % node == 0 else min(profile.devices, max(1, ranks))
+    if ranks % share:
+        # Equal shares: the largest number of a node that divides all.
+        share = next(one for one in range(share, 0, -1) if ranks % one == 0)
+    if ranks > share:
+        found['cluster.nodes'] = ranks // share
+    if ranks and share < profile.devices:
+        found['cluster.devices'] = share
+    return found, told
 
 
 def _comment(settings: Settings, says: Says) -> str:
@@ -249,7 +278,7 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
     if missing:
         return Line(one.called, one.shown, one.where, NOT_MODELLED, keys, f'there is no key {missing[0]}')
     if keys:
-        shown = tuple('cluster' if key == RANKS else key for key in keys)
+        shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
         return Line(
             one.called, one.shown, one.where, MAPPED, shown, next((said.note for said in says if said.note), '')
         )

@@ -123,11 +123,12 @@ ROWS: Final[dict[str, Row]] = {
     'tp-comm-overlap': ruled('plan.tiles', 'as many as tensor ranks, with sequence-parallel'),
     'nproc-per-node': ruled('cluster.devices', 'the same number, where it is not all of a node'),
     'nnodes': ruled('cluster.nodes', 'the same number'),
+    'worker-num': ruled('cluster.nodes', 'devices in all, divided by those of a node'),
     'cuda-device-max-connections': ruled('cluster.work_queues', 'the same number, of the environment'),
 }
 ALIASES: Final = {
     'layernorm-epsilon': 'norm-epsilon', 'encoder-seq-length': 'seq-length', 'encoder-num-layers': 'num-layers',
-    'num-nodes': 'nnodes', 'num-gpus': 'nproc-per-node', 'nproc-per-node': 'nproc-per-node',
+    'num-nodes': 'nnodes', 'world-size': 'worker-num', 'num-gpus': 'nproc-per-node', 'nproc-per-node': 'nproc-per-node',
     'model-parallel-size': 'tensor-model-parallel-size', 'checkpoint-activations': 'recompute-activations',
     'batch-size': 'micro-batch-size', 'num-virtual-stages-per-pipeline-rank': 'num-virtual-stages-per-pipeline-rank',
     'use-fsdp2': 'use-torch-fsdp2', 'use-custom-fsdp': 'use-megatron-fsdp', 'use-rotary-position-embedding':
@@ -153,7 +154,7 @@ IDLE: Final = {
     'how processes find one another': 'master-addr master-port master-addr master-port node-rank node-rank rdzv-* '
     'local-rank max-restarts max-restarts rdzv-* distributed-backend distributed-timeout-minutes '
     'use-gloo-process-groups disable-gloo-process-groups nccl-* lazy-mpu-init tee redirects '
-    'hostfile include exclude no-ssh no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
+    'slurm-* hostfile include exclude no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
     'enable-ft-package *-timeout local-worker-num log-dir',
     'the way of ops that simpar takes anyway': 'use-mcore-models no-masked-softmax-fusion no-bias-gelu-fusion '
     'no-bias-swiglu-fusion no-bias-dropout-fusion bias-swiglu-fusion bias-gelu-fusion no-rope-fusion '
@@ -214,4 +215,5 @@ MEGATRON: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(*megatron_model.RULES, *megatron_plan.RULES),
+    framework=megatron_model.framework,
 )

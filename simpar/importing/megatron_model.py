@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Final
 
-from simpar.importing.flags import IDLE, NOT_MODELLED, Assumed, Left, Says, Settings, Told, Wrong, real, whole
+from simpar.importing.flags import IDLE, NOT_MODELLED, NOW, Assumed, Left, Says, Settings, Told, Wrong, real, whole
 from simpar.importing.tokenizers import words_known
 
 _T: Final = 'workload.transformer'
@@ -102,14 +102,32 @@ def blocks(flags: Settings) -> Iterator[Told]:
         yield Left('qk-layernorm', IDLE, 'latent attention has norms of its latents anyway')
 
 
+def is_checkpointed(flags: Settings) -> bool:
+    """Whether full layers are made again, in the word that Megatron-LM had until v3.0 of 2022."""
+    return any(one.called.replace('_', '-') == '--checkpoint-activations' for one in flags.every)
+
+
+def framework(flags: Settings) -> tuple[str, int]:
+    """Megatron-LM, or the fork of it that has flags of its own; and the last year of its release."""
+    if flags.given('deepspeed', 'deepspeed-config', 'zero-stage'):
+        return 'Megatron-DeepSpeed', NOW
+    if any(name.startswith(('enable-zero-bubble', 'zero-bubble-')) for name in flags.named):
+        return 'zero-bubble', NOW
+    return 'Megatron-LM', 2022 if is_checkpointed(flags) else NOW
+
+
 def attention(flags: Settings) -> Iterator[Told]:
     """Flash or unfused, its dropout, its window."""
     backend = flags.text('attention-backend')
     by = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl')
     local = flags.text('transformer-impl') == 'local' and not flags.on('use-flash-attn')
     unfused = backend in ('unfused', 'local') or (not backend and local)
-    yield Says(f'{_T}.attention', 'unfused' if unfused else 'flash', by)
-    if not by:
+    # Before Transformer Engine attention was a product, a softmax and a product.
+    is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
+    yield Says(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
+    if is_old:
+        yield Assumed('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
+    elif not by:
         yield Assumed('attention is flash, as attention-backend auto finds it')
     hidden, core = flags.real('hidden-dropout', 0.1), flags.real('attention-dropout', 0.1)
     given = flags.given('hidden-dropout', 'attention-dropout')

@@ -4,49 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from simpar.importing.flags import IDLE, NOT_MODELLED, Assumed, Left, Says, Settings, Told, Wrong
-from simpar.importing.megatron_model import least_expert_ranks
+from simpar.importing.flags import IDLE, NODE_SIZE, NOT_MODELLED, Assumed, Left, Says, Settings, Told, Wrong
+from simpar.importing.megatron_model import is_checkpointed, least_expert_ranks
 
 _OPTIMIZER: Final = 'workload.optimizer'
 
 
-def ranks_of(flags: Settings) -> tuple[int, list[Told]]:
-    """Ranks of the run, and what had to be assumed: at least those that degrees need."""
+class Ranks(NamedTuple):
+    """How many ranks a run has, how many devices of a node it takes (0: all), and what a reader should know of it."""
+
+    total: int
+    node: int
+    notes: tuple[Told, ...] = ()
+
+
+def ranks_of(flags: Settings) -> Ranks:
+    """Ranks of the run, as launchers say them; where these are not known, those that the degrees need, and an error."""
     inner = max(1, flags.number('pipeline-model-parallel-size', 1)) * least_expert_ranks(flags)
-    node = max(0, flags.number('nproc-per-node', 0))
-    told = max(0, flags.number('worker-num', flags.number('nnodes', 1) * node))
-    notes: list[Told] = []
-    if not node or _open(flags, 'nproc-per-node', 'nnodes'):
-        node = node or 8
-        ranks = inner if inner < node else lcm(inner, node)
-        at_least = max(ranks, told or 0)
-        why = _open(flags, 'nproc-per-node', 'nnodes')
-        asked = f' (--set {why[0]}=… says them)' if why else ''
-        notes.append(
-            Assumed(f'{at_least} devices, the least that hold the plan: how many there are is not told{asked}')
-        )
-        return at_least, notes
-    if told % inner:
-        ranks = inner if inner < node else lcm(inner, node)
-        notes.append(
-            Assumed(f'{ranks} devices: the file has {told}, which do not divide into the {inner} of its degrees')
-        )
-        return ranks, notes
-    return told, notes
+    node, total = _count(flags, 'nproc-per-node'), _count(flags, 'worker-num')
+    # torchrun has one node where it is known no number of them.
+    nodes = _count(flags, 'nnodes') if 'nnodes' in flags else min(1, node)
+    full = max(1, flags.number(NODE_SIZE, 8))
+    notes: tuple[Told, ...] = ()
+    if nodes and not node and not total:
+        node = full
+        what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
+        notes = (Assumed(what, of_cluster=True),)
+    known = total or nodes * node
+    if not known:
+        return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
+    if known % inner:
+        ranks = inner if inner < full else lcm(inner, full)
+        what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
+        return Ranks(ranks, 0, (Assumed(what, of_cluster=True),))
+    return Ranks(known, node, notes)
 
 
-def _open(flags: Settings, *names: str) -> list[str]:
-    return [name for one in flags.given(*names) for name in flags.named[one].open]
+def _count(flags: Settings, name: str) -> int:
+    """A number of nodes or devices; 0 where it is not known."""
+    return max(0, flags.number(name, 0))
+
+
+def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Wrong:
+    """What to write where nobody says how many devices there are."""
+    missing = [name for name, known in (('nnodes', nodes), ('nproc-per-node', node)) if not known]
+    asked = [flags.named[name].open for name in missing if name in flags]
+    variables = [one for names in asked for one in names if not one.startswith('$')]
+    given = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
+    said = next((name for name in missing if name in flags), '')
+    what = f'{flags.named[said].shown} is not known' if said else 'the file does not say how many devices it runs on'
+    return Wrong(said or 'nnodes', what, f'give the number, e.g. {given}')
 
 
 def cluster(flags: Settings) -> Iterator[Told]:
     """Nodes and devices of each, and work queues."""
-    ranks, notes = ranks_of(flags)
-    yield from notes
+    ranks = ranks_of(flags)
+    yield from ranks.notes
     # The engine makes nodes of them, which hold as many devices as the profile says.
-    yield Says('ranks', ranks, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
+    yield Says('ranks', ranks.total, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
+    if ranks.node:
+        yield Says('node', ranks.node, flags.given('nproc-per-node'))
     queues = 'cuda-device-max-connections'
     told = flags.number(queues, 0)
     # CUDA takes no other number; what a variable holds that nobody assigns keeps no schedule from being written.
@@ -59,7 +78,7 @@ def cluster(flags: Settings) -> Iterator[Told]:
 def data_ranks(flags: Settings) -> int:
     """Data-parallel ranks, those that share experts among them."""
     dense = flags.number('tensor-model-parallel-size', 1) * flags.number('context-parallel-size', 1)
-    return max(1, ranks_of(flags)[0] // max(1, dense * flags.number('pipeline-model-parallel-size', 1)))
+    return max(1, ranks_of(flags).total // max(1, dense * flags.number('pipeline-model-parallel-size', 1)))
 
 
 def batch(flags: Settings) -> Iterator[Told]:
@@ -95,7 +114,7 @@ def precision(flags: Settings) -> Iterator[Told]:
         yield Says('workload.gradients', 'fp32', sums or ('bf16',))
     elif 'accumulate-allreduce-grads-in-fp32' in flags and kind != 'fp32':
         yield Says('workload.gradients', 'fp32', sums)
-    elif sums:
+    else:
         yield Says('workload.gradients', kind, sums)
     if kind == 'fp16':
         scale = flags.real('loss-scale', 65536.0)
@@ -245,7 +264,7 @@ def recompute(flags: Settings) -> Iterator[Told]:
     """What the backward makes again."""
     kind = flags.text('recompute-granularity')
     if flags.on('recompute-activations') and not kind:
-        kind = 'selective'
+        kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
     rest = flags.given('recompute-method', 'recompute-num-layers', 'recompute-modules')
     if kind == 'full':

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.importing.flags import (
+    DEVICE_MEMORY,
     IDLE,
     NOT_MODELLED,
+    NOW,
+    SPEED_UP,
     Assumed,
     Left,
     Says,
@@ -17,7 +20,7 @@ from simpar.importing.flags import (
     Told,
     Wrong,
 )
-from simpar.importing.mindformers_tables import ALIASES, IDLE_NAMES, MISSING, ROWS
+from simpar.importing.mindformers_tables import ALIASES, IDLE_NAMES, MISSING, PASSES, ROWS
 
 _T: Final = 'workload.transformer'
 _M: Final = 'model.model_config'
@@ -264,6 +267,45 @@ def recompute(config: Settings) -> Iterator[Told]:
         yield Says('plan.recompute_communication', again, (f'{at}.mp_comm_recompute',))
 
 
+def passes(config: Settings) -> Iterator[Told]:
+    """Overlap passes, which MindSpore leaves off unless a file beside turns them on."""
+    path = 'context.ascend_config.parallel_speed_up_json_path'
+    named = [name for name in config.named if name.startswith(f'{SPEED_UP}.')]
+    on = {
+        name: PASSES[key] for name in named if (key := name.removeprefix(f'{SPEED_UP}.')) in PASSES and config.on(name)
+    }
+    by = (*on, *(config.given(path) if named else ()))
+    yield Says('plan.overlap', list(dict.fromkeys(on.values())), by, '' if on else 'off, as MindSpore has them')
+    for name in named:
+        if not config.on(name):
+            yield Left(name, IDLE, 'switched off')
+    if config.text(path) and not named:
+        what = 'its file is not here; no overlap pass is on'
+        yield Assumed(
+            f'no overlap pass is on, for {config.text(path)[:80]} is not here; --set plan.overlap=[…] names them'
+        )
+        yield Left(path, NOT_MODELLED, what)
+    elif path in config and not named:
+        yield Left(path, IDLE, 'no file is named')
+
+
+def memory(config: Settings) -> Iterator[Told]:
+    """What MindSpore may take of a device."""
+    name = 'context.max_device_memory'
+    if name not in config:
+        return
+    match = re.fullmatch(r'\s*(\d{1,6}(?:\.\d+)?)\s*GB?\s*', config.text(name), re.IGNORECASE)
+    if match is None:
+        yield Wrong(name, f'no number of GB (got {config.text(name)[:40]!r})', f'write e.g. --set {name}=58GB')
+        return
+    # MindSpore counts in GB of 2^30 bytes.
+    left = config.number(DEVICE_MEMORY, 0) - float(match[1]) * 2**30
+    if left > 0:
+        yield Says('cluster.reserve', f'{left / 1e9:.4g} GB', (name,), 'the rest of a device')
+    else:
+        yield Left(name, IDLE, 'no less than the device has')
+
+
 def optimizer(config: Settings) -> Iterator[Told]:
     """AdamW and what clips its gradients."""
     kind = config.text('optimizer.type', 'AdamW')
@@ -282,6 +324,10 @@ def optimizer(config: Settings) -> Iterator[Told]:
     if config.on('runner_wrapper.use_clip_grad'):
         names = config.given('runner_wrapper.use_clip_grad', 'runner_wrapper.max_grad_norm')
         yield Says('workload.clip_norm', config.real('runner_wrapper.max_grad_norm', 1.0), names)
+    else:
+        yield Says('workload.clip_norm', 0, config.given('runner_wrapper.use_clip_grad'))
+        for name in config.given('runner_wrapper.max_grad_norm'):
+            yield Left(name, IDLE, 'use_clip_grad is off')
 
 
 MINDFORMERS: Final = Source(
@@ -291,5 +337,6 @@ MINDFORMERS: Final = Source(
     idle=IDLE_NAMES,
     not_modelled=MISSING,
     aliases=ALIASES,
-    rules=(model, parallel, sharding, recompute, optimizer),
+    rules=(model, parallel, passes, memory, sharding, recompute, optimizer),
+    framework=lambda _: ('MindFormers', NOW),
 )

@@ -10,6 +10,14 @@ _T: Final = 'workload.transformer'
 _M: Final = 'model.model_config'
 _P: Final = 'parallel_config'
 _A: Final = 'workload.optimizer.adamw'
+PASSES: Final = {
+    'matmul_grad_comm_overlap': 'matmul_grad_comm_overlap', 'grad_matmul_communication_overlap':
+    'matmul_grad_comm_overlap', 'enable_grad_comm_opt': 'enable_grad_comm_opt', 'grad_computation_allreduce_overlap':
+    'enable_grad_comm_opt', 'enable_opt_shard_comm_opt': 'enable_opt_shard_comm_opt', 'computation_allgather_overlap':
+    'enable_opt_shard_comm_opt', 'recompute_comm_overlap': 'recompute_comm_overlap',
+    'recomputation_communication_overlap': 'recompute_comm_overlap',
+}  # fmt: skip
+"""Keys of parallel_speed_up.json, their older names and those of MindSpore 2.10, and the pass that each turns on."""
 ROWS: Final[dict[str, Row]] = {
     f'{_M}.num_layers': ruled(f'{_T}.layers', 'the same number'),
     f'{_M}.hidden_size': ruled(f'{_T}.hidden', 'the same number'),
@@ -78,6 +86,9 @@ ROWS: Final[dict[str, Row]] = {
     'optimizer.weight_decay': number(f'{_A}.weight_decay'),
     'optimizer.learning_rate': ruled(f'{_A}.learning_rate', 'the same number'),
     'lr_schedule.learning_rate': ruled(f'{_A}.learning_rate', 'the same number, for all steps'),
+    'context.max_device_memory': ruled('cluster.reserve', 'memory of the device without it'),
+    'context.ascend_config.parallel_speed_up_json_path': ruled('plan.overlap', 'what its JSON turns on'),
+    **{f'speed-up.{name}': ruled('plan.overlap', f'{key}, where it is true') for name, key in PASSES.items()},
     'runner_wrapper.use_clip_grad': ruled('workload.clip_norm', 'max_grad_norm, 1.0 without it'),
     'runner_wrapper.max_grad_norm': ruled('workload.clip_norm', 'the same number'),
     'runner_wrapper.scale_sense': ruled('workload.loss_scale', 'with fp16: the same number, 65536 where it moves'),
@@ -94,6 +105,7 @@ _OTHER: Final = {
 }  # fmt: skip
 ALIASES: Final = {
     **{f'{_M}.{old}': f'{_M}.{new}' for old, new in _OTHER.items()},
+    'max_device_memory': 'context.max_device_memory',
     'optimizer.beta': 'optimizer.betas', f'{_P}.tensor_model_parallel_size': f'{_P}.model_parallel',
 }  # fmt: skip
 IDLE_NAMES: Final = {
@@ -110,7 +122,7 @@ IDLE_NAMES: Final = {
     'runner_config.has_trained* runner_config.stop_step',
     'a rate of learning': 'lr_schedule* layer_* lr_scale* optimizer.* grouped_lr_schedule* runner_wrapper.type '
     'runner_wrapper.scale_sense.* runner_wrapper.local_norm runner_wrapper.calculate_per_token_loss',
-    'the machine and its compiler': 'context.* use_parallel max_device_memory device_num platform swap_config.swap',
+    'the machine and its compiler': 'context.* use_parallel device_num platform swap_config.swap',
     'the way of ops that simpar takes anyway': f'{_P}.vocab_emb_dp parallel.parallel_mode parallel.gradients_mean '
     'parallel.full_batch parallel.dataset_strategy* parallel.search_mode parallel.loss_repeated_mean '
     'parallel.strategy_ckpt* parallel.enable_alltoall parallel.device_num parallel.auto_parallel_search_mode '
@@ -137,6 +149,7 @@ IDLE_NAMES: Final = {
     f'{_M}.mlp_concat {_M}.ffn_concat {_M}.rope_* {_M}.rotary_* {_M}.mscale* {_M}.beta_* {_M}.original_*',
 }  # fmt: skip
 MISSING: Final = {
+    'another pass of parallel_speed_up.json': 'speed-up.*',
     'recomputation of parts': 'recompute_config.recompute_slice_activation recompute_config.select_comm_recompute '
     'recompute_config.parallel_optimizer_comm_recompute recompute_config.select_*',
     'sums of gradients in groups': f'{_P}.gradient_aggregation_group',

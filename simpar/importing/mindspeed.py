@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Final
 
 from simpar.importing import megatron_model, megatron_plan
-from simpar.importing.flags import IDLE, NOT_MODELLED, Left, Row, Says, Settings, Source, Told, number, ruled
+from simpar.importing.flags import IDLE, NOT_MODELLED, NOW, Left, Row, Says, Settings, Source, Told, number, ruled
 from simpar.importing.megatron import ALIASES, MEGATRON, ROWS
 
 _T: Final = 'workload.transformer'
@@ -37,7 +37,6 @@ _ROWS: Final[dict[str, Row]] = {
     'partial-rotary-factor': ruled(f'{_T}.rotary_share', 'the same number'),
     'add-output-layer-bias': ruled(f'{_T}.bias', 'head'),
     'add-dense-bias': ruled(f'{_T}.bias', 'proj'),
-    'worker-num': ruled('cluster.nodes', 'divided by devices of a node'),
 }
 _ALIASES: Final = {
     'multi-head-latent-attention': 'multi-latent-attention', 'qk-nope-head-dim': 'qk-head-dim',
@@ -50,7 +49,7 @@ _IDLE: Final = {
     'use-deter-comp apply-rope-no-* mla-fa-without-pad mla-mm-split use-triton-* gemm-gradient-accumulation-fusion '
     'coc-fused-kernel coc-mode coc-print-tensor-value-enabled no-enable-linear-qkv use-flash-attn-*',
     'how processes find one another': 'join cluster-time-out bind-core log-dir ai-framework '
-    'worker-num no-shared-storage disable-gloo-group tail-log',
+    'no-shared-storage disable-gloo-group tail-log',
     'names, checkpoints and data': 'model-type-hf enable-hf2mg-convert enable-mg2hf-convert hf-cfg-dir '
     'trust-remote-code pack neat-pack padded-samples stage workers cutoff-len max-batch-size original-seq-len',
     'a scale that values alone have': 'rope-scaling-* low-freq-factor high-freq-factor long-factor short-factor '
@@ -206,6 +205,9 @@ MINDSPEED: Final = Source(
     not_modelled={**MEGATRON.not_modelled, **{f'{what} ': names for what, names in _MISSING.items()}},
     aliases={**ALIASES, **_ALIASES},
     rules=(*megatron_model.RULES, model, experts, *megatron_plan.RULES, plan),
+    # Nodes of the Atlas 800T A3 have sixteen dies.
+    nodes={16: 'ascend910c-16'},
+    framework=lambda _: ('MindSpeed-LLM', NOW),
 )
 OWN: Final = (_ROWS, _IDLE, _MISSING)
 """The tables of what MindSpeed adds, for the docs."""

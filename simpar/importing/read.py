@@ -12,7 +12,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.flags import Setting, Settings, Source
+from simpar.importing.flags import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
 from simpar.importing.mapping import Imported, mapped
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
@@ -23,7 +23,11 @@ from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
-_PROFILES: Final = {'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8'}
+_PROFILES: Final = {
+    'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8', 'v100': 'v100-sxm2-8', 'gb200': 'gb200-nvl72',
+    'b200': 'b200-sxm-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
+}  # fmt: skip
+"""Words for an accelerator, and the profile that stands for it."""
 
 
 def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Imported:
@@ -69,7 +73,23 @@ def _longest(model: str) -> Iterator[Setting]:
 
 def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
     found = settings_of_yaml(text, str(path))
+    found += list(_speed_up(found, path))
     return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.aliases), profile, model)
+
+
+def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
+    """What the file of overlap passes says that a configuration names, where it can be read.
+
+    Arguments: ``path`` of the configuration, beside which the file is looked for, too.
+    """
+    for one in config:
+        if one.name.endswith('parallel_speed_up_json_path') and isinstance(one.value, str):
+            named = Path(one.value)
+            places = (named, path.parent / named, path.parent / named.name)
+            file = next((place for place in places if place.is_file()), None)
+            if file is not None:
+                settings = settings_of_yaml(_text(file).replace('\t', ' '), str(file))
+                yield from (replace(row, name=f'{SPEED_UP}.{row.name}', written=row.name) for row in settings)
 
 
 def _devices(text: str, name: str) -> Iterator[Setting]:
@@ -88,11 +108,15 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 
 def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
-    told = _PROFILES.get(settings.text('profile')[:4], '')
-    if model:
-        settings = Settings([*settings.every, Setting('model-config', model, '--model', '--model')], {})
-    name = profile or told or source.profile
-    return mapped(source, settings, profile=profile_of_flag(name, '--cluster'), name=name, skipped=skipped, model=model)
+    told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
+    name = profile or told or source.nodes.get(settings.number('nproc-per-node', 0), source.profile)
+    cluster = profile_of_flag(name, '--cluster')
+    memory = str(round(cluster.device.memory.size.value))
+    beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
+    beside += [Setting('model-config', model, '--model', '--model')] if model else []
+    settings = Settings([*settings.every, *beside], {})
+    is_named = bool(profile or told)
+    return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, is_named=is_named)
 
 
 def _text(path: Path) -> str:

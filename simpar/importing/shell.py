@@ -23,8 +23,6 @@ _TESTS: Final = {'[': ']', '[[': ']]', 'test': ''}
 _RUNS_TEXT: Final = frozenset({'-c', '-lc', '-xc', '-ec'})
 _CALLS: Final = 20
 MOST_COMMANDS: Final = 5000
-SBATCH: Final = re.compile(r'^\s*#SBATCH\s.*$', re.MULTILINE)
-OPTION: Final = re.compile(r'(--?[A-Za-z][\w-]*)(?:[= ]\s*([^\s-]\S*))?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,13 @@ class Script:
     variables: Mapping[str, Given] = field(default_factory=dict)
 
 
-def read_script(text: str, given: Mapping[str, str]) -> Script:
-    """The commands of a script. Raises `ShellError`."""
-    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}))
+def read_script(text: str, given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script.
+
+    Arguments: ``given``, variables that the script does not change; ``environment``, variables that it may assign anew.
+    Raises `ShellError`.
+    """
+    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}))
     walk.block(blocks_of(words_of(text)))
     variables = {name: told[0] for name, told in walk.origins.items() if len(told) == 1}
     return Script(tuple(walk.commands), tuple(walk.skipped), tuple(dict.fromkeys(walk.notes)), variables)

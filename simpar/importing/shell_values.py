@@ -18,7 +18,14 @@ from simpar.importing.shell_words import Part, ShellError, Word, words_of
 Value = str | list[str]
 MOST: Final = 200_000
 """Letters of a value: variables that double themselves grow without end."""
-UNKNOWN: Final = re.compile('\0([^\0]*)\0')
+MOST_NAMES: Final = 10_000
+"""Nodes of a job that are listed by name."""
+_COUNTED: Final = {
+    re.compile(r'^scontrol show host(name|names|list)\b'): 'SLURM_NNODES',
+    re.compile(r'^nvidia-smi (-L|--list-gpus)\b'): 'SLURM_GPUS_ON_NODE',
+}
+"""Commands that print a line for each node, or each device of a node, and the variable that counts these."""
+UNKNOWN: Final = re.compile('\0([^\0]+)\0')
 _FORM: Final = re.compile(
     r'(?P<size>#?)(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)', re.DOTALL
 )
@@ -50,11 +57,15 @@ def shown(value: str) -> str:
 
 
 class Values:
-    """Variables of a script; mutable. Arguments: ``given``, those of the command line, which no script changes."""
+    """Variables of a script; mutable.
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    Arguments: ``given``, those of the command line, which no script changes; ``environment``, what they are before it.
+    """
+
+    def __init__(self, given: Mapping[str, str], environment: Mapping[str, str]) -> None:
         self.given = dict(given)
-        self.held: dict[str, Value] = dict(given)
+        self.environment = dict(environment)
+        self.held: dict[str, Value] = {**environment, **given}
 
     def assign(self, name: str, value: Value, *, more: bool = False) -> None:
         """``name=value``, or ``name+=value``."""
@@ -105,10 +116,23 @@ class Values:
         if part.kind == 'text':
             return [part.text]
         if part.kind == 'command':
-            return [unknown(f'$({" ".join(part.text.split())[:60]})')]
+            return [self.command(part.text)]
         if part.kind == 'sum':
             return [self.sum(part.text)]
         return self.variable(part.text)
+
+    def command(self, text: str) -> str:
+        """What a command would print: nodes and devices of a Slurm job where these are known, else not known."""
+        words = ' '.join(text.split())
+        for command, counted in _COUNTED.items():
+            match = command.search(words)
+            number = self.environment.get(counted, '')
+            if match and number:
+                if re.search(r'\| ?wc -l$', words):
+                    return number
+                if '|' not in words and int(number) <= MOST_NAMES:
+                    return ' '.join(f'node{place}' for place in range(int(number)))
+        return unknown(f'$({words[:60]})')
 
     def text(self, text: str) -> str:
         """A default such as ``"6000"`` or ``$OTHER``, expanded."""
@@ -129,7 +153,9 @@ class Values:
         name, index, rest = match['name'], match['index'], match['rest']
         held = self.held.get(name)
         if match['size']:
-            return [str(len(held)) if held is not None else unknown(f'${{{form}}}')]
+            # What a command prints may be any number of words.
+            is_known = held is not None and not any('\0$(' in one for one in held)
+            return [str(len(held)) if held is not None and is_known else unknown(f'${{{form}}}')]
         if index in ('@', '*'):
             all_of = held if isinstance(held, list) else [held] if held is not None else None
             return all_of if all_of is not None else self.missing(name, rest)

@@ -10,6 +10,7 @@ from simpar.huggingface.sizes import FLAVOURS, flavour
 from simpar.importing.flags import (
     IDLE,
     NOT_MODELLED,
+    NOW,
     Assumed,
     Left,
     Row,
@@ -154,8 +155,8 @@ def parallel(toml: Settings) -> Iterator[Told]:
     """Degrees, and what data ranks share."""
     ranks, replicas, data = _ranks(toml)
     yield Says('ranks', ranks, toml.given('devices'))
-    if 'devices' not in toml and toml.number(f'{_P}.data_parallel_shard_degree', -1) < 1:
-        yield Assumed(f'{ranks} devices: the file does not say how many; --set devices=N does')
+    if not toml.number('devices', 0) and toml.number(f'{_P}.data_parallel_shard_degree', -1) < 1:
+        yield Wrong('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
     tensor, pipe = _degree(toml, 'tensor_parallel'), _degree(toml, 'pipeline_parallel')
     yield Says('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
     if tensor > 1:
@@ -315,6 +316,12 @@ def recompute(toml: Settings) -> Iterator[Told]:
             yield Left('activation_checkpoint.mode', NOT_MODELLED, f'{mode}; cheap operators are recomputed')
 
 
+def framework(toml: Settings) -> tuple[str, int]:
+    """Shards of FSDP2, whose kernels a compiler may fuse."""
+    is_compiled = toml.on('training.compile') or toml.on('compile.enable')
+    return ('torchtitan fsdp, compile' if is_compiled else 'torchtitan fsdp'), NOW
+
+
 TORCHTITAN: Final = Source(
     name='torchtitan',
     profile='h100-sxm-8',
@@ -323,4 +330,5 @@ TORCHTITAN: Final = Source(
     not_modelled=MISSING,
     aliases=ALIASES,
     rules=(model, parallel, batch, order, precision, recompute),
+    framework=framework,
 )

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from simpar.importing.flags import MAPPED
+from simpar.importing.baseline import NONE, Question
+from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.mapping import Imported, Line
 
 WIDTH: Final = 120
@@ -16,8 +17,13 @@ _PLAIN: Final = re.compile(r'[A-Za-z][A-Za-z0-9_-]*')
 _WORDS: Final = ('null', 'true', 'false', 'yes', 'no', 'on', 'off', 'y', 'n')
 
 
-def yaml_of(values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[str, ...] = ()) -> str:
-    """YAML of values by dotted key, each with its comment. Arguments: ``head``, lines of comment before all."""
+def yaml_of(
+    values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[str, ...] = (), question: Question = NONE
+) -> str:
+    """YAML of values by dotted key, each with its comment.
+
+    Arguments: ``head``, lines of comment before all; ``question``, the baseline that the plan is compared with.
+    """
     tree: dict[str, Any] = {'simpar': 1}
     for part in ('cluster', 'workload', 'plan'):
         tree[part] = {}
@@ -27,8 +33,10 @@ def yaml_of(values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[
         for name in above:
             node = node.setdefault(name, {})
         node[last] = value
-    tree['against'] = {}
     lines = [f'# {line}'.rstrip() for line in head] + list(_lines(tree, '', comments, 0))
+    lines.append(f'# The baseline of the gain: {question.comment}.')
+    changes = ', '.join(f'{key}: {scalar(value)}' for key, value in question.against.items())
+    lines.append(f'against: {{{changes}}}')
     return '\n'.join(lines) + '\n'
 
 
@@ -68,31 +76,51 @@ def _clean(text: str) -> str:
     return ''.join(one if one.isprintable() else '?' for one in text)
 
 
-def schedule_text(made: Imported, name: str) -> str:
-    """The schedule of an imported file. Arguments: ``name`` of that file, for the first line."""
+def schedule_text(made: Imported, name: str, question: Question = NONE) -> str:
+    """The schedule of an imported file.
+
+    Arguments: ``name`` of that file, for the first line; ``question``, the baseline that the plan is compared with.
+    """
     listed = [line for line in made.lines if line.outcome != MAPPED]
     counts = f'{len(made.lines) - len(listed)} settings mapped, {len(listed)} listed'
     head = [f'Written by simpar import from {name} ({made.kind}): {counts}.']
-    head += [f'Assumed: {what}' for what in made.assumed] + [f'Not followed: {what}' for what in made.notes]
-    for outcome in dict.fromkeys(line.outcome for line in listed):
+    head += _guesses(made)
+    # What moves the answer stands before what does not.
+    for outcome in sorted(dict.fromkeys(line.outcome for line in listed), key=lambda one: one == IDLE):
         head.append(f'{outcome}:')
         head += [f'  {_flag(line)}' for line in listed if line.outcome == outcome]
-    return yaml_of(made.values, made.comments, tuple(_clean(line)[: WIDTH + 80] for line in head))
+    return yaml_of(made.values, made.comments, tuple(_clean(line)[: WIDTH + 80] for line in head), question)
 
 
-def _flag(line: Line) -> str:
+def _flag(line: Line, *, with_note: bool = True) -> str:
     value = '' if line.value == 'true' else f' {line.value}'
-    note = f' ({line.note})' if line.note else ''
+    note = f' ({line.note})' if line.note and with_note else ''
     return f'{line.where}: {line.name}{value[:60]}{note}'
 
 
-def listing(made: Imported) -> str:
-    """What became of every setting, one line each."""
-    rows = [(line.where, f'{line.name} {line.value}'.removesuffix(' true'), _outcome(line)) for line in made.lines]
-    widths = [min(48, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
-    told = [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
-    told += [f'assumed: {what}' for what in made.assumed] + [f'not followed: {what}' for what in made.notes]
+def listing(made: Imported, *, full: bool) -> str:
+    """What a reader has to know of an import: first what was assumed, then what is not modelled.
+
+    Arguments: ``full``, whether a line for every other setting follows, or their number.
+    """
+    told = _guesses(made)
+    missing = [line for line in made.lines if line.outcome in (NOT_MODELLED, UNSEEN, NOT_TAKEN)]
+    told += [f'{_outcome(line)}: {_flag(line, with_note=False)}' for line in missing]
+    rest = [line for line in made.lines if line not in missing]
+    if full:
+        rows = [(line.where, f'{line.name} {line.value}'.removesuffix(' true'), _outcome(line)) for line in rest]
+        widths = [min(48, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
+        told += [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
+    else:
+        mapped = sum(line.outcome == MAPPED for line in rest)
+        idle = len(rest) - mapped
+        told.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
     return _clean_lines(told)
+
+
+def _guesses(made: Imported) -> list[str]:
+    """What was assumed, and what of the file could not be followed."""
+    return [f'Assumed: {what}' for what in made.assumed] + [f'Not followed: {what}' for what in made.notes]
 
 
 def _clean_lines(lines: list[str]) -> str:

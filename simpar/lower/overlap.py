@@ -1,14 +1,15 @@
 """Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.
 
-They change the order in which ops are issued, never the ops. Two of them are what ``reduce_gradients`` and ``prefetch``
-say otherwise; a plan that lists passes has those that it lists and no others.
+They change the order in which ops are issued, never the ops. Which are on by themselves is the framework's: a stack
+says it. Two of them are what ``reduce_gradients`` and ``prefetch`` say otherwise; a plan that lists passes has those
+that it lists and no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from simpar.errors import Problem
 from simpar.lower.recompute import is_recomputed
@@ -51,6 +52,16 @@ def with_passes(plan: Plan) -> Plan:
         reduce_gradients='overlapped' if GRAD_COMM in plan.overlap else 'end',
         prefetch=plan.prefetch if OPT_SHARD in plan.overlap else 0,
     )
+
+
+def passes_beside(passes: Sequence[str], said: Mapping[str, Any]) -> tuple[str, ...]:
+    """The passes of a framework where a file lists none, with those that its own keys switch on.
+
+    Arguments: ``passes``, on by themselves; ``said``, keys of the plan that the file has, by name.
+    Example: of no passes and ``{'reduce_gradients': 'overlapped'}``, ``('enable_grad_comm_opt',)``.
+    """
+    on = {GRAD_COMM: said.get('reduce_gradients') == 'overlapped', OPT_SHARD: bool(said.get('prefetch'))}
+    return (*passes, *(name for name, is_on in on.items() if is_on and name not in passes))
 
 
 def overlap_conflicts(plan: Plan) -> Iterator[Problem]:

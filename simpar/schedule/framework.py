@@ -10,11 +10,15 @@ from typing import Any, Final
 
 from simpar.document import Key, Tree
 from simpar.errors import ProfileError
+from simpar.lower.overlap import passes_beside
 from simpar.profiles import load_profile
 from simpar.stacks import NONE, OF_WORKLOAD, UNKNOWN, load_stack, stack_of
 
 STACK: Final[Key] = ('cluster', 'stack')
 PROFILE: Final[Key] = ('cluster', 'profile')
+PASSES: Final[Key] = ('plan', 'overlap')
+OF_PASSES: Final = ('plan.reduce_gradients', 'plan.prefetch')
+"""Keys that passes of MindSpore say, too."""
 TYPED: Final = ('--set ', '--sweep ')
 """Where a value comes from that the user typed: its paths start where the user is, not in the file's folder."""
 
@@ -65,8 +69,8 @@ def with_framework(
         root = {**root, 'cluster': {**cluster, 'stack': name}}
     for key, value in _keys(tree, name, folder).items():
         place = tuple(key.split('.'))
-        if not _is_written(tree, place, written) and _decides(tree, key):
-            root = _filled(root, place, value)
+        if not _is_written(tree, place, written) and _decides(tree, key, written):
+            root = _filled(root, place, _beside_plan(tree, key, value, written))
             of_stack.add(place)
     return Tree(
         root=root, origins=tree.origins, problems=tree.problems, refused=tree.refused, shorts=tree.shorts
@@ -108,9 +112,23 @@ def _is_written(tree: Tree, place: Key, written: Collection[Key] | None) -> bool
     return place in written if written is not None else tree.get(place) is not None
 
 
-def _decides(tree: Tree, key: str) -> bool:
-    """Whether a framework decides a key here: without an update there is no optimizer."""
-    return key not in OF_WORKLOAD or tree.get(('workload', 'phase')) in (None, 'train')
+def _decides(tree: Tree, key: str, written: Collection[Key] | None) -> bool:
+    """Whether a framework decides a key here: without an update there is no optimizer, and passes say more than keys."""
+    if key in OF_WORKLOAD:
+        return tree.get(('workload', 'phase')) in (None, 'train')
+    return key not in OF_PASSES or not _is_written(tree, PASSES, written)
+
+
+def _beside_plan(tree: Tree, key: str, value: Any, written: Collection[Key] | None) -> Any:
+    """A framework's value beside what the file says itself: passes that its keys switch on are among its passes."""
+    if key != '.'.join(map(str, PASSES)) or not isinstance(value, list):
+        return value
+    said = {
+        one.rpartition('.')[2]: tree.get(tuple(one.split('.')))
+        for one in OF_PASSES
+        if _is_written(tree, tuple(one.split('.')), written)
+    }
+    return list(passes_beside(value, said))
 
 
 def _filled(node: Any, place: Key, value: Any) -> Any:
