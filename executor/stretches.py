@@ -146,5 +146,6 @@ def _finish(program: Program, request: Request, losses: tuple[float, ...], writt
         program=program.hash,
         losses=(*stretch.losses, *losses),
         tensors={},
+        trained=stretch.trained,
     )
     finish(Path(stretch.save), written, contents)

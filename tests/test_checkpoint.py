@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 
@@ -123,6 +124,13 @@ def test_torch_reads_what_is_kept(tmp_path):
     assert all(torch.equal(state[name], of) for name, of in found.parameters.items())
 
 
+def sealed(folder, told):
+    """Write another list, with its digest."""
+    text = json.dumps(told)
+    (folder / checkpoint.LIST).write_text(text)
+    (folder / checkpoint.DIGEST).write_text(f'{sha256(text.encode()).hexdigest()}  {checkpoint.LIST}\n')
+
+
 class Bomb:
     def __reduce__(self):
         return (Path.touch, (Path(self.path),))
@@ -141,18 +149,17 @@ def test_a_checkpoint_that_is_read_runs_no_code(tmp_path):
     torch.save(bomb, file)
     for stored in told['tensors'].values():
         for chunk in stored['chunks']:
-            chunk.update(offset=0, length=file.stat().st_size)
-    (tmp_path / 'step-000002' / checkpoint.LIST).write_text(json.dumps(told))
+            chunk.update(offset=0, length=file.stat().st_size, digest=sha256(file.read_bytes()).hexdigest())
+    sealed(tmp_path / 'step-000002', told)
     with pytest.raises(ScheduleError, match=r'__0_0\.distcp: cannot be read'):
         kept(GPT, tmp_path, steps=3)
     assert not Path(bomb.path).exists()
 
 
 def changed(folder, change):
-    path = folder / 'step-000001' / checkpoint.LIST
-    told = json.loads(path.read_text())
+    told = json.loads((folder / 'step-000001' / checkpoint.LIST).read_text())
     change(told)
-    path.write_text(json.dumps(told))
+    sealed(folder / 'step-000001', told)
 
 
 @pytest.mark.parametrize(
