@@ -9,108 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import math
 import os
 import pickle
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from pydantic import ValidationError
 
+from executor.contents import DIGEST, LIST, OLD, Chunk, Contents, Stored, Written, for_torch
 from executor.pieces import Piece, kept, names, pieces
 from executor.tensors import bounds
-from executor.trained import Trained
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
 from simpar.torch_module.names import module_name
 
-LIST: Final = 'simpar.json'
-DIGEST: Final = 'simpar.json.sha256'
-"""The digest of the list, as sha256sum writes it. Those of tensors are in the list."""
-FORMAT: Final = 'simpar checkpoint 2'
-OLD: Final = 'simpar checkpoint 1'
-"""The format without digests, and without what was trained."""
 KEPT: Final = 2
 """Checkpoints that stay: the last, and the one before it."""
 MOST_BYTES: Final = 2**32
 _FOLDER: Final = re.compile(r'step-(\d{6,})')
 _FILE: Final = re.compile(r'__\d+_0\.distcp')
-
-
-def _loss(value: object) -> object:
-    """The old format wrote null for what is no finite number."""
-    return math.nan if value is None else value
-
-
-class Chunk(BaseModel):
-    """A box of a tensor, and where its bytes are.
-
-    Arguments: ``digest``, SHA-256 of the bytes; empty in the old format.
-    """
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
-    digest: str = ''
-
-
-class Stored(BaseModel):
-    """A full tensor."""
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-    shape: tuple[int, ...]
-    dtype: str
-    chunks: tuple[Chunk, ...]
-
-
-class Contents(BaseModel):
-    """What a checkpoint holds.
-
-    Arguments:
-        step: how many steps were trained.
-        seed: of weights and data.
-        program: the hash of the program that wrote it.
-        losses: of all steps so far; under a loss scale, one may be no finite number.
-        trained: what was trained; None in the old format.
-    """
-
-    # JSON has no numbers that are not finite; by default they would be written as null.
-    model_config = ConfigDict(extra='forbid', frozen=True, ser_json_inf_nan='strings')
-    format: Literal['simpar checkpoint 2', 'simpar checkpoint 1'] = FORMAT
-    step: int
-    seed: int
-    program: str
-    losses: tuple[Annotated[float, BeforeValidator(_loss)], ...]
-    tensors: dict[str, Stored]
-    trained: Trained | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one rank has written: the entries of its file, by name of the tensor."""
-
-    entries: tuple[tuple[str, tuple[int, ...], str, Chunk], ...]
-
-    def packed(self) -> str:
-        """As JSON."""
-        return json.dumps([[name, shape, dtype, chunk.model_dump()] for name, shape, dtype, chunk in self.entries])
-
-    @classmethod
-    def read(cls, text: str) -> Written:
-        """From JSON."""
-        return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
 
 
 def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Written:
@@ -146,7 +68,7 @@ def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path
     whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
     unfinished = _unfinished(folder)
     _all_here(unfinished, whole)
-    write_atomically(unfinished / '.metadata', pickle.dumps(_for_torch(whole)))
+    write_atomically(unfinished / '.metadata', pickle.dumps(for_torch(whole)))
     text = whole.model_dump_json().encode()
     write_atomically(unfinished / DIGEST, f'{hashlib.sha256(text).hexdigest()}  {LIST}\n')
     write_atomically(unfinished / LIST, text)
@@ -350,19 +272,6 @@ def _first_holder(program: Program, name: str, rank: int) -> int:
         if program.holds(other, name) and [bounds(program, part, other) for part in parts] == mine:
             return other
     return rank
-
-
-def _for_torch(contents: Contents) -> dcp.Metadata:
-    """The list as torch.distributed.checkpoint reads it."""
-    tensors: dict[str, Any] = {}
-    places = {}
-    for name, stored in contents.tensors.items():
-        chunks = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in stored.chunks]
-        properties = dcp.TensorProperties(dtype=getattr(torch, stored.dtype))
-        tensors[name] = dcp.TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
-        for one in stored.chunks:
-            places[dcp.MetadataIndex(name, one.offsets)] = _StorageInfo(one.file, one.offset, one.length)
-    return dcp.Metadata(state_dict_metadata=tensors, storage_data=places)
 
 
 def _all(root: Path) -> Sequence[Path]:

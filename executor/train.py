@@ -12,6 +12,7 @@ from pathlib import Path
 from executor import checkpoint as kept
 from executor.backend import Pool
 from executor.batches import Given, checked, ended, skipped
+from executor.contents import Contents
 from executor.devices.flags import Wanted
 from executor.given import by_module, keep
 from executor.launch import Launch, detect
@@ -153,7 +154,7 @@ class _Training:
                 losses, done, source = losses + last.losses, until, ''
         return Result(losses, last.parameters, last.gradients)
 
-    def _begun(self, trained: Trained, *, first: bool) -> kept.Contents | None:
+    def _begun(self, trained: Trained, *, first: bool) -> Contents | None:
         """What the last checkpoint holds; None where there is none."""
         if self.root is None:
             return None
