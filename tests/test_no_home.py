@@ -1,6 +1,8 @@
 """A process without a home, as in a container with any uid: caches fall back to none, with at most one line."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,11 @@ def as_nobody(folder, *words, home=None, writable='/nowhere', **more):
     )
 
 
+def lines(error):
+    """What a process says besides progress, which a busy machine sees."""
+    return [line for line in error.splitlines() if not re.search('so far|simulations done', line)]
+
+
 @pytest.mark.parametrize('home', [None, '/nonexistent'])
 def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
     """So large that it looks for the compiled engine, which is kept nowhere."""
@@ -58,20 +65,21 @@ def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
     done = as_nobody(tmp_path, 'run', str(ROOT / 'examples/pipeline_h100.yaml'), home=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout == wanted
-    assert len(done.stderr.splitlines()) <= 1
+    assert lines(done.stderr) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_engine_is_compiled_without_a_folder_to_keep_it_and_says_so_once(tmp_path):
     (tmp_path / 'fresh').mkdir()
-    copy = subprocess.run(['cp', '-r', *(str(ROOT / name) for name in ('simpar', 'hw_profiles')), 'fresh'], cwd=tmp_path, check=True)  # fmt: skip  # noqa: E501
-    assert copy.returncode == 0
-    for cache in (tmp_path / 'fresh').rglob('__pycache__'):
-        subprocess.run(['rm', '-r', str(cache)], check=True)
+    for name in ('simpar', 'hw_profiles'):
+        # Without what was compiled before.
+        shutil.copytree(ROOT / name, tmp_path / 'fresh' / name, ignore=shutil.ignore_patterns('__pycache__'))
     told = {'PYTHONPATH': str(tmp_path / 'fresh'), 'PYTHONDONTWRITEBYTECODE': '1'}
     done = as_nobody(tmp_path, 'warmup', **told)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == 'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)\n'
+    assert lines(done.stderr) == [
+        'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)'
+    ]
     assert 'no folder could be written' in done.stdout
 
 
