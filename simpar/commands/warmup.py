@@ -42,6 +42,6 @@ def command(options: argparse.Namespace) -> int:
         print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
     else:
         print(
-            f'The machines are compiled ({seconds:.1f} s), but no folder could be written; set NUMBA_CACHE_DIR to one.'
+            f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.'
         )
     return 0
