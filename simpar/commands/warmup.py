@@ -41,7 +41,5 @@ def command(options: argparse.Namespace) -> int:
     elif fast.is_compiled():
         print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
     else:
-        print(
-            f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.'
-        )
+        print(f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.')
     return 0
