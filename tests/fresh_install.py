@@ -28,7 +28,11 @@ MINORS = range(10, 15)
 NEEDS_TORCH = re.compile(r'simpar (measure|calibrate)|--numerics|--module')
 LAUNCH_FILE = 'tests/launch_files/megatron_llama3_8b_fp8.sh'
 SECONDS = 300
-_OF_OTHERS = 'ignore::DeprecationWarning:matplotlib._fontconfig_pattern'
+_OF_OTHERS = [
+    word
+    for name in ('_fontconfig_pattern', '_mathtext')
+    for word in ('-W', f'ignore::DeprecationWarning:matplotlib.{name}')
+]
 """An old matplotlib calls a new pyparsing, which pip takes, by names of before."""
 
 
@@ -119,11 +123,13 @@ def check(environment: Environment) -> list[str]:
     problems, count = [], 0
     own = 'import importlib.util as u, numba, simpar; assert u.find_spec("torch") is None; print(simpar.__file__)'
     for name, arguments in [('no torch, and numba', ['-c', own]), *commands()]:
-        done = run([str(environment.own), '-W', 'error', '-W', _OF_OTHERS, *arguments], environment.folder)
+        done = run([str(environment.own), '-W', 'error', *_OF_OTHERS, *arguments], environment.folder)
         count += 1
         if name == 'import':
             (environment.folder / 'imported.yaml').write_text(done.stdout, encoding='utf-8')
-        if done.returncode or 'Warning' in done.stderr:
+        # That the imported plan does not fit its cluster is an answer, too.
+        good = (0, 3) if name == 'imported' else (0,)
+        if done.returncode not in good or 'Warning' in done.stderr:
             problems.append(f'{environment.name}: {name}: exit {done.returncode}: {done.stderr.strip()[-600:]}')
         elif name.startswith('no torch') and str(environment.folder) not in done.stdout:
             problems.append(f'{environment.name}: simpar is imported from {done.stdout.strip()}')
