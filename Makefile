@@ -12,6 +12,7 @@
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
 # make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide
 # make prove-sizes    50 predictions: slots and memory against the estimates that come before them
+# make test-install   simpar alone, at the lowest and the newest versions: the README, every example, an import (2 minutes)
 # make prove-modules  modules of torch and transformers, trained, against their own autograd; writes docs/modules_proof.md
 # make prove-planner  10,000 drawn plans: bounds below the engine's answer; 20 spaces: the winner of brute force
 # make prove-planner-rows  the planner's pick among published plans of one model, beside the fastest of them
@@ -46,7 +47,7 @@ PYTHON ?= python3
 
 # Every target without a slash or a dot is a command, not a file.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
-.PHONY: docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
+.PHONY: test-install docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -70,6 +71,10 @@ test-waits:
 
 test-alone:
 	.venv-test/bin/python -m pytest -m alone
+
+# In environments of its own: what a user gets of `pip install .`, at the lowest and the newest versions.
+test-install:
+	$(PYTHON) tests/fresh_install.py
 
 check: .venv-test/installed
 	.venv-test/bin/ruff check .

@@ -7,91 +7,32 @@ read here. Tensors are read by ``torch.load(weights_only=True)``.
 
 from __future__ import annotations
 
+import hashlib
 import io
-import json
 import os
 import pickle
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
-from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from pydantic import ValidationError
 
-from executor.pieces import Piece, kept, pieces
+from executor.contents import DIGEST, LIST, OLD, Chunk, Contents, Stored, Written, for_torch
+from executor.pieces import Piece, kept, names, pieces
 from executor.tensors import bounds
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
 from simpar.torch_module.names import module_name
 
-LIST: Final = 'simpar.json'
-FORMAT: Final = 'simpar checkpoint 1'
 KEPT: Final = 2
 """Checkpoints that stay: the last, and the one before it."""
 MOST_BYTES: Final = 2**32
 _FOLDER: Final = re.compile(r'step-(\d{6,})')
 _FILE: Final = re.compile(r'__\d+_0\.distcp')
-
-
-class Chunk(BaseModel):
-    """A box of a tensor, and where its bytes are."""
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
-
-
-class Stored(BaseModel):
-    """A full tensor."""
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-    shape: tuple[int, ...]
-    dtype: str
-    chunks: tuple[Chunk, ...]
-
-
-class Contents(BaseModel):
-    """What a checkpoint holds.
-
-    Arguments:
-        step: how many steps were trained.
-        seed: of weights and data.
-        program: the hash of the program that wrote it.
-        losses: of all steps so far.
-    """
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-    format: Literal['simpar checkpoint 1'] = FORMAT
-    step: int
-    seed: int
-    program: str
-    losses: tuple[float, ...]
-    tensors: dict[str, Stored]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one rank has written: the entries of its file, by name of the tensor."""
-
-    entries: tuple[tuple[str, tuple[int, ...], str, Chunk], ...]
-
-    def packed(self) -> str:
-        """As JSON."""
-        return json.dumps([[name, shape, dtype, chunk.model_dump()] for name, shape, dtype, chunk in self.entries])
-
-    @classmethod
-    def read(cls, text: str) -> Written:
-        """From JSON."""
-        return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
 
 
 def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Written:
@@ -102,11 +43,15 @@ def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, tor
     entries = []
     with (folder / name).open('wb') as file:
         for piece in _own(program, rank, held):
-            begin = file.tell()
+            begin, content = file.tell(), io.BytesIO()
             # A clone: a view would be saved with all of the memory that it looks into.
-            torch.save(piece.values.detach().cpu().clone(memory_format=torch.contiguous_format), file)
-            length = file.tell() - begin
-            chunk = Chunk(offsets=piece.offsets, sizes=piece.sizes, file=name, offset=begin, length=length)
+            torch.save(piece.values.detach().cpu().clone(memory_format=torch.contiguous_format), content)
+            # Of the bytes in memory: those on the disk may differ already.
+            digest = hashlib.sha256(content.getbuffer()).hexdigest()
+            length = file.write(content.getbuffer())
+            chunk = Chunk(
+                offsets=piece.offsets, sizes=piece.sizes, file=name, offset=begin, length=length, digest=digest
+            )
             entries.append((piece.name, piece.shape, str(piece.values.dtype).removeprefix('torch.'), chunk))
         file.flush()
         os.fsync(file.fileno())
@@ -123,8 +68,11 @@ def finish(folder: Path, written: Iterable[Written], contents: Contents) -> Path
     whole = contents.model_copy(update={'tensors': {name: Stored(**of) for name, of in tensors.items()}})
     unfinished = _unfinished(folder)
     _all_here(unfinished, whole)
-    write_atomically(unfinished / '.metadata', pickle.dumps(_for_torch(whole)))
-    write_atomically(unfinished / LIST, whole.model_dump_json())
+    write_atomically(unfinished / '.metadata', pickle.dumps(for_torch(whole)))
+    text = whole.model_dump_json().encode()
+    write_atomically(unfinished / DIGEST, f'{hashlib.sha256(text).hexdigest()}  {LIST}\n')
+    write_atomically(unfinished / LIST, text)
+    _sync(unfinished)
     # What stands there is not whole, or the training would have gone on from it.
     shutil.rmtree(folder, ignore_errors=True)
     # One rename: a reader finds all of it or nothing.
@@ -161,19 +109,43 @@ def clear(root: Path) -> None:
 
 def contents_of(folder: Path) -> Contents:
     """Read the list of a checkpoint; raises ``ScheduleError`` where it is none."""
-    path = folder / LIST
+    found, problem = _list_of(folder)
+    if found is None:
+        raise _damaged(folder, problem)
+    return found
+
+
+def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
+    """The list of a checkpoint, or what is wrong with it."""
+    path, digest = folder / LIST, folder / DIGEST
     try:
-        found = Contents.model_validate_json(read_regular(path, MOST_BYTES))
+        text = read_regular(path, MOST_BYTES)
+        told = read_regular(digest, len(text) + 1024).split()[:1] if digest.exists() else []
+        # Before it is parsed: a changed byte is damage, whether or not it reads as a list still.
+        if told and told != [hashlib.sha256(text).hexdigest().encode()]:
+            return None, Problem(str(path), f'is damaged: its digest is not the one in {DIGEST}')
+        found = Contents.model_validate_json(text)
     except OSError as error:
-        raise _wrong(path, error.strerror or str(error)) from None
+        return None, Problem(str(path), error.strerror or str(error))
     except ValidationError as error:
         first = error.errors()[0]
         place = '.'.join(map(str, first['loc'])) or 'the file'
-        raise _wrong(path, f'is not the list of a checkpoint: {place}: {first["msg"]}') from None
+        return None, Problem(str(path), f'is not the list of a checkpoint: {place}: {first["msg"]}')
+    if not told and found.format != OLD:
+        return None, Problem(str(path), f'is damaged: it has no digest in {DIGEST}')
     for name, stored in found.tensors.items():
         if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
-            raise _wrong(path, f'{name} is said to be in a file of another name than __RANK_0.distcp')
-    return found
+            what = f'{name} is said to be in a file of another name than __RANK_0.distcp'
+            return None, Problem(str(path), what)
+    return found, Problem(str(path), '')
+
+
+def check_names(folder: Path, contents: Contents, program: Program) -> None:
+    """Raise ``ScheduleError`` where a checkpoint has tensors that a program does not have: it is of another model."""
+    more = sorted(contents.tensors.keys() - names(program))
+    if more:
+        what = f'has {more[0]}' + (f' and {len(more) - 1} more tensors' if len(more) > 1 else '')
+        raise _wrong(folder / LIST, f'{what}, which this model and optimizer do not have')
 
 
 def read_rank(folder: Path, contents: Contents, program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> None:
@@ -255,17 +227,27 @@ def _product(sizes: Iterable[int]) -> int:
 def _values(folder: Path, chunk: Chunk) -> torch.Tensor:
     path = folder / chunk.file
     try:
-        with path.open('rb') as file:
-            file.seek(chunk.offset)
-            content = file.read(chunk.length)
+        content = _content(folder, chunk)
+    except OSError as error:
+        raise _damaged(folder, Problem(str(path), f'cannot be read: {error.strerror or error}')) from None
+    if chunk.digest and hashlib.sha256(content).hexdigest() != chunk.digest:
+        where = f'bytes {chunk.offset} to {chunk.offset + chunk.length}'
+        raise _damaged(folder, Problem(str(path), f'is damaged: {where} do not have their digest'))
+    try:
         # Tensors alone: a file that is read must not run code.
         found = torch.load(io.BytesIO(content), weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _wrong(path, f'cannot be read: {reason[:100]}') from None
+        raise _damaged(folder, Problem(str(path), f'cannot be read: {reason[:100]}')) from None
     if not isinstance(found, torch.Tensor):
         raise _wrong(path, 'holds something else than tensors')
     return found
+
+
+def _content(folder: Path, chunk: Chunk) -> bytes:
+    with (folder / chunk.file).open('rb') as file:
+        file.seek(chunk.offset)
+        return file.read(chunk.length)
 
 
 def _own(program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Iterable[Piece]:
@@ -292,23 +274,14 @@ def _first_holder(program: Program, name: str, rank: int) -> int:
     return rank
 
 
-def _for_torch(contents: Contents) -> dcp.Metadata:
-    """The list as torch.distributed.checkpoint reads it."""
-    tensors: dict[str, Any] = {}
-    places = {}
-    for name, stored in contents.tensors.items():
-        chunks = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in stored.chunks]
-        properties = dcp.TensorProperties(dtype=getattr(torch, stored.dtype))
-        tensors[name] = dcp.TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
-        for one in stored.chunks:
-            places[dcp.MetadataIndex(name, one.offsets)] = _StorageInfo(one.file, one.offset, one.length)
-    return dcp.Metadata(state_dict_metadata=tensors, storage_data=places)
-
-
 def _all(root: Path) -> Sequence[Path]:
     """All whole checkpoints of a folder, the oldest first."""
     found = [path for path in root.glob('step-*') if _FOLDER.fullmatch(path.name) and (path / LIST).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix('step-')))
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix('step-'))
 
 
 def _unfinished(folder: Path) -> Path:
@@ -326,3 +299,26 @@ def _sync(folder: Path) -> None:
 
 def _wrong(path: Path, what: str) -> ScheduleError:
     return ScheduleError(Problem(str(path), what, 'name a folder that a run with checkpoint=DIR has written, whole'))
+
+
+def _damaged(folder: Path, problem: Problem) -> ScheduleError:
+    """What is wrong with a checkpoint that a run has written, and which earlier one is good."""
+    for earlier in reversed(_all(folder.parent)):
+        if _step(earlier) < _step(folder) and _is_good(earlier):
+            return ScheduleError(
+                Problem(problem.place, problem.what, f'remove {folder}, and training goes on from {earlier.name}')
+            )
+    remedy = 'no earlier checkpoint is good: copy this one again, or begin in another folder'
+    return ScheduleError(Problem(problem.place, problem.what, remedy))
+
+
+def _is_good(folder: Path) -> bool:
+    """Whether everything in a checkpoint has its digest; one of the old format has none."""
+    contents, _ = _list_of(folder)
+    if contents is None:
+        return False
+    chunks = [chunk for stored in contents.tensors.values() for chunk in stored.chunks]
+    try:
+        return all(hashlib.sha256(_content(folder, chunk)).hexdigest() == (chunk.digest or None) for chunk in chunks)
+    except OSError:
+        return False

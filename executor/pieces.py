@@ -43,6 +43,24 @@ def kept(program: Program, rank: int) -> Iterator[Tensor]:
             yield tensor
 
 
+def names(program: Program) -> set[str]:
+    """The names of all pieces of a program: those of weights and of their states, the same in every plan."""
+    found: set[str] = set()
+    for tensor in program.tensors:
+        if tensor.kind in ('parameter', 'state'):
+            found.update(_names(program, tensor))
+    return found
+
+
+def _names(program: Program, tensor: Tensor) -> Iterator[str]:
+    if tensor.name.startswith(f'{COUNT}:'):
+        return (module_name(f'{COUNT}:{weight}') for weight in _counted(program, tensor.name))
+    if not tensor.members:
+        return iter((module_name(tensor.name),))
+    kind = f'{tensor.name.partition(":")[0]}:' if tensor.kind == 'state' else ''
+    return (module_name(f'{kind}{program.tensor[name].like or name}') for name in tensor.members)
+
+
 def pieces(program: Program, rank: int, tensor: Tensor, values: torch.Tensor) -> Iterator[Piece]:
     """The boxes that a rank holds of a tensor; a tensor of several weights in one buffer gives those of each weight."""
     if tensor.name.startswith(f'{COUNT}:'):

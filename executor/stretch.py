@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from executor.trained import Trained
+
 Batch = Mapping[str, torch.Tensor]
 """The inputs of one step in full, by the names that they have in the program."""
 
@@ -19,6 +21,7 @@ class Stretch:
     save: the folder of the checkpoint that it ends with; empty: none.
     batches: the user's, one a step; empty: drawn from the seed.
     losses: of the steps before it.
+    trained: what its training trains.
     """
 
     first: int = 0
@@ -26,3 +29,4 @@ class Stretch:
     save: str = ''
     batches: tuple[Batch, ...] = ()
     losses: tuple[float, ...] = ()
+    trained: Trained | None = None

@@ -10,7 +10,8 @@ import torch
 
 from executor.backend import Pool
 from executor.batches import fed
-from executor.checkpoint import Contents, Written, contents_of, finish, read_rank, write_rank
+from executor.checkpoint import contents_of, finish, read_rank, write_rank
+from executor.contents import Contents, Written
 from executor.external import External, of_rank
 from executor.handshake import asked
 from executor.inprocess import InProcess
@@ -146,5 +147,6 @@ def _finish(program: Program, request: Request, losses: tuple[float, ...], writt
         program=program.hash,
         losses=(*stretch.losses, *losses),
         tensors={},
+        trained=stretch.trained,
     )
     finish(Path(stretch.save), written, contents)

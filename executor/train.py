@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,7 @@ from pathlib import Path
 from executor import checkpoint as kept
 from executor.backend import Pool
 from executor.batches import Given, checked, ended, skipped
+from executor.contents import Contents
 from executor.devices.flags import Wanted
 from executor.given import by_module, keep
 from executor.launch import Launch, detect
@@ -18,6 +20,7 @@ from executor.rank import Request
 from executor.result import Result
 from executor.stretch import Batch, Stretch
 from executor.stretches import Runner, in_process, of_launch, of_pool, on_virtual
+from executor.trained import Trained
 from executor.validate import validate
 from simpar.case import Case, load_case
 from simpar.errors import Problem, ScheduleError
@@ -77,26 +80,27 @@ def train(
         raise ScheduleError(Problem('steps' if steps < 1 else 'every', f'is {min(steps, every)}', 'write at least 1'))
     if module is not None:
         keep(module.weights)
-    program = _program(file, overrides, module)
+    case = _case(file, overrides, module)
+    program = case.program
     root = None if checkpoint is None else Path(checkpoint)
     launch = detect(os.environ) if processes else None
     wanted = Wanted(device, transport)
     wanted.check(launch.by if launch else '', processes=processes)
     runner = _runner(program, launch, timeout, wanted, processes=processes)
-    training = _Training(program, steps, seed, dtype, root, every, wanted)
+    training = _Training(case, steps, seed, dtype, root, every, wanted)
     result = training.run(runner, data, first=not launch or launch.rank == 0)
     return by_module(result) if module else result
 
 
-def _program(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module: Imported | None) -> Program:
+def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module: Imported | None) -> Case:
     if not isinstance(file, Case):
-        return load_case(file, overrides, module=module.model.graph_text if module else '').program
+        return load_case(file, overrides, module=module.model.graph_text if module else '')
     if overrides or module is not None:
         what = 'a case has all its values already'
         raise ScheduleError(
             Problem('overrides' if overrides else 'module', what, 'give the file, or load_case with it')
         )
-    return file.program
+    return file
 
 
 def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
@@ -114,7 +118,7 @@ def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wan
 class _Training:
     """A training from one checkpoint to the next; arguments as of ``train``."""
 
-    program: Program
+    case: Case
     steps: int
     seed: int
     dtype: str
@@ -124,14 +128,15 @@ class _Training:
 
     def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> Result:
         """Train. Arguments: ``first``, whether this process speaks for the run."""
-        begun = self._begun(first=first)
+        trained = Trained.of(self.case, self.dtype, own=data is not None)
+        begun = self._begun(trained, first=first)
         # Of the ranks that a launcher has started, the first alone knows losses.
         losses = begun.losses if begun and first else ()
         done = begun.step if begun else 0
         batches = None if data is None else skipped(data, done)
         source = str(kept.folder_of(self.root, done)) if self.root and begun else ''
         if begun and done >= self.steps:
-            whole = kept.parameters_of(Path(source), begun, self.program)
+            whole = kept.parameters_of(Path(source), begun, self.case.program)
             return Result(losses[: self.steps], whole if first else {}, {})
         last = Result((), {}, {})
         with runner as perform:
@@ -142,14 +147,14 @@ class _Training:
                 own = () if batches is None else self._batches(batches, done, count)
                 request = Request(
                     steps=count, seed=self.seed, dtype=self.dtype, keep=until == self.steps,
-                    stretch=Stretch(done, source, save, own, losses),
+                    stretch=Stretch(done, source, save, own, losses, trained),
                     device=self.wanted.device, transport=self.wanted.transport,
                 )  # fmt: skip
                 last = perform(request)
                 losses, done, source = losses + last.losses, until, ''
         return Result(losses, last.parameters, last.gradients)
 
-    def _begun(self, *, first: bool) -> kept.Contents | None:
+    def _begun(self, trained: Trained, *, first: bool) -> Contents | None:
         """What the last checkpoint holds; None where there is none."""
         if self.root is None:
             return None
@@ -163,6 +168,12 @@ class _Training:
         if found.seed != self.seed:
             what = f'was trained with seed {found.seed}, not {self.seed}'
             raise ScheduleError(Problem(str(folder), what, 'give the same seed, or another folder'))
+        if found.trained is not None:
+            trained.check(found.trained, self.case.schedule, folder)
+        elif first:
+            lacks = 'without digests and without what was trained, neither damage nor another model is noticed'
+            print(f'Note: {folder} is of an older simpar: {lacks}', file=sys.stderr, flush=True)
+        kept.check_names(folder, found, self.case.program)
         return found
 
     def _length(self, done: int, given: bool) -> int:
@@ -172,7 +183,7 @@ class _Training:
         return FEW if given else self.steps
 
     def _batches(self, data: Iterator[Given], done: int, count: int) -> tuple[Batch, ...]:
-        found = tuple(checked(self.program, done + at, one) for at, one in enumerate(islice(data, count)))
+        found = tuple(checked(self.case.program, done + at, one) for at, one in enumerate(islice(data, count)))
         if len(found) < count:
             raise ended(done + len(found), self.steps)
         return found

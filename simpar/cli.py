@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TextIO
 
 from simpar.errors import SimparError
 from simpar.flags.parser import WRONG_USE, parser
-from simpar.late_methods import install
 
 INTERNAL = 70
 INTERRUPTED = 130
@@ -108,8 +107,6 @@ def _as_json(error: SimparError) -> str:
 def entry() -> NoReturn:
     """The command: ``main``, then the end of the process."""
     verb = next((word for word in sys.argv[1:] if not word.startswith('-')), '')
-    if verb in ALONE:
-        install()
     code = main()
     if verb in ALONE:
         # What could not be written has been told by now.

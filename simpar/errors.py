@@ -77,6 +77,10 @@ class ScheduleError(SimparError):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__('\n'.join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[ScheduleError], tuple[list[Problem]]]:
+        # From a process to the one that started it; by default, the text would be taken for the problems.
+        return type(self), (self.problems,)
+
 
 class ProfileError(ScheduleError):
     """A hardware profile is wrong; carries every problem found in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from numba import njit, typeof
 from numba.core.caching import FunctionCache
@@ -35,8 +35,12 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 
 
 def kernel(function: F) -> F:
-    """Compile a function that allocates nothing, and keep it on the disk."""
-    compiled: Any = njit(cache=True, **_OPTIONS)(function)
+    """Compile a function that allocates nothing, and keep it on the disk, where any folder can be written."""
+    try:
+        compiled: Any = njit(cache=True, **_OPTIONS)(function)
+    # Numba found no folder for it.
+    except RuntimeError:
+        return cast('F', njit(**_OPTIONS)(function))
     if _QUICK:
         compiled._cache = _Kept(function)
     found: F = compiled

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import json
 import os
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -86,6 +88,7 @@ class Kernel:
         name = f'{self._name}-{self._stamp}-{_hash([_host(), str(HEAD), repr(kinds)])}.code'
         code = next((code for folder in self._folders if (code := _read(folder / name))), None)
         if code is None:
+            _tell_of_compiling(kept=any(map(_can_be_written, self._folders)))
             function = getattr(importlib.import_module(self._module), self._name)
             code = _compiled(function, arguments)
             # Numba that has other insides than those that are used here calls its kernels itself.
@@ -107,8 +110,7 @@ class Kernel:
     @property
     def _folders(self) -> tuple[Path, ...]:
         """Where it may be, as numba keeps its own: as told, beside the source, or in a folder of the user."""
-        own = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'simpar'
-        return _folders(os.environ.get('NUMBA_CACHE_DIR', ''), _source(self._module).parent / '__pycache__', own)
+        return _folders(os.environ.get('NUMBA_CACHE_DIR', ''), _source(self._module).parent / '__pycache__')
 
     @property
     def _stamp(self) -> str:
@@ -120,8 +122,32 @@ def is_started() -> bool:
     return bool(loader.cache_info().currsize)
 
 
-def _folders(told: str, beside: Path, own: Path) -> tuple[Path, ...]:
-    return (Path(told),) if told else (beside, own)
+def _folders(told: str, beside: Path) -> tuple[Path, ...]:
+    if told:
+        return (Path(told),)
+    cache = os.environ.get('XDG_CACHE_HOME', '')
+    # A user whom the system does not know, as in containers with any uid, has no home.
+    with suppress(RuntimeError):
+        cache = cache or str(Path.home() / '.cache')
+    return (beside, Path(cache) / 'simpar') if cache else (beside,)
+
+
+@cache
+def _tell_of_compiling(*, kept: bool) -> None:
+    """Say once, where it happens, why an answer takes longer than the next one. Arguments: ``kept``, on the disk."""
+    once = 'once, about 20 s' if kept else f'about 20 s; {_NOWHERE}'
+    print(f'compiling the engine ({once})', file=sys.stderr, flush=True)
+
+
+_NOWHERE: Final = 'no folder keeps it: NUMBA_CACHE_DIR=DIR names one'
+
+
+def _can_be_written(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    return False
 
 
 def _flatten(values: Iterable[Any], kinds: list[Any], words: list[Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytestmark = pytest.mark.torch
 
-from executor import checkpoint
+from executor import checkpoint, contents
 from executor.pieces import boxes
 from executor.train import train
 from simpar import from_module
@@ -123,6 +124,13 @@ def test_torch_reads_what_is_kept(tmp_path):
     assert all(torch.equal(state[name], of) for name, of in found.parameters.items())
 
 
+def sealed(folder, told):
+    """Write another list, with its digest."""
+    text = json.dumps(told)
+    (folder / checkpoint.LIST).write_text(text)
+    (folder / checkpoint.DIGEST).write_text(f'{sha256(text.encode()).hexdigest()}  {checkpoint.LIST}\n')
+
+
 class Bomb:
     def __reduce__(self):
         return (Path.touch, (Path(self.path),))
@@ -141,18 +149,17 @@ def test_a_checkpoint_that_is_read_runs_no_code(tmp_path):
     torch.save(bomb, file)
     for stored in told['tensors'].values():
         for chunk in stored['chunks']:
-            chunk.update(offset=0, length=file.stat().st_size)
-    (tmp_path / 'step-000002' / checkpoint.LIST).write_text(json.dumps(told))
+            chunk.update(offset=0, length=file.stat().st_size, digest=sha256(file.read_bytes()).hexdigest())
+    sealed(tmp_path / 'step-000002', told)
     with pytest.raises(ScheduleError, match=r'__0_0\.distcp: cannot be read'):
         kept(GPT, tmp_path, steps=3)
     assert not Path(bomb.path).exists()
 
 
 def changed(folder, change):
-    path = folder / 'step-000001' / checkpoint.LIST
-    told = json.loads(path.read_text())
+    told = json.loads((folder / 'step-000001' / checkpoint.LIST).read_text())
     change(told)
-    path.write_text(json.dumps(told))
+    sealed(folder / 'step-000001', told)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +194,11 @@ def test_what_was_not_finished_is_no_checkpoint(tmp_path):
 
 
 def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
-    chunk = checkpoint.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
-    written = checkpoint.Written((('w', (1,), 'float32', chunk),))
-    contents = checkpoint.Contents(step=1, seed=0, program='', losses=(), tensors={})
+    chunk = contents.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
+    written = contents.Written((('w', (1,), 'float32', chunk),))
+    whole = contents.Contents(step=1, seed=0, program='', losses=(), tensors={})
     with pytest.raises(ScheduleError, match=r'__3_0\.distcp is not there: its rank wrote on another disk'):
-        checkpoint.finish(tmp_path / 'step-000001', [written], contents)
+        checkpoint.finish(tmp_path / 'step-000001', [written], whole)
 
 
 OWN = """

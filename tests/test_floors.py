@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
         *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'janitor', 'jit', 'short_cut'),
-        *('machine_code', 'late_methods', 'shipped', 'document', 'collector'),
+        *('machine_code', 'shipped', 'document', 'collector'),
     ],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),

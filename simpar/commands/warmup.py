@@ -38,6 +38,8 @@ def command(options: argparse.Namespace) -> int:
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({'seconds': round(seconds, 3)}))
-    else:
+    elif fast.is_compiled():
         print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
+    else:
+        print(f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.')
     return 0

@@ -16,9 +16,10 @@ from simpar.trace import Times
 
 LOADED: Final = 2_000
 LOADS: Final = 12_000
-COMPILES: Final = 2_000_000
+COMPILES: Final = 500_000
 """From how many slots of all steps on compiled machines repay: where they are loaded; where they are on the disk and
-loading takes an eighth of a second, which all simulations of a prediction share; where they must be compiled."""
+loading takes an eighth of a second, which all simulations of a prediction share; where they must be compiled, which
+takes as long as so many slots take in plain Python (30 µs each)."""
 
 _walked: Final = [0]
 """Slots that plain Python has simulated in this process."""

@@ -20,6 +20,7 @@ from simpar.torch_module.rules import Dims, UnclearError
 from simpar.torch_module.table import TABLE
 
 SHOWN: Final = 12
+_INSTEAD: Final = 'write it with operators of the table (docs/modules.md), or leave this part out of the module'
 
 
 class Builder:
@@ -68,6 +69,9 @@ class Builder:
     # operators
 
     def _operator(self, node: Node) -> None:
+        if not node.is_aten:
+            raise UnclearError('is no operator of aten, so how it may be sharded, its backward and its price are not '
+                               f'known; {_INSTEAD}')  # fmt: skip
         self._check_samples(node)
         if id(node) in self.waiting:
             self._joint_part(node)
@@ -186,8 +190,7 @@ class Builder:
         self._refuse(node)
         row = TABLE.get(node.base)
         if row is None:
-            raise UnclearError(f'calls aten.{node.target}, which has no row in the table (docs/modules.md); write it '
-                               'with operators of the table, or leave this part out of the module')  # fmt: skip
+            raise UnclearError(f'calls aten.{node.target}, which has no row in the table; {_INSTEAD}')
         if node.base == 'scaled_dot_product_attention':
             node = plain_attention(node, self.constants)
         elif node.base == 'index':

@@ -20,6 +20,11 @@ OF_WEIGHTS: Final = frozenset({'index', 'index_select', 'tril', 'triu'})
 Told = dict[str, Any]
 
 
+def full_name(node: Node) -> str:
+    """What a node calls, with its library."""
+    return f'aten.{node.target}' if node.is_aten else node.target
+
+
 class Known(Protocol):
     """What a call must know of the graph that it is in: names of operators, constants, and the first input."""
 
@@ -105,7 +110,7 @@ class Call:
             return self._hold(node)
         if id(node) not in self.made:
             if node.base not in TABLE and node.base not in OF_WEIGHTS:
-                raise UnclearError(f'reads weights through aten.{node.target}, which has no row in the table '
+                raise UnclearError(f'reads weights through {full_name(node)}, which has no row in the table '
                                    '(docs/modules.md); compute it from operators of the table')  # fmt: skip
 
             def value(told: Any) -> Any:

@@ -66,6 +66,8 @@ class Constants:
                 return {key: value(one) for key, one in told.items()}
             return [value(one) for one in told] if isinstance(told, list | tuple) else told
 
+        if not node.is_aten:
+            raise UnclearError(f'reads a constant of {node.target}, which is no operator of aten; make it a buffer')
         arguments, named = value(list(node.positional)), value(dict(node.named))
         if any(self._known[id(read)] is NO_VALUE for read in inside((node.positional, node.named))):
             return NO_VALUE

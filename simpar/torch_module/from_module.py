@@ -63,7 +63,9 @@ def from_module(module: torch.nn.Module, inputs: Any, *, output: str = '') -> Im
             module, 'does other work for other counts of samples', 'make control flow independent of the batch'
         )
     reader = Reader(one, other, module)
-    chosen = reader.nodes[_output(module, one.program, output)]
+    chosen = reader.nodes.get(_output(module, one.program, output))
+    if chosen is None:
+        raise _wrong(module, 'returns a result that is no tensor', 'return the output that the loss is put on first')
     examples = dict(zip((node.name for node in reader.inputs), _tensors(positional, named), strict=True))
     reader.values |= {node.name: examples[node.name] for node in reader.inputs}
     builder = Builder(reader, module, chosen)

@@ -43,6 +43,11 @@ class Node:
         return self.target.partition('.')[0]
 
     @property
+    def is_aten(self) -> bool:
+        """Whether it calls an operator of torch's own, and no custom one and no other function."""
+        return '::' not in self.target
+
+    @property
     def scales(self) -> bool:
         """Its shape tells how many samples there are."""
         return self.shapes[0] != self.shapes[1]
@@ -97,7 +102,7 @@ class Reader:
             self.nodes[node.name] = self._placeholder(node, value, other)
         elif node.op == 'call_function' and node.target is operator.getitem:
             self.nodes[node.name] = self._part(node, value, other)
-        elif node.op == 'call_function' and str(node.target).startswith('aten.'):
+        elif node.op == 'call_function':
             self._call(node, value, other)
 
     def _placeholder(self, node: Any, value: Any, other: Any) -> Node:
@@ -115,7 +120,7 @@ class Reader:
         return made
 
     def _call(self, node: Any, value: Any, other: Any) -> None:
-        target = str(node.target).removeprefix('aten.')
+        target = _name_of(node.target)
         base = target.partition('.')[0]
         if base in ASIDE:
             return
@@ -181,6 +186,18 @@ _ELSEWHERE: Final = frozenset({'device', 'layout', 'pin_memory', 'memory_format'
 """Where a tensor lies in memory, which a plan says."""
 
 
+def _name_of(target: Any) -> str:
+    """The name of what is called, as ``Node.target`` has it."""
+    text = str(target)
+    if text.startswith('aten.'):
+        return text.removeprefix('aten.')
+    # ``library.operator.overload``; operators that take functions, and functions of Python, have no overload.
+    namespace, _, rest = (
+        text.partition('.') if hasattr(target, '_schema') else (target.__module__.partition('.')[0], '', '')
+    )
+    return f'{namespace}::{rest.removesuffix(".default") or target.__name__}'
+
+
 def _kind(arguments: Any) -> str:
     kinds = {node.kind for node in inside(arguments)}
     return 'samples' if 'samples' in kinds else 'weight' if 'weight' in kinds else 'constant'
@@ -192,7 +209,10 @@ def _dtype(value: Any) -> str:
 
 def _by_name(target: Any, positional: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by the names of the schema, with its defaults."""
-    known = list(target._schema.arguments)
+    schema = getattr(target, '_schema', None)
+    if schema is None:
+        return dict(named)
+    known = list(schema.arguments)
     found = {one.name: one.default_value for one in known if one.has_default_value()}
     found |= {one.name: value for one, value in zip(known, positional, strict=False)}
     found |= named

@@ -32,7 +32,8 @@ def path_of(node: Any) -> str:
 
 def source_of(node: Any) -> str:
     """file:line in the module's own code; empty where torch does not tell."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get('stack_trace') or '')
+    # Not code that torch has generated, as for the branches of a condition.
+    frames = re.findall(r'File "([^"<]+)", line (\d+)', node.meta.get('stack_trace') or '')
     return f'{frames[-1][0]}:{frames[-1][1]}' if frames else ''
 
 

@@ -1,0 +1,102 @@
+"""A process without a home, as in a container with any uid: caches fall back to none, with at most one line."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOBODY = """
+import os, pwd, sys, tempfile
+from pathlib import Path
+
+def nobody(uid):
+    raise KeyError(f'getpwuid(): uid not found: {uid}')
+
+pwd.getpwuid = nobody
+# Root may write anywhere, so that what a plain user may not is told here.
+mkdir, writable = Path.mkdir, tuple(sys.argv.pop(1).split(os.pathsep))
+
+def refused(path, *arguments, **named):
+    raise PermissionError(13, 'Permission denied', str(path))
+
+def guarded(function):
+    def call(path, *arguments, **named):
+        return (function if str(path).startswith(writable) else refused)(path, *arguments, **named)
+    return call
+
+Path.mkdir = guarded(Path.mkdir)
+os.mkdir = guarded(os.mkdir)
+place = tempfile.TemporaryFile
+tempfile.TemporaryFile = lambda *_, dir=None, **more: (place if str(dir).startswith(writable) else refused)(dir=dir)
+make = tempfile.mkstemp
+tempfile.mkstemp = lambda *_, dir=None, **more: (make if str(dir).startswith(writable) else refused)(dir=dir, **more)
+from simpar.cli import entry
+entry()
+"""
+
+
+def as_nobody(folder, *words, home=None, writable='/nowhere', **more):
+    environment = {'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT), **more}
+    if home is not None:
+        environment['HOME'] = home
+    command = [sys.executable, '-c', NOBODY, str(writable), *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def lines(error):
+    """What a process says besides progress, which a busy machine sees."""
+    return [line for line in error.splitlines() if not re.search('so far|simulations done', line)]
+
+
+@pytest.mark.parametrize('home', [None, '/nonexistent'])
+def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
+    """So large that it looks for the compiled engine, which is kept nowhere."""
+    wanted = subprocess.run(
+        [sys.executable, '-m', 'simpar', 'run', str(ROOT / 'examples/pipeline_h100.yaml')],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300, check=True,
+    ).stdout  # fmt: skip
+    done = as_nobody(tmp_path, 'run', str(ROOT / 'examples/pipeline_h100.yaml'), home=home)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == wanted
+    assert lines(done.stderr) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_is_compiled_without_a_folder_to_keep_it_and_says_so_once(tmp_path):
+    (tmp_path / 'fresh').mkdir()
+    for name in ('simpar', 'hw_profiles'):
+        # Without what was compiled before.
+        shutil.copytree(ROOT / name, tmp_path / 'fresh' / name, ignore=shutil.ignore_patterns('__pycache__'))
+    told = {'PYTHONPATH': str(tmp_path / 'fresh'), 'PYTHONDONTWRITEBYTECODE': '1'}
+    done = as_nobody(tmp_path, 'warmup', **told)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stderr) == [
+        'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)'
+    ]
+    assert 'no folder could be written' in done.stdout
+
+
+def test_two_processes_that_compile_at_once_both_answer(tmp_path):
+    """And the next one loads what they have compiled, without a word."""
+    cache = tmp_path / 'cache'
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'NUMBA_CACHE_DIR': str(cache)}
+    command = [sys.executable, '-m', 'simpar', 'warmup']
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in both:
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert error == 'compiling the engine (once, about 20 s)\n'
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert again.stderr == ''
+    assert 'loaded from the disk' in again.stdout
+    assert not [path for path in cache.iterdir() if path.suffix != '.code']
