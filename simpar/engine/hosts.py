@@ -20,10 +20,10 @@ from simpar.program import Csr, OpClass, Program, Role
 from simpar.program.rows import kept_column
 
 RECEIVE, PASS, BATCH, NORM, STEP = 'receive', 'pass', 'batch', 'norm', 'step'
-"""The host waits until all that it issued has ended, behind a batched exchange of messages; for all but collectives, before
-and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch, before a
-forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of; at the
-end of a step until all has ended."""
+"""The host waits until all that it issued has ended, behind a batched exchange of messages; for all but collectives,
+before and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch,
+before a forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of;
+at the end of a step until all has ended."""
 WAITS: Final = (RECEIVE, PASS, BATCH, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
