@@ -180,9 +180,7 @@ class Pricer:
         host = np.array(
             [
                 # A view launches no kernel.
-                0.0
-                if op.operator in NO_WORK
-                else quantise(self._issuing(op, forward if op.phase == 'F' else backward))
+                0.0 if op.operator in NO_WORK else quantise(self._issuing(op, forward if op.phase == 'F' else backward))
                 for op in self._ops
             ]
         )
