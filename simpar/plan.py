@@ -90,8 +90,8 @@ class Plan:
             weights k + 1 gathers before it are free again.
         reduce_gradients: sums of gradients ``overlapped`` with the backward, or all at its ``end``.
         fusion: which gradients and weights travel as one message: those of a ``layer``; those of a ``stage``, a
-            chunk of a pipeline rank (Megatron-LM with a pipeline); ``none``; ``all`` (MindSpore's default, so that nothing
-            overlaps); ``auto``, up to 64 MiB; a size, that a message stays
+            chunk of a pipeline rank (Megatron-LM with a pipeline); ``none``; ``all`` (MindSpore's default, so that
+            nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
             ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
             one of these, chosen by resolving.

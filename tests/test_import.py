@@ -160,6 +160,24 @@ def test_pipelines_recomputation_and_shards_are_said_in_our_words(tmp_path):
     assert next(line for line in made.lines if line.name == '--recompute-num-layers').outcome == NOT_MODELLED
 
 
+@pytest.mark.parametrize(
+    ('flags', 'exchange', 'receive'),
+    [
+        ('', 'fused', 'early'),
+        ('--num-layers-per-virtual-pipeline-stage 1', 'separate', 'late'),
+        ('--num-layers-per-virtual-pipeline-stage 1 --no-overlap-p2p-communication', 'fused', 'early'),
+    ],
+)
+def test_virtual_stages_exchange_beside_computation_unless_a_flag_forbids(flags, exchange, receive, tmp_path):
+    """Megatron-LM, arguments.py: overlap_p2p_comm is on, and set to False without the interleaved schedule."""
+    flags = f'--pipeline-model-parallel-size 2 {flags}'
+    path = script(tmp_path, f'torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} {BATCH} {flags}\n')
+    plan = load_schedule(schedule_text(imported(Path(path), given={}), 'x')).plan
+    # A fused exchange has its receives late, whatever this key says.
+    assert (plan.exchange, plan.receive) == (exchange, receive)
+    assert plan.fusion == 'stage'
+
+
 WRONG = {
     'quote': ('train.sh', 'torchrun "x\n', 'without its end'),
     'block': ('train.sh', 'if true; then\n  torchrun --a\n', 'fi'),
