@@ -89,8 +89,9 @@ class Plan:
         prefetch: how many gathers ahead one is issued: 0: when needed, after the computation before; k: when the
             weights k + 1 gathers before it are free again.
         reduce_gradients: sums of gradients ``overlapped`` with the backward, or all at its ``end``.
-        fusion: which gradients and weights travel as one message: those of a ``layer``; ``none``; ``all``
-            (MindSpore's default, so that nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
+        fusion: which gradients and weights travel as one message: those of a ``layer``; those of a ``stage``, a
+            chunk of a pipeline rank (Megatron-LM with a pipeline); ``none``; ``all`` (MindSpore's default, so that
+            nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
             ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
             one of these, chosen by resolving.
@@ -305,11 +306,11 @@ class Plan:
         Field(description='sums of gradients under the backward, or behind it'),
     ] = 'overlapped'
     fusion: Annotated[
-        Literal['layer', 'none', 'all', 'auto', 'ids', 'predicted']
+        Literal['layer', 'stage', 'none', 'all', 'auto', 'ids', 'predicted']
         | Bytes
         | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
         Field(
-            description='gradients and weights in one message: of a layer, none, all, auto (64 MiB), a size, '
+            description='gradients and weights in one message: of a layer, a stage, none, all, auto (64 MiB), a size, '
             'a list of split points, ids, or predicted: as is fastest'
         ),
     ] = 'layer'

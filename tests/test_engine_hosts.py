@@ -15,6 +15,7 @@ from simpar.engine.passes import passes_of
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
+from simpar.program.text import format_program, parse_program
 from simpar.workload import Adam, Transformer, Workload
 
 MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)
@@ -75,6 +76,26 @@ def test_waiting_for_messages_multiplies_the_bubble_by_the_hosts_time():
     free, waiting = (simulate(program, costs_of(program, 2, waits, device=0.0)).step for waits in ((), WAITS))
     assert free < waiting < free * (8 + 2 - 1) / 8 * 1.15
     assert waiting > free * 1.05
+
+
+@pytest.mark.parametrize('chunks', [1, 2])
+@pytest.mark.parametrize('receive', ['early', 'late'])
+def test_messages_that_are_issued_one_by_one_never_make_the_host_wait(receive, chunks):
+    """Megatron-LM synchronises behind batch_isend_irecv alone; an isend or irecv is waited for on the device."""
+    order = 'interleaved-1f1b' if chunks > 1 else '1f1b'
+    plan = Plan(pipeline=2, micro_batches=8, order=order, chunks=chunks, receive=receive, exchange='separate')
+    program = made(plan, 2)
+    free, waiting = (simulate(program, costs_of(program, 2, waits)).step for waits in ((), ('receive',)))
+    assert waiting == free
+    batched = made(replace(plan, exchange='fused'), 2)
+    free, waiting = (simulate(batched, costs_of(batched, 2, waits)).step for waits in ((), ('receive',)))
+    assert waiting > free
+
+
+def test_a_program_says_in_its_text_that_its_messages_are_batched():
+    plan = Plan(pipeline=2, micro_batches=2, exchange='fused')
+    assert parse_program(format_program(made(plan, 2))).batched
+    assert not parse_program(format_program(made(replace(plan, exchange='separate'), 2))).batched
 
 
 def test_the_norm_of_gradients_is_waited_for():

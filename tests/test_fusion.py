@@ -16,7 +16,7 @@ from simpar.workload import Adam, Transformer, Workload
 WIDTH = 8
 SIZE = WIDTH * WIDTH * 4
 """Bytes of a layer's weight in fp32."""
-FUSIONS = ['layer', 'none', 'all', 'auto', 1.0, 2.5 * SIZE, 4.0 * SIZE, (1,), (2, 5), 'ids']
+FUSIONS = ['layer', 'stage', 'none', 'all', 'auto', 1.0, 2.5 * SIZE, 4.0 * SIZE, (1,), (2, 5), 'ids']
 parameters = st.lists(st.tuples(st.sampled_from('abcd'), st.integers(1, 5000)), min_size=1, max_size=12).map(
     lambda drawn: {f'{layer}.w{place}': float(size) for place, (layer, size) in enumerate(drawn)}
 )
@@ -60,6 +60,7 @@ def test_a_bucket_stays_below_its_size_and_could_take_no_more(sizes, limit):
         (Plan(), ['3', '2', '1', '0']),
         (Plan(fusion='none'), ['3', '2', '1', '0']),
         (Plan(fusion='all'), ['0123']),
+        (Plan(fusion='stage'), ['0123']),
         (Plan(fusion='auto'), ['0123']),
         (Plan(fusion=2.5 * SIZE), ['23', '01']),
         (Plan(fusion=2.0 * SIZE), ['3', '2', '1', '0']),
@@ -136,3 +137,25 @@ def test_ids_that_are_not_as_many_as_the_layers_are_refused():
 def test_relu_has_no_parameters_and_no_id():
     model = Network(layers=(Dense(inputs=4, outputs=4), Relu(), Dense(inputs=4, outputs=4)))
     lower(Workload(model=model, batch=4, loss='mse'), Plan(data=2, fusion='ids', fusion_ids=(1, 2)), 2)
+
+
+def test_each_chunk_of_a_pipeline_rank_has_a_message_of_its_own():
+    """As in Megatron-LM, whose buckets never hold parameters of two chunks; each goes when its chunk is through."""
+    model = Transformer(layers=4, hidden=64, heads=4, vocab=64, sequence=16)
+    work = Workload(model=model, batch=16, optimizer=Adam())
+    plan = Plan(data=2, pipeline=2, chunks=2, order='interleaved-1f1b', micro_batches=4, fusion='stage', zero=1)
+    program = lower(work, plan, 4)
+    for role in program.roles:
+        ops = [program.op(role, slot) for slot in range(len(role))]
+        sums = [op for op in ops if op.operator == 'reduce_scatter' and op.partition == 'data']
+        gathers = [op for op in ops if op.operator == 'all_gather' and op.partition == 'data']
+        stages = [op.stage for op in sums]
+        assert stages == sorted(stages, reverse=True)
+        assert [op.stage for op in gathers] == stages[::-1]
+        assert len(stages) == len(set(stages)) == 2
+        # The sum of the later chunk is issued before the backward of the earlier one ends.
+        first, last = (
+            ops.index(sums[0]),
+            max(place for place, op in enumerate(ops) if op.phase == 'W' and op.accumulates),
+        )
+        assert first < last

@@ -7,7 +7,8 @@ import pytest
 from simpar.cost.kept import device_compute
 from simpar.cost.price import Pricer
 from simpar.cost.stack import StackCompute
-from simpar.hardware.stack import TileStreams
+from simpar.hardware.figure import TimeFigure
+from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
@@ -61,3 +62,28 @@ def test_which_stacks_have_them():
     counts = {name: load_stack(name).tile_streams.count for name in ('megatron-te', 'torch-compile', 'mindspeed')}
     assert counts == {'megatron-te': 3, 'torch-compile': 2, 'mindspeed': 1}
     assert load_stack('megatron-2021').tile_streams is None
+
+
+def hosts(tile_call, tiles):
+    """Seconds of the host for a layer's fc1 forward with its gather, on a stack whose product takes it 23 launches."""
+    product = {'matmul.F': Launches(kernels=1, calls=22, source='a test')}
+    stack = replace(load_stack('eager'), tile_call=tile_call, launches=product)
+    program = lower(WORK, replace(PLAN, tiles=tiles), 8)
+    costs = Pricer(program, cluster(A100, devices=8, stack=stack)).costs()
+    mine = [at for at, op in enumerate(program.op_classes) if op.name.startswith('layer0.fc1.') and op.phase == 'F']
+    return sum(costs.host[at] for at in mine if program.op_classes[at].operator == 'matmul')
+
+
+def test_one_call_issues_all_tiles_of_a_product():
+    """Transformer Engine goes over tiles in C++; where each tile is a call of Python, each pays for it."""
+    each = TimeFigure(value=3e-6, source='a test', grade='estimate')
+    call = TileCall(each=each, product=1, message=5, source='a test')
+    whole = hosts(call, 1)
+    assert hosts(None, 8) == pytest.approx(8 * whole, rel=1e-6)
+    assert hosts(call, 8) == pytest.approx(whole + 7 * 3e-6, rel=1e-6)
+
+
+def test_which_stacks_issue_tiles_by_one_call():
+    assert load_stack('megatron-te').tile_call == load_stack('megatron-core').tile_call
+    assert load_stack('megatron-te').tile_call.message == 5
+    assert [load_stack(name).tile_call for name in ('mindspeed', 'torch-compile', 'eager')] == [None] * 3

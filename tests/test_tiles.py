@@ -49,6 +49,14 @@ def test_one_tile_is_no_tile():
     assert lower(GPT, Plan(tensor=4, tiles=1), 4).hash == lower(GPT, Plan(tensor=4), 4).hash
 
 
+def test_a_gather_is_issued_behind_each_product_as_far_as_there_are_more_tiles():
+    """One work queue holds up a product behind all gathers that were issued before it."""
+    mine = names(lower(GPT, replace(SEQUENCE, tiles=4), 4))
+    tiles = [name for name in mine if name.startswith(('layer0.norm1.whole.tile', 'layer0.qkv.tile')) and '.F' in name]
+    kinds = ''.join('g' if 'all_gather' in name else 'p' for name in tiles)
+    assert kinds == 'ggpgpgpp'
+
+
 @pytest.mark.parametrize('tiles', [2, 4])
 @pytest.mark.parametrize(
     'plan', [Plan(tensor=4), SEQUENCE, replace(SEQUENCE, copies=2), Plan(tensor=4, recompute='full')], ids=str

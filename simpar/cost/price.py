@@ -180,9 +180,7 @@ class Pricer:
         host = np.array(
             [
                 # A view launches no kernel.
-                0.0
-                if op.operator in NO_WORK
-                else quantise((forward if op.phase == 'F' else backward) * self._launched(op))
+                0.0 if op.operator in NO_WORK else quantise(self._issuing(op, forward if op.phase == 'F' else backward))
                 for op in self._ops
             ]
         )
@@ -191,6 +189,11 @@ class Pricer:
         if begins is not None and begins.calls:
             issued[later_stages(self._program)] += quantise(forward * begins.calls)
         return issued
+
+    def _issuing(self, op: OpClass, each: float) -> float:
+        """Seconds that the host takes to issue an op. Arguments: ``each``, seconds of a launch by the framework."""
+        by_library = self.stacked.tile_seconds(op) if self.stacked else None
+        return each * self._launched(op) if by_library is None else by_library
 
     def _launched(self, op: OpClass) -> int:
         """Kernels that an op launches, and calls that take the host as long."""
@@ -250,11 +253,11 @@ class Pricer:
 def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
     """As ``cost_kinds``, apart where a stack tells op classes apart by their names."""
     kind, _ = program.cost_kinds
-    numbers: dict[tuple[int, int, int], int] = {}
+    numbers: dict[tuple[int, int, int, float | None], int] = {}
     ops: list[OpClass] = []
     found = []
     for number, op in zip(kind.tolist(), program.op_classes, strict=True):
-        key = (number, id(stacked.launches(op)), stacked.side_by_side(op))
+        key = (number, id(stacked.launches(op)), stacked.side_by_side(op), stacked.tile_seconds(op))
         if numbers.setdefault(key, len(ops)) == len(ops):
             ops.append(op)
         found.append(numbers[key])

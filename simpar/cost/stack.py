@@ -20,7 +20,7 @@ NAMES: Final = 1 << 16
 """Names of ops that are remembered of a stack."""
 STAGE: Final = 'stage.F'
 """The key of what the host does where the forward of each stage but the first begins, beside what its ops launch."""
-_TILE: Final = re.compile(r'\.tile\d+\.')
+_TILE: Final = re.compile(r'\.tile(\d+)\.')
 ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
 
 
@@ -84,6 +84,18 @@ class StackCompute:
         if streams is None or op.operator != 'matmul' or not _TILE.search(op.name):
             return 1
         return min(streams.count, int(op.attributes.get('tiles', streams.count)))
+
+    def tile_seconds(self, op: OpClass) -> float | None:
+        """Seconds in which the library issues an op of a tile; None of an op that the host issues by a call of its own.
+
+        That is the first product of all tiles, whose call issues the others, and all that is in no tile.
+        """
+        call, tile = self.stack.tile_call, _TILE.search(op.name)
+        if call is None or tile is None:
+            return None
+        if op.kind == 'collective':
+            return call.message * call.each.value
+        return call.product * call.each.value if op.operator == 'matmul' and int(tile[1]) else None
 
     def _side_by_side(self, op: OpClass) -> ComputeCost:
         """A tile's share of what runs beside it, where small tiles fill the device together as none does alone.

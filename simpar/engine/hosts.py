@@ -20,10 +20,10 @@ from simpar.program import Csr, OpClass, Program, Role
 from simpar.program.rows import kept_column
 
 RECEIVE, PASS, BATCH, NORM, STEP = 'receive', 'pass', 'batch', 'norm', 'step'
-"""The host waits until all that it issued has ended, behind an exchange of messages; for all but collectives, before
-and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch, before a
-forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of; at the
-end of a step until all has ended."""
+"""The host waits until all that it issued has ended, behind a batched exchange of messages; for all but collectives,
+before and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch,
+before a forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of;
+at the end of a step until all has ended."""
 WAITS: Final = (RECEIVE, PASS, BATCH, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
@@ -71,7 +71,8 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
     found: list[tuple[Ints, Ints]] = []
-    if RECEIVE in waits:
+    # Messages that are issued one by one are waited for on the device alone.
+    if RECEIVE in waits and program.batched:
         waited[1:] = message[:-1] & ~message[1:]
         found += _last_on_streams(stream, np.flatnonzero(waited))
     if (PASS in waits or BATCH in waits) and begin < end:

@@ -78,6 +78,20 @@ class TileStreams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TileCall:
+    """One call of the host issues all tiles of a product; what the library calls for each, in C++.
+
+    Arguments: ``product`` and ``message``, calls of the driver for the product of each further tile and for each tile's
+    message; ``each``, seconds of one.
+    """
+
+    each: TimeFigure
+    product: Count
+    message: Count
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpansionMode:
     """The mode in which the library expands the framework's collectives."""
 
@@ -107,6 +121,7 @@ class Stack:
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
         work_queues: how many of a device's it uses; none: all.
         tile_streams: of ``plan.tiles``; none: one tile behind the other.
+        tile_call: by which tiles are issued; none: the host issues each as it would the product.
         expansion_mode: of the library; none: its default.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
@@ -124,6 +139,7 @@ class Stack:
     waits: Waits | None = None
     work_queues: WorkQueues | None = None
     tile_streams: TileStreams | None = None
+    tile_call: TileCall | None = None
     expansion_mode: ExpansionMode | None = None
     attention: AttentionKernel | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
@@ -144,6 +160,7 @@ __all__ = [
     'Launches',
     'Stack',
     'StackMemory',
+    'TileCall',
     'TileStreams',
     'Waits',
     'WorkQueues',

@@ -108,7 +108,7 @@ ROWS: Final[dict[str, Row]] = {
     'num-virtual-stages-per-pipeline-rank': ruled('plan.chunks', 'the same number, order interleaved-1f1b'),
     'decoder-first-pipeline-num-layers': ruled('plan.stages', 'layers of the first stage'),
     'decoder-last-pipeline-num-layers': ruled('plan.stages', 'layers of the last stage'),
-    'no-overlap-p2p-communication': ruled('plan.exchange', 'fused'),
+    'no-overlap-p2p-communication': ruled('plan.exchange', 'fused; without it and with chunks separate, received late'),
     'use-distributed-optimizer': ruled('plan.zero', '1'),
     'use-megatron-fsdp': ruled('plan.zero', 'by data-parallel-sharding-strategy'),
     'use-torch-fsdp2': ruled('plan.zero', '3'),

@@ -208,9 +208,19 @@ def pipeline(flags: Settings) -> Iterator[Told]:
     if chunks > 1:
         yield Says('plan.order', 'interleaved-1f1b', flags.given(*names))
         yield Says('plan.chunks', chunks, flags.given(*names))
+    by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
     if chunks == 1 or flags.on('no-overlap-p2p-communication'):
-        by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
         yield Says('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
+    else:
+        # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 3118: overlap_p2p_comm is on with virtual
+        # stages; core/pipeline_parallel/schedules.py, line 1747 on: each message is issued behind a computation, and so
+        # waits for it on the device.
+        yield Says('plan.exchange', 'separate', by, 'messages go on beside computation')
+        yield Says('plan.receive', 'late', by, 'posted behind a computation')
+    if not flags.given('use-megatron-fsdp', 'use-torch-fsdp2'):
+        # The same, training.py, line 2508, and core/distributed/distributed_data_parallel.py, line 170: buckets cut the
+        # first chunk of the first rank alone.
+        yield Says('plan.fusion', 'stage', ('pipeline-model-parallel-size',), 'each chunk has one bucket')
     yield from uneven(flags, ranks, chunks, layers)
 
 

@@ -59,7 +59,8 @@ def _keys(
         return [layer_of(name) for name in parameters]
     if fusion == 'none':
         return parameters
-    if fusion == 'all':
+    if fusion in ('all', 'stage'):
+        # Whoever fuses by stages asks for each apart.
         return [0] * len(parameters)
     if fusion == 'ids':
         # Id 0 is not fused: such a parameter is a bucket of its own.

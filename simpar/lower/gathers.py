@@ -300,9 +300,20 @@ class Gathers:
                 updated |= dict.fromkeys(mine, op.stage)
             found.append(Issue(op))
         parameters = [name for name in self._shards.of if name in updated]
-        for (bucket, _), members in self._fused(parameters, scope).items():
+        for (bucket, _), members in self._fused_by_stage(parameters, updated, scope).items():
             found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
         return found
+
+    def _fused_by_stage(
+        self, parameters: Sequence[str], stage: Mapping[str, int], scope: str
+    ) -> dict[_Key, list[str]]:  # fmt: skip
+        """The buckets of a rank's weights, each of one stage where the plan fuses by stages."""
+        if self._plan.fusion != 'stage' or self._tape.mesh.stages == 1:
+            return self._fused(parameters, scope)
+        each = [[name for name in parameters if stage[name] == one] for one in sorted(set(stage.values()))]
+        return {
+            key: members for names in each for key, members in self._fused(names, f'stage{stage[names[0]]}.').items()
+        }
 
     def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's shards of full weights: views, which cost nothing."""

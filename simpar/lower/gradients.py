@@ -173,6 +173,10 @@ class Reductions:
         return sorted(filter(wanted, mine), key=self._number.__getitem__)
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
+        if stage < 0 and self._plan.fusion == 'stage':
+            of = dict.fromkeys(sorted(self._adds[name] for name in parameters))
+            each = [self._buckets([name for name in parameters if self._adds[name] == one], one) for one in of]
+            return {bucket: members for found in each for bucket, members in found.items()}
         size = message_sizes(self._tape, self._plan, self._shards, parameters)
         several = stage >= 0 and self._tape.mesh.stages > 1
         scope = f'stage{stage}.' if several else self._scope

@@ -157,6 +157,8 @@ class _Assembly:
         self.tape = of.tape
         self.mesh: Mesh = of.tape.mesh
         self.plan = plan
+        # A batched send/recv; one pipeline rank sends nothing to another.
+        self._batched = plan.exchange == 'fused' and plan.pipeline > 1
         self.forward = of.forward
         self.shards = of.shards
         self.exchange = of.exchange
@@ -182,11 +184,11 @@ class _Assembly:
             # Role names stand in traces and tables.
             name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
             streams = Streams(self.mesh, self.plan, place)
-            slots = slots_of(found, builder.index, streams, batched=self.plan.exchange == 'fused')
+            slots = slots_of(found, builder.index, streams, batched=self._batched)
             builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
         # A note for every layer would say the same many times.
         notes = tuple(dict.fromkeys(self.tape.notes))
-        return builder.build(self.mesh.micro_batches, self.mesh.copies, notes)
+        return builder.build(self.mesh.micro_batches, self.mesh.copies, notes, batched=self._batched)
 
     def _issued(self, row: Row) -> Issued:
         """The ops of a pipeline rank without what its parameters need, which rows of a sweep often have in common."""

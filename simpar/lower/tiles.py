@@ -28,6 +28,8 @@ SPLIT: Final = 'split'
 SUMS: Final = frozenset({'all_reduce', 'reduce_scatter'})
 GATHERS: Final = frozenset({'all_gather'})
 _PHASES: Final = frozenset({'F', 'I'})
+_AHEAD: Final = 2
+"""Gathers that are issued before the first product: that of its own tile, and that of the next one."""
 _ROWS: Final = 2
 """Dims that rows may be split along: the batch, or else the sequence."""
 
@@ -93,8 +95,9 @@ def tiled(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], tiles:
             if first.attributes != split.attributes:
                 untiled.append(product)
                 continue
-            found[pair.collective] = [split, *gathers] if first is split else gathers
-            found[pair.product] = _of_gathered(tape, product, collective, tiling, joins=pair.others)
+            ahead, later = gathers[:_AHEAD], gathers[_AHEAD:]
+            found[pair.collective] = [split, *ahead] if first is split else ahead
+            found[pair.product] = _of_gathered(tape, product, collective, tiling, later, joins=pair.others)
     tape.notes += _notes(untiled, tiles)
     return [made for place, op in enumerate(ops) for made in found.get(place, [op])]
 
@@ -220,14 +223,21 @@ def _gathers(tape: Tape, collective: OpClass, tiling: _Tiling) -> list[OpClass]:
     return [split, *(_collective(tape, collective, index, tiling) for index in range(tiling.tiles))]
 
 
-def _of_gathered(tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling, *, joins: bool) -> list[OpClass]:
-    """The product of each gathered tile, and the join of what they make; where ``joins``, of what was gathered too."""
+def _of_gathered(
+    tape: Tape, product: OpClass, collective: OpClass, tiling: _Tiling, later: Sequence[OpClass], *, joins: bool
+) -> list[OpClass]:
+    """The product of each gathered tile, and the join of what they make; where ``joins``, of what was gathered too.
+
+    Arguments: ``later``, the gathers of the last tiles. Each is issued behind a product, as the libraries do: were all
+    issued before, a device with one work queue would have to end them before it begins the first product.
+    """
     full, target = collective.writes[0], product.writes[0]
     found = []
     for index in range(tiling.tiles):
         reads = (_tile(tape, full, index, tiling), *product.reads[1:])
         writes = _tile(tape, target, index, tiling)
         found.append(_product(tape, product, index, tiling, reads=reads, writes=writes))
+        found += later[index : index + 1]
     found.append(_join(tape, product, target, tiling, blocks=tiling.blocks))
     return [*found, _join(tape, product, full, tiling, blocks=tiling.blocks)] if joins else found
 

@@ -97,7 +97,9 @@ class ProgramBuilder:
         """By name, the number of each op class in its table."""
         return self._index
 
-    def build(self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = ()) -> Program:
+    def build(
+        self, micro_batches: int = 1, copies: int = 1, notes: tuple[str, ...] = (), *, batched: bool = False
+    ) -> Program:  # fmt: skip
         """The frozen Program, its needs derived."""
         role_of_rank = np.zeros(self._world, dtype=np.int32)
         for index, (*_, ranks) in enumerate(self._roles):
@@ -113,6 +115,7 @@ class ProgramBuilder:
             micro_batches=micro_batches,
             copies=copies,
             notes=notes,
+            batched=batched,
         )
         touches = touches_of(tables.named, tables.tensors)
         return tables.with_roles([_role(name, streams, slots, touches) for name, streams, slots, _ in self._roles])

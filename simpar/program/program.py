@@ -33,6 +33,7 @@ class Program:
         op_classes, tensors: the tables; a tensor is found by its name.
         micro_batches, copies: how often the batch is split; a copy is a slice of a micro-batch.
         notes: choices that the plan asked for and lowering could not keep, in words.
+        batched: all that is sent and received between two computations is one exchange, issued in one batch.
     """
 
     roles: tuple[Role, ...]
@@ -43,6 +44,7 @@ class Program:
     micro_batches: int = 1
     copies: int = 1
     notes: tuple[str, ...] = field(default=())
+    batched: bool = False
 
     def __repr__(self) -> str:
         return f'Program({self.hash[:12]!r}, ranks={self.world}, roles={len(self.roles)})'

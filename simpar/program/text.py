@@ -61,6 +61,8 @@ def _lines(program: Program) -> Iterator[str]:
             'micro_batches': program.micro_batches,
             'copies': program.copies,
             'notes': list(program.notes),
+            # Left out where it is not so: texts and hashes of programs without exchanges stay what they were.
+            **({'batched': True} if program.batched else {}),
         },
     )
     for partition in program.partitions.values():
@@ -172,6 +174,7 @@ class _Parts:
                 micro_batches=int(self.head['micro_batches']),
                 copies=int(self.head['copies']),
                 notes=tuple(self.head['notes']),
+                batched=bool(self.head.get('batched', False)),
             )
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             raise ScheduleError(Problem(where, f'not a whole program ({type(error).__name__}: {error})')) from error
