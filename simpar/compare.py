@@ -119,10 +119,17 @@ class Comparison:
             return _networks_differ(*self.networks)
         return _capital(sentence(self.diagnosis)) if self.diagnosis else ''
 
+    @property
+    def headline(self) -> str:
+        """The comparison in a sentence."""
+        step = self.step
+        steps = f'predicted {format_time(step.predicted)} a step, {self.origin} {format_time(step.measured)}'
+        return f'{steps}: error {_signed_percent(step.error)}'
+
     def check(self, tolerance: float) -> None:
         """Raise ``OutsideTolerance`` where the step's error is larger than ``tolerance``, a share."""
         if not abs(self.step.error) <= tolerance:
-            raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
+            raise OutsideTolerance(f'{self.headline}, tolerance {tolerance * 100:g} %')
 
 
 def compare(
@@ -218,7 +225,7 @@ def render_comparison(comparison: Comparison, *, colour: bool | None = None, wid
     # The cause first: it is what a reader can act on.
     cause = [comparison.cause] if comparison.cause else []
     steps = {'step': comparison.step, 'first step, from cold': comparison.cold_step}
-    parts = [*cause, _headline(comparison), '', *details(comparison, steps)]
+    parts = [*cause, comparison.headline, '', *details(comparison, steps)]
     return render_parts(parts, colour=colour, width=width)
 
 
@@ -361,15 +368,6 @@ def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     # Ties by name, so that equal traces give equal answers.
     ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
     return tuple(op for op in ranked[:_WORST] if op.difference)
-
-
-def _headline(comparison: Comparison) -> str:
-    """The comparison in a sentence."""
-    step = comparison.step
-    return (
-        f'predicted {format_time(step.predicted)} a step, {comparison.origin} {format_time(step.measured)}: '
-        f'error {_signed_percent(step.error)}'
-    )
 
 
 def _pair_json(pair: Pair) -> dict[str, float | None]:

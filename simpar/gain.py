@@ -103,9 +103,11 @@ def render_gain(gain: Gain, *, colour: bool | None = None, width: int = 110) -> 
     from simpar.report import render_parts
 
     comparison = gain.plan.comparison
-    lines = [gain_line(gain), *([comparison.cause] if comparison.cause else [])]
+    cause = [comparison.cause] if comparison.cause else []
+    told = [gain_line(gain)] if gain.baseline else []
     # Where the networks differ, no other figure tells anything before.
-    lines = lines[::-1] if comparison.networks else lines
+    lines = [*cause, *told] if comparison.networks else [*told, *cause]
+    lines.append(comparison.headline)
     return render_parts([*lines, '', gain_table(gain), '', *details(comparison)], colour=colour, width=width)
 
 
@@ -113,8 +115,7 @@ def gain_line(gain: Gain) -> str:
     """The gain in a sentence, measured and predicted; without a baseline, the step."""
     plan, origin = gain.plan, gain.plan.comparison.origin
     if gain.baseline is None or gain.predicted is None or gain.measured is None:
-        steps = f'{format_time(plan.measured.step)} a step {origin}, {format_time(plan.predicted.step)} predicted'
-        return f'{plan.name}: {steps}'
+        return plan.comparison.headline
     measured, predicted = (than(1.0, 1 + one) for one in (gain.measured, gain.predicted))
     told = predicted.removesuffix(' than').removesuffix(' as')
     return f'{plan.name}: {origin} {measured} {gain.baseline.name}, predicted {told}'

@@ -125,6 +125,28 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
 
 
 @pytest.mark.torch
+def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path):
+    """The gain of a plan over itself is noise; without a baseline there is none."""
+    pytest.importorskip('torch', reason='needs the extra torch')
+    page = tmp_path / 'deep' / 'answer.html'
+    words = [job, '--net', 'paced:40mbit,2ms', '--compute', 'emulated', '--steps', 4]
+    code, out, error = measured(*words, '--baseline', 'none', '--html', page)
+    assert code == 0, error
+    assert re.search('^predicted .+ a step, emulated .+: error .+ %$', out, re.MULTILINE)
+    assert 'gain' not in out
+    assert 'in turns' not in out
+    shown = page.read_text()
+    assert 'Predicted and measured' in shown
+    assert re.search('<h1>predicted .+ a step, emulated', shown)
+    code, out, error = measured(*words, '--baseline', 'itself', '--json')
+    assert code == 0, error
+    facts = json.loads(out)
+    assert facts['gain']['predicted'] == 0
+    assert abs(facts['gain']['measured']) < 0.1
+    assert facts['baseline']['name'] == 'the same plan'
+
+
+@pytest.mark.torch
 def test_a_state_is_read_without_running_code(tmp_path):
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.state import load_state
