@@ -39,11 +39,12 @@ def command(options: argparse.Namespace) -> int:
     net = net_of(options)
     case, left_out = _without_framework(options)
     case = on_net(case, net)
-    _emulates(case)
     if options.baseline == 'none':
         case = replace(case, baseline=None)
     elif options.baseline == 'itself':
         case = replace(case, baseline=replace(case, baseline=None))
+    for one in (case, case.baseline):
+        _emulates(one)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
         recorded, other = Path(folder) / 'measured.json', Path(folder) / 'baseline.json'
@@ -102,9 +103,9 @@ def _named(measured: SavedTrace, case: Case, name: str) -> SavedTrace:
     return replace(measured, name=name, samples=case.workload.batch)
 
 
-def _emulates(case: Case) -> None:
+def _emulates(case: Case | None) -> None:
     """Refuse a stack whose host waits: the executor issues without ever waiting, so it would measure another step."""
-    stack = case.cluster.stack
+    stack = case.cluster.stack if case else None
     waits = stack.waits.at if stack and stack.waits else ()
     if stack and (waits or (stack.host and stack.host.step.value)):
         where = f' ({", ".join(waits)})' if waits else ''
