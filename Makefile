@@ -32,6 +32,7 @@
 # make prove-on-virtual  every test of numerics, trained on virtual accelerators, file by file (an hour or two; goes on where it was cut off)
 # make prove-evidence  52 drawn schedules on paced and kernel-shaped links (root); 30 minutes; goes on where it stopped
 # make prove-real     drawn schedules with real computation on two ranks, calibrated in the same run; an hour, alone
+# make prove-gain     gains by `simpar measure` on paced links, predicted and measured; 15 minutes; goes on where it stopped; writes docs/gain_proof.md
 # make prove-mutations  10,000 mutated inputs of every kind; writes docs/mutations_proof.md
 # make prove-mistakes  make 149 mistakes, and write docs/mistakes.md (three minutes)
 # make docs   build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
@@ -171,6 +172,9 @@ prove-evidence: .venv-test/installed
 
 prove-real: .venv-test/installed
 	.venv-test/bin/python tests/prove_real.py --seed 2027 --blocks 3 --favour-communication --folder out/real --write docs/real_proof.md
+
+prove-gain: .venv-test/installed
+	.venv-test/bin/python tests/prove_gain.py --seed 2028 --folder out/gain --write docs/gain_proof.md
 
 prove-mutations: .venv-test/installed
 	.venv-test/bin/python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md

@@ -69,6 +69,10 @@ def _run(verb: argparse.ArgumentParser) -> None:
     add_device_flags(verb)
     verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
+    # Of `simpar measure`: so many steps that count, in turns with the baseline where that has a file.
+    verb.add_argument('--measured', type=_positive, default=0, help=argparse.SUPPRESS)
+    verb.add_argument('--save-baseline', type=Path, help=argparse.SUPPRESS)
+    verb.add_argument('--against-itself', action='store_true', help=argparse.SUPPRESS)
 
 
 def _preflight(verb: argparse.ArgumentParser) -> None:
@@ -80,7 +84,14 @@ def _preflight(verb: argparse.ArgumentParser) -> None:
     add_device_flags(verb)
     # What a run takes besides, and hosts need not agree on.
     verb.set_defaults(
-        compute='real', net=Net(), steps=1, save_state=None, favour_communication=False, fault=[], costs=''
+        compute='real',
+        net=Net(),
+        steps=1,
+        save_state=None,
+        favour_communication=False,
+        fault=[],
+        costs='',
+        save_baseline=None,
     )
 
 

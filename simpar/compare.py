@@ -8,23 +8,26 @@ An error is predicted / measured − 1: positive where the prediction is too slo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from simpar.cost.costs import Costs
 from simpar.diagnosis import Diagnosis, diagnose, diagnosis_to_dict, sentence
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
+from simpar.hardware.net import Net, parse_net
 from simpar.lazy import callable_module
-from simpar.trace import Times, Trace
+from simpar.trace import PERCENTILE, Times, Trace, step_that_counts
 from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_trace
 from simpar.units import format_time
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 FORMAT: Final = 'simpar comparison 1'
-PERCENTILE: Final = 10.0
-"""Of the measured steps that commands and notebooks compare: on a shared machine, others only lengthen a step."""
 _WORST: Final = 5
 
 
@@ -94,7 +97,9 @@ class Comparison:
             waiting for peers, and pauses of the first stream.
         op_classes: running one op, mean over its occurrences and ranks.
         worst: the ops that account for most of the error.
-        diagnosis: the cause of the difference; None where the prediction does not say what it was simulated from.
+        diagnosis: the cause of the difference; None where the prediction does not say what it was simulated from, and
+            where the networks differ, which is cause enough.
+        networks: what was predicted and what was measured, as ``--net`` writes them, where they differ.
     """
 
     origin: str
@@ -105,25 +110,40 @@ class Comparison:
     op_classes: dict[str, Pair]
     worst: tuple[OpError, ...]
     diagnosis: Diagnosis | None = None
+    networks: tuple[str, str] | None = None
+
+    @property
+    def cause(self) -> str:
+        """What makes the difference, in a sentence; empty where nothing can be told."""
+        if self.networks:
+            return _networks_differ(*self.networks)
+        return _capital(sentence(self.diagnosis)) if self.diagnosis else ''
+
+    @property
+    def headline(self) -> str:
+        """The comparison in a sentence."""
+        step = self.step
+        steps = f'predicted {format_time(step.predicted)} a step, {self.origin} {format_time(step.measured)}'
+        return f'{steps}: error {_signed_percent(step.error)}'
 
     def check(self, tolerance: float) -> None:
         """Raise ``OutsideTolerance`` where the step's error is larger than ``tolerance``, a share."""
         if not abs(self.step.error) <= tolerance:
-            raise OutsideTolerance(f'{_headline(self)}, tolerance {tolerance * 100:g} %')
+            raise OutsideTolerance(f'{self.headline}, tolerance {tolerance * 100:g} %')
 
 
 def compare(
     predicted: Trace | SavedTrace,
     measured: Trace | SavedTrace,
     *,
-    percentile: float = 50.0,
+    percentile: float = PERCENTILE,
     costs: Costs | None = None,
 ) -> Comparison:
     """Compare two traces of one Program, and look for the cause of the difference.
 
     Arguments:
-        percentile: of the measured steps that is compared with the last predicted step, e.g. 10 on a machine that
-            others disturb. Ops are compared by their medians over the measured steps.
+        percentile: of the measured steps; the step there is compared with the last predicted one. Ops are compared by
+            their medians over the measured steps.
         costs: what a predicted ``Trace`` was simulated with; a saved one may bring its own.
     Raises ``ScheduleError`` if the traces are of different Programs.
     """
@@ -133,17 +153,32 @@ def compare(
     # The last predicted step is the steady one; measured steps are noisy, so all warm ones count.
     counted = other.warm()
     ranks = [(_table(one, rank, slice(-1, None)), _table(other, rank, counted)) for rank in range(_world(one))]
-    warm = other.step_times[counted]
+    step = step_that_counts(other.step_times, counted, percentile)
+    # A file that does not say its network is taken to be of the other's.
+    networks = (one.net, other.net)
+    differ = all(networks) and parse_net(one.net) != parse_net(other.net)
     return Comparison(
         origin=other.origin,
-        steps=len(warm),
-        step=Pair(predicted=float(one.step_times[-1]), measured=float(np.percentile(warm, percentile))),
+        steps=len(other.step_times[counted]),
+        step=Pair(predicted=float(one.step_times[-1]), measured=float(other.step_times[step])),
         cold_step=Pair(predicted=float(one.step_times[0]), measured=float(other.step_times[0])),
         phases=_phases(ranks),
         op_classes=_op_classes(ranks),
         worst=_worst(ranks),
-        diagnosis=_diagnosis(one, other),
+        diagnosis=None if differ else _diagnosis(one, other),
+        networks=networks if differ else None,
     )
+
+
+def _networks_differ(predicted: str, measured: str) -> str:
+    """Say which networks, and how to predict on the measured one."""
+
+    def words(net: Net) -> str:
+        return f'a network {net}' if net.shaped else 'no shaped network'
+
+    one, other = words(parse_net(predicted)), words(parse_net(measured))
+    instead = f'predict with `simpar run --net {measured}`'
+    return f'The networks differ: the prediction is for {one}, the measurement was made on {other}; {instead}.'
 
 
 def _diagnosis(one: SavedTrace, other: SavedTrace) -> Diagnosis | None:
@@ -158,6 +193,9 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
     return {
         'format': FORMAT,
         'diagnosis': diagnosis_to_dict(comparison.diagnosis) if comparison.diagnosis else None,
+        'networks': dict(zip(('predicted', 'measured'), comparison.networks, strict=True))
+        if comparison.networks
+        else None,
         'origin': comparison.origin,
         'steps': comparison.steps,
         'step': _pair_json(comparison.step),
@@ -182,19 +220,27 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
 
 def render_comparison(comparison: Comparison, *, colour: bool | None = None, width: int = 100) -> str:
     """The comparison on one screen; arguments as of ``report.render``."""
-    from simpar.report import render_parts, table
+    from simpar.report import render_parts
+
+    # The cause first: it is what a reader can act on.
+    cause = [comparison.cause] if comparison.cause else []
+    steps = {'step': comparison.step, 'first step, from cold': comparison.cold_step}
+    parts = [*cause, comparison.headline, '', *details(comparison, steps)]
+    return render_parts(parts, colour=colour, width=width)
+
+
+def details(comparison: Comparison, steps: Mapping[str, Pair] = MappingProxyType({})) -> list[RenderableType]:
+    """What a step is spent on, and the ops that err most, as tables; argument: ``steps``, the first rows."""
+    from simpar.report import table
 
     phases = table('', 'predicted', comparison.origin, 'difference', 'error')
-    rows = {'step': comparison.step, 'first step, from cold': comparison.cold_step, **comparison.phases}
-    for name, pair in rows.items():
+    for name, pair in {**steps, **comparison.phases}.items():
         phases.add_row(name, *_cells(pair))
     worst = table('ops that err most', 'rank', 'difference', 'why')
     worst.columns[-1].justify = 'left'
     for op in comparison.worst:
         worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
-    # The cause first: it is what a reader can act on.
-    cause = [_capital(sentence(comparison.diagnosis))] if comparison.diagnosis else []
-    return render_parts([*cause, _headline(comparison), '', phases, '', worst], colour=colour, width=width)
+    return [phases, '', worst]
 
 
 def _capital(text: str) -> str:
@@ -322,15 +368,6 @@ def _worst(ranks: Ranks) -> tuple[OpError, ...]:
     # Ties by name, so that equal traces give equal answers.
     ranked = sorted(found.values(), key=lambda op: (-abs(op.difference), op.op))
     return tuple(op for op in ranked[:_WORST] if op.difference)
-
-
-def _headline(comparison: Comparison) -> str:
-    """The comparison in a sentence."""
-    step = comparison.step
-    return (
-        f'predicted {format_time(step.predicted)} a step, {comparison.origin} {format_time(step.measured)}: '
-        f'error {_signed_percent(step.error)}'
-    )
 
 
 def _pair_json(pair: Pair) -> dict[str, float | None]:

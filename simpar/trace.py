@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from simpar.program import OpClass, Program, Role
 
 Times = NDArray[np.float64]
+PERCENTILE: Final = 10.0
+"""Of the measured steps: the one statistic of every screen, picture and file. Others only ever lengthen a step."""
 
 
 def warm_steps(steps: int, first: int, *, alone: bool) -> slice:
@@ -23,6 +25,13 @@ def warm_steps(steps: int, first: int, *, alone: bool) -> slice:
     """
     end = steps - 1 if alone and steps > first + 1 else steps
     return slice(min(first, steps - 1), end)
+
+
+def step_that_counts(step_times: Times, counted: slice, percentile: float = PERCENTILE) -> int:
+    """The number of the step at a percentile of those that count: a real step, so that its seconds add up."""
+    warm = step_times[counted]
+    seconds = np.percentile(warm, percentile, method='inverted_cdf')
+    return int(counted.start) + int(np.flatnonzero(warm == seconds)[0])
 
 
 class Span(NamedTuple):
@@ -107,6 +116,11 @@ class Trace:
         """The steps that count, behind so many ``first`` ones; see ``warm_steps``."""
         return warm_steps(self.steps, first, alone=self.origin != 'simulated' and self.program.followed)
 
+    @property
+    def that_counts(self) -> int:
+        """The number of the step that tells how long one takes: of a simulation the last, else ``step_that_counts``."""
+        return self.steps - 1 if self.origin == 'simulated' else step_that_counts(self.step_times, self.warm())
+
     def first(self, steps: int) -> Trace:
         """The trace without what comes after so many steps."""
         return self._part(slice(None, steps))
@@ -116,12 +130,19 @@ class Trace:
         return self._part(slice(-steps, None))
 
     def _part(self, steps: slice) -> Trace:
+        return self._with(lambda times: times[steps])
+
+    def later(self, seconds: float) -> Trace:
+        """The trace with all times so much later."""
+        return self._with(lambda times: times + seconds)
+
+    def _with(self, change: Callable[[Times], Times]) -> Trace:
         representatives = (
             replace(
                 rank_times,
-                arrive_KS=rank_times.arrive_KS[steps],
-                start_KS=rank_times.start_KS[steps],
-                end_KS=rank_times.end_KS[steps],
+                arrive_KS=change(rank_times.arrive_KS),
+                start_KS=change(rank_times.start_KS),
+                end_KS=change(rank_times.end_KS),
             )
             for rank_times in self.representatives
         )
@@ -168,3 +189,31 @@ class Trace:
                 start=start,
                 end=end,
             )
+
+
+def joined(runs: Sequence[Trace], first: int) -> Trace:
+    """One trace of several runs of a program: the first run's cold step, then the steps of each run that count.
+
+    Arguments: ``first``, how many steps at the begin of each run do not count. Where the last step has no follower to
+    run into, that of the last run stays, so that ``warm`` leaves it out as of any run.
+    """
+    pieces = [runs[0].first(1)]
+    end = pieces[0].step_ends[-1]
+    for run in runs:
+        counted = run.warm(first)
+        until = run.steps if run is runs[-1] else counted.stop
+        # A run goes on where the one before ended: only distances count.
+        begin = run.step_ends[counted.start - 1] if counted.start else 0.0
+        pieces.append(run._part(slice(counted.start, until)).later(end - begin))
+        end = pieces[-1].step_ends[-1]
+    columns = zip(*(piece.representatives for piece in pieces), strict=True)
+    representatives = (
+        RankTimes(
+            same[0].rank,
+            np.concatenate([times.arrive_KS for times in same]),
+            np.concatenate([times.start_KS for times in same]),
+            np.concatenate([times.end_KS for times in same]),
+        )
+        for same in columns
+    )
+    return replace(runs[0], representatives=tuple(representatives))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -13,6 +13,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.written import costs_from_dict, costs_to_dict
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
+from simpar.hardware.net import parse_net
 from simpar.program import Program
 from simpar.program.text import format_program, parse_program
 from simpar.trace import RankTimes, Times, Trace, warm_steps
@@ -74,6 +75,9 @@ class SavedTrace:
         representative_of_rank: for each rank an index into ``representatives``.
         basis: what a prediction was simulated from, where it was kept.
         answer: what a prediction rests on, and its figures, where they were kept (``saved_answer``).
+        net: the network of the times, as ``--net`` writes it; empty where the file does not say.
+        name, samples: what the plan is called, and how many samples a step takes; empty and 0 where nobody says.
+        baseline: the same of the plan that gain is measured from.
     """
 
     program: str
@@ -83,6 +87,10 @@ class SavedTrace:
     representative_of_rank: tuple[int, ...]
     basis: Basis | None = None
     answer: dict[str, Any] | None = None
+    net: str = ''
+    name: str = ''
+    samples: int = 0
+    baseline: SavedTrace | None = None
 
     @property
     def step_times(self) -> Times:
@@ -167,6 +175,11 @@ def save_trace(
     Arguments: ``costs`` as of ``to_saved``; with them a comparison can look for causes. ``answer``, what it rests on.
     """
     saved = to_saved(trace, costs) if isinstance(trace, Trace) else trace
+    content = _written(saved if answer is None else replace(saved, answer=answer))
+    write_atomically(path, json.dumps(content) + '\n')
+
+
+def _written(saved: SavedTrace) -> dict[str, Any]:
     # Columns instead of rows: names of fields stand once, not once a slot.
     columns = list(SavedSlot.__slots__)
     content: dict[str, Any] = {
@@ -188,9 +201,11 @@ def save_trace(
     }
     if saved.basis is not None:
         content['basis'] = {'program': format_program(saved.basis.program), 'costs': costs_to_dict(saved.basis.costs)}
-    if answer is not None:
-        content['answer'] = answer
-    write_atomically(path, json.dumps(content) + '\n')
+    told = {'answer': saved.answer, 'net': saved.net, 'name': saved.name, 'samples': saved.samples}
+    content |= {key: value for key, value in told.items() if value}
+    if saved.baseline is not None:
+        content['baseline'] = _written(saved.baseline)
+    return content
 
 
 def load_trace(path: Path) -> SavedTrace:
@@ -218,7 +233,13 @@ def load_trace(path: Path) -> SavedTrace:
             instead = 'write one by `simpar run FILE --save` or `simpar measure FILE --save`'
             raise ScheduleError(Problem(str(path), what, instead)) from error
         raise ScheduleError([_problem(path, one) for one in wrong_fields[:_MOST_PROBLEMS]]) from error
-    if wrong := _inconsistency(content):
+    return _checked(path, content)
+
+
+def _checked(path: Path, content: _Content) -> SavedTrace:
+    """The trace of a file's content. Raises ``ScheduleError`` where it does not fit together."""
+    wrong = _inconsistency(content) or _not_a_network(content.net)
+    if wrong:
         raise ScheduleError(Problem(str(path), wrong, 'write the trace again with --save'))
     return SavedTrace(
         program=content.program,
@@ -228,7 +249,20 @@ def load_trace(path: Path) -> SavedTrace:
         representative_of_rank=tuple(content.lane_of_rank),
         basis=_basis(path, content),
         answer=content.answer,
+        net=content.net,
+        name=content.name,
+        samples=content.samples,
+        baseline=_checked(path, content.baseline) if content.baseline else None,
     )
+
+
+def _not_a_network(net: str) -> str:
+    """Why a text is no network, or nothing."""
+    try:
+        parse_net(net or 'none')
+    except ValueError as error:
+        return f'net: {error}'
+    return ''
 
 
 def _basis(path: Path, content: _Content) -> Basis | None:
@@ -282,6 +316,10 @@ class _Content:
     lanes: list[_RankContent]
     basis: _BasisContent | None = None
     answer: dict[str, Any] | None = None
+    net: str = ''
+    name: str = ''
+    samples: int = 0
+    baseline: _Content | None = None
 
 
 def _adapter() -> TypeAdapter[_Content]:

@@ -18,7 +18,7 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--chakra', '--fit', '--html', '--json', '--limit', '--module', '--plot', '--quiet', '--save', '--set',
+        '--chakra', '--fit', '--html', '--json', '--limit', '--module', '--net', '--plot', '--quiet', '--save', '--set',
         '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
@@ -32,8 +32,8 @@ FLAGS = {
         '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
-        '--compute', '--device', '--json', '--limit', '--module', '--net', '--plot', '--save', '--save-state', '--seed',
-        '--set', '--steps', '--timeout', '--trace', 'file',
+        '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',
+        '--save-state', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--compute', '--device', '--dtype', '--json', '--net', '--quick', '--ranks', 'output'],

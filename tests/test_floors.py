@@ -21,7 +21,7 @@ FLOORS = [
     ],
     [
         *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
-        *('compare', 'calibrate', 'validate', 'saved_answer', 'notebook'),
+        *('compare', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook'),
     ],
     ['__init__', 'flags', 'commands', 'cli', '__main__'],
 ]

@@ -99,18 +99,22 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
     code, out, error = measured(job, *words)
     assert code == 0, error
     assert 'Network: paced at 5 MB/s with 2 ms a message, both measured and predicted.' in out
-    told = 'Compared: the last predicted step with the 10th percentile of 5 measured steps; ops by their medians.'
+    told = 'Compared: the last predicted step with the 10th percentile of 4 measured steps; ops by their medians.'
     assert told in out
-    error = float(re.search(r'error ([-+][0-9.]+) %', out)[1])
-    assert abs(error) < 50
     predicted = tmp_path / 'p.json'
-    assert cli.main(['run', str(job), '--save', str(predicted)]) == 0
+    assert cli.main(['run', str(job), '--net', 'paced:40mbit,2ms', '--save', str(predicted)]) == 0
     capsys.readouterr()
     assert cli.main(['compare', str(predicted), str(trace), '--json']) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts['statistic'] == {'percentile': 10.0, 'of_steps': 5, 'ops': 'median'}
-    # The very number that `measure` has shown.
-    assert f'measured {format_time(facts["step"]["measured"])}: error' in out
+    assert facts['statistic'] == {'percentile': 10.0, 'of_steps': 4, 'ops': 'median'}
+    # The very numbers that `measure` has shown, of plan and of baseline.
+    assert abs(facts['step']['error']) < 0.5
+    steps = (facts['step'], facts['baseline']['step'])
+    shown = [format_time(one[how]) for one in steps for how in ('predicted', 'measured')]
+    assert re.split('  +', re.search('^step +(.+)$', out, re.MULTILINE)[1]) == shown
+    gain = facts['baseline']['step']['measured'] / facts['step']['measured'] - 1
+    assert facts['gain']['measured'] == pytest.approx(gain, abs=1e-12)
+    assert re.search(r'^gain.*?([-+][0-9.]+) % +([-+][0-9.]+) %$', out, re.MULTILINE)[2] == f'{gain * 100:+.1f}'
     wanted = InProcess(load_case(job).program, 0, None).run(6)
     found = load_state(state)
     assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
@@ -118,6 +122,28 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
         assert mine.keys() == theirs.keys()
         for name in theirs:
             torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path):
+    """The gain of a plan over itself is noise; without a baseline there is none."""
+    pytest.importorskip('torch', reason='needs the extra torch')
+    page = tmp_path / 'deep' / 'answer.html'
+    words = [job, '--net', 'paced:40mbit,2ms', '--compute', 'emulated', '--steps', 4]
+    code, out, error = measured(*words, '--baseline', 'none', '--html', page)
+    assert code == 0, error
+    assert re.search('^predicted .+ a step, emulated .+: error .+ %$', out, re.MULTILINE)
+    assert 'gain' not in out
+    assert 'in turns' not in out
+    shown = page.read_text()
+    assert 'Predicted and measured' in shown
+    assert re.search('<h1>predicted .+ a step, emulated', shown)
+    code, out, error = measured(*words, '--baseline', 'itself', '--json')
+    assert code == 0, error
+    facts = json.loads(out)
+    assert facts['gain']['predicted'] == 0
+    assert abs(facts['gain']['measured']) < 0.1
+    assert facts['baseline']['name'] == 'the same plan'
 
 
 @pytest.mark.torch

@@ -296,3 +296,7 @@ def test_a_stack_whose_host_waits_is_not_measured(tmp_path, capsys):
     told = capsys.readouterr().err
     assert 'the host of megatron-2021 waits for the device (receive, pass, norm, step)' in told
     assert 'leave the stack out' in told
+    # Nor is a baseline that has such a stack, which would be run without it.
+    path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2}'))
+    assert main(['measure', str(path), '--compute', 'emulated', '--set', 'against={cluster.stack: megatron-2021}']) == 2
+    assert 'the host of megatron-2021 waits for the device' in capsys.readouterr().err

@@ -6,19 +6,22 @@ import argparse
 import importlib
 import json
 import os
-import statistics
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from executor.assemble import Execution
 from executor.devices.flags import check_device, in_one_process
 from executor.devices.kinds import KINDS
 from executor.launch import Launch, detect
+from executor.measure import FIRST_STEADY
 from executor.rank import Request
+from executor.turns import Perform, in_turns
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.program import Program
+from simpar.trace import PERCENTILE, Trace, joined
 from simpar.units import format_time
 
 EMULATED = 'emulated compute shows dependencies, streams and communication, not compute'
@@ -26,11 +29,20 @@ EMULATED = 'emulated compute shows dependencies, streams and communication, not 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program, its costs where compute is emulated, and how many work queues it asks for; 0: it does not say."""
+    """A program, its costs where compute is emulated, and how many work queues it asks for; 0: it does not say.
+
+    Arguments: ``baseline``, the job of the plan that gain is measured from, where it is measured, too.
+    """
 
     program: Program
     costs: Costs | None
     work_queues: int = 0
+    baseline: Job | None = None
+
+    @property
+    def all(self) -> tuple[Job, ...]:
+        """The job and its baseline's."""
+        return (self, self.baseline) if self.baseline else (self,)
 
 
 def command(options: argparse.Namespace) -> int:
@@ -44,7 +56,8 @@ def command(options: argparse.Namespace) -> int:
         check_device(options, launch.by if launch else '')
         job = load_job(options)
         # Before any process is started: gloo would abort or hang on what this finds.
-        validate(job.program)
+        for one in job.all:
+            validate(one.program)
     except SimparError as error:
         if launch is not None:
             from executor.external import refuse_external
@@ -56,10 +69,9 @@ def command(options: argparse.Namespace) -> int:
     # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
         _say(_found(options, launch, job.program))
-    request = request_of(options, job)
-    execution = _alone(options, job, request) if launch is None else _among(options, launch, job, request)
-    if execution is not None:
-        _show(options, execution)
+    executions = _alone(options, job) if launch is None else _among(options, launch, job)
+    if executions:
+        _show(options, executions)
     return 0
 
 
@@ -100,7 +112,7 @@ def load_job(options: argparse.Namespace) -> Job:
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
     from executor.given import module_of
-    from simpar.case import load_case, on_net
+    from simpar.case import Case, load_case, on_net
     from simpar.clocks import under_load
     from simpar.cost.price import price
     from simpar.engine import simulate
@@ -110,12 +122,19 @@ def load_job(options: argparse.Namespace) -> Job:
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
     )
-    asked = case.cluster.queues_asked
-    costs = price(case.program, under_load(case.program, case.cluster)) if emulated or asked else None
-    if costs and costs.work_queues:
-        # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
-        simulate(case.program, costs, steps=2)
-    return Job(case.program, costs if emulated else None, asked)
+
+    def job_of(one: Case) -> Job:
+        asked = one.cluster.queues_asked
+        costs = price(one.program, under_load(one.program, one.cluster)) if emulated or asked else None
+        if costs and costs.work_queues:
+            # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
+            simulate(one.program, costs, steps=2)
+        return Job(one.program, costs if emulated else None, asked)
+
+    if options.save_baseline is None:
+        return job_of(case)
+    # The plan itself, where it has no baseline or is to be compared with itself.
+    return replace(job_of(case), baseline=job_of(case if options.against_itself else case.baseline or case))
 
 
 def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
@@ -123,28 +142,42 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     return getattr(importlib.import_module(module), name)
 
 
-def _alone(options: argparse.Namespace, job: Job, request: Request) -> Execution:
+def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
     """Run on ranks that this process starts, or on virtual accelerators in it."""
     if in_one_process(options):
         from executor.virtual.world import VirtualWorld
 
-        return VirtualWorld.of(job.program, request, options.order).run(keep=request.keep)
+        def virtual(program: Program, request: Request) -> Execution:
+            return VirtualWorld.of(program, request, options.order).run(keep=request.keep)
+
+        return _performed(options, job, virtual)
     from executor.backend import Pool
 
-    world = job.program.world
+    world = max(one.program.world for one in job.all)
     # With more ranks than cores, pinning would make two ranks share one core while another idles.
     pinned = world <= (os.cpu_count() or 1)
     with Pool(world, net=options.net, timeout=options.timeout, port=options.port, pinned=pinned) as pool:
-        return pool.perform(job.program, request)
+        return _performed(options, job, pool.perform)
 
 
-def _among(options: argparse.Namespace, launch: Launch, job: Job, request: Request) -> Execution | None:
-    """Run as one of the ranks that a launcher has started."""
+def _performed(options: argparse.Namespace, job: Job, perform: Perform) -> tuple[Execution, ...]:
+    if not options.measured:
+        return (perform(job.program, request_of(options, job)),)
+    runs = [(one.program, request_of(options, one)) for one in job.all]
+    return in_turns(runs, options.measured, perform)
+
+
+def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[Execution, ...]:
+    """Run as one of the ranks that a launcher has started: the plan alone, for which they were started."""
     from executor.external import run_external
 
-    return run_external(
-        launch, job.program, request, options.net, options.timeout, meet=options.meet, check=not options.no_preflight
-    )
+    request = request_of(options, job)
+    timing = (options.net, options.timeout)
+    execution = run_external(launch, job.program, request, *timing, meet=options.meet, check=not options.no_preflight)
+    if execution is None:
+        return ()
+    measured = options.measured
+    return (replace(execution, trace=joined([execution.trace], FIRST_STEADY)) if measured else execution,)
 
 
 def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
@@ -158,12 +191,14 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _show(options: argparse.Namespace, execution: Execution) -> None:
+def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
+    execution = executions[0]
     trace = execution.trace
-    if options.save:
-        from simpar.trace_files import save_trace
+    for path, one in zip((options.save, options.save_baseline), executions, strict=False):
+        if path:
+            from simpar.trace_files import save_trace, to_saved
 
-        save_trace(options.save, trace)
+            save_trace(path, replace(to_saved(one.trace), net=options.net.flag))
     if options.save_state:
         from executor.given import by_module
         from executor.state import save_state
@@ -172,7 +207,7 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
     emulated = trace.origin == 'emulated'
     notes = [
-        *execution.notes,
+        *dict.fromkeys(note for one in executions for note in one.notes),
         *([EMULATED] if emulated else []),
         *filter(None, [KINDS[options.device].note]),
         *_in_8_bits(trace.program, emulated=emulated),
@@ -189,9 +224,9 @@ def _show(options: argparse.Namespace, execution: Execution) -> None:
         }
         print(json.dumps(answer, ensure_ascii=False))
         return
-    # The first step opens connections and warms caches; it is told, but not mixed with the others.
-    steady = trace.step_times[trace.warm()].tolist() if trace.steps > 1 else []
-    print(f'cold step {format_time(trace.cold_step)}{_steady(steady)}')
+    # What is measured is told beside the prediction.
+    if not options.measured:
+        print(f'cold step {format_time(trace.cold_step)}{_steady(trace)}')
     if execution.losses:
         print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
     for note in notes:
@@ -204,8 +239,11 @@ def _in_8_bits(program: Program, *, emulated: bool) -> list[str]:
     return ['products in fp8 ran in fp32: no kernel here computes in 8 bits, so times and losses are not those of fp8']
 
 
-def _steady(steps: list[float]) -> str:
-    if not steps:
+def _steady(trace: Trace) -> str:
+    if trace.steps == 1:
         return ''
+    # The first step opens connections and warms caches; it is told, but not mixed with the others.
+    steps = trace.step_times[trace.warm()].tolist()
     spread = f'{format_time(min(steps))} to {format_time(max(steps))}'
-    return f', then {format_time(statistics.median(steps))} a step (median of {len(steps)}, {spread})'
+    step = format_time(trace.step_times[trace.that_counts])
+    return f', then {step} a step ({PERCENTILE:.0f}th percentile of {len(steps)}, {spread})'

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.statistic import statistic_json, statistic_line
-from simpar.compare import PERCENTILE, Comparison, compare, comparison_to_dict, render_comparison
+from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
+from simpar.gain import Gain, gain_of, gain_to_dict, render_gain
 from simpar.trace_files import SavedTrace, load_trace, to_trace
 
 
@@ -19,14 +20,16 @@ def command(options: argparse.Namespace) -> int:
     check_plot(options)
     predicted, measured = load_trace(options.prediction), load_trace(options.measurement)
     _refuse_swapped(options, predicted, measured)
-    comparison = compare(predicted, measured, percentile=PERCENTILE)
+    gain = gain_of(predicted, measured)
+    comparison = gain.plan.comparison if gain else compare(predicted, measured)
     if options.plot:
-        _draw(options.plot, predicted, measured, comparison)
+        _draw(options.plot, predicted, measured, comparison, gain)
     if options.json:
-        told = {**comparison_to_dict(comparison), 'statistic': statistic_json(comparison.steps)}
+        found = gain_to_dict(gain) if gain else comparison_to_dict(comparison)
+        told = {**found, 'statistic': statistic_json(comparison.steps)}
         print(json.dumps(told, ensure_ascii=False, allow_nan=False))
     else:
-        sys.stdout.write(render_comparison(comparison))
+        sys.stdout.write(render_gain(gain) if gain else render_comparison(comparison))
         print(statistic_line(comparison.steps, comparison.origin))
     if options.tolerance is not None:
         sys.stdout.flush()
@@ -45,10 +48,10 @@ def _refuse_swapped(options: argparse.Namespace, prediction: SavedTrace, measure
     raise ScheduleError(Problem(str(options.prediction), what, instead))
 
 
-def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison) -> None:
+def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison, gain: Gain | None) -> None:
     """The picture; it needs the program, which the prediction brings."""
     if predicted.basis is None:
         what = 'the prediction does not hold its program, without which nothing can be drawn'
         raise ScheduleError(Problem('--plot', what, 'write it again with `simpar run --save`'))
     program = predicted.basis.program
-    draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison)
+    draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison, gain)

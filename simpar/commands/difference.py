@@ -7,6 +7,7 @@ from pathlib import Path
 
 from simpar.compare import Comparison
 from simpar.errors import Problem, ScheduleError
+from simpar.gain import Gain, gain_line
 from simpar.trace import Trace
 
 FORMATS = ('.png', '.svg', '.pdf')
@@ -20,10 +21,13 @@ def check_plot(options: argparse.Namespace) -> None:
         raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))
 
 
-def draw_difference(path: Path, predicted: Trace, measured: Trace, comparison: Comparison) -> None:
-    """Write the picture; raises ``OSError``."""
+def draw_difference(
+    path: Path, predicted: Trace, measured: Trace, comparison: Comparison, gain: Gain | None = None
+) -> None:
+    """Write the picture, with the gain in its title where there is one; raises ``OSError``."""
     from simpar.notebook.measured import difference_picture
     from simpar.plot import write_figure
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_figure(path, difference_picture(predicted, measured, comparison))
+    title = gain_line(gain) if gain and gain.baseline else ''
+    write_figure(path, difference_picture(predicted, measured, comparison, title))

@@ -1,4 +1,4 @@
-"""``simpar measure FILE``: run the very same program with torch.distributed, then compare with the prediction."""
+"""``simpar measure FILE``: run plan and baseline with torch.distributed in turns; the gain predicted and measured."""
 
 from __future__ import annotations
 
@@ -6,64 +6,106 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from simpar.case import Case, on_net
 from simpar.commands.difference import check_plot, draw_difference
 from simpar.commands.executor import need_torch, start
 from simpar.commands.module import module_flags
+from simpar.commands.net import net_of
 from simpar.commands.statistic import statistic_json, statistic_line
 from simpar.commands.waiting import case_waited_for
-from simpar.compare import PERCENTILE, compare, comparison_to_dict, render_comparison
+from simpar.compare import compare
 from simpar.errors import Problem, ScheduleError
-from simpar.hardware.net import Net, parse_net
+from simpar.files import write_atomically
+from simpar.gain import Gain, Side, gain_line, gain_table, gain_to_dict, render_gain, side_of
+from simpar.hardware.net import Net
 from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
-from simpar.trace_files import SavedTrace, load_trace, to_trace
+from simpar.trace_files import SavedTrace, load_trace, save_trace, to_trace
 
 WARM_UP = 2
+NO_FRAMEWORK = 'cluster.stack=none'
+"""What is set where the stack is only the default: the executor is no framework."""
 
 
 def command(options: argparse.Namespace) -> int:
-    """Start the executor, read its trace, print the comparison."""
+    """Start the executor, read its traces, print gain and comparison."""
     # First of all, for what follows takes seconds.
     need_torch()
     check_plot(options)
-    net = _net(options.net)
-    case = on_net(case_waited_for(options), net)
-    _emulates(case)
+    net = net_of(options)
+    case, left_out = _without_framework(options)
+    case = on_net(case, net)
+    if options.baseline == 'none':
+        case = replace(case, baseline=None)
+    elif options.baseline == 'itself':
+        case = replace(case, baseline=replace(case, baseline=None))
+    for one in (case, case.baseline):
+        _emulates(one)
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
-        recorded = Path(folder) / 'measured.json'
-        flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
-        # A step counts where it has a follower, if that matters.
-        steps = WARM_UP + options.steps + case.program.followed
-        flags += ['--steps', str(steps), '--seed', str(options.seed), '--save', str(recorded)]
-        flags += ['--device', options.device]
-        if options.save_state:
-            flags += ['--save-state', str(options.save_state)]
-        flags += module_flags(options)
-        flags += [word for limit in options.limit for word in ('--limit', limit)]
+        recorded, other = Path(folder) / 'measured.json', Path(folder) / 'baseline.json'
         # In a process of its own: torch is never imported here.
+        flags = _flags(options, case, recorded, other)
         code = start('run', options.file, options.set, flags, silent=options.json)
         # Of the ranks that a launcher has started, the first alone has all times.
         if code or not recorded.exists():
             return code
-        measured = load_trace(recorded)
+        measured = _named(load_trace(recorded), case, _names(options, case)[0])
+        if case.baseline and other.exists():
+            baseline = _named(load_trace(other), case.baseline, _names(options, case)[1])
+            measured = replace(measured, baseline=baseline)
         if options.save:
-            from simpar.files import write_atomically
-
-            # Copied before the comparison, so that a failure there does not cost the measurement.
+            # Before the comparison, so that a failure there does not cost the measurement.
             options.save.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(options.save, recorded.read_bytes())
-    _answer(options, case, measured, net)
+            save_trace(options.save, measured)
+    _answer(options, case, measured, net, left_out)
     return 0
 
 
-def _emulates(case: Case) -> None:
-    """Refuse a stack whose host waits: the executor issues without ever waiting, so it would measure another step."""
+def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
+    """The case as the executor runs it, and what to say where the default stack is left out for that."""
+    case = case_waited_for(options)
     stack = case.cluster.stack
+    if stack is None or case.schedule.cluster.stack:
+        return case, ''
+    # Set, and not cut from the case: the keys of a plan may come from the stack, too.
+    options.set = [*options.set, NO_FRAMEWORK]
+    line = f'The executor runs kernels without a framework, so the prediction leaves the framework out ({stack.name}).'
+    return case_waited_for(options), line
+
+
+def _flags(options: argparse.Namespace, case: Case, recorded: Path, other: Path) -> list[str]:
+    """The executor's flags."""
+    flags = ['--compute', options.compute, '--net', options.net, '--timeout', options.timeout]
+    # A step counts where it has a follower, if that matters.
+    steps = WARM_UP + options.steps + case.program.followed
+    flags += ['--steps', str(steps), '--measured', str(options.steps), '--seed', str(options.seed)]
+    flags += ['--save', str(recorded), '--device', options.device]
+    if case.baseline:
+        flags += ['--save-baseline', str(other)]
+        flags += ['--against-itself'] if options.baseline == 'itself' else []
+    if options.save_state:
+        flags += ['--save-state', str(options.save_state)]
+    flags += module_flags(options)
+    return flags + [word for limit in options.limit for word in ('--limit', limit)]
+
+
+def _names(options: argparse.Namespace, case: Case) -> tuple[str, str]:
+    """What plan and baseline are called."""
+    return ('plan', 'the same plan') if options.baseline == 'itself' else case.names
+
+
+def _named(measured: SavedTrace, case: Case, name: str) -> SavedTrace:
+    return replace(measured, name=name, samples=case.workload.batch)
+
+
+def _emulates(case: Case | None) -> None:
+    """Refuse a stack whose host waits: the executor issues without ever waiting, so it would measure another step."""
+    stack = case.cluster.stack if case else None
     waits = stack.waits.at if stack and stack.waits else ()
     if stack and (waits or (stack.host and stack.host.step.value)):
         where = f' ({", ".join(waits)})' if waits else ''
@@ -73,40 +115,67 @@ def _emulates(case: Case) -> None:
         )
 
 
-def _net(text: str) -> Net:
-    """The network; what is wrong with it stands at its flag."""
-    try:
-        return parse_net(text)
-    except ValueError as error:
-        raise ScheduleError(Problem('--net', str(error))) from None
-
-
-def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: Net) -> None:
-    prediction = case.predict()
-    comparison = compare(prediction.trace, measured, percentile=PERCENTILE, costs=prediction.costs)
+def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: Net, left_out: str) -> None:
+    prediction = replace(case.predict(), name=measured.name)
+    gain = Gain(plan=_side(prediction, measured))
+    if measured.baseline and prediction.baseline:
+        below = replace(prediction.baseline, name=measured.baseline.name)
+        gain = replace(gain, baseline=_side(below, measured.baseline))
+    comparison = gain.plan.comparison
+    notes = [*filter(None, [left_out]), *_notes(options, case, measured)]
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     if options.plot:
-        draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison)
+        draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison, gain)
         written.append(options.plot)
-    note = _note(options, case)
+    if options.html:
+        written.append(_page(options, prediction, gain, [*_told(case, gain, net), *notes]))
     if options.json:
         told = {
             'statistic': statistic_json(comparison.steps),
             'network': _network(case, net),
             'without_effect': without_effect_json(prediction.without_effect),
-            'note': note,
+            'note': ' '.join(notes),
         }
-        print(json.dumps({**comparison_to_dict(comparison), **told}, ensure_ascii=False, allow_nan=False))
+        print(json.dumps({**gain_to_dict(gain), **told}, ensure_ascii=False, allow_nan=False))
         return
-    sys.stdout.write(render_comparison(comparison))
-    print(statistic_line(comparison.steps, comparison.origin))
-    print(f'Network: {_network(case, net)}.')
+    sys.stdout.write(render_gain(gain))
+    for line in _told(case, gain, net):
+        print(line)
     if prediction.without_effect:
         print(without_effect_line(prediction.without_effect))
-    if note:
+    for note in notes:
         print(f'Note: {note}')
     for path in written:
         print(f'wrote {path}')
+
+
+def _side(prediction: Prediction, measured: SavedTrace) -> Side:
+    comparison = compare(prediction.trace, measured, costs=prediction.costs)
+    trace = to_trace(measured, prediction.program)
+    return side_of(measured.name, prediction.trace, trace, comparison, measured.samples)
+
+
+def _told(case: Case, gain: Gain, net: Net) -> list[str]:
+    """What is compared, in words."""
+    comparison = gain.plan.comparison
+    turns = ' Plan and baseline ran in turns.' if gain.baseline else ''
+    return [f'{statistic_line(comparison.steps, comparison.origin)}{turns}', f'Network: {_network(case, net)}.']
+
+
+def _page(options: argparse.Namespace, prediction: Prediction, gain: Gain, lines: list[str]) -> Path:
+    """The answer's page, with what was measured above."""
+    from simpar.page import answer_page
+    from simpar.page.page import table_html
+
+    words = ''.join(f'# --set {word}\n' for word in options.set)
+    schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
+    page = answer_page(
+        prediction, schedule=schedule, notes=lines, headline=gain_line(gain), measured=table_html(gain_table(gain))
+    )
+    path: Path = options.html
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page)
+    return path
 
 
 def _network(case: Case, net: Net) -> str:
@@ -129,14 +198,17 @@ def _write(folder: Path, case: Case, prediction: Prediction, measured: SavedTrac
     return write_kineto(folder, prediction.trace, measured=both, costs=prediction.costs, library=library)
 
 
-def _note(options: argparse.Namespace, case: Case) -> str:
+def _notes(options: argparse.Namespace, case: Case, measured: SavedTrace) -> list[str]:
     """What the reader must know of a comparison with this machine."""
+    notes = []
+    if case.baseline and measured.baseline is None:
+        notes.append('a launcher has started the ranks for the plan, so its baseline is not measured')
     name = case.cluster.profile.name
     if case.cluster.profile.library.name != 'gloo':
-        return (
+        notes.append(
             f'the prediction is for {name}, the measurement was made on this machine with gloo; for a comparison write '
             'a profile of this machine with `simpar calibrate` and pass it as --set cluster=PROFILE.yaml'
         )
-    if options.compute == 'emulated':
-        return 'emulated compute checks order, streams and communication, not the seconds of computation'
-    return ''
+    elif options.compute == 'emulated':
+        notes.append('emulated compute checks order, streams and communication, not the seconds of computation')
+    return notes

@@ -6,15 +6,20 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
-from simpar.case import Case, check_memory, memory_notes
+from simpar.case import Case, check_memory, memory_notes, on_net
+from simpar.commands.net import net_of, predicted_net
 from simpar.commands.progress import Progress
 from simpar.commands.waiting import SHORT, case_waited_for, most_seconds, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
+
+if TYPE_CHECKING:
+    from simpar.trace_files import SavedTrace
 
 FORMATS = ('.png', '.svg', '.pdf')
 
@@ -22,7 +27,8 @@ FORMATS = ('.png', '.svg', '.pdf')
 def command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
-    case = case_waited_for(options)
+    net = net_of(options)
+    case = on_net(case_waited_for(options), net)
     found = None
     if options.fit:
         from simpar.validate.own_step import fitted_case, read_own_step
@@ -131,10 +137,22 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
         paths = write_chakra(options.chakra, prediction.trace, options.file.stem)
         written.append(f'{paths[0]} to {paths[-2].name}, {paths[-1].name}')
     if options.save:
-        from simpar.saved_answer import to_answer
         from simpar.trace_files import save_trace
 
         options.save.parent.mkdir(parents=True, exist_ok=True)
-        save_trace(options.save, prediction.trace, prediction.costs, to_answer(case, prediction))
+        save_trace(options.save, _saved(options, prediction, case))
         written.append(str(options.save))
     return written
+
+
+def _saved(options: argparse.Namespace, prediction: Prediction, case: Case) -> SavedTrace:
+    """Plan and baseline, with what they rest on, for `simpar compare` and `simpar diff`."""
+    from simpar.saved_answer import to_answer
+    from simpar.trace_files import to_saved
+
+    def saved(one: Prediction, of: Case) -> SavedTrace:
+        network = predicted_net(of, net_of(options))
+        return replace(to_saved(one.trace, one.costs), name=one.name, samples=of.workload.batch, net=network)
+
+    below = prediction.baseline and case.baseline and saved(prediction.baseline, case.baseline)
+    return replace(saved(prediction, case), answer=to_answer(case, prediction), baseline=below or None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.compare import PERCENTILE
+from simpar.trace import PERCENTILE
 
 
 def statistic_line(steps: int, origin: str) -> str:

@@ -44,7 +44,7 @@ class Diagnosis:
 
     Arguments:
         causes: the most telling first; empty where nothing stands out.
-        predicted, measured: seconds of a step; the measured one is the median of the warm steps.
+        predicted, measured: seconds of a step; of a measurement the one that counts (``Trace.that_counts``).
         world: number of ranks.
         marks: (rank, slot) of the ops of the first cause that are not as predicted themselves.
     """
@@ -73,7 +73,7 @@ def diagnose(program: Program, costs: Costs, measured: Trace) -> Diagnosis:
     warm = measured.warm()
     own = own_times(measured, sites)
     seen = level(Own(own.delay[warm], own.run[warm]), sites)
-    step = float(np.median(measured.step_times[warm]))
+    step = float(measured.step_times[measured.that_counts])
     told = simulate(program, costs, steps=STEPS)
     court = _Court(sites, seen, step, Bench(program, costs), steady(told, sites), float(told.step_times[-2]))
     best = court.verdict()

@@ -13,10 +13,21 @@ def measure(verb: ArgumentParser) -> None:
     verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
     verb.add_argument('--net', default='none', metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
     verb.add_argument('--device', default='cpu', choices=('cpu', 'cuda', 'npu', 'virtual'), help='default: cpu')
-    verb.add_argument('--steps', type=positive, default=20, metavar='N', help='measured steps (default: 20)')
+    verb.add_argument(
+        '--steps',
+        type=positive,
+        default=20,
+        metavar='N',
+        help='steps that count, of plan and of baseline (default: 20)',
+    )
+    verb.add_argument(
+        '--baseline', default='against', choices=('against', 'none', 'itself'),
+        help="what gain is measured from: the schedule's baseline, nothing, or the plan itself, whose gain is noise",
+    )  # fmt: skip
     verb.add_argument('--timeout', default='30s', metavar='TIME', help='give up when nothing moves (default: 30s)')
     verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
     verb.add_argument('--plot', type=Path, metavar='PNG', help='draw predicted and measured, the difference marked')
+    verb.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     verb.add_argument('--trace', type=Path, metavar='DIR', help='write measured and predicted side by side')
     verb.add_argument('--save', type=Path, metavar='JSON', help='write the measured trace for `simpar compare`')
     verb.add_argument(

@@ -15,6 +15,9 @@ def run(verb: ArgumentParser) -> None:
     verb.add_argument(
         '--steps', type=positive, default=3, metavar='N', help='simulated steps; the last is told (default: 3)'
     )
+    verb.add_argument(
+        '--net', default='none', metavar='NET', help='predict on the network that `simpar measure --net NET` measures'
+    )
     verb.add_argument('--html', type=Path, metavar='HTML', help='write the answer as one page to read and to send')
     verb.add_argument('--trace', type=Path, metavar='DIR', help='write Kineto JSON, for Perfetto and HTA')
     verb.add_argument(

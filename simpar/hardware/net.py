@@ -40,6 +40,15 @@ class Net:
         """Bytes/s of messages that a link carries, without headers."""
         return self.rate * PAYLOAD / FRAME if self.kind == 'netns' else self.rate
 
+    @property
+    def flag(self) -> str:
+        """As ``--net`` writes it: ``parse_net`` reads the very same network."""
+        if not self.shaped:
+            return self.kind
+        # Without blanks, so that a shell takes it as one word.
+        rate, latency = (repr(value).removesuffix('.0') for value in (self.rate, self.latency))
+        return f'{self.kind}:{rate}B/s{f",{latency}s" if self.latency else ""}'
+
     def __str__(self) -> str:
         if not self.shaped:
             return 'as it is'

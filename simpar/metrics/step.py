@@ -94,6 +94,10 @@ class Metrics:
         """Of the last step, [end(k−1), end(k)]."""
         return _step(self.trace, self._kinds, self._last)
 
+    def of(self, step: int) -> StepMetrics:
+        """Of a step by its number, as of the steady one."""
+        return _step(self.trace, self._kinds, self._window(step))
+
     @cached_property
     def steady_seconds(self) -> StepSeconds[RankSeconds]:
         """The same without what it is told by, for whoever predicts thousands of plans; bubbles of pipelines only."""
@@ -105,10 +109,12 @@ class Metrics:
 
     @property
     def _last(self) -> _Window:
-        last = self.trace.steps - 1
-        # A trace of one step has no step before; its window begins with the program.
-        begin = self._ends[last - 1] if last else 0.0
-        return _Window(slice(last, None), begin, self._ends[last])
+        return self._window(self.trace.steps - 1)
+
+    def _window(self, step: int) -> _Window:
+        # The first step has no step before; its window begins with the program.
+        begin = self._ends[step - 1] if step else 0.0
+        return _Window(slice(step, step + 1), begin, self._ends[step])
 
     @cached_property
     def cold(self) -> StepMetrics:

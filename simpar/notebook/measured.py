@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from simpar.compare import PERCENTILE, Comparison, compare, render_comparison
-from simpar.diagnosis import Diagnosis, sentence
+from simpar.compare import Comparison, compare, render_comparison
+from simpar.diagnosis import Diagnosis
 from simpar.notebook.cards import image_of
 from simpar.predict import Prediction
 from simpar.trace import Trace
@@ -44,31 +42,24 @@ class Measured:
 def with_measurement(prediction: Prediction, file: Path) -> Measured:
     """A prediction beside what `simpar measure --save` wrote; raises ``ScheduleError`` for another program's trace."""
     saved = load_trace(file)
-    comparison = compare(prediction.trace, saved, percentile=PERCENTILE, costs=prediction.costs)
+    comparison = compare(prediction.trace, saved, costs=prediction.costs)
     return Measured(prediction.trace, to_trace(saved, prediction.program), comparison)
 
 
-def difference_picture(predicted: Trace, measured: Trace, comparison: Comparison) -> Figure:
-    """The picture of a comparison: the cause as its title, and outlined where it lies."""
+def difference_picture(predicted: Trace, measured: Trace, comparison: Comparison, title: str = '') -> Figure:
+    """The picture of a comparison: a title of its own or the cause above it, and outlined where that lies."""
     from simpar.plot import timeline
 
     diagnosis = comparison.diagnosis
-    text = sentence(diagnosis) if diagnosis else ''
     return timeline(
-        _typical(measured),
+        # Up to the step that counts: the last one may have been disturbed.
+        measured.first(measured.that_counts + 1),
         predicted,
         names=(comparison.origin, 'predicted'),
         rank=_rank(diagnosis, measured),
         marks=diagnosis.marks if diagnosis else frozenset(),
-        answer=text[:1].upper() + text[1:],
+        answer=title or comparison.cause,
     )
-
-
-def _typical(measured: Trace) -> Trace:
-    """The measurement up to the warm step that is nearest to the median: the last one may have been disturbed."""
-    counted = measured.warm()
-    warm = measured.step_times[counted]
-    return measured.first(counted.start + 1 + int(np.argmin(np.abs(warm - np.median(warm)))))
 
 
 def _rank(diagnosis: Diagnosis | None, measured: Trace) -> int:

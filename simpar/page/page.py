@@ -25,7 +25,13 @@ _MOST_PARTS: Final = 12
 
 
 def answer_page(
-    prediction: Prediction, *, schedule: str = '', notes: Iterable[str] = (), ranks: Sequence[int] = ()
+    prediction: Prediction,
+    *,
+    schedule: str = '',
+    notes: Iterable[str] = (),
+    ranks: Sequence[int] = (),
+    headline: str = '',
+    measured: str = '',
 ) -> str:
     """The answer as an HTML page that stands alone.
 
@@ -33,6 +39,8 @@ def answer_page(
         schedule: the file's text, shown at the end.
         notes: what the reader should know besides the prediction's notes.
         ranks: whose ops are shown; unless given, a few that differ.
+        headline: in place of the prediction's own.
+        measured: HTML of a table that stands before the predicted figures.
     Does not show: ops of more ranks, or of longer steps, than a page of 3 MB holds; it says which.
     Example: ``Path('answer.html').write_text(answer_page(case.predict()))``.
     """
@@ -46,13 +54,14 @@ def answer_page(
         'memory': [memory_of(side, layers, unit) for side in sides],
     }
     text = Template((_HERE / 'page.html').read_text(encoding='utf-8'))
-    headline = report.answer(prediction)
+    headline = headline or report.answer(prediction)
     return text.substitute(
         title=html.escape(headline),
         headline=html.escape(headline),
         style=(_HERE / 'page.css').read_text(encoding='utf-8'),
         script=(_HERE / 'page.js').read_text(encoding='utf-8'),
         lines=_warnings(prediction),
+        measured=f'<div><h2>Predicted and measured</h2>{measured}</div>' if measured else '',
         figures=table_html(report.figures(prediction)),
         why=f'<div><h2>Why</h2>{why}</div>' if (why := why_html(prediction)) else '',
         path=html.escape(prediction.critical_path.summary),
