@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.case import load_case
-from simpar.errors import SimparError
 from simpar.units import format_size, format_time
 
 HERE = Path(__file__).parent
@@ -76,13 +75,8 @@ def main() -> None:
     """Predict all rows, print the table, and write it into the page with ``--write``."""
     told = json.loads((FOLDER / 'rows.json').read_text())
     began = time.process_time()
-    rows: dict[str, Field] = {}
-    for name, row in told['rows'].items():
-        try:
-            rows[name] = predicted(name, row)
-        except SimparError as error:
-            print(f'{name}: {str(error).splitlines()[0][:150]}', file=sys.stderr)
-    lines = list(page(rows, signs(rows, [pair for pair in told['pairs'] if pair[1] in rows and pair[2] in rows])))
+    rows = {name: predicted(name, row) for name, row in told['rows'].items()}
+    lines = list(page(rows, signs(rows, told['pairs'])))
     print('\n'.join(lines))
     print(f'{len(rows)} of {len(told["rows"])} rows in {time.process_time() - began:.0f} CPU seconds')
     if '--write' in sys.argv:
@@ -111,8 +105,8 @@ def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
         error = f'{100 * row.error:+.1f} %' if row.error is not None else '–'
         fits = 'yes' if row.fits else 'no'
         yield (
-            f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} | {row.stack} '
-            f'| {measured} | {format_time(row.step)} | {error} | {format_size(row.peak)} | {fits} |'
+            f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} '
+            f'| {row.stack} | {measured} | {format_time(row.step)} | {error} | {format_size(row.peak)} | {fits} |'
         )
     yield ''
     yield '| pair | measured | predicted | sign |'

@@ -137,7 +137,8 @@ def test_a_misspelt_framework_is_told_its_own_stacks(tmp_path, capsys):
 def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, capsys):
     stack = tmp_path / 'own.yaml'
     stack.write_text(
-        'format: 1\nname: own\nextends: eager\ndescription: d\nsource: s\nschedule:\n  workload.transformer.tied: true\n'
+        'format: 1\nname: own\nextends: eager\ndescription: d\nsource: s\n'
+        'schedule:\n  workload.transformer.tied: true\n'
     )
     file = tmp_path / 'plan.yaml'
     # The path of a stack starts in the folder of the file that names it, as all paths there do.
