@@ -209,7 +209,8 @@ class Oracle:
             return [self.tasks[other] for other in keys]
         before, op = (self.program.op(self.program.role(rank), one) for one in (slot - 1, slot))
         transfers = [one.kind in {'send', 'recv'} for one in (before, op)]
-        everything = 'receive' in waits and transfers == [True, False]
+        # Messages that are issued one by one are waited for on the device.
+        everything = 'receive' in waits and self.program.batched and transfers == [True, False]
         new, reads = self._begins(rank, slot)
         if everything:
             keys += [(rank, step, other) for other in range(slot)]

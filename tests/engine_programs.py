@@ -93,7 +93,8 @@ def _with_waits(rng: Random, sample: Sample) -> Sample:
     most, own = rng.choice([1, 3, 20]), rng.random() < 0.7
     host = np.array([quantise(rng.randint(0, most) * unit) for _ in op_classes]) if own else costs.host
     step = quantise(rng.choice([0, 0, rng.randint(1, most)]) * unit)
-    case = Case(program.replace(op_classes=tuple(op_classes), roles=roles), costs)
+    batched = rng.random() < 0.7
+    case = Case(program.replace(op_classes=tuple(op_classes), roles=roles, batched=batched), costs)
     return sample._replace(case=case.with_costs(waits=waits, host=host, host_step=step))
 
 

@@ -6,7 +6,7 @@ from simpar import cli
 
 NETWORK = """\
 simpar: 1
-cluster: {profile: h100-sxm-8, devices: 4}
+cluster: {profile: h100-sxm-8, devices: 4, stack: none}
 workload:
   network:
     - dense: {in: 256, out: 512}

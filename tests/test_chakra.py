@@ -31,7 +31,7 @@ from simpar.errors import ScheduleError
 RECORDED = Path(__file__).parent / 'recorded' / 'chakra'
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'multi_copy.yaml'
 PLAN = """simpar: 1
-cluster: {profile: h100-sxm-8}
+cluster: {profile: h100-sxm-8, stack: none}
 workload:
   transformer: {layers: 4, hidden: 512, heads: 8, vocab: 512, sequence: 256, position: rotary}
   batch: 16

@@ -15,7 +15,7 @@ from simpar.pipeline.order import Order
 
 SCHEDULE = """
 simpar: 1
-cluster: {{profile: h100-sxm-8, devices: {devices}}}
+cluster: {{profile: h100-sxm-8, devices: {devices}, stack: none}}
 workload:
   transformer: {{layers: {layers}, hidden: 16, heads: 2, vocab: 16, sequence: 4}}
   batch: {batch}

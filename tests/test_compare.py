@@ -119,7 +119,7 @@ def test_a_last_step_that_no_step_follows_does_not_count_where_messages_would_ru
         load_schedule(
             {
                 'simpar': 1,
-                'cluster': {'profile': 'a100-sxm-8', 'devices': 4},
+                'cluster': {'profile': 'a100-sxm-8', 'devices': 4, 'stack': 'none'},
                 'workload': {'transformer': model, 'batch': 4, 'precision': 'bf16', 'optimizer': 'adam'},
                 'plan': {'data': 4, 'zero': 1},
             }

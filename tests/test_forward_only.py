@@ -81,7 +81,7 @@ def test_a_model_of_many_layers_is_grown():
 
 SCHEDULE = """\
 simpar: 1
-cluster: h100-sxm-8
+cluster: {profile: h100-sxm-8, stack: none}
 workload:
   transformer: {layers: 8, hidden: 2048, heads: 16, vocab: 32000, sequence: 2048}
   batch: 64

@@ -30,7 +30,7 @@ from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, leas
 
 FILE = """
 simpar: 1
-cluster: a100-sxm-8
+cluster: {profile: a100-sxm-8, stack: none}
 workload:
   transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
   batch: 16
@@ -108,7 +108,7 @@ def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
     schedule = load_schedule(
         {
             'simpar': 1,
-            'cluster': 'a100-sxm-8',
+            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
             'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
             'plan': {'tensor': 2, 'micro_batches': 2},
         }
@@ -257,7 +257,7 @@ def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done
     schedule = load_schedule(
         {
             'simpar': 1,
-            'cluster': 'a100-sxm-8',
+            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
             'workload': {'transformer': MODELS[0], 'batch': 32, 'precision': 'bf16', 'optimizer': 'adam'},
             'plan': {},
         }

@@ -52,7 +52,7 @@ def test_plans_within_noise_are_one_class_and_the_simplest_of_it_is_chosen(plann
 def test_noise_is_what_measured_pairs_of_the_stack_and_device_spread():
     document = yaml.safe_load(FILE)
     assert measured(load_schedule(document)) is None
-    document['cluster'] = {'profile': 'a100-sxm-8', 'stack': 'megatron-core'}
+    document['cluster'] = {'profile': 'a100-sxm-8', 'stack': 'torch-fsdp'}
     document['plan'] = {'data': 8}
     schedule = load_schedule(document)
     share, words = measured(schedule)
@@ -76,9 +76,9 @@ def test_the_choice_is_tried_with_slower_links_a_slow_rank_and_a_fuller_expert(p
     again['plan'] = {key.removeprefix('plan.'): value for key, value in planned.choice.settings.items()}
     del again['planner']
     for trial, worse_cluster in zip(found.trials[1:], ({'links': {'nvlink': 0.5}}, {'slow': {0: 0.8}}), strict=True):
-        again['cluster'] = {'profile': 'a100-sxm-8', **worse_cluster}
+        again['cluster'] = {'profile': 'a100-sxm-8', 'stack': 'none', **worse_cluster}
         assert trial.steps[0] == predicted(load_schedule(again)).figures.step
-    mixture = {**again, 'cluster': 'a100-sxm-8', 'plan': {'expert': 8}}
+    mixture = {**again, 'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'}, 'plan': {'expert': 8}}
     mixture['workload']['transformer'] |= {'experts': {'count': 8, 'top_k': 2, 'ffn': 512}, 'bias': []}
     schedule = load_schedule(mixture)
     name, fuller = list(worse(schedule))[-1]
@@ -170,7 +170,7 @@ def test_the_executor_trains_the_winner_that_was_saved(tmp_path):
 OWN = """
 # how we train
 simpar: 1
-cluster: a100-sxm-8  # eight
+cluster: {profile: a100-sxm-8, stack: none}  # eight
 workload:
   transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
   batch: 16

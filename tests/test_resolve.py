@@ -98,7 +98,9 @@ def test_a_plan_that_leaves_nothing_open_stays_as_it_is():
     assert resolve(HEAVY_HEAD, plan, H100) is plan
 
 
-@pytest.mark.parametrize(('stack', 'told'), [('', ''), (', stack: megatron-core', 'at the sustained clock, 0.83')])
+@pytest.mark.parametrize(
+    ('stack', 'told'), [(', stack: none', ''), (', stack: megatron-core', 'at the sustained clock, 0.83')]
+)
 def test_it_says_at_which_clock_it_prices(stack, told, tmp_path, capsys):
     path = tmp_path / 'schedule.yaml'
     path.write_text(

@@ -71,7 +71,7 @@ def test_every_stage_reads_a_batch_in_megatron_of_2021_and_the_first_and_last_al
 
 def test_a_stack_has_what_it_extends_unless_it_says_otherwise():
     base, over = load_stack('megatron-2021'), load_stack('zero-bubble')
-    assert over.schedule['workload.transformer.attention'] == 'unfused'
+    assert over.model['attention'] == 'unfused'
     assert (base.schedule['plan.exchange'], over.schedule['plan.exchange']) == ('fused', 'separate')
     assert over.launches['softmax.F'] == base.launches['softmax.F']
     assert over.launches['matmul.W'] != base.launches['matmul.W']
@@ -223,7 +223,7 @@ def test_a_schedule_names_its_stack(tmp_path, capsys):
     file = tmp_path / 'plan.yaml'
     file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, devices: 1}'))
     steps = []
-    for words in ([], ['--set', 'cluster.stack=megatron-2021']):
+    for words in (['--set', 'cluster.stack=none'], ['--set', 'cluster.stack=megatron-2021']):
         assert main(['run', str(file), '--json', *words]) == 0
         steps.append(json.loads(capsys.readouterr().out)['step'])
     assert steps[1] > 2 * steps[0]
@@ -231,7 +231,7 @@ def test_a_schedule_names_its_stack(tmp_path, capsys):
 
 QUEUED = """\
 simpar: 1
-cluster: {profile: h100-sxm-8, devices: 4, work_queues: QUEUES}
+cluster: {profile: h100-sxm-8, devices: 4, work_queues: QUEUES, stack: none}
 workload:
   batch: 8
   transformer: {layers: 8, hidden: 1024, heads: 8, vocab: 512, sequence: 512}

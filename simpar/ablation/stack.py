@@ -27,11 +27,8 @@ def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Itera
         if key.startswith(_PLAN) and tuple(key.split('.')) not in schedule.of_stack and not _inert(key, facts)
     }
     # Of its models' keys this one alone is what a framework does of itself: it has no other kernel.
-    keys = {
-        _ATTENTION: (value, getattr(facts.workload.model, 'attention', value))
-        for key, value in stack.model.items()
-        if key == 'attention'
-    }
+    kernel = stack.model.get('attention')
+    keys = {_ATTENTION: (kernel, getattr(facts.workload.model, 'attention', kernel))} if kernel else {}
     unlike = [
         f'{key} is {_shown(mine)}, there {_shown(value)}'
         for key, (value, mine) in {**plan, **keys}.items()

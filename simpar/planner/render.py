@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from simpar import report
-from simpar.headline import change_in_words
+from simpar.headline import change_in_words, than
 from simpar.planner.answer import Answer, Own, Ranked
 from simpar.planner.robust import Robustness
 from simpar.planner.robust import words as trials_of
@@ -55,8 +55,8 @@ def _gain(own: Own, choice: Ranked) -> str:
     if own.ranked.schedule.plan == choice.schedule.plan:
         return "This is the file's own plan: no plan that is known is faster by more than noise."
     asked = '' if own.allowed else ', which the planner section rules out'
-    found = change_in_words(own.ranked.step, choice.step)
-    return f"{found[0].upper()}{found[1:]} than the file's own plan{asked}: {words(own.ranked)}. {own_in_words(own)}."
+    found = than(choice.step, own.ranked.step)
+    return f"{found[0].upper()}{found[1:]} the file's own plan{asked}: {words(own.ranked)}. {own_in_words(own)}."
 
 
 def _class(answer: Answer, best: Ranked, choice: Ranked) -> str:

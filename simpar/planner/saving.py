@@ -16,6 +16,7 @@ from simpar.plan import Plan
 from simpar.planner.answer import Ranked
 from simpar.planner.space import KEYS
 from simpar.schedule import Schedule, load_schedule, written
+from simpar.stacks import NONE, load_stack
 
 _SECTIONS: Final = ('planner', 'sweep')
 """Sections that say what may be chosen: a saved plan has nothing to choose."""
@@ -74,7 +75,7 @@ def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterat
         return
     own = tree.root.get('plan')
     root = {key: value for key, value in tree.root.items() if key not in _SECTIONS}
-    plan = _plan(wanted.plan, own if isinstance(own, Mapping) else {})
+    plan = _plan(wanted, own if isinstance(own, Mapping) else {})
     if not overrides and not isinstance(source, Mapping):
         text = Path(source).read_text(encoding='utf-8') if is_path(source) else str(source)
         edited = _edited(text, plan)
@@ -83,10 +84,11 @@ def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterat
     yield _dumped({**root, 'plan': plan})
 
 
-def _plan(plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
+def _plan(wanted: Schedule, own: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a plan that a person writes: what is not as usual, and what the user wrote and nobody chose."""
+    plan = wanted.plan
     tree: dict[str, Any] = _values(plan)
-    usual = _values(_NEUTRAL)
+    usual = _usual(wanted)
     idle = {'order', 'chunks'} if plan.pipeline == 1 and plan.chunks <= 1 else set()
     chosen = {*KEYS, 'data'}
     shown = {
@@ -98,6 +100,14 @@ def _plan(plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
     # In the user's order, then in the order of the keys.
     first = [key for key in own if key in shown]
     return {key: shown[key] for key in (*first, *(key for key in shown if key not in first))}
+
+
+def _usual(schedule: Schedule) -> dict[str, Any]:
+    """The plan of a file that is silent: what its framework has, and else what splits nothing."""
+    stack = schedule.cluster.stack
+    keys = load_stack(stack).schedule if stack not in ('', NONE) else {}
+    of_stack = {key.removeprefix('plan.'): value for key, value in keys.items() if key.startswith('plan.')}
+    return {**_values(_NEUTRAL), **of_stack}
 
 
 def _values(plan: Plan) -> dict[str, Any]:
@@ -141,7 +151,7 @@ def _flow(plan: Mapping[str, Any]) -> str:
 def _in_full(schedule: Schedule) -> dict[str, Any]:
     """A schedule with every key of its model and cluster that is not empty."""
     tree = written(schedule)
-    usual = written(replace(schedule, plan=_NEUTRAL))['plan']
+    usual = _usual(schedule)
     tree['plan'] = {key: value for key, value in tree['plan'].items() if value != usual[key]}
     for section in ('workload', 'cluster'):
         tree[section] = {key: value for key, value in tree[section].items() if value not in ('', [], {}, None)}

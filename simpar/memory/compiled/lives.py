@@ -9,7 +9,7 @@ import numpy as np
 from simpar.jit import Array, kernel, part
 from simpar.memory.touches import BATCHED, GIVEN, HELD, LOADED, ONE, VIEW
 
-HELPERS: Final = 'e5907c0dc6efa3af'
+HELPERS: Final = 'd08741290bae2600'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 _NONE: Final = -1
 _NEVER: Final = 2**31 - 1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from simpar.jit import Array, kernel, part
 from simpar.pipeline.recurrence import Recurrence
 
-HELPERS: Final = 'e5907c0dc6efa3af'
+HELPERS: Final = 'd08741290bae2600'
 """Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 BLOCK: Final = 64
 """Cases that are evaluated together: enough to fill vectors, few enough that what is under way stays in a cache."""
