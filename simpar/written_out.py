@@ -12,6 +12,7 @@ from simpar.case import Case
 from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
 from simpar.schedule import Schedule, written
+from simpar.stacks import NONE
 
 _ALL: Final[tuple[Any, ...]] = ('', [], {}, None)
 _MEANT: Final = ('overlap', 'recompute')
@@ -45,7 +46,8 @@ def _settled(case: Case) -> Schedule:
     """The schedule with the values of all choices, and defaults where no value has an effect."""
     plan = settled_plan(case.workload, case.plan)
     plan = replace(plan, **{key: getattr(Plan(), key) for key in _inert(case)})
-    cluster = replace(case.schedule.cluster, devices=case.cluster.devices)
+    mine = case.schedule.cluster
+    cluster = replace(mine, devices=case.cluster.devices, stack=mine.stack or NONE)
     return replace(case.schedule, workload=settled_workload(case.workload), plan=plan, cluster=cluster)
 
 

@@ -64,7 +64,7 @@ def small_schedule(seed):
         workload, plan = _workload(draw, world), _plan(draw, world)
         schedule = Schedule(
             simpar=1,
-            cluster=ClusterReference(profile='h100-sxm-8', devices=world),
+            cluster=ClusterReference(profile='h100-sxm-8', devices=world, stack='none'),
             workload=workload,
             plan=plan,
         )

@@ -17,7 +17,6 @@ from simpar.errors import ScheduleError
 from simpar.gain import Gain, gain_line, gain_of, gain_to_dict, render_gain, side_of
 from simpar.hardware.net import parse_net
 from simpar.metrics import metrics
-from simpar.stacks import load_stack
 from simpar.trace import joined, step_that_counts
 from simpar.trace_files import load_trace, save_trace, to_saved
 
@@ -181,25 +180,20 @@ def test_run_predicts_on_the_network_that_measure_shapes(job, tmp_path, capsys):
     assert '--net: not a network' in capsys.readouterr().err
 
 
-def test_a_stack_that_nobody_wrote_is_left_out_of_what_is_measured(job, monkeypatch):
+def test_a_stack_that_nobody_wrote_is_left_out_of_what_is_measured(job):
     """The executor is no framework. A stack that stands in the file is the user's, and stays."""
     from simpar.commands import measure
 
-    asked = []
+    def asked(*words):
+        return argparse.Namespace(file=Path(job), set=['cluster.profile=h100-sxm-8', *words], module='', limit=[])
 
-    def case_of(options):
-        asked.append(list(options.set))
-        case = load_case(job)
-        stack = None if measure.NO_FRAMEWORK in options.set else load_stack('eager')
-        return replace(case, cluster=replace(case.cluster, stack=stack))
-
-    monkeypatch.setattr(measure, 'case_waited_for', case_of)
-    options = argparse.Namespace(file=Path(job), set=['plan.copies=2'])
+    options = asked()
     case, line = measure._without_framework(options)
     assert case.cluster.stack is None
-    assert line == 'The executor runs kernels without a framework, so the prediction leaves the framework out (eager).'
+    assert line == (
+        'The executor runs kernels without a framework, so the prediction leaves the framework out (megatron-te).'
+    )
     # The executor reads the same keys.
-    assert options.set == ['plan.copies=2', 'cluster.stack=none'] == asked[-1]
-    written = load_case(job, ['cluster.stack=eager'])
-    monkeypatch.setattr(measure, 'case_waited_for', lambda options: written)
-    assert measure._without_framework(options) == (written, '')
+    assert options.set == ['cluster.profile=h100-sxm-8', 'cluster.stack=none']
+    case, line = measure._without_framework(asked('cluster.stack=eager'))
+    assert (case.cluster.stack.name, line) == ('eager', '')

@@ -143,12 +143,14 @@ def test_what_bounds_a_step_is_the_host_where_it_issues_for_half_of_it(hidden, b
     assert to_dict(answer)['interval']['low'] == low
 
 
-def test_a_stack_that_nobody_measured_has_the_interval_of_its_device():
+def test_a_stack_that_nobody_measured_has_no_interval_though_its_device_has():
     work = Workload(model=Transformer(layers=1, hidden=64, heads=8, vocab=512, sequence=64), batch=8, precision='bf16')
     own = replace(load_stack('deepspeed'), name='my-own', extends='')
     answer = predict(lower(work, Plan(), 1), None, cluster(A100, devices=1, stack=own))
-    assert answer.interval is not None
-    assert 'my-own' not in answer.interval.spread.stacks
+    assert answer.interval is None
+    assert (
+        next(iter(interval_lines(answer))) == 'No interval: no published step of my-own on A100 SXM 80 GB was scored.'
+    )
 
 
 def test_a_device_that_nobody_measured_says_so_and_no_stack_says_nothing():
@@ -156,7 +158,7 @@ def test_a_device_that_nobody_measured_says_so_and_no_stack_says_nothing():
     program = lower(work, Plan(), 1)
     answer = predict(program, None, cluster(load_profile('h200-sxm-8'), devices=1, stack=load_stack('deepspeed')))
     assert answer.interval is None
-    assert 'No interval: no published steps like this one, on H200' in next(iter(interval_lines(answer)))
+    assert 'No interval: no published step of deepspeed on H200' in next(iter(interval_lines(answer)))
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
 
 

@@ -70,7 +70,9 @@ def test_values_are_small_and_pictures_show_themselves(case):
     prediction = case.predict()
     values = (case, prediction, case.cluster.profile)
     assert all(len(repr(value)) < 200 for value in (*values, case.cluster, case.plan))
-    assert repr(case.schedule.plan) == 'Plan(tensor=8, copies=2)'
+    # With what its framework has where the file is silent.
+    assert repr(case.schedule.plan).startswith('Plan(tensor=8, ')
+    assert 'copies=2' in repr(case.schedule.plan)
     cards = [value._repr_html_() for value in values]
     assert all(len(card) < 300_000 for card in cards)
     assert 'faster than copies 1' in cards[1] or 'slower than copies 1' in cards[1]

@@ -34,30 +34,34 @@ def answer(tmp_path, capsys):
 
 def test_an_imported_pipeline_idles_as_its_stages_do_in_the_textbook(answer):
     """One exchange has the receives of the next computation alone: no stage waits for a forward that it needs later."""
-    found = answer()
+    alone = 'cluster.stack=none'
+    found = answer(alone)
     stages, micro_batches = 4, 64 // 2 // 2
     textbook = (stages - 1) / (micro_batches + stages - 1)
     assert found['steady']['bubble'] / found['step'] == pytest.approx(textbook, abs=0.06)
-    assert answer('plan.receive=late')['step'] == found['step']
+    assert answer(alone, 'plan.receive=late')['step'] == found['step']
 
 
-def test_what_a_stack_has_otherwise_is_told_unless_the_user_asked_for_it(answer):
-    def notes(*words):
-        return [note for note in answer('cluster.stack=megatron-te', *words)['notes'] if 'itself has' in note]
+def test_what_the_file_has_otherwise_than_its_framework_is_told(answer):
+    def told(*words):
+        return [line for line in answer('cluster.stack=megatron-te', *words)['beside_stack'] if 'Otherwise' in line]
 
-    assert notes() == []
-    (note,) = notes('plan.exchange=separate')
-    assert note.startswith('megatron-te itself has plan.receive: late (here early); write what it has')
-    assert notes('plan.exchange=separate', 'plan.receive=early') == []
-    assert notes('plan.exchange=separate', 'plan.pipeline=1', 'plan.micro_batches=8') == []
+    assert told() == []
+    (line,) = told('plan.exchange=separate', 'plan.receive=early')
+    assert line == (
+        'Otherwise than megatron-te has it of itself: '
+        'plan.exchange is separate, there fused; plan.receive is early, there late.'
+    )
+    assert told('plan.exchange=separate', 'plan.pipeline=1', 'plan.micro_batches=8', 'plan.order=1f1b') == []
 
 
 def test_what_can_have_no_effect_is_not_told(answer):
-    (note,) = [note for note in answer('cluster.stack=megatron-2021')['notes'] if 'itself has' in note]
-    assert 'plan.streams: messages (here group)' in note
-    assert 'plan.fusion: all (here layer)' in note
-    assert 'scatter_gather' not in note
-    assert 'plan.receive' not in note
+    words = ('plan.streams=group', 'plan.scatter_gather=false', 'plan.receive=early')
+    (line,) = [one for one in answer('cluster.stack=megatron-2021', *words)['beside_stack'] if 'Otherwise' in one]
+    assert 'plan.streams is group, there messages' in line
+    assert 'workload.transformer.attention is flash, there unfused' in line
+    assert 'scatter_gather' not in line
+    assert 'plan.receive' not in line
 
 
 @pytest.mark.parametrize(('value', 'queues'), [('1', 1), ('8', 8), ('0', None), ('33', None), ('$UNSET', None)])

@@ -21,7 +21,7 @@ from simpar.sweep import load_sweep
 
 FILE = """\
 simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 2}
+cluster: {profile: h100-sxm-8, nodes: 2, stack: none}
 workload:
   transformer: {layers: LAYERS, hidden: 256, heads: 8, ffn: 1000, vocab: 1024, sequence: 128}
   batch: 64

@@ -28,7 +28,7 @@ PLAIN = {
 """By one algorithm: where NCCL chooses, a faster link may have another protocol, with a latency of its own."""
 SCHEDULE = """\
 simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 2, devices: 2, links: {infiniband: 0.5}}
+cluster: {profile: h100-sxm-8, nodes: 2, devices: 2, links: {infiniband: 0.5}, stack: none}
 workload:
   transformer: {layers: 2, hidden: 1024, heads: 8, vocab: 1024, sequence: 1024}
   batch: 8

@@ -155,7 +155,7 @@ SITUATIONS = [
 ]  # fmt: skip
 
 
-def told(tmp_path, model, plan, against='{}', cluster='h100-sxm-8'):
+def told(tmp_path, model, plan, against='{}', cluster='{profile: h100-sxm-8, stack: none}'):
     path = tmp_path / 'schedule.yaml'
     inner = plan if plan.startswith('{') else f'{{{plan}}}'
     loss = '' if 'transformer' in model else '\n  loss: mse'

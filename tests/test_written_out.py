@@ -40,7 +40,9 @@ def test_a_resolved_example_is_the_same_program_and_resolves_to_itself(example, 
     again = load_case(saved(tree, tmp_path))
     assert hashes(again) == hashes(case)
     assert written_out(again) == tree
-    assert {one.key for one in again.without_effect()} <= {one.key for one in case.without_effect()}
+    # What the framework decides stands in the file now, as if the user had asked for it.
+    decided = {'.'.join(map(str, key)) for key in case.schedule.of_stack}
+    assert {one.key for one in again.without_effect()} <= {one.key for one in case.without_effect()} | decided
 
 
 def test_resolved_random_schedules_are_the_same_programs_and_resolve_to_themselves(tmp_path):
@@ -68,7 +70,8 @@ def test_every_choice_is_written(tmp_path, capsys):
     for plan, expected in CHOICES.items():
         path = tmp_path / 'schedule.yaml'
         path.write_text(
-            'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  transformer: {layers: 5, hidden: 64, heads: 8, vocab: 64, '
+            'simpar: 1\ncluster: {profile: h100-sxm-8, stack: none}\nworkload:\n'
+            '  transformer: {layers: 5, hidden: 64, heads: 8, vocab: 64, '
             f'sequence: 32}}\n  batch: 64\nplan: {plan}\n'
         )
         assert cli.main(['resolve', str(path), '--json']) == 0

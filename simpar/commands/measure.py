@@ -70,7 +70,7 @@ def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
     """The case as the executor runs it, and what to say where the default stack is left out for that."""
     case = case_waited_for(options)
     stack = case.cluster.stack
-    if stack is None or case.schedule.cluster.stack:
+    if stack is None or not case.schedule.framework_is_default:
         return case, ''
     # Set, and not cut from the case: the keys of a plan may come from the stack, too.
     options.set = [*options.set, NO_FRAMEWORK]

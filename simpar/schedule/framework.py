@@ -113,7 +113,7 @@ def _is_written(tree: Tree, place: Key, written: Collection[Key] | None) -> bool
 
 
 def _decides(tree: Tree, key: str, written: Collection[Key] | None) -> bool:
-    """Whether a framework decides a key here: without an update none has an optimizer, and passes say more than keys."""
+    """Whether a framework decides a key: without an update none has an optimizer, and passes say more than keys."""
     if key in OF_WORKLOAD:
         return tree.get(('workload', 'phase')) in (None, 'train')
     return key not in OF_PASSES or not _is_written(tree, PASSES, written)
