@@ -144,7 +144,8 @@ def slots(of: Table, number: int) -> list[str]:
 
 def tables(path: Path) -> dict[str, Table]:
     """The table of a schedule's program, and of its baseline's."""
-    case = load_case(path)
+    # As devices alone run it: recorded before a file that names no framework had one.
+    case = load_case(path, ['cluster.stack=none'])
     of = {'plan': case.program, **({'baseline': case.baseline.program} if case.baseline else {})}
     return {name: table(program) for name, program in of.items()}
 
