@@ -11,6 +11,6 @@ ROOT = Path(__file__).parent.parent
 
 
 @cache
-def answer(file: str, sweeps: tuple[str, ...]) -> SweepAnswer:
-    """Arguments: ``file`` from the project's folder; ``sweeps`` as of `--sweep`."""
-    return load_sweep(ROOT / file, sweeps=sweeps).predict()
+def answer(file: str, sweeps: tuple[str, ...], sets: tuple[str, ...] = ()) -> SweepAnswer:
+    """Arguments: ``file`` from the project's folder; ``sweeps`` as of `--sweep`, ``sets`` of `--set`."""
+    return load_sweep(ROOT / file, sets, sweeps).predict()

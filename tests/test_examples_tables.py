@@ -23,8 +23,7 @@ def printed(command: str) -> str:
     """As ``simpar.commands.sweep`` has it (tests/test_sweep_markdown.py)."""
     options = parser().parse_args(shlex.split(command)[1:])
     assert options.markdown
-    assert not options.set
-    return side_by_side(answer(str(options.file), tuple(options.sweep)), options.across)
+    return side_by_side(answer(str(options.file), tuple(options.sweep), tuple(options.set)), options.across)
 
 
 @pytest.mark.parametrize('place', FOUND, ids=lambda place: place['command'].split('.')[0].rpartition('/')[2])

@@ -54,7 +54,8 @@ def steps(command):
 def test_tiles_win_where_copies_cannot_be_and_lose_where_products_are_small():
     """What the text below the tables says."""
     both, one, small, _ = (steps(place['command']) for place in FOUND)
-    assert both['True 2 4'] < both['True 2 1'] < both['True 1 8'] < both['True 1 1']
+    assert both['True 2 4'] < both['True 1 8'] < both['True 2 1'] < both['True 1 1']
+    assert both['False 2 1'] < both['False 1 8'] < both['False 1 1']
     assert one['1 True 4'] < one['1 True 1']
     assert small['1 4'] > small['1 1'] > small['2 1']
 
