@@ -1,0 +1,125 @@
+"""The tables of docs/stacks.md: the default by rule, every example beside devices alone, one plan under frameworks.
+
+`python -m tests.stack_table` writes them; tests/test_stack_table.py holds the cheap ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from simpar.case import load_case
+from simpar.stacks import NONE, TABLE, UNKNOWN, stack_folder
+from simpar.sweep import load_sweep
+from simpar.sweep.markdown import as_markdown
+from simpar.units import format_time
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / 'examples'
+PAGE = ROOT / 'docs' / 'stacks.md'
+SETS = ROOT / 'measured_steps'
+SLOWER = 1.6
+"""An example whose step is longer by more than this, over that of devices alone, has its reason in the table."""
+REASON = 0.1
+"""A row of `why` is told where it is this share of what the framework adds."""
+
+RULE = '| in the schedule | devices whose collectives are | stack |'
+EXAMPLE = '| example | stack | step | `none` | ratio | MFU | MFU of `none` | what it adds, by `why` |'
+PUBLISHED = '| published steps | hardware | rows that state an MFU | median MFU |'
+WHICH = '| stack | step |'
+WORDS = {
+    '': 'nothing of it',
+    'network': "`workload.network`: MindSpore's layers",
+    'copies': '`plan.copies`, in the plan, `against` or `sweep`',
+    'hsdp': '`plan.hsdp`',
+    'overlap': '`plan.overlap`',
+}
+"""What a word of the table of frameworks stands for in a schedule."""
+
+
+def rule_table() -> Iterator[str]:
+    """The rows of hw_profiles/stacks/frameworks.csv for a schedule that names no framework, in their order."""
+    yield RULE
+    yield '|---|---|---|'
+    with (stack_folder() / TABLE).open(encoding='utf-8') as file:
+        for row in csv.DictReader(file):
+            framework = row['framework']
+            if framework.startswith(UNKNOWN):
+                words = framework.removeprefix(UNKNOWN).strip('*')
+                library = 'any other' if row['hardware'] == '*' else row['hardware'].upper()
+                yield f'| {WORDS[words]} | {library} | `{row["stack"]}` |'
+
+
+def example_names() -> list[str]:
+    """Examples whose schedule names no stack of its own, or one that is a framework."""
+    return [path.stem for path in sorted(EXAMPLES.glob('*.yaml')) if load_case(path).cluster.stack is not None]
+
+
+def example_row(name: str) -> str:
+    """An example under its framework, beside the same plan on devices alone."""
+    path = EXAMPLES / f'{name}.yaml'
+    stack = load_case(path).schedule.cluster.stack
+    found = load_case(path, [f'cluster.stack={stack}', f'against={{cluster.stack: {NONE}}}']).predict()
+    assert found.baseline is not None
+    alone = found.baseline
+    ratio = found.step / alone.step
+    added = found.step - alone.step
+    told = sorted(found.explanation, key=lambda row: row.seconds)
+    reasons = [f'{row.effect} {format_time(-row.seconds)}' for row in told if -row.seconds > REASON * added]
+    shares = [f'{100 * mfu:.0f} %' if (mfu := one.throughput.mfu(one.step)) else '–' for one in (found, alone)]
+    return (
+        f'| `{name}` | `{stack}` | {format_time(found.step)} | {format_time(alone.step)} | {ratio:.2f} '
+        f'| {shares[0]} | {shares[1]} | {", ".join(reasons) if ratio > SLOWER else ""} |'
+    )
+
+
+def example_table() -> Iterator[str]:
+    """All examples that run under a framework."""
+    yield EXAMPLE
+    yield '|---|---|---:|---:|---:|---:|---:|---|'
+    yield from map(example_row, example_names())
+
+
+def published_table() -> Iterator[str]:
+    """The median of the MFU that published rows state, by set and hardware."""
+    yield PUBLISHED
+    yield '|---|---|---:|---:|'
+    stated: dict[tuple[str, str], list[float]] = {}
+    for path in sorted(SETS.glob('*.csv')):
+        with path.open(encoding='utf-8') as file:
+            for row in csv.DictReader(file):
+                if row['mfu_pct']:
+                    # What stands in brackets is the server; the device is before it.
+                    device = row['hardware'].partition(' (')[0]
+                    stated.setdefault((f'`{path.name}`, {row["framework"]}', device), []).append(float(row['mfu_pct']))
+    for (source, device), shares in stated.items():
+        yield f'| {source} | {device} | {len(shares)} | {statistics.median(shares):.0f} % |'
+
+
+def which_table() -> Iterator[str]:
+    """What the sweep of examples/which_framework.yaml prints."""
+    yield from as_markdown(load_sweep(EXAMPLES / 'which_framework.yaml').predict()).splitlines()
+
+
+TABLES = ((RULE, rule_table), (EXAMPLE, example_table), (PUBLISHED, published_table), (WHICH, which_table))
+
+
+def held(first: str) -> list[str]:
+    """The lines of the page's table that begins so."""
+    lines = PAGE.read_text(encoding='utf-8').split('\n')
+    start = next(place for place, line in enumerate(lines) if line.startswith(first))
+    end = next(place for place in range(start, len(lines)) if not lines[place].startswith('|'))
+    return lines[start:end]
+
+
+def main() -> None:
+    """Write all tables into the page."""
+    for first, made in TABLES:
+        text = PAGE.read_text(encoding='utf-8')
+        PAGE.write_text(text.replace('\n'.join(held(first)), '\n'.join(made())), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()
