@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FORMAT = 'simpar prediction 1'
 _MOST_RANKS = 4
 """How many distinct ranks the screen shows the streams of."""
+_SHOWN = 0.005
+"""Of a step: a smaller share of it has no row of its own."""
 _MOST_PIPELINE_RANKS = 8
 """How many pipeline ranks the screen shows: of more, the first and the last."""
 
@@ -176,6 +178,9 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
     if differ or any(staged):
         rows.add_row('bubble', *(_of(m.bubble, m.step) for m in steady))
+    # A device that waits for its host is neither in a bubble nor short of work.
+    if any(m.host >= _SHOWN * m.step for m in steady):
+        rows.add_row('waiting for the host', *(_of(m.host, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
     rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))
     for name, figures in _rates(sides):
@@ -334,6 +339,7 @@ def _window(window: StepMetrics) -> dict[str, Any]:
         'communication': window.communication,
         'exposed': window.exposed,
         'idle': window.idle,
+        'host': window.host,
         'bubble': window.bubble,
         'overlap': _finite(window.overlap),
         'exposed_by': _exposed_by(window),

@@ -55,7 +55,7 @@ def _near(name: str, names: list[str]) -> list[str]:
     word = name.lower().replace('_', '-')
     related = [one for one in names if one.startswith(word) or word.startswith(one)] if word else []
     # A framework's own name finds its own stacks: MindSpore is not MindSpeed.
-    return related[:4] or difflib.get_close_matches(word, names, 1, cutoff=0.4)
+    return related[:8] or difflib.get_close_matches(word, [NONE, *names], 1, cutoff=0.4)
 
 
 @functools.lru_cache(maxsize=32)

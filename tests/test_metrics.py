@@ -1,6 +1,7 @@
 """Metrics: the worked program's by hand, random traces against counting ticks, and laws."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
+from simpar.case import load_case
 from simpar.engine import simulate
 from simpar.interval_sets import fold, length, minus, union
 from simpar.metrics import metrics
@@ -165,3 +167,19 @@ def test_interval_arithmetic_is_set_arithmetic(one, other):
 def test_folding_shows_early_work_at_the_end():
     assert fold(array([(6, 12)]), 10, 20).tolist() == [[10, 12], [16, 20]]
     assert covered(fold(array([(-15, -8)]), 10, 20)) == covered([(15, 20), (10, 12)])
+
+
+def test_a_device_that_its_host_keeps_waiting_is_told_apart_from_one_that_has_no_work(tmp_path):
+    """On one device there is nothing else to wait for; without a host all idle time is a bubble of the stages."""
+    model = {'layers': 4, 'hidden': 64, 'heads': 4, 'vocab': 64, 'sequence': 32}
+    work = {'transformer': model, 'batch': 8, 'precision': 'bf16'}
+    alone = {'profile': 'h100-sxm-8', 'devices': 1, 'stack': 'eager'}
+    steady = load_case({'simpar': 1, 'cluster': alone, 'workload': work}).predict().metrics.steady
+    assert steady.host == steady.idle > 0.5 * steady.step
+
+    plan = {'pipeline': 2, 'micro_batches': 4}
+    staged = load_case({'simpar': 1, 'cluster': {**alone, 'devices': 2}, 'workload': work, 'plan': plan})
+    costs = staged.predict().costs
+    free = metrics(simulate(staged.program, replace(costs, host=0 * costs.host), steps=3)).steady
+    assert free.host == 0
+    assert free.bubble > 0

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
-from simpar.interval_sets import Intervals, fold, length, seconds_of, union
+from simpar.interval_sets import Intervals, fold, length, minus, seconds_of, union
 from simpar.metrics.actions import is_pipeline
 from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
@@ -56,12 +56,15 @@ class RankMetrics(RankSeconds):
     """The seconds of one rank, and by what.
 
     Arguments:
+        host: seconds of ``idle`` in which the next computation was not issued yet, though all that it needs had ended:
+            its host was late, or it stood in a work queue.
         phases: seconds of computing by phase.
         exposed_by: seconds exposed by communicator, sends and receives of a partition together; where two
             communicate at once, both count them.
         streams: one for each stream of the rank's role; those of sends together, and those of receives.
     """
 
+    host: float
     phases: dict[str, float]
     exposed_by: dict[str, float]
     streams: tuple[StreamMetrics, ...]
@@ -70,6 +73,11 @@ class RankMetrics(RankSeconds):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics(StepSeconds[RankMetrics]):
     """Metrics of a window of ``step`` seconds; the properties are means over all ranks."""
+
+    @property
+    def host(self) -> float:
+        """Seconds idle in which the next computation was not issued yet."""
+        return self.mean(lambda rank: rank.host)
 
     def rank(self, rank: int) -> RankMetrics:
         """The metrics of a rank that stands for others, by its number."""
@@ -270,10 +278,11 @@ def _ops(trace: Trace, kinds: _Kinds, rank_times: RankTimes, window: _Window) ->
 
 
 class _Seconds(NamedTuple):
-    """The seconds of a rank, and the intervals in which it computes."""
+    """The seconds of a rank, and the intervals in which it computes and in which it does that or communicates."""
 
     of: RankSeconds
     computing: Intervals
+    occupied: Intervals
 
 
 def _seconds(ops: _Ops, rank: int, ranks: int, *, bubble: bool = True) -> _Seconds:
@@ -286,7 +295,8 @@ def _seconds(ops: _Ops, rank: int, ranks: int, *, bubble: bool = True) -> _Secon
     step = window.end - window.begin
     compute = seconds_of(computing)
     # One union for both, so that compute + exposed + idle equals the step to the bit.
-    occupied = length(np.concatenate((computing, communication)))
+    both = union(np.concatenate((computing, communication)))
+    occupied = seconds_of(both)
     seconds = RankSeconds(
         rank=rank,
         ranks=ranks,
@@ -296,12 +306,12 @@ def _seconds(ops: _Ops, rank: int, ranks: int, *, bubble: bool = True) -> _Secon
         idle=step - occupied,
         bubble=math.nan if transferring is None else step - length(np.concatenate((computing, transferring))),
     )
-    return _Seconds(seconds, computing)
+    return _Seconds(seconds, computing, both)
 
 
 def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
     """Metrics of a representative rank; arguments as of ``_seconds``."""
-    seconds, computing = _seconds(ops, rank, ranks)
+    seconds, computing, occupied = _seconds(ops, rank, ranks)
     return RankMetrics(
         rank=rank,
         ranks=ranks,
@@ -310,10 +320,27 @@ def _rank(ops: _Ops, rank: int, ranks: int) -> RankMetrics:
         exposed=seconds.exposed,
         idle=seconds.idle,
         bubble=seconds.bubble,
+        host=seconds_of(minus(_unissued(ops), occupied)),
         phases=_phases(ops),
         exposed_by=_exposed_by(ops, computing, seconds.compute),
         streams=tuple(_stream(ops, *named) for named in named_streams(ops.program, ops.role).items()),
     )
+
+
+def _unissued(ops: _Ops) -> Intervals:
+    """When a computation had not arrived, though all had ended that it needs and that stood before it on its stream.
+
+    Not modelled: needs of the step before, which end where a window begins.
+    """
+    order, need = ops.role.by_stream(), ops.role.need
+    ready = np.full_like(ops.end, ops.window.begin)
+    behind = np.flatnonzero(np.diff(order.row, prepend=-1) == 0)
+    ready[:, order.item[behind]] = ops.end[:, order.item[behind - 1]]
+    some = np.flatnonzero(need.count)
+    if len(some):
+        latest = np.maximum.reduceat(ops.end[:, need.item], need.start[:-1][some], axis=1)
+        ready[:, some] = np.maximum(ready[:, some], latest)
+    return union(ops.between(ready, ops.arrive, ~ops.communicates))
 
 
 def _phases(ops: _Ops) -> dict[str, float]:
