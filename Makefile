@@ -40,6 +40,7 @@
 # make prove-browser  the page and the notebook in Chromium, sliders moved; writes screenshots of the docs
 # make notebooks  execute the notebooks by Jupyter and keep their outputs
 # make accuracy  predict every published step, and write the tables of docs/accuracy.md
+# make prove-field  predict what practitioners reported, and write docs/field.md (20 CPU seconds)
 # make prove-onoff  predict published pairs with an effect of overlap off and on, and write their table there
 # make prove-left-out  fit the clock on one set of published steps, and score another set
 # make prove-micro  predict products and collectives that were left out of tables, and write docs/micro.md
@@ -95,6 +96,9 @@ prove-training: .venv-test/installed
 
 accuracy: .venv-test/installed
 	.venv-test/bin/python -m tests.accuracy_page
+
+prove-field: .venv-test/installed
+	.venv-test/bin/python -m tests.field_page --write
 
 prove-onoff: .venv-test/installed
 	.venv-test/bin/python -m tests.onoff_page
