@@ -5,6 +5,7 @@ All 50 rows take about 20 CPU seconds. `python -m tests.field_page --write` writ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 
@@ -64,7 +65,12 @@ def test_what_ran_fits_but_for_three_rows_whose_sizes_are_not_known(rows):
     assert {name for name, row in rows.items() if not row.ran_out and not row.fits} <= set(TOO_LARGE)
 
 
-def test_a_tie_is_a_wrong_sign(rows, told):
+def test_a_tie_and_a_turned_order_are_wrong_signs(rows):
     """The check can fail."""
-    _, one, other = next(pair for pair in told['pairs'] if rows[pair[1]].measured and rows[pair[2]].measured)
-    assert signs({one: rows[one], other: rows[one]}, [('tie', one, one)]) == []
+    row = rows['fp8b-pp2dp4']
+    slower = dataclasses.replace(row, measured=2 * row.measured)
+    turned = dataclasses.replace(slower, step=row.step / 2)
+    told = signs(
+        {'one': row, 'slower': slower, 'turned': turned}, [('tie', 'one', 'slower'), ('turned', 'one', 'turned')]
+    )
+    assert [right for *_, right in told] == [False, False]
