@@ -25,7 +25,7 @@ def test_a_reserve_is_taken_from_every_device_and_told():
 
 
 def test_a_peak_near_the_device_without_a_reserve_says_what_is_not_counted():
-    case = simpar.load_case(FILE, ['workload.batch=72'])
+    case = simpar.load_case(FILE, ['workload.batch=72', 'cluster.stack=none'])
     [note] = memory_notes(case, case.predict())
     assert note.startswith('the peak is 90 % of the device')
     assert 'cluster.reserve: 4 GB keeps room' in note
@@ -35,7 +35,7 @@ def test_a_workload_without_an_optimizer_says_what_is_assumed():
     text = FILE.read_text(encoding='utf-8')
     without = ''.join(line for line in text.splitlines(keepends=True) if not line.startswith('  optimizer:'))
     for schedule, said in ((without, True), (text, False)):
-        case = simpar.load_case(schedule)
+        case = simpar.load_case(schedule, ['cluster.stack=none'])
         assert any('sgd is assumed' in note for note in memory_notes(case, case.predict())) is said
 
 
