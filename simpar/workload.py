@@ -185,7 +185,7 @@ class Workload:
     optimizer: Annotated[
         Optimizer,
         OneOf(short=True, **OPTIMIZERS),
-        Field(description='what updates the weights; sgd unless given'),
+        Field(description='what updates the weights; unless given that of the framework, else sgd'),
     ] = Sgd()
     clip_norm: Annotated[
         float,

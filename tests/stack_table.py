@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 from simpar.case import load_case
-from simpar.stacks import NONE, TABLE, UNKNOWN, stack_folder
+from simpar.stacks import NONE, TABLE, UNKNOWN, load_stack, stack_folder, stack_names
 from simpar.sweep import load_sweep
 from simpar.sweep.markdown import as_markdown
 from simpar.units import format_time
@@ -29,6 +30,7 @@ RULE = '| in the schedule | devices whose collectives are | stack |'
 EXAMPLE = '| example | stack | step | `none` | ratio | MFU | MFU of `none` | what it adds, by `why` |'
 PUBLISHED = '| published steps | hardware | rows that state an MFU | median MFU |'
 WHICH = '| stack | step |'
+FILLED = '| stacks | keys where the schedule is silent |'
 WORDS = {
     '': 'nothing of it',
     'network': "`workload.network`: MindSpore's layers",
@@ -103,7 +105,26 @@ def which_table() -> Iterator[str]:
     yield from as_markdown(load_sweep(EXAMPLES / 'which_framework.yaml').predict()).splitlines()
 
 
-TABLES = ((RULE, rule_table), (EXAMPLE, example_table), (PUBLISHED, published_table), (WHICH, which_table))
+def filled_table() -> Iterator[str]:
+    """The keys that each shipped stack has where a schedule is silent; stacks of equal keys share a row."""
+    yield FILLED
+    yield '|---|---|'
+    alike: dict[str, list[str]] = {}
+    for name in stack_names():
+        keys = load_stack(name).schedule
+        told = ', '.join(f'`{key}: {json.dumps(value)}`'.replace('"', '') for key, value in keys.items())
+        alike.setdefault(told, []).append(f'`{name}`')
+    for told, names in alike.items():
+        yield f'| {", ".join(names)} | {told or "none"} |'
+
+
+TABLES = (
+    (RULE, rule_table),
+    (FILLED, filled_table),
+    (EXAMPLE, example_table),
+    (PUBLISHED, published_table),
+    (WHICH, which_table),
+)
 
 
 def held(first: str) -> list[str]:

@@ -21,7 +21,9 @@ SMALL = ('llama_degrees', 'mixtral_8x7b_h100', 'multi_copy', 'tiles', 'transform
 """Examples that take less than a second."""
 
 
-@pytest.mark.parametrize(('first', 'made'), [(RULE, rule_table), (PUBLISHED, published_table), (WHICH, which_table)])
+@pytest.mark.parametrize(
+    ('first', 'made'), [(RULE, rule_table), (FILLED, filled_table), (PUBLISHED, published_table), (WHICH, which_table)]
+)
 def test_a_table_is_what_it_is_made_from(first, made):
     assert held(first) == list(made())
 
