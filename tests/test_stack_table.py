@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from stack_table import (
     EXAMPLE,
+    FILLED,
     PUBLISHED,
     RULE,
     SLOWER,
     WHICH,
     example_names,
     example_row,
+    filled_table,
     held,
     published_table,
     rule_table,
