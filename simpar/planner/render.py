@@ -12,6 +12,7 @@ from simpar.planner.robust import Robustness
 from simpar.planner.robust import words as trials_of
 from simpar.planner.words import count, lines, own_in_words, value, words
 from simpar.predict import Prediction
+from simpar.schedule.framework import run_as
 from simpar.units import format_size, format_time
 
 _ROWS: Final = 8
@@ -44,6 +45,8 @@ def _head(answer: Answer) -> Iterator[str]:
             yield f'  {_gain(answer.own, choice)}'
         yield f'  {_class(answer, best, choice)}'
         yield f'  {proven(answer)}'
+        if framework := run_as([choice.schedule.cluster]):
+            yield f'  {framework}'
     if not answer.complete:
         yield f'  Interrupted: {count(answer.open)} plans are still open.'
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.document import Key, Tree
 from simpar.errors import ProfileError
+from simpar.headline import NO_FRAMEWORK
 from simpar.lower.overlap import passes_beside
 from simpar.profiles import load_profile
+from simpar.schedule.contents import ClusterReference
 from simpar.stacks import NONE, OF_WORKLOAD, UNKNOWN, load_stack, stack_of
 
 STACK: Final[Key] = ('cluster', 'stack')
@@ -19,6 +21,8 @@ PROFILE: Final[Key] = ('cluster', 'profile')
 PASSES: Final[Key] = ('plan', 'overlap')
 OF_PASSES: Final = ('plan.reduce_gradients', 'plan.prefetch')
 """Keys that passes of MindSpore say, too."""
+OF_MINDSPORE: Final = {'copies': 1, 'hsdp': 'off', 'overlap': 'default'}
+"""Keys of the plan that MindSpore has, and others mostly not; each with its value in a silent file."""
 TYPED: Final = ('--set ', '--sweep ')
 """Where a value comes from that the user typed: its paths start where the user is, not in the file's folder."""
 
@@ -26,19 +30,17 @@ TYPED: Final = ('--set ', '--sweep ')
 def framework_words(tree: Tree) -> str:
     """The framework of a tree that names none, in words of the table: what its workload and plan ask for.
 
-    Copies count wherever the file asks for them, also in the baseline or in a sweep: its rows are of one framework.
+    A key counts wherever the file asks for it, also in the baseline or in a sweep: its rows are of one framework.
     """
     words = [UNKNOWN]
     workload, plan = tree.get(('workload',)), tree.get(('plan',))
-    # Words of MindSpore's own.
     if isinstance(workload, dict) and 'network' in workload:
         words.append('network')
-    if isinstance(plan, dict):
-        words += [key for key, silent in (('hsdp', 'off'), ('overlap', 'default')) if plan.get(key, silent) != silent]
-    copies = tree.get(('plan', 'copies'))
-    asked = [copies if isinstance(copies, int) else 1, tree.get(('against',)), tree.get(('sweep',))]
-    if asked[0] > 1 or 'plan.copies' in json.dumps(asked[1:]):
-        words.append('copies')
+    beside = json.dumps([tree.get(('against',)), tree.get(('sweep',))])
+    own = plan if isinstance(plan, dict) else {}
+    for key, silent in OF_MINDSPORE.items():
+        if own.get(key, silent) != silent or f'"plan.{key}"' in beside:
+            words.append(key)
     return ' '.join(words)
 
 
@@ -75,6 +77,26 @@ def with_framework(
     return Tree(
         root=root, origins=tree.origins, problems=tree.problems, refused=tree.refused, shorts=tree.shorts
     ), frozenset(of_stack)
+
+
+def run_as(clusters: Iterable[ClusterReference]) -> str:
+    """Whose steps those on some clusters are, in a sentence; empty where they are of several frameworks, or on CPUs."""
+    named = {(one.stack, one.profile) for one in clusters}
+    stacks = {stack for stack, _ in named}
+    if len(stacks) != 1:
+        return ''
+    (stack,) = stacks
+    try:
+        if stack not in ('', NONE):
+            found = load_stack(stack)
+            return f'As {found.title or found.name} runs it.'
+        # The processes of the executor on CPUs are all that there is.
+        if any(load_profile(profile).library.name.lower() == 'gloo' for _, profile in named):
+            return ''
+    # Whoever predicts on it tells what is wrong with it.
+    except ProfileError:
+        return ''
+    return f'{NO_FRAMEWORK[0].upper()}{NO_FRAMEWORK[1:]}.'
 
 
 def path_from(name: str, folder: Path) -> str:

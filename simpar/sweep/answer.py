@@ -58,12 +58,14 @@ class SweepAnswer:
         against: the differences of every row's own baseline, empty where gain is measured from the first feasible
             row.
         changed_links: whether a row has links that are not the profile's.
+        framework: whose steps the rows are, in a sentence; empty where they differ.
     """
 
     keys: tuple[str, ...]
     results: tuple[Result, ...]
     against: Mapping[str, Any]
     changed_links: bool = False
+    framework: str = ''
 
     def __repr__(self) -> str:
         best = None if self.best is None else dict(self.results[self.best].settings)

@@ -12,6 +12,7 @@ from simpar.case import cluster_of
 from simpar.document import one_screen
 from simpar.errors import Problem, ScheduleError
 from simpar.schedule import Row, Schedule, load_rows
+from simpar.schedule.framework import run_as
 from simpar.sweep.answer import Result, SweepAnswer, gain_over
 from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
@@ -67,6 +68,7 @@ class Sweep:
             results=tuple(results),
             against=self.against,
             changed_links=any(set(row.schedule.cluster.links.values()) - {1} for row in self.rows),
+            framework=run_as(schedule.cluster for schedule in self._fitting()),
         )
         return answer if self.against else _from_first(answer)
 

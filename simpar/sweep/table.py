@@ -203,7 +203,9 @@ def _narrowed(rows: list[list[str]], room: int) -> list[list[str]]:
 
 
 def _notes(answer: SweepAnswer) -> Iterator[str]:
-    """What the signs of the table mean."""
+    """Whose steps these are, and what the signs of the table mean."""
+    if answer.framework:
+        yield answer.framework
     if answer.against and answer.best is not None:
         yield f'Gain: over the same row with {_named(answer.keys, answer.against)}.'
     if any(key not in result.settings for result in answer.results for key in answer.keys):
