@@ -273,6 +273,7 @@ def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         'anyOf': lambda some: any(valid(value, one, root) for one in some),
         'oneOf': lambda some: sum(valid(value, one, root) for one in some) == 1,
         'enum': lambda choices: value in choices,
+        'const': lambda only: value == only,
         'minimum': lambda least: value >= least,
         'maximum': lambda most: value <= most,
         'exclusiveMinimum': lambda least: value > least,
