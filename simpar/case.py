@@ -38,7 +38,7 @@ from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load
 from simpar.schedule.changed import changed
 from simpar.schedule.pipelines import counts_fit
 from simpar.size import LIMIT, Limit, check_size
-from simpar.stacks import NONE, load_stack
+from simpar.stacks import load_stack
 from simpar.throughput import Throughput, throughput
 from simpar.units import format_size
 from simpar.workload import Sgd, Workload
@@ -305,7 +305,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
             devices=wanted.devices or None,
             slow=wanted.slow,
             links=wanted.links,
-            stack=load_stack(wanted.stack) if wanted.stack not in ('', NONE) else None,
+            stack=load_stack(wanted.stack) if wanted.has_stack else None,
             work_queues=wanted.work_queues or 0,
             spread=wanted.spread,
             expansion_mode=wanted.expansion_mode or '',

@@ -318,7 +318,7 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         profile=cluster.profile,
         framework=framework_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',
-        title=(cluster.stack.title or cluster.stack.name) if cluster.stack else '',
+        title=cluster.stack.called if cluster.stack else '',
         spread=spread,
         streaming=streaming_share(program, costs, trace.step, bound) if spread else 0.0,
     )

@@ -23,7 +23,7 @@ from simpar.hardware.figures import figures_of
 from simpar.headline import change_in_words
 from simpar.predict import Prediction
 from simpar.profiles import COLUMNS
-from simpar.stacks import NONE, load_stack
+from simpar.stacks import load_stack
 from simpar.sweep.identity import source_content
 from simpar.trace_files import SavedTrace
 from simpar.units import format_size, format_time
@@ -68,13 +68,13 @@ def _schedule(case: Case) -> dict[str, Any]:
 
 def _profile(case: Case) -> dict[str, Any]:
     """Every number of profile and stack, and what its tables hold."""
-    profile, stack = case.cluster.profile, case.schedule.cluster.stack
+    profile, named = case.cluster.profile, case.schedule.cluster
     tables = {kind: getattr(profile.tables, kind) for kind in COLUMNS}
     told: dict[str, Any] = {'profile': case.schedule.cluster.profile}
     told |= {key: figure.value for key, figure in figures_of(profile)}
     told |= {f'tables.{kind}': _digest(Path(table.file)) for kind, table in tables.items() if table is not None}
-    if stack not in ('', NONE):
-        told |= {'stack': stack} | _flat(dataclasses.asdict(load_stack(stack)), 'stack')
+    if named.has_stack:
+        told |= {'stack': named.stack} | _flat(dataclasses.asdict(load_stack(named.stack)), 'stack')
     return told
 
 

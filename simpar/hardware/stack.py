@@ -147,6 +147,11 @@ class Stack:
     memory: StackMemory | None = None
 
     @property
+    def called(self) -> str:
+        """What an answer calls it."""
+        return self.title or self.name
+
+    @property
     def of_rows(self) -> dict[str, Any]:
         """Dotted keys that a published row of this framework has where it is silent: of schedule and of model."""
         return {**self.schedule, **{f'workload.transformer.{key}': value for key, value in self.model.items()}}

@@ -10,7 +10,6 @@ from simpar.case import case_of
 from simpar.errors import SimparError
 from simpar.planner.answer import Answer
 from simpar.schedule import Schedule
-from simpar.stacks import NONE
 
 USUAL: Final = 0.03
 """Where nobody measured pairs of plans."""
@@ -32,7 +31,7 @@ def with_noise(answer: Answer, asked: float | None) -> Answer:
 def measured(schedule: Schedule) -> tuple[float, str] | None:
     """The share by which gains on such a stack and device were off, and what it rests on; None where nobody says."""
     # Spreads are of stacks: without one there is nothing to look up, and nothing to predict.
-    if schedule.cluster.stack in ('', NONE):
+    if not schedule.cluster.has_stack:
         return None
     try:
         spread = case_of(schedule).predict(tell=False).spread

@@ -16,7 +16,8 @@ from simpar.plan import Plan
 from simpar.planner.answer import Ranked
 from simpar.planner.space import KEYS
 from simpar.schedule import Schedule, load_schedule, written
-from simpar.stacks import NONE, load_stack
+from simpar.schedule.framework import is_named
+from simpar.stacks import load_stack
 
 _SECTIONS: Final = ('planner', 'sweep')
 """Sections that say what may be chosen: a saved plan has nothing to choose."""
@@ -61,8 +62,7 @@ def _says(text: str, wanted: Schedule) -> bool:
 
 def _stays(schedule: Schedule) -> bool:
     """Whether a profile is named, so that it is the same from any folder."""
-    profile = schedule.cluster.profile
-    return os.sep not in profile and '/' not in profile and not profile.endswith(('.yaml', '.yml'))
+    return is_named(schedule.cluster.profile)
 
 
 def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterator[str]:
@@ -104,8 +104,7 @@ def _plan(wanted: Schedule, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _usual(schedule: Schedule) -> dict[str, Any]:
     """The plan of a file that is silent: what its framework has, and else what splits nothing."""
-    stack = schedule.cluster.stack
-    keys = load_stack(stack).schedule if stack not in ('', NONE) else {}
+    keys = load_stack(schedule.cluster.stack).schedule if schedule.cluster.has_stack else {}
     of_stack = {key.removeprefix('plan.'): value for key, value in keys.items() if key.startswith('plan.')}
     return {**_values(_NEUTRAL), **of_stack}
 

@@ -12,6 +12,7 @@ from simpar.hardware.expansion import Mode
 from simpar.hardware.stack import MOST_QUEUES
 from simpar.plan import Plan
 from simpar.schedule.planner import Planner
+from simpar.stacks import NONE
 from simpar.workload import Workload
 
 VERSION: Final = 1
@@ -86,6 +87,11 @@ class ClusterReference:
             "unless given, as the stack says, or the profile's default",
         ),
     ] = None
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether a framework runs on it, not the device alone."""
+        return self.stack not in ('', NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,8 +88,7 @@ def run_as(clusters: Iterable[ClusterReference]) -> str:
     (stack,) = stacks
     try:
         if stack not in ('', NONE):
-            found = load_stack(stack)
-            return f'As {found.title or found.name} runs it.'
+            return f'As {load_stack(stack).called} runs it.'
         # The processes of the executor on CPUs are all that there is.
         if any(load_profile(profile).library.name.lower() == 'gloo' for _, profile in named):
             return ''
@@ -101,8 +100,12 @@ def run_as(clusters: Iterable[ClusterReference]) -> str:
 
 def path_from(name: str, folder: Path) -> str:
     """The path of a profile or stack in a folder as it is from the current one; a name stays as it is."""
-    named = '/' not in name and os.sep not in name and not name.endswith(('.yaml', '.yml'))
-    return name if named else str(folder / name)
+    return name if is_named(name) else str(folder / name)
+
+
+def is_named(name: str) -> bool:
+    """Whether a profile or stack is known by its name, not by a path, so that it is the same from any folder."""
+    return '/' not in name and os.sep not in name and not name.endswith(('.yaml', '.yml'))
 
 
 def _default(tree: Tree, profile: Any, folder: Path, words: str) -> str:
