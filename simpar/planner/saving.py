@@ -35,14 +35,13 @@ def saved(one: Ranked, schedule: Schedule, source: Source, overrides: Sequence[s
     """
     wanted = replace(one.schedule, against=schedule.against)
     # What stands beside a file, such as a profile or a config.json, is elsewhere from another folder.
-    texts = _texts(wanted, source, overrides) if _stays(wanted) else ()
+    elsewhere = {key: path for key in ('profile', 'stack') if not is_named(path := getattr(wanted.cluster, key))}
+    texts = () if elsewhere else _texts(wanted, source, overrides)
     text = next((one for one in texts if _says(one, wanted)), None)
     if text is not None:
         return text
     tree = _in_full(wanted)
-    profile = wanted.cluster.profile
-    if not _stays(wanted):
-        tree['cluster']['profile'] = os.path.relpath(profile, target.parent)
+    tree['cluster'] |= {key: os.path.relpath(path, target.parent) for key, path in elsewhere.items()}
     return _dumped(tree)
 
 
@@ -58,11 +57,6 @@ def _says(text: str, wanted: Schedule) -> bool:
         plan = replace(plan, order=found.plan.order, chunks=found.plan.chunks)
     same = replace(wanted, plan=plan, sweep=None, planner=None)
     return found.plan.data in (0, wanted.plan.data) and written(found) == written(same)
-
-
-def _stays(schedule: Schedule) -> bool:
-    """Whether a profile is named, so that it is the same from any folder."""
-    return is_named(schedule.cluster.profile)
 
 
 def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterator[str]:
