@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -269,11 +270,13 @@ def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_pa
     assert json.loads(capsys.readouterr().out)['step'] == step
 
 
-def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, capsys):
+def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, capsys, monkeypatch):
+    # Paths that are typed from where the user is, not whole ones.
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'slow.yaml').write_text(
         'format: 1\nname: slow\nextends: eager\ndescription: d\nsource: s\nschedule:\n  workload.clip_norm: 2.0\n'
     )
-    file, save = tmp_path / 'own.yaml', tmp_path / 'plans' / 'best.yaml'
+    file, save = Path('own.yaml'), Path('plans', 'best.yaml')
     file.write_text(OWN.replace('stack: none', 'stack: ./slow.yaml'))
     assert main(['plan', str(file), '--jobs', '1', '--json', '--save', str(save)]) == 0
     choice = json.loads(capsys.readouterr().out)['choice']
