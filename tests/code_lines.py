@@ -1,0 +1,135 @@
+"""Code lines of the house: those with a token that is no comment, blank or docstring.
+
+python -m tests.code_lines              by package, with files, the longest and the imports
+python -m tests.code_lines --since REV  what a change takes out and puts in, by package
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import statistics
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parent.parent
+PRODUCT: Final = ('simpar', 'executor')
+NO_CODE: Final = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+FILES_AT_MOST, LINES_AT_MOST, FUNCTION_AT_MOST = 330, 800, 80
+
+
+class File(NamedTuple):
+    """One source file. Arguments: ``code`` and ``imports``, the numbers of its lines of code and of imports."""
+
+    path: str
+    lines: int
+    code: frozenset[int]
+    imports: frozenset[int]
+    functions: tuple[tuple[str, int], ...]
+
+    @property
+    def package(self) -> str:
+        """Its folder below the top, or the top itself."""
+        parts = self.path.split('/')
+        return '/'.join(parts[:2]) if len(parts) > 2 and parts[0] in PRODUCT else parts[0]
+
+
+def file_of(path: str, text: str) -> File:
+    """Read one file's text."""
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    strings = {
+        number
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for number in _span(node)
+    }
+    code = {
+        number
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in NO_CODE
+        for number in range(token.start[0], token.end[0] + 1)
+    }
+    imports = {
+        number for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for number in _span(node)
+    }
+    functions = [node for node in ast.walk(tree) if isinstance(node, documented[2:])]
+    lengths = tuple((node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions)
+    return File(path, text.count('\n'), frozenset(code - strings), frozenset(imports), lengths)
+
+
+def _span(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def files(*tops: str) -> list[File]:
+    """All source files below the tops, as they are in the working tree."""
+    paths = sorted(path for top in tops for path in (ROOT / top).rglob('*.py') if '__pycache__' not in path.parts)
+    return [file_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding='utf-8')) for path in paths]
+
+
+def table(of: list[File]) -> Iterator[str]:
+    """A line a package, the largest first, and one for all."""
+    packages = {one.package for one in of}
+    rows = {name: [one for one in of if one.package == name] for name in packages}
+    for name in sorted(packages, key=lambda name: -sum(len(one.code) for one in rows[name])):
+        yield _row(name, rows[name])
+    yield _row('all', of)
+
+
+def _row(name: str, of: list[File]) -> str:
+    code, imports = (sum(map(len, sets)) for sets in zip(*((one.code, one.imports) for one in of), strict=True))
+    longest = max(of, key=lambda one: one.lines)
+    median = statistics.median(one.lines for one in of)
+    return (
+        f'{name:24}{code:7} code{len(of):5} files, median {median:4.0f} lines, longest {longest.lines:4}'
+        f' {longest.path.rpartition("/")[2]}, imports {imports / max(code, 1):.1%}'
+    )
+
+
+def change(since: str) -> Iterator[str]:
+    """By package, code lines out and in since a revision, by the lines that git says."""
+    names = _git('diff', '--name-only', '--no-renames', since, '--', '*.py').splitlines()
+    out: dict[str, list[int]] = {}
+    for name in names:
+        old, new = _text(since, name), (ROOT / name).read_text(encoding='utf-8') if (ROOT / name).exists() else ''
+        sums = out.setdefault(file_of(name, '').package, [0, 0])
+        for place, text in enumerate((old, new)):
+            sums[place] += len(file_of(name, text).code) if text else 0
+    for package, (before, after) in sorted(out.items(), key=lambda row: row[1][1] - row[1][0]):
+        yield f'{package:24}{before:7} → {after:6} code lines ({after - before:+})'
+    yield f'{"all":24}{sum(after - before for before, after in out.values()):+}'
+
+
+def _text(revision: str, name: str) -> str:
+    shown = subprocess.run(['git', 'show', f'{revision}:{name}'], cwd=ROOT, capture_output=True, text=True, check=False)
+    return shown.stdout
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog='python -m tests.code_lines', description=__doc__)
+    parser.add_argument('--since', metavar='REV', help='only what changed since this revision')
+    options = parser.parse_args()
+    if options.since:
+        print(*change(options.since), sep='\n')
+        return 0
+    for tops in (PRODUCT, ('tests', 'benchmarks')):
+        print(*table(files(*tops)), sep='\n', end='\n\n')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
