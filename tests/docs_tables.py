@@ -10,9 +10,8 @@ import yaml
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
 from simpar.huggingface import table
-from simpar.importing import table as import_tables
-from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, UNSEEN
 from simpar.importing.read import imported
+from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
 from simpar.torch_module.table import aten_table
@@ -130,6 +129,17 @@ def imported_table() -> list[str]:
     return lines
 
 
+LAUNCHERS = {
+    'Megatron-LM': 'megatron', 'MindSpeed, beside these': 'mindspeed', 'torchtitan': 'torchtitan',
+    'DeepSpeed': 'deepspeed', 'MindFormers': 'mindformers',
+}  # fmt: skip
+
+
+def settings_table(first: str, lines: list[str]) -> list[str]:
+    """The lines of a launcher's table below its first one."""
+    return [first, '|---' * (first.count('|') - 1) + '|', *lines]
+
+
 STACKED = '| stack | extends | what it is |'
 
 
@@ -155,11 +165,11 @@ TABLES = (
     (IMPORT, IMPORTED, '|', imported_table),
     (STACKS, STACKED, '|', stack_table),
     *(
-        entry
-        for name in import_tables.TABLES
-        for entry in (
-            (SETTINGS, import_tables.head(name), '|', partial(import_tables.mapped_table, name)),
-            (SETTINGS, import_tables.listed_head(name), '|', partial(import_tables.listed_table, name)),
+        (SETTINGS, first, '|', partial(settings_table, first, lines))
+        for name, launcher in LAUNCHERS.items()
+        for first, lines in (
+            (f'| {name} | key | conversion | default | since | no effect | note |', table_of(launcher).mapped_lines()),
+            (f'| {name}: listed | reason | what it is |', table_of(launcher).listed_lines()),
         )
     ),
     (MODULES, '| aten operators', '|', aten_table),

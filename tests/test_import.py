@@ -6,14 +6,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from docs_tables import schedule_table_keys
 from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 
 from simpar import cli
 from simpar.cli import main
 from simpar.huggingface.sizes import MODELS
+from simpar.importing import deepspeed, megatron, mindformers, torchtitan
 from simpar.importing.first import first_schedules
-from simpar.importing.flags import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
+from simpar.importing.megatron import MEGATRON, MINDSPEED
 from simpar.importing.read import imported
+from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.shell import read_script
 from simpar.importing.write import schedule_text
 from simpar.profiles import load_profile
@@ -118,6 +121,25 @@ def test_a_plan_is_the_one_that_the_flags_say(tmp_path):
     schedule = load_schedule(schedule_text(imported(FOLDER / 'torchtitan_llama3_405b.toml', given={}), 'x'))
     assert (schedule.plan.tensor, schedule.plan.zero, schedule.plan.recompute) == (8, 3, 'full')
     assert (schedule.workload.batch, schedule.workload.fp8, schedule.cluster.nodes) == (32, 'hybrid', 16)
+
+
+LAUNCHERS = (
+    (megatron, MEGATRON), (megatron, MINDSPEED), (torchtitan, torchtitan.TORCHTITAN), (deepspeed, deepspeed.DEEPSPEED),
+    (mindformers, mindformers.MINDFORMERS),
+)  # fmt: skip
+KINDS = {'', 'count', 'count > 0', 'number', 'number > 0', 'switch'}
+
+
+@pytest.mark.parametrize(('module', 'source'), LAUNCHERS, ids=[source.name for _, source in LAUNCHERS])
+def test_every_row_of_a_table_has_a_key_a_value_or_a_rule_and_its_names_once(module, source):
+    keys = {line.rpartition('.0')[0] or line for line in schedule_table_keys()}
+    keys |= {'workload.transformer', 'workload.sequence'}
+    for row in source.table.rows.values():
+        assert row.key in keys, row
+        assert row.value in KINDS or row.value.startswith('= ') or row.choices, row
+        assert row.value in ('count', 'number', 'switch') or row.rule, row
+        assert not row.rule or callable(getattr(module, row.rule)), row
+    assert not source.table.aliases.keys() & source.table.rows.keys()
 
 
 def script(tmp_path, text, name='train.sh'):

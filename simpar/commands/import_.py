@@ -15,9 +15,9 @@ from simpar.document import override
 from simpar.document.tree import parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
-from simpar.importing.flags import MAPPED
 from simpar.importing.mapping import Imported
 from simpar.importing.read import imported
+from simpar.importing.settings import MAPPED
 from simpar.importing.write import listing, schedule_text
 from simpar.kineto.read import is_recording
 from simpar.schedule import load_schedule

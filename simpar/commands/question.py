@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.case import cluster_of
 from simpar.errors import ScheduleError
-from simpar.importing.baseline import NONE, Question, questions
+from simpar.importing.write import NONE, Question, questions
 from simpar.schedule import check_against_cluster, load_schedule
 
 

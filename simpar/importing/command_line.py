@@ -1,14 +1,14 @@
-"""The command line in a shell script, or in a saved list of arguments: the flags of launcher and trainer."""
+"""The command line in a shell script, or in a saved list of arguments: the flags of launcher, trainer and Slurm."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.importing import slurm
-from simpar.importing.flags import Setting, Settings, Source
+from simpar.importing.settings import Setting, Settings, Source
 from simpar.importing.shell import Given, Script, read_script
 from simpar.importing.shell_words import ShellError
 
@@ -18,6 +18,19 @@ _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
+_SBATCH: Final = re.compile(r'^[ \t]*#SBATCH[ \t]+(.*)$', re.MULTILINE)
+_LONG: Final = {
+    'N': 'nodes', 'n': 'ntasks', 'G': 'gpus', 'C': 'constraint', 'nodes': 'nodes', 'ntasks': 'ntasks', 'gpus': 'gpus',
+    'ntasks-per-node': 'ntasks-per-node', 'tasks-per-node': 'ntasks-per-node', 'gpus-per-node': 'gpus-per-node',
+    'gres': 'gres', 'gpus-per-task': 'gpus-per-task', 'ntasks-per-gpu': 'ntasks-per-gpu', 'constraint': 'constraint',
+}  # fmt: skip
+_OPTION: Final = re.compile(r'--(?P<long>[A-Za-z][\w-]*)(?:=(?P<value>.*))?|-(?P<short>[A-Za-z])=?(?P<rest>.*)')
+_PROGRAM: Final = re.compile(
+    r'(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|numactl|env|singularity|apptainer|[^/]*\.(py|sh))'
+)
+"""What stands behind the options of ``srun``, where an option that is not known may or may not take a value."""
+_KINDS: Final = ('gb200', 'b200', 'h200', 'h100', 'a100', 'v100', 'l40s', 'rtx4090')
+_GRES: Final = re.compile(r'(?:^|,)(?:gpu|npu|ascend)(?::(?P<kind>[A-Za-z][\w.+-]*))?(?::(?P<count>\d+))?(?:\(|,|$)')
 
 
 def settings_of(
@@ -30,7 +43,7 @@ def settings_of(
     printed = _PRINTED.findall(text)
     if len(printed) >= 5:
         settings = _printed(text, name)
-        return Settings([*settings, *_over(given, source, settings)], source.aliases), [], ()
+        return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
     script, job = _with_job(text, name, given)
     launch = _launch(script)
@@ -39,11 +52,11 @@ def settings_of(
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
         )
-    found = [*slurm.settings_of_job(job, name), *_settings(slurm.srun_options(launch)[1], name)]
+    found = [*settings_of_job(job, name), *_settings(srun_options(launch)[1], name)]
     found += [*_trainer(launch, name), *_environment(script, name)]
     skipped = list(_words(script.skipped, name))
     skipped += [one for other in script.commands if other is not launch for one in _others(other, name)]
-    return Settings([*found, *_over(given, source, found)], source.aliases), skipped, script.notes
+    return Settings([*found, *_over(given, source, found)], source.table), skipped, script.notes
 
 
 def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting]) -> Iterator[Setting]:
@@ -51,11 +64,11 @@ def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting])
     known = {one.name for one in settings}
     for key, value in given.items():
         name = _bare(key)
-        if name in source.rows or name in source.aliases or name in known:
+        if name in source.table.rows or name in source.table.aliases or name in known:
             yield Setting(name, value, f'--set {key}={value}')
 
 
-def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, slurm.Job]:
+def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, Job]:
     """The script as a job of Slurm runs it: its variables say what the options of ``#SBATCH`` and ``srun`` say."""
     script = _script(text, name, given, {})
     values = {name: told.text for name, told in script.variables.items()}
@@ -64,10 +77,10 @@ def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, s
     if launch is not None:
         place = script.commands.index(launch)
         # Of srun bash -c "…" the text is a command of its own.
-        before = script.commands[place - 1] if place and not slurm.srun_options(launch)[0] else launch
-    job = slurm.job_of([*slurm.batch_options(text, {**values, **given}), *slurm.srun_options(before)[0]])
-    environment = slurm.environment(job)
-    return (_script(text, name, given, environment) if environment else script), job
+        before = script.commands[place - 1] if place and not srun_options(launch)[0] else launch
+    job = job_of([*batch_options(text, {**values, **given}), *srun_options(before)[0]])
+    variables = environment(job)
+    return (_script(text, name, given, variables) if variables else script), job
 
 
 def _script(text: str, name: str, given: Mapping[str, str], environment: Mapping[str, str]) -> Script:
@@ -150,3 +163,164 @@ def _printed(text: str, name: str) -> list[Setting]:
             line = text.count('\n', 0, match.start(1)) + 1
             found.append(Setting(_bare(match[1]), True if value == 'True' else value, f'{name}:{line}', match[1]))
     return found
+
+
+# Slurm: what #SBATCH lines and srun say of nodes, devices and tasks, and the variables that a job has
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of Slurm.
+
+    Arguments: ``name``, the long one without dashes; ``value`` as it is written; ``line`` of the script; ``written``,
+    as the file has it.
+    """
+
+    name: str
+    value: str
+    line: int
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What Slurm's options come to; 0 or nothing where they do not say.
+
+    Arguments: ``nodes``; ``devices`` of a node; ``tasks`` of all nodes; ``tasks_per_node``; ``kind`` of device;
+    ``options``, the last of each name.
+    """
+
+    nodes: int = 0
+    devices: int = 0
+    tasks: int = 0
+    tasks_per_node: int = 0
+    kind: str = ''
+    options: tuple[Option, ...] = ()
+
+
+def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
+    """The options of ``#SBATCH`` lines, here-documents' too.
+
+    Arguments: ``values`` of variables, for which ``$NAME`` stands in a here-document.
+    """
+    options: list[Option] = []
+    for row in _SBATCH.finditer(text):
+        line = text.count('\n', 0, row.start(1)) + 1
+        expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
+        words = [Given(word, line) for word in expanded.split()]
+        while words:
+            words = _taken(words, '#SBATCH ', options)
+    return tuple(options)
+
+
+def srun_options(command: Sequence[Given]) -> tuple[tuple[Option, ...], tuple[Given, ...]]:
+    """The options of ``srun`` in a command, and the words of the program that it runs; none and all without one."""
+    start = next((place for place, word in enumerate(command) if word.text.rpartition('/')[2] == 'srun'), None)
+    if start is None:
+        return (), tuple(command)
+    rest = list(command[start + 1 :])
+    options: list[Option] = []
+    while rest and _OPTION.fullmatch(rest[0].text):
+        rest = _taken(rest, 'srun ', options)
+    return tuple(options), tuple(rest)
+
+
+def _taken(words: list[Given], before: str, options: list[Option]) -> list[Given]:
+    """The words behind the first one and its value, which is added to the options where it is one that counts."""
+    word, rest = words[0], words[1:]
+    match = _OPTION.fullmatch(word.text)
+    if match is None:
+        return rest
+    flag = match['long'] or match['short']
+    name, value = _LONG.get(flag, ''), match['value'] or match['rest']
+    if not value and rest and not rest[0].text.startswith('-') and (name or not _PROGRAM.fullmatch(rest[0].text)):
+        value, rest = rest[0].text, rest[1:]
+    if name:
+        shown = f'--{flag}' if match['long'] else f'-{flag}'
+        options.append(Option(name, (value or '').strip('"\''), word.line, f'{before}{shown}'))
+    return rest
+
+
+def job_of(options: Iterable[Option]) -> Job:
+    """What options come to; of two of one name the last counts."""
+    last = {one.name: one for one in options}
+    number = {name: _number(one.value) for name, one in last.items()}
+    kind, devices = _devices(last)
+    per_node = number.get('ntasks-per-node', 0)
+    devices = devices or number.get('gpus-per-task', 0) * per_node
+    nodes, tasks, gpus = number.get('nodes', 0), number.get('ntasks', 0), number.get('gpus', 0)
+    # Slurm spreads all tasks, or all devices, over nodes of a stated share.
+    if not nodes and tasks and per_node:
+        nodes = -(-tasks // per_node)
+    if not nodes and gpus and devices:
+        nodes = -(-gpus // devices)
+    if nodes and gpus and not devices and gpus % nodes == 0:
+        devices = gpus // nodes
+    if nodes and tasks and not per_node and tasks % nodes == 0:
+        per_node = tasks // nodes
+    tasks = tasks or nodes * (per_node or 1)
+    return Job(nodes, devices, tasks, per_node, kind, tuple(last.values()))
+
+
+def _devices(last: Mapping[str, Option]) -> tuple[str, int]:
+    """The kind of device, and how many a node has."""
+    kind, count = '', 0
+    for name in ('gpus', 'gpus-per-task', 'gres', 'gpus-per-node'):
+        if name not in last:
+            continue
+        value = last[name].value
+        match = _GRES.search(value if name == 'gres' else f'gpu:{value}')
+        if match:
+            kind = match['kind'] or kind
+            if name in ('gres', 'gpus-per-node'):
+                # Slurm: a resource without a number is one of it.
+                count = int(match['count'] or 1)
+    words = f'{kind} {last["constraint"].value if "constraint" in last else ""}'.lower()
+    return next((one for one in _KINDS if one in words), ''), count
+
+
+def _number(value: str) -> int:
+    """The number of an option: of a range of nodes the largest, of ``h100:8`` the last; 0 where it has none."""
+    match = re.fullmatch(r'(?:[A-Za-z][\w.]*:)?(?:\d+-)?(\d{1,7})', value)
+    return int(match[1]) if match else 0
+
+
+def environment(job: Job) -> dict[str, str]:
+    """The variables that Slurm gives to a job of these options; none for what they do not say."""
+    variables = {
+        'SLURM_NNODES': job.nodes, 'SLURM_JOB_NUM_NODES': job.nodes, 'SLURM_GPUS_ON_NODE': job.devices,
+        'SLURM_NTASKS': job.tasks, 'SLURM_NPROCS': job.tasks,
+    }  # fmt: skip
+    last = {one.name: one for one in job.options}
+    if 'ntasks-per-node' in last:
+        variables['SLURM_NTASKS_PER_NODE'] = job.tasks_per_node
+    if 'gpus-per-node' in last:
+        variables['SLURM_GPUS_PER_NODE'] = job.devices
+    for name in ('gpus', 'gpus-per-task'):
+        if name in last:
+            variables[f'SLURM_{name.upper().replace("-", "_")}'] = _number(last[name].value)
+    return {name: str(value) for name, value in variables.items() if value}
+
+
+def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
+    """Nodes and devices of each, as launchers call them. Arguments: ``name`` of the file."""
+    last = {one.name: one for one in job.options}
+    # One task a node starts a launcher, which starts the rest; more are the processes themselves.
+    are_processes = job.tasks_per_node > 1
+    per_node = job.tasks_per_node if are_processes else job.devices
+    of_tasks, of_devices = ('ntasks-per-node', 'ntasks'), ('gpus-per-node', 'gres', 'gpus-per-task', 'gpus')
+    of_kind = [one for one in (*of_devices, 'constraint') if one in last and job.kind in last[one].value.lower()]
+    rows = (
+        ('nnodes', job.nodes, ('nodes', 'ntasks', 'gpus')),
+        ('nproc-per-node', per_node, of_tasks if are_processes else of_devices),
+        ('profile', job.kind, of_kind),
+    )
+    used = set()
+    for setting, value, by in rows:
+        option = next((last[one] for one in by if one in last), None)
+        if value and option is not None:
+            used.add(option.name)
+            yield Setting(setting, str(value), f'{name}:{option.line}', option.written)
+    for option in last.values():
+        if option.name not in used:
+            yield Setting(f'slurm-{option.name}', option.value, f'{name}:{option.line}', option.written)

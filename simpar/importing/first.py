@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from simpar.hardware import Profile
-from simpar.importing.baseline import NONE, Question
-from simpar.importing.write import yaml_of
+from simpar.importing.write import NONE, Question, yaml_of
 from simpar.stacks import stack_of
 from simpar.units import format_time
 

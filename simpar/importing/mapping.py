@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
-from simpar.importing.flags import (
+from simpar.importing.settings import (
     DEVICE_MEMORY,
     IDLE,
     MAPPED,
     NODE_SIZE,
-    NOT_MODELLED,
     NOT_TAKEN,
     UNSEEN,
     Assumed,
@@ -26,21 +25,13 @@ from simpar.importing.flags import (
     Told,
     Wrong,
 )
-from simpar.model.library.gpt import Transformer
-from simpar.plan import Plan
 from simpar.stacks import stack_of
-from simpar.workload import Workload
 
 BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
 RANKS: Final = 'ranks'
 NODE: Final = 'node'
 """What rules say in place of nodes and devices: ranks in all, and devices that each node gives."""
-_HELD: Final = {
-    'workload.transformer': frozenset(one.name for one in fields(Transformer)),
-    'workload': frozenset({'transformer', 'model', *(one.name for one in fields(Workload))}),
-    'plan': frozenset(one.name for one in fields(Plan)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +66,6 @@ class Imported:
     notes: tuple[str, ...] = field(default=())
 
 
-def has_key(key: str) -> bool:
-    """Whether schedules have a dotted key: what a later version adds is listed until then."""
-    if key in (RANKS, NODE, 'workload.sequence', 'workload.model') or key.startswith('cluster.'):
-        return True
-    owner = 'workload.transformer' if key.startswith('workload.transformer.') else key.partition('.')[0]
-    return owner in _HELD and key[len(owner) + 1 :].partition('.')[0] in _HELD[owner]
-
-
 def mapped(
     source: Source,
     settings: Settings,
@@ -100,7 +83,7 @@ def mapped(
     the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
-    if not any(one.name in source.rows for one in settings.every):
+    if not any(one.name in source.table.rows for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
     told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
@@ -113,13 +96,12 @@ def mapped(
     if wrong:
         raise ScheduleError(list(dict.fromkeys(wrong)))
     says = [one for one in told if isinstance(one, Says)]
-    kept = [one for one in says if has_key(one.key)]
-    values = {one.key: one.value for one in kept}
+    values = {one.key: one.value for one in says}
     ranks, node = values.pop(RANKS, 0), values.pop(NODE, 0)
     nodes, larger = _cluster(profile, name, ranks, node)
     values, more = _repeated({**nodes, **values})
     values, rounded = _rounded(values, ranks)
-    comments = {one.key: _comment(settings, one) for one in kept}
+    comments = {one.key: _comment(settings, one) for one in says}
     values, comments = _on_its_framework(source, settings, name, values, comments)
     lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
@@ -148,7 +130,7 @@ def _without_queues(told: list[Told]) -> Iterator[Told]:
     """What is told to a device whose streams share no queues."""
     for one in told:
         if isinstance(one, Says) and one.key == 'cluster.work_queues':
-            yield from (Left(name, IDLE, 'the device has no such queues') for name in one.by)
+            yield from (Left(name, 'the device has no such queues', IDLE) for name in one.by)
         else:
             yield one
 
@@ -191,7 +173,7 @@ def _beside(told: list[Told], model: str) -> Iterator[Told]:
             yield one._replace(key='workload.sequence')
         elif of_model and isinstance(one, Says):
             for name in one.by:
-                yield Left(name, IDLE, '--model says it')
+                yield Left(name, '--model says it', IDLE)
         elif not (isinstance(one, Wrong) and _of_model(one.by)):
             yield one
 
@@ -203,11 +185,11 @@ def _of_model(name: str) -> bool:
 def _copied(source: Source, settings: Settings) -> Iterator[Told]:
     """What single settings say."""
     for one in settings.named.values():
-        row = source.rows.get(one.name)
-        if row is None or row.convert is None or one.open:
+        row = source.table.rows.get(one.name)
+        if row is None or row.rule or one.open:
             continue
         try:
-            yield Says(row.key, row.convert(_single(one)), (one.name,))
+            yield Says(row.key, row.copied(_single(one)), (one.name,))
         except ValueError as error:
             yield Wrong(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
 
@@ -223,8 +205,8 @@ def _single(one: Setting) -> Any:
 def _unassigned(source: Source, settings: Settings) -> Iterator[Problem]:
     """Settings that matter, whose value nobody assigns."""
     for one in settings.named.values():
-        row = source.rows.get(one.name)
-        if row is None or not one.open or row.key.startswith('cluster.') or row.how.startswith('words of'):
+        row = source.table.rows.get(one.name)
+        if row is None or not one.open or row.key.startswith('cluster.') or row.words.startswith('words of'):
             continue
         asked = [name for name in one.open if not name.startswith('$')]
         what = f'{one.called}: {", ".join(one.open)} is not assigned'
@@ -270,23 +252,20 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
     if settings.named[one.name] is not one:
         return Line(one.called, one.shown, one.where, IDLE, note='given again below, where it counts')
     says = [said for said in told if isinstance(said, Says) and one.name in said.by]
-    keys = tuple(dict.fromkeys(said.key for said in says if has_key(said.key)))
-    missing = [said.key for said in says if not has_key(said.key)]
+    keys = tuple(dict.fromkeys(said.key for said in says))
     left = next((said for said in told if isinstance(said, Left) and said.by == one.name), None)
     if left is not None:
         return Line(one.called, one.shown, one.where, left.reason, keys, left.note or 'as it is without it')
-    if missing:
-        return Line(one.called, one.shown, one.where, NOT_MODELLED, keys, f'there is no key {missing[0]}')
     if keys:
         shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
         return Line(
             one.called, one.shown, one.where, MAPPED, shown, next((said.note for said in says if said.note), '')
         )
-    if one.name in source.rows:
+    if one.name in source.table.rows:
         return Line(one.called, one.shown, one.where, IDLE, note='as it is without it')
     if one.name in ('devices', 'profile'):
         return Line(one.called, one.shown, one.where, MAPPED, ('cluster',))
     if one.value is None:
         return Line(one.called, one.shown, one.where, IDLE, note='empty')
-    reason = source.reason(one.name)
+    reason = source.table.reason(one.name)
     return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))

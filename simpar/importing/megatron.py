@@ -1,219 +1,682 @@
-"""Megatron-LM's flags: which key each becomes, and which change nothing of a step.
+"""Megatron-LM's flags, and MindSpeed's beside them, that are read together or whose absence says something.
 
-The names and defaults are those of megatron/training/arguments.py and megatron/core of NVIDIA/Megatron-LM.
+The names and defaults are those of megatron/training/arguments.py and megatron/core of NVIDIA/Megatron-LM, and of
+scripts of Ascend/MindSpeed-LLM.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from math import lcm, sqrt
+from typing import Final, NamedTuple
 
-from simpar.importing import megatron_model, megatron_plan
-from simpar.importing.flags import Row, Source, count, number, ruled
+from simpar.importing.settings import (
+    FOLDER,
+    NODE_SIZE,
+    NOW,
+    Assumed,
+    Left,
+    Says,
+    Settings,
+    Source,
+    Told,
+    Wrong,
+    table_of,
+)
 
-_MODEL: Final = 'workload.transformer'
-ROWS: Final[dict[str, Row]] = {
-    'num-layers': count(f'{_MODEL}.layers'),
-    'hidden-size': count(f'{_MODEL}.hidden'),
-    'num-attention-heads': count(f'{_MODEL}.heads'),
-    'seq-length': count(f'{_MODEL}.sequence'),
-    'kv-channels': ruled(f'{_MODEL}.head_dim', 'the same number, without latent attention'),
-    'init-method-std': number(f'{_MODEL}.init_std'),
-    'norm-epsilon': number(f'{_MODEL}.norm_epsilon'),
-    'rotary-base': ruled(f'{_MODEL}.rope_theta', 'the same number, with rotary positions'),
-    'rotary-percent': ruled(f'{_MODEL}.rotary_share', 'the same number, with rotary positions'),
-    'rotary-interleaved': ruled(f'{_MODEL}.rope_interleaved', 'true, with rotary positions'),
-    'use-rope-scaling': ruled(f'{_MODEL}.rope_scaling', '[factor, 1, 4, 8192]'),
-    'rope-scaling-factor': ruled(f'{_MODEL}.rope_scaling', 'the factor of use-rope-scaling'),
-    'rotary-seq-len-interpolation-factor': ruled(f'{_MODEL}.rope_scaling', '[factor]'),
-    'position-embedding-type': ruled(f'{_MODEL}.position', 'learned_absolute: learned, rope: rotary, none: none'),
-    'use-rotary-position-embeddings': ruled(f'{_MODEL}.position', 'rotary'),
-    'no-position-embedding': ruled(f'{_MODEL}.position', 'none, unless positions are rotary'),
-    'max-position-embeddings': ruled(f'{_MODEL}.positions', 'the same number, with learned positions'),
-    'ffn-hidden-size': count(
-        f'{_MODEL}.ffn', 'without it 4 × hidden; with swiglu 8/3 × hidden, down to a multiple of 64'
-    ),
-    'group-query-attention': ruled(f'{_MODEL}.kv_heads', 'num-query-groups'),
-    'num-query-groups': ruled(f'{_MODEL}.kv_heads', 'the same number, with group-query-attention'),
-    'swiglu': ruled(f'{_MODEL}.activation', 'swiglu'),
-    'squared-relu': ruled(f'{_MODEL}.activation', 'squared_relu'),
-    'openai-gelu': ruled(f'{_MODEL}.activation', 'gelu_tanh'),
-    'quick-geglu': ruled(f'{_MODEL}.activation', 'geglu', 'another curve of the same cost'),
-    'normalization': ruled(f'{_MODEL}.norm', 'RMSNorm: rms_norm, LayerNorm: layer_norm'),
-    'untie-embeddings-and-output-weights': ruled(f'{_MODEL}.tied', 'false; without it true'),
-    'disable-bias-linear': ruled(f'{_MODEL}.bias', 'none; without it qkv, proj and ffn'),
-    'add-qkv-bias': ruled(f'{_MODEL}.bias', 'qkv'),
-    'attention-dropout': ruled(f'{_MODEL}.dropout', 'the same number; 0.1 without it'),
-    'hidden-dropout': ruled(f'{_MODEL}.dropout', 'the same number; 0.1 without it'),
-    'attention-backend': ruled(f'{_MODEL}.attention', 'flash, fused, auto: flash; unfused, local: unfused'),
-    'use-flash-attn': ruled(f'{_MODEL}.attention', 'flash'),
-    'transformer-impl': ruled(f'{_MODEL}.attention', 'local without use-flash-attn: unfused'),
-    'qk-layernorm': ruled(f'{_MODEL}.qk_norm', 'true'),
-    'window-size': ruled(f'{_MODEL}.window', 'what it says to the left, and the token itself'),
-    'window-attn-skip-freq': ruled(f'{_MODEL}.window', 'of so many layers the last has no window'),
-    'multi-latent-attention': ruled(f'{_MODEL}.kv_lora_rank', 'kv-lora-rank, 32 without it'),
-    'kv-lora-rank': ruled(f'{_MODEL}.kv_lora_rank', 'the same number, with multi-latent-attention'),
-    'q-lora-rank': ruled(f'{_MODEL}.q_lora_rank', 'the same number, with multi-latent-attention'),
-    'qk-head-dim': ruled(f'{_MODEL}.qk_nope_head_dim', 'the same number, with multi-latent-attention'),
-    'qk-pos-emb-head-dim': ruled(f'{_MODEL}.qk_rope_head_dim', 'the same number, with multi-latent-attention'),
-    'v-head-dim': ruled(f'{_MODEL}.v_head_dim', 'the same number, with multi-latent-attention'),
-    'mtp-num-layers': ruled(f'{_MODEL}.mtp_layers', '0 alone'),
-    'vocab-size': ruled(f'{_MODEL}.vocab', 'the same number'),
-    'padded-vocab-size': ruled(f'{_MODEL}.vocab', 'the same number'),
-    'make-vocab-size-divisible-by': ruled(f'{_MODEL}.pad_vocab', 'times the tensor ranks; 128 without it'),
-    'tokenizer-type': ruled(f'{_MODEL}.vocab', 'words of a known tokenizer, where vocab-size is missing'),
-    'tokenizer-model': ruled(f'{_MODEL}.vocab', 'words of a known tokenizer, by the name in its path'),
-    'tokenizer-name-or-path': ruled(f'{_MODEL}.vocab', 'words of a known tokenizer, by the name in its path'),
-    'num-experts': ruled(f'{_MODEL}.experts.count', 'the same number'),
-    'moe-router-topk': ruled(f'{_MODEL}.experts.top_k', 'the same number; 2 without it'),
-    'moe-ffn-hidden-size': ruled(f'{_MODEL}.experts.ffn', 'the same number; without it as ffn-hidden-size'),
-    'moe-shared-expert-intermediate-size': ruled(f'{_MODEL}.experts.shared', 'the same number'),
-    'moe-shared-expert-gate': ruled(f'{_MODEL}.experts.shared_gate', 'true'),
-    'moe-layer-freq': ruled(f'{_MODEL}.experts.every', 'a number: every; a list as ([0]*1+[1]*26): first_dense'),
-    'moe-router-score-function': ruled(f'{_MODEL}.experts.score', 'softmax or sigmoid'),
-    'moe-router-pre-softmax': ruled(f'{_MODEL}.experts.normalise', 'false'),
-    'moe-router-topk-scaling-factor': ruled(f'{_MODEL}.experts.scaling_factor', 'the same number'),
-    'moe-router-num-groups': ruled(f'{_MODEL}.experts.groups', 'the same number'),
-    'moe-router-group-topk': ruled(f'{_MODEL}.experts.group_top_k', 'the same number'),
-    'moe-router-enable-expert-bias': ruled(f'{_MODEL}.experts.correction_bias', 'true'),
-    'moe-expert-capacity-factor': ruled(f'{_MODEL}.experts.capacity', 'the same number'),
-    'moe-aux-loss-coeff': ruled(f'{_MODEL}.experts.aux_loss', 'the same number'),
-    'moe-router-load-balancing-type': ruled(f'{_MODEL}.experts.aux_group', 'seq_aux_loss: sample; aux_loss: rank'),
-    'moe-token-dispatcher-type': ruled('plan.expert', 'alltoall alone'),
-    'expert-model-parallel-size': ruled('plan.expert', 'the same number'),
-    'global-batch-size': ruled('workload.batch', 'the same number; without it micro-batch-size × data ranks'),
-    'micro-batch-size': ruled('plan.micro_batches', 'global batch / (micro-batch-size × data ranks)'),
-    'bf16': ruled('workload.precision', 'bf16, master weights, gradients in fp32'),
-    'fp16': ruled('workload.precision', 'fp16, master weights, loss_scale'),
-    'loss-scale': ruled('workload.loss_scale', 'the same number; 65536 without it'),
-    'accumulate-allreduce-grads-in-fp32': ruled('workload.gradients', 'fp32'),
-    'grad-reduce-in-bf16': ruled('workload.gradients', 'bf16'),
-    'fp8-format': ruled('workload.fp8', 'the same word'),
-    'fp8-recipe': ruled('workload.fp8', 'delayed and tensorwise alone'),
-    'optimizer': ruled('workload.optimizer', 'adam: adamw, sgd: momentum, muon: muon'),
-    'lr': ruled('workload.optimizer.adamw.learning_rate', 'the same number, for all steps'),
-    'adam-beta1': ruled('workload.optimizer.adamw.beta1', 'the same number'),
-    'adam-beta2': ruled('workload.optimizer.adamw.beta2', 'the same number'),
-    'adam-eps': ruled('workload.optimizer.adamw.epsilon', 'the same number'),
-    'sgd-momentum': ruled('workload.optimizer.momentum.momentum', 'the same number'),
-    'weight-decay': ruled('workload.optimizer.adamw.weight_decay', 'the same number; 0.01 without it'),
-    'clip-grad': number('workload.clip_norm', '1.0 without it'),
-    'tensor-model-parallel-size': count('plan.tensor'),
-    'pipeline-model-parallel-size': count('plan.pipeline'),
-    'context-parallel-size': ruled('plan.context', 'the same number'),
-    'cp-comm-type': ruled('plan.context_kind', 'p2p: ring, a2a: all_to_all, allgather: all_gather'),
-    'sequence-parallel': ruled('plan.sequence_parallel', 'true, where tensor is above 1'),
-    'num-layers-per-virtual-pipeline-stage': ruled(
-        'plan.chunks', 'layers / (pipeline × number), order interleaved-1f1b'
-    ),
-    'num-virtual-stages-per-pipeline-rank': ruled('plan.chunks', 'the same number, order interleaved-1f1b'),
-    'decoder-first-pipeline-num-layers': ruled('plan.stages', 'layers of the first stage'),
-    'decoder-last-pipeline-num-layers': ruled('plan.stages', 'layers of the last stage'),
-    'no-overlap-p2p-communication': ruled('plan.exchange', 'fused; without it and with chunks separate, received late'),
-    'use-distributed-optimizer': ruled('plan.zero', '1'),
-    'use-megatron-fsdp': ruled('plan.zero', 'by data-parallel-sharding-strategy'),
-    'use-torch-fsdp2': ruled('plan.zero', '3'),
-    'data-parallel-sharding-strategy': ruled('plan.zero', 'optim: 1, optim_grads: 2, optim_grads_params: 3'),
-    'overlap-grad-reduce': ruled('plan.reduce_gradients', 'overlapped; without it end'),
-    'overlap-param-gather': ruled('plan.gather', 'after-update; with FSDP plan.prefetch 1'),
-    'recompute-activations': ruled('plan.recompute', 'selective'),
-    'recompute-granularity': ruled('plan.recompute', 'the same word'),
-    'recompute-method': ruled('plan.recompute', 'block: patterns of the first layers of each stage'),
-    'recompute-num-layers': ruled('plan.recompute', 'layers of a stage, with recompute-method block'),
-    'recompute-modules': ruled('plan.recompute', 'core_attn: selective'),
-    'tp-comm-overlap': ruled('plan.tiles', 'as many as tensor ranks, with sequence-parallel'),
-    'nproc-per-node': ruled('cluster.devices', 'the same number, where it is not all of a node'),
-    'nnodes': ruled('cluster.nodes', 'the same number'),
-    'worker-num': ruled('cluster.nodes', 'devices in all, divided by those of a node'),
-    'cuda-device-max-connections': ruled('cluster.work_queues', 'the same number, of the environment'),
-}
-ALIASES: Final = {
-    'layernorm-epsilon': 'norm-epsilon', 'encoder-seq-length': 'seq-length', 'encoder-num-layers': 'num-layers',
-    'num-nodes': 'nnodes', 'world-size': 'worker-num', 'num-gpus': 'nproc-per-node', 'nproc-per-node': 'nproc-per-node',
-    'model-parallel-size': 'tensor-model-parallel-size', 'checkpoint-activations': 'recompute-activations',
-    'batch-size': 'micro-batch-size', 'num-virtual-stages-per-pipeline-rank': 'num-virtual-stages-per-pipeline-rank',
-    'use-fsdp2': 'use-torch-fsdp2', 'use-custom-fsdp': 'use-megatron-fsdp', 'use-rotary-position-embedding':
-    'use-rotary-position-embeddings', 'fp8-hybrid': 'fp8-format',
+_T: Final = 'workload.transformer'
+_PROGRAMS: Final = {
+    'bert': 'an encoder', 't5': 'an encoder and a decoder', 'vlm': 'images', 'vision': 'images', 'mimo': 'images',
+    'multimodal': 'images', 'mamba': 'a state space', 'hybrid': 'a state space', 'retro': 'retrieval',
+    'ict': 'retrieval',
 }  # fmt: skip
-IDLE: Final = {
-    'where a run begins, reads, writes and reports': 'save load save-interval load-* ckpt-* async-save dist-ckpt-* '
-    'use-dist-ckpt* auto-detect-ckpt-format no-load-* no-save-* finetune pretrained-checkpoint tensorboard-* '
-    'wandb-* log-* timing-* exit-* eval-iters eval-interval profile* use-pytorch-profiler record-memory-history '
-    'memory-snapshot-path one-logger-* enable-one-logger no-one-logger non-persistent-* save-retain-interval '
-    'use-checkpoint-args exit-on-missing-checkpoint verify-integrity* logging-level test-mode skip-train '
-    'run-workload-inspector-server',
-    'data and words': 'trainer data-* train-data-* valid-data-* test-data-* split vocab-file merge-file tokenizer-* '
-    'mock-data num-workers dataloader-type no-create-attention-mask-in-dataloader create-attention-mask-in-dataloader '
-    'no-mmap-bin-files tiktoken-* eod-mask-loss vocab-extra-ids dataset-* per-split-data-args-path '
-    'num-dataset-builder-threads object-storage-* s3-cache-path handler-name prompt-type* is-instruction-dataset '
-    'variable-seq-lengths* sft-* reset-position-ids train-iters train-samples seed data-parallel-random-init',
-    'a rate, a start or a scale of learning': 'lr-* min-lr decoupled-* start-weight-decay end-weight-decay '
-    'weight-decay-* override-opt-param-scheduler override-opt-param-scheduler use-checkpoint-opt-param-scheduler '
-    'use-checkpoint-opt-param-scheduler initial-loss-scale min-loss-scale loss-scale-window hysteresis '
-    'init-method-xavier-uniform no-initialization use-cpu-initialization perform-initialization '
-    'apply-layernorm-1p no-weight-decay-* embedding-init-method-std adam-* warmup',
-    'how processes find one another': 'master-addr master-port master-addr master-port node-rank node-rank rdzv-* '
-    'local-rank max-restarts max-restarts rdzv-* distributed-backend distributed-timeout-minutes '
-    'use-gloo-process-groups disable-gloo-process-groups nccl-* lazy-mpu-init tee redirects '
-    'slurm-* hostfile include exclude no-ssh standalone monitor-interval run-path start-method local-ranks-filter '
-    'enable-ft-package *-timeout local-worker-num log-dir',
-    'the way of ops that simpar takes anyway': 'use-mcore-models no-masked-softmax-fusion no-bias-gelu-fusion '
-    'no-bias-swiglu-fusion no-bias-dropout-fusion bias-swiglu-fusion bias-gelu-fusion no-rope-fusion '
-    'apply-rope-fusion cross-entropy-loss-fusion cross-entropy-fusion-impl no-gradient-accumulation-fusion '
-    'gradient-accumulation-fusion attention-softmax-in-fp32 no-persist-layer-norm persist-layer-norm '
-    'no-async-tensor-model-parallel-allreduce async-tensor-model-parallel-allreduce moe-grouped-gemm '
-    'moe-permute-fusion moe-router-fusion moe-use-legacy-grouped-gemm apply-query-key-layer-scaling '
-    'no-contiguous-buffers-in-local-ddp deprecated-use-mcore-models use-legacy-models '
-    'export-force-local-attention rope-type',
-    'housekeeping of a process': 'manual-gc manual-gc-interval empty-unused-memory-level '
-    'no-check-for-nan-in-loss-and-grad check-for-* rerun-* deterministic-mode te-rng-tracker '
-    'inference-* max-tokens-to-oom use-fused-weighted-* '
-    'use-pytorch-* disable-straggler-on-startup calculate-per-token-loss no-barrier-with-level-1-timing '
-    'barrier-with-L1-time high-priority-stream-groups cuda-graph-warmup-steps',
-    'a scale that values alone have': 'mscale mscale-all-dim rotary-scaling-factor beta-fast beta-slow softmax-type '
-    'fp8-amax-* fp8-margin fp8-interval no-fp8-wgrad moe-router-bias-update-rate moe-z-loss-coeff '
-    'moe-input-jitter-eps moe-router-dtype moe-router-padding-for-fp8 moe-token-drop-policy '
-    'moe-router-force-load-balancing glu-linear-offset activation-func-clamp-value original-max-position-embeddings '
-    'mtp-loss-scaling-factor',
-}  # fmt: skip
-MISSING: Final = {
-    'a batch that grows in the first steps': 'rampup-batch-size step-batch-size-schedule',
-    'captured graphs, which are the host mode of a profile': 'enable-cuda-graph external-cuda-graph cuda-graph-* '
-    'enable-full-iteration-cuda-graph',
-    'weights held in 8 bits': 'fp8-param-gather fp8-param',
-    'a layout of stages with embedding and loss as layers': 'account-for-* pipeline-model-parallel-layout '
-    'standalone-embedding-stage',
-    'offloading to host memory': 'cpu-offloading* optimizer-cpu-offload optimizer-offload-* '
-    'use-precision-aware-optimizer offload-* fine-grained-activation-offloading overlap-cpu-optimizer-*',
-    'optimizer states of fewer bits': 'main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype',
-    'tensor parallelism of experts apart from the rest': 'expert-tensor-parallel-size',
-    'overlap of expert exchange and compute': 'moe-shared-expert-overlap overlap-moe-* moe-alltoall-* '
-    'moe-fb-overlap delay-wgrad-compute moe-enable-deepep moe-flex-*',
-    'capacity of experts as padding': 'moe-pad-expert-input-to-capacity',
-    'how ranks lie on nodes: stages inside of data ranks': 'use-tp-pp-dp-mapping',
-    'a size of buckets, for which plan.fusion is to be written by hand': 'ddp-bucket-size ddp-num-buckets',
-    'groups of gradients': 'ddp-average-in-collective '
-    'num-distributed-optimizer-instances align-* no-align-* overlap-param-gather-with-optimizer-step '
-    'delay-grad-reduce ddp-pad-buckets-for-high-nccl-busbw',
-    'context parallelism in levels': 'hierarchical-context-parallel-sizes dynamic-context-parallel',
-    'samples of unlike lengths': 'reset-attention-mask use-packed-sequence* sft variable-sequence-lengths',
-    'recomputation of some more modules': 'distribute-saved-activations',
-    'layers of another kind': 'hybrid-* mamba-* is-hybrid-model spec heterogeneous-* encoder-* decoder-seq-length '
-    'experimental-attention-variant enable-gpt-oss no-rope-freq linear-attention* add-position-embedding bert-* '
-    'retro-*',
-    'a chunked or fused head': 'mtp-* defer-embedding-wgrad-compute wgrad-deferral-limit',
-    'overlap of tensor parallelism by parts': 'tp-comm-* disable-tp-comm-*',
-    'how sends of the pipeline overlap': 'overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-*',
-    'another optimizer': 'muon-* use-layer-wise-distributed-optimizer',
-    'adapters': 'lora-* peft-*',
-    'numbers below 8 bits': 'fp4-* first-last-layers-bf16 num-layers-at-*',
-}  # fmt: skip
+"""Parts of the names of programs, and what these train beside a decoder."""
+
+# the model
+
+
+def trainer(flags: Settings) -> Iterator[Told]:
+    """What the program trains, by its name."""
+    name = flags.text('trainer').lower()
+    what = next((what for part, what in _PROGRAMS.items() if part in name), None)
+    if what is not None:
+        yield Left('trainer', f'{what}; a decoder of the same sizes is written')
+
+
+def position(flags: Settings) -> Iterator[Told]:
+    """Positions: learned unless told, and what rotary needs."""
+    kind = flags.text('position-embedding-type')
+    if flags.on('use-rotary-position-embeddings'):
+        kind = 'rope'
+    elif flags.on('no-position-embedding') and kind == 'learned_absolute':
+        kind = 'none'
+    by = flags.given('position-embedding-type', 'use-rotary-position-embeddings', 'no-position-embedding')
+    said = flags.table.rows['position-embedding-type'].choices.get(kind.lower())
+    if said == 'rotary':
+        yield Says(f'{_T}.position', 'rotary', by, '' if kind == 'rope' else f'{kind} costs the same')
+        yield from rotary(flags)
+        return
+    if said is None:
+        yield Left('position-embedding-type', f'{kind}; no positions are written')
+    yield Says(f'{_T}.position', said or 'none', by)
+    if said == 'learned' and 'max-position-embeddings' in flags:
+        yield Says(f'{_T}.positions', flags.number('max-position-embeddings'), ('max-position-embeddings',))
+    yield from flags.left('positions are not rotary', 'rotary-base', 'rotary-percent', 'rotary-interleaved')
+    yield from flags.left('', 'max-position-embeddings')
+
+
+def rotary(flags: Settings) -> Iterator[Told]:
+    """What turns, and by which frequencies."""
+    yield from flags.left('the longest sequence; rotary positions have no weight', 'max-position-embeddings')
+    yield from flags.said('rotary-base', 'rotary-percent', 'rotary-interleaved')
+    if flags.on('use-rope-scaling'):
+        by = flags.given('use-rope-scaling', 'rope-scaling-factor')
+        yield Says(f'{_T}.rope_scaling', [flags.real('rope-scaling-factor'), 1.0, 4.0, 8192], by)
+    elif by := flags.given('rotary-seq-len-interpolation-factor'):
+        yield Says(f'{_T}.rope_scaling', [flags.real(by[0])], by)
+
+
+def blocks(flags: Settings) -> Iterator[Told]:
+    """Heads, feed-forward, norms and the head of words."""
+    if flags.on('group-query-attention'):
+        by = flags.given('group-query-attention', 'num-query-groups')
+        yield Says(f'{_T}.kv_heads', flags.number('num-query-groups'), by)
+    else:
+        yield from flags.left('without group-query-attention', 'num-query-groups')
+    yield from flags.said('swiglu', 'quick-geglu', 'squared-relu', 'openai-gelu')
+    if flags.on('swiglu') and 'ffn-hidden-size' not in flags:
+        yield Says(f'{_T}.ffn', int(4 * flags.number('hidden-size') * 2 / 3 / 64) * 64, ('swiglu',))
+    yield from flags.said('normalization')
+    yield from flags.said('untie-embeddings-and-output-weights', silent=True)
+    yield from biases(flags)
+    yield from flags.said('qk-layernorm')
+
+
+def biases(flags: Settings) -> Iterator[Told]:
+    """Biases of all products, unless a flag takes them away."""
+    if flags.on('disable-bias-linear'):
+        by = flags.given('disable-bias-linear', 'add-qkv-bias')
+        yield Says(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
+    elif flags.number('num-experts'):
+        # Biases of experts are not modelled; where every layer has experts, none is left.
+        yield Says(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
+        yield Assumed('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
+    elif flags.on('add-qkv-bias'):
+        yield Says(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
+
+
+def is_checkpointed(flags: Settings) -> bool:
+    """Whether full layers are made again, in the word that Megatron-LM had until v3.0 of 2022."""
+    return any(one.called.replace('_', '-') == '--checkpoint-activations' for one in flags.every)
+
+
+def framework(flags: Settings) -> tuple[str, int]:
+    """Megatron-LM, or the fork of it that has flags of its own; and the last year of its release."""
+    if flags.given('deepspeed', 'deepspeed-config', 'zero-stage'):
+        return 'Megatron-DeepSpeed', NOW
+    if any(name.startswith(('enable-zero-bubble', 'zero-bubble-')) for name in flags.named):
+        return 'zero-bubble', NOW
+    return 'Megatron-LM', 2022 if is_checkpointed(flags) else NOW
+
+
+def attention(flags: Settings) -> Iterator[Told]:
+    """Flash or unfused, its dropout, its window."""
+    by = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl')
+    is_local = flags.text('transformer-impl') == 'local' and not flags.on('use-flash-attn')
+    unfused = flags.choice('attention-backend') == 'unfused' or (not flags.text('attention-backend') and is_local)
+    # Before Transformer Engine attention was a product, a softmax and a product.
+    is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
+    yield Says(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
+    if is_old:
+        yield Assumed('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
+    elif not by:
+        yield Assumed('attention is flash, as attention-backend auto finds it')
+    hidden, core = flags.real('hidden-dropout'), flags.real('attention-dropout')
+    given = flags.given('hidden-dropout', 'attention-dropout')
+    if len(given) < 2 and (hidden or core):
+        yield Assumed('dropout is 0.1 where the flags do not say it')
+    yield Says(f'{_T}.dropout', hidden, given)
+    if hidden != core and 'attention-dropout' in flags:
+        note = f'{core:g}, beside {hidden:g} elsewhere: dropout {hidden:g} is written for both'
+        yield Left('attention-dropout', note)
+    elif hidden != core:
+        yield Assumed(f'attention-dropout is {core:g}, which is not modelled beside hidden-dropout {hidden:g}')
+    if 'window-size' in flags:
+        yield from window(flags)
+
+
+def window(flags: Settings) -> Iterator[Told]:
+    """``--window-size left,right``; every so-manieth layer may be without."""
+    numbers = flags.numbers('window-size')
+    if not numbers or numbers[0] < 0:
+        yield from flags.left('no window', 'window-size')
+        return
+    width, every = numbers[0] + 1, flags.text('window-attn-skip-freq')
+    listed = _pattern(every)
+    value: int | list[int] = width
+    if listed is not None:
+        value = [width if one else 0 for one in listed]
+    elif every:
+        value = [width] * ((flags.number('window-attn-skip-freq') or 1) - 1) + [0]
+    yield Says(f'{_T}.window', value, flags.given('window-size', 'window-attn-skip-freq'))
+
+
+def latent(flags: Settings) -> Iterator[Told]:
+    """Multi-head latent attention; its widths count with its switch alone."""
+    yield from flags.said('kv-channels')
+    if flags.on('multi-latent-attention') and flags.text('position-embedding-type') != 'rope':
+        yield Says(f'{_T}.position', 'rotary', ('multi-latent-attention',))
+    widths = ('kv-lora-rank', 'q-lora-rank', 'qk-head-dim', 'qk-pos-emb-head-dim', 'v-head-dim')
+    yield from flags.said(*widths, by=('multi-latent-attention',), silent=True)
+
+
+def further(flags: Settings) -> Iterator[Told]:
+    """Multi-token prediction is refused by name."""
+    if flags.number('mtp-num-layers'):
+        yield Left('mtp-num-layers', 'multi-token prediction; the model is written without it')
+    elif 'mtp-num-layers' in flags:
+        yield Says(f'{_T}.mtp_layers', 0, ('mtp-num-layers',))
+
+
+def vocabulary(flags: Settings) -> Iterator[Told]:
+    """Words of the vocabulary, and the rows that pad it."""
+    padded = flags.number('padded-vocab-size')
+    if padded:
+        yield Says(f'{_T}.vocab', padded, ('padded-vocab-size',))
+        yield from flags.left('padded-vocab-size says all', 'vocab-size', 'make-vocab-size-divisible-by')
+        return
+    yield from _words(flags)
+    rows = flags.number('make-vocab-size-divisible-by') * flags.number('tensor-model-parallel-size')
+    yield Says(f'{_T}.pad_vocab', rows, flags.given('make-vocab-size-divisible-by'))
+
+
+def _words(flags: Settings) -> Iterator[Told]:
+    """How many words there are, by their number or by the tokenizer."""
+    by = flags.given('tokenizer-type', 'tokenizer-model', 'tokenizer-name-or-path')
+    if flags.number('vocab-size'):
+        yield Says(f'{_T}.vocab', flags.number('vocab-size'), ('vocab-size',))
+        yield from flags.left('vocab-size says how many words', *by)
+        return
+    if not flags.given('num-layers', 'hidden-size'):
+        return
+    texts = [flags.named[name].shown for name in (*by, *flags.given('vocab-file'))]
+    if 'merge-file' in flags and not by:
+        texts.append('GPT2BPETokenizer')
+    elif not by and ('bert' in flags.text('trainer') or 't5' in flags.text('trainer')):
+        texts.append('BertWordPieceLowerCase')
+    tokenizer = tokenizer_of(texts) or tokenizer_of([flags.every[0].where.partition(':')[0].rpartition('/')[2]])
+    if tokenizer is None:
+        what = 'how many words the vocabulary has is not told' + (f' ({", ".join(texts)})' if texts else '')
+        yield Wrong('tokenizer-type', what, 'give it, e.g. --set vocab-size=128256')
+        return
+    count, name = tokenizer
+    yield Says(f'{_T}.vocab', count, by, f'of the tokenizer of {name}')
+    yield Assumed(f'the vocabulary has {count} words, as that of {name} has; --set vocab-size=N says another number')
+
+
+def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
+    """Words and name of the tokenizer that texts such as a path name; None where none does.
+
+    Each count is vocab_size of a published config: openai-community/gpt2, meta-llama/Llama-2-7b-hf, Meta-Llama-3-8B,
+    mistralai/Mistral-7B-v0.1 and Mixtral-8x7B, Qwen/Qwen2.5-7B and Qwen3-8B, deepseek-ai/DeepSeek-V2 and V3,
+    google-bert/bert-base-uncased, google/gemma-2-9b.
+    """
+    full = ' '.join(texts).lower()
+    with (FOLDER / 'tokenizers.csv').open(encoding='utf-8', newline='') as file:
+        fitting = (row for row in csv.DictReader(file) if re.search(row['name'], full))
+        return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
+
+
+def experts(flags: Settings) -> Iterator[Told]:
+    """A mixture of experts; its flags count with num-experts alone."""
+    if not flags.number('num-experts'):
+        yield from flags.left('without num-experts', *(name for name in flags.named if name.startswith('moe-')))
+        return
+    yield from flags.said('num-experts')
+    yield from flags.said('moe-router-topk', silent=True)
+    yield from flags.said(
+        'moe-ffn-hidden-size', 'moe-shared-expert-intermediate-size', 'moe-router-num-groups',
+        'moe-router-group-topk', 'moe-router-topk-scaling-factor', 'moe-expert-capacity-factor',
+        'moe-shared-expert-gate', 'moe-router-enable-expert-bias', 'moe-router-score-function',
+        'moe-router-pre-softmax',
+    )  # fmt: skip
+    yield from balance(flags)
+    yield from expert_layers(flags)
+
+
+def balance(flags: Settings) -> Iterator[Told]:
+    """The auxiliary loss."""
+    kind, by = flags.text('moe-router-load-balancing-type'), flags.given('moe-router-load-balancing-type')
+    if kind in ('aux_loss', 'seq_aux_loss'):
+        yield from flags.said('moe-aux-loss-coeff', silent=True)
+        if kind == 'seq_aux_loss':
+            yield Says(f'{_T}.experts.aux_group', 'sample', by)
+        return
+    yield from flags.left(f'with load balancing {kind}', 'moe-aux-loss-coeff')
+    if by and kind != 'none':
+        yield Left(by[0], f'{kind}; experts are written without an auxiliary loss')
+
+
+def expert_layers(flags: Settings) -> Iterator[Told]:
+    """Which layers have experts: every so-manieth, or those of a list."""
+    listed = _pattern(flags.text('moe-layer-freq'))
+    if listed is None:
+        if flags.number('moe-layer-freq') > 1:
+            yield Says(f'{_T}.experts.every', flags.number('moe-layer-freq'), ('moe-layer-freq',))
+        return
+    dense = listed.index(1) if 1 in listed else len(listed)
+    if all(listed[dense:]):
+        yield Says(f'{_T}.experts.first_dense', dense, ('moe-layer-freq',))
+    else:
+        yield Left('moe-layer-freq', 'dense layers among those with experts')
+
+
+def _has_dense(flags: Settings) -> bool:
+    """Whether some layer has no experts."""
+    listed = _pattern(flags.text('moe-layer-freq'))
+    return 0 in listed if listed is not None else flags.number('moe-layer-freq') > 1
+
+
+def _pattern(text: str) -> list[int] | None:
+    """``([0]*3+[1]*58)`` and ``[1, 0, 1]`` as a list; None where a text is not one."""
+    bare = text.strip().strip('"\'').replace(' ', '')
+    bare = bare[1:-1] if bare.startswith('(') and bare.endswith(')') else bare
+    layers: list[int] = []
+    for part in bare.split('+') if bare.startswith('[') else ['']:
+        match = re.fullmatch(r'\[([01](?:,[01])*)\](?:\*(\d{1,4}))?', part)
+        if match is None:
+            return None
+        layers += [int(one) for one in match[1].split(',')] * int(match[2] or 1)
+    return layers
+
+
+# the cluster and the batch
+
+
+class Ranks(NamedTuple):
+    """How many ranks a run has, how many devices of a node it takes (0: all), and what a reader should know of it."""
+
+    total: int
+    node: int
+    notes: tuple[Told, ...] = ()
+
+
+def _dense_ranks(flags: Settings) -> int:
+    """Tensor × context ranks."""
+    return flags.number('tensor-model-parallel-size') * flags.number('context-parallel-size')
+
+
+def ranks_of(flags: Settings) -> Ranks:
+    """Ranks of the run, as launchers say them; where these are not known, those that the degrees need, and an error."""
+    of_experts = (flags.number('expert-tensor-parallel-size') or 1) * flags.number('expert-model-parallel-size')
+    inner = max(1, flags.number('pipeline-model-parallel-size'))
+    inner *= lcm(max(1, of_experts), max(1, _dense_ranks(flags)))
+    node, total = _count(flags, 'nproc-per-node'), _count(flags, 'worker-num')
+    # torchrun has one node where it is known no number of them.
+    nodes = _count(flags, 'nnodes') if 'nnodes' in flags else min(1, node)
+    full = max(1, flags.number(NODE_SIZE))
+    notes: tuple[Told, ...] = ()
+    if nodes and not node and not total:
+        node = full
+        what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
+        notes = (Assumed(what, of_cluster=True),)
+    known = total or nodes * node
+    if not known:
+        return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
+    if known % inner:
+        ranks = inner if inner < full else lcm(inner, full)
+        what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
+        return Ranks(ranks, 0, (Assumed(what, of_cluster=True),))
+    return Ranks(known, node, notes)
+
+
+def _count(flags: Settings, name: str) -> int:
+    """A number of nodes or devices; 0 where it is not known."""
+    return max(0, flags.number(name))
+
+
+def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Wrong:
+    """What to write where nobody says how many devices there are."""
+    missing = [name for name, known in (('nnodes', nodes), ('nproc-per-node', node)) if not known]
+    asked = [flags.named[name].open for name in missing if name in flags]
+    variables = [one for names in asked for one in names if not one.startswith('$')]
+    given = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
+    said = next((name for name in missing if name in flags), '')
+    what = f'{flags.named[said].shown} is not known' if said else 'the file does not say how many devices it runs on'
+    return Wrong(said or 'nnodes', what, f'give the number, e.g. {given}')
+
+
+def cluster(flags: Settings) -> Iterator[Told]:
+    """Nodes and devices of each, and work queues."""
+    ranks = ranks_of(flags)
+    yield from ranks.notes
+    # The engine makes nodes of them, which hold as many devices as the profile says.
+    yield Says('ranks', ranks.total, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
+    if ranks.node:
+        yield Says('node', ranks.node, flags.given('nproc-per-node'))
+    queues = 'cuda-device-max-connections'
+    # CUDA takes no other number; what a variable holds that nobody assigns keeps no schedule from being written.
+    if 1 <= flags.number(queues) <= 32:
+        yield from flags.said(queues)
+    elif queues in flags:
+        yield Left(queues, 'no number from 1 to 32; all queues of the device are taken')
+
+
+def batch(flags: Settings) -> Iterator[Told]:
+    """Samples of a step, and the micro-batches that they come in."""
+    ranks = ranks_of(flags).total
+    # Those that share experts are among the data ranks.
+    data = max(1, ranks // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
+    small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
+    if not flags.given('num-layers', 'hidden-size'):
+        yield Wrong('num-layers', 'missing: the command trains no model that its flags say', 'name a training script')
+        return
+    if not small and not full:
+        yield Wrong('micro-batch-size', 'missing', 'give it, e.g. --set micro-batch-size=1 --set global-batch-size=256')
+        return
+    if not full:
+        full = small * data
+        yield Assumed(f'the global batch is micro-batch-size × {data} data ranks = {full}')
+    small = small or max(1, full // data)
+    if full % (small * data):
+        even = max(1, round(full / (small * data))) * small * data
+        what = f'global-batch-size {full} is no multiple of micro-batch-size {small} × data {data}'
+        yield Assumed(f'a batch of {even}: {what}')
+        full = even
+    yield Says('workload.batch', full, flags.given('global-batch-size') or flags.given('micro-batch-size'))
+    yield Says('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
+
+
+def precision(flags: Settings) -> Iterator[Told]:
+    """16 bits with master weights, or 32."""
+    kind = 'bf16' if flags.on('bf16') else 'fp16' if flags.on('fp16') else 'fp32'
+    yield Says('workload.precision', kind, flags.given('bf16', 'fp16'))
+    sums = flags.given('accumulate-allreduce-grads-in-fp32', 'grad-reduce-in-bf16')
+    if kind == 'bf16' and not flags.on('grad-reduce-in-bf16'):
+        yield Says('workload.gradients', 'fp32', sums or ('bf16',))
+    elif 'accumulate-allreduce-grads-in-fp32' in flags:
+        yield Says('workload.gradients', 'fp32', sums)
+    else:
+        yield Says('workload.gradients', kind, sums)
+    if kind == 'fp16':
+        scale, by = flags.real('loss-scale'), flags.given('loss-scale') or ('fp16',)
+        yield Says('workload.loss_scale', scale, by, 'dynamic in Megatron-LM')
+    if 'fp8-format' in flags:
+        yield from eight(flags)
+
+
+def eight(flags: Settings) -> Iterator[Told]:
+    """Products in 8 bits, of one scale a tensor."""
+    recipe = flags.text('fp8-recipe')
+    note = '' if recipe in ('delayed', 'tensorwise') else f'scales by {recipe} are priced as one scale a tensor'
+    form = flags.choice('fp8-format') or 'hybrid'
+    yield Says('workload.fp8', form, flags.given('fp8-format', 'fp8-recipe'), note)
+    if note:
+        yield Left('fp8-recipe', note)
+
+
+def optimizer(flags: Settings) -> Iterator[Told]:
+    """Adam with decay apart, unless told."""
+    name, by = flags.choice('optimizer'), flags.given('optimizer')
+    if flags.text('optimizer').lower() not in flags.table.rows['optimizer'].choices:
+        yield Left('optimizer', f'{flags.text("optimizer")}; adamw is written')
+    own = {'adamw': ('adam-beta1', 'adam-beta2', 'adam-eps'), 'momentum': ('sgd-momentum',)}.get(name, ())
+    for one in (*flags.said('weight-decay', silent=True), *flags.said('lr', *own)):
+        # The table has the keys of Adam.
+        yield one._replace(key=one.key.replace('adamw', name)) if isinstance(one, Says) else one
+    yield Says(f'workload.optimizer.{name}.master_weights', flags.on('bf16') or flags.on('fp16'), by)
+    if 'clip-grad' not in flags:
+        yield from flags.said('clip-grad', silent=True)
+
+
+# the plan
+
+
+def parallel(flags: Settings) -> Iterator[Told]:
+    """Sequence, context and expert parallelism."""
+    yield from flags.said('sequence-parallel', 'context-parallel-size')
+    yield from flags.said('cp-comm-type', silent=True)
+    yield from expert(flags)
+    tensor = flags.number('tensor-model-parallel-size')
+    if flags.on('tp-comm-overlap') and tensor > 1 and flags.on('sequence-parallel'):
+        yield Says('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
+    elif flags.on('tp-comm-overlap'):
+        yield from flags.left('without sequence-parallel', 'tp-comm-overlap')
+
+
+def expert(flags: Settings) -> Iterator[Told]:
+    """Expert parallelism, of a model that has experts."""
+    degree, kind = flags.number('expert-model-parallel-size'), flags.text('moe-token-dispatcher-type')
+    names = ('expert-model-parallel-size', 'moe-token-dispatcher-type')
+    if degree < 2 or not flags.number('num-experts'):
+        yield from flags.left('one expert rank', *names)
+        return
+    yield Says('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
+    if kind != 'alltoall':
+        yield Left('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
+
+
+def pipeline(flags: Settings) -> Iterator[Told]:
+    """The order of a pipeline, and layers of its stages."""
+    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
+    names = ('num-layers-per-virtual-pipeline-stage', 'num-virtual-stages-per-pipeline-rank')
+    uneven_ends = ('decoder-first-pipeline-num-layers', 'decoder-last-pipeline-num-layers')
+    if ranks < 2:
+        yield from flags.left('one pipeline rank', *names, *uneven_ends)
+        return
+    each = flags.number(names[0])
+    chunks = flags.number(names[1]) if not each else max(1, layers // (ranks * each))
+    if chunks > 1:
+        yield Says('plan.order', 'interleaved-1f1b', flags.given(*names))
+        yield Says('plan.chunks', chunks, flags.given(*names))
+    by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
+    if chunks == 1 or flags.on('no-overlap-p2p-communication'):
+        yield Says('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
+    else:
+        # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 3118: overlap_p2p_comm is on with virtual
+        # stages; core/pipeline_parallel/schedules.py, line 1747 on: each message is issued behind a computation, and so
+        # waits for it on the device.
+        yield Says('plan.exchange', 'separate', by, 'messages go on beside computation')
+        yield Says('plan.receive', 'late', by, 'posted behind a computation')
+    if not flags.given('use-megatron-fsdp', 'use-torch-fsdp2'):
+        # The same, training.py, line 2508, and core/distributed/distributed_data_parallel.py, line 170: buckets cut the
+        # first chunk of the first rank alone.
+        yield Says('plan.fusion', 'stage', ('pipeline-model-parallel-size',), 'each chunk has one bucket')
+    yield from uneven(flags, uneven_ends, ranks, chunks)
+
+
+def uneven(flags: Settings, names: tuple[str, str], ranks: int, chunks: int) -> Iterator[Told]:
+    """First and last stages of their own size. Arguments: ``names`` of their flags."""
+    first, last = map(flags.number, names)
+    middle = ranks - bool(first) - bool(last)
+    layers = flags.number('num-layers') - first - last
+    if not first and not last:
+        return
+    if chunks > 1 or middle < 1 or layers % middle:
+        note = 'with these numbers of layers, ranks and chunks'
+        yield from (Left(name, note) for name in flags.given(*names))
+        return
+    stages = [first] * bool(first) + [layers // middle] * middle + [last] * bool(last)
+    yield Says('plan.stages', stages, flags.given(*names))
+
+
+def sharding(flags: Settings) -> Iterator[Told]:
+    """What data ranks share, and what their messages hide under."""
+    fsdp, strategy = flags.given('use-megatron-fsdp', 'use-torch-fsdp2'), 'data-parallel-sharding-strategy'
+    zero, by = int(flags.on('use-distributed-optimizer')), flags.given('use-distributed-optimizer')
+    if fsdp:
+        zero, by = flags.choice(strategy), (*by, *fsdp, *flags.given(strategy))
+        zero = 3 if zero is None else zero
+    else:
+        yield from flags.left('without use-megatron-fsdp', strategy)
+    if zero:
+        yield Says('plan.zero', zero, by)
+    yield from flags.said('overlap-grad-reduce', silent=zero < 3)
+    if not zero:
+        yield from flags.left('without use-distributed-optimizer', 'overlap-param-gather')
+    elif 'overlap-param-gather' in flags and zero == 3:
+        yield Says('plan.prefetch', 1, ('overlap-param-gather',))
+    elif 'overlap-param-gather' in flags:
+        yield Says('plan.gather', 'after-update', ('overlap-param-gather',), 'under the forward of the next step')
+    elif zero < 3:
+        yield Assumed('weights are gathered under the next forward, as with --overlap-param-gather')
+
+
+def recompute(flags: Settings) -> Iterator[Told]:
+    """What the backward makes again."""
+    kind = flags.text('recompute-granularity')
+    if flags.on('recompute-activations') and 'recompute-granularity' not in flags:
+        kind = 'full' if is_checkpointed(flags) else 'selective'
+    by = flags.given('recompute-granularity', 'recompute-activations')
+    names = ('recompute-method', 'recompute-num-layers')
+    if kind == 'full':
+        yield from recompute_full(flags, (*by, *flags.given(*names)))
+    elif kind == 'selective':
+        shown = flags.named['recompute-modules'].shown if 'recompute-modules' in flags else ''
+        modules = [one for one in shown.replace(',', ' ').split() if one != 'core_attn']
+        yield Says('plan.recompute', 'selective', (*by, *flags.given('recompute-modules')))
+        if modules:
+            yield Left('recompute-modules', f'{", ".join(modules)}; attention alone is recomputed')
+        yield from flags.left('with recompute-granularity selective', *names)
+    else:
+        yield from flags.left('without recompute-granularity', *names, 'recompute-modules')
+
+
+def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
+    """All layers, or with ``block`` the first of each stage."""
+    count, layers = flags.number('recompute-num-layers'), flags.number('num-layers')
+    pipeline, method = flags.number('pipeline-model-parallel-size'), flags.text('recompute-method')
+    share = layers // max(1, pipeline)
+    yield from flags.left('with recompute-granularity full', 'recompute-modules')
+    if method == 'block' and count < share:
+        if layers % pipeline or 'num-layers-per-virtual-pipeline-stage' in flags:
+            yield Left('recompute-num-layers', 'blocks of uneven or interleaved stages; all layers are')
+            yield Says('plan.recompute', 'full', by)
+            return
+        first = [stage * share + layer for stage in range(pipeline) for layer in range(count)]
+        yield Says('plan.recompute', [f'layer{layer}.*' for layer in first] or 'none', by)
+        return
+    yield Says('plan.recompute', 'full', by)
+    if method == 'uniform' and count > 1:
+        yield Left('recompute-num-layers', f'{count} layers as one; each keeps its input')
+
+
+_OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
+_OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, sharding, recompute)
 MEGATRON: Final = Source(
     name='Megatron-LM',
     profile='h100-sxm-8',
-    rows=ROWS,
-    idle=IDLE,
-    not_modelled=MISSING,
-    aliases=ALIASES,
-    rules=(*megatron_model.RULES, *megatron_plan.RULES),
-    framework=megatron_model.framework,
+    table=table_of('megatron'),
+    rules=(*_OF_MODEL, *_OF_PLAN),
+    framework=framework,
 )
+
+# what MindSpeed has beside these
+
+
+def mindspeed_model(flags: Settings) -> Iterator[Told]:
+    """What MindSpeed-LLM adds to a model."""
+    if not flags.on('use-flash-attn'):
+        yield Says(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
+    if flags.on('geglu') or flags.on('gelu-tanh'):
+        kind = ('geglu_tanh' if flags.on('gelu-tanh') else 'geglu') if flags.on('geglu') else 'gelu_tanh'
+        yield Says(f'{_T}.activation', kind, flags.given('geglu', 'gelu-tanh'))
+    if width := flags.number('sliding-window-size'):
+        by = flags.given('sliding-window-size', 'interleave-sliding-window')
+        yield Says(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
+    elif width := flags.number('interleave-sliding-window'):
+        yield Says(f'{_T}.window', [width, 0], ('interleave-sliding-window',))
+    yield from flags.said('post-norm')
+    if flags.real('query-pre-attn-scalar') > 0:
+        scale = 1 / sqrt(flags.real('query-pre-attn-scalar'))
+        yield Says(f'{_T}.attention_scale', scale, ('query-pre-attn-scalar',))
+    if flags.on('input-embeds-norm'):
+        yield Says(f'{_T}.embedding_scale', sqrt(flags.number('hidden-size') or 1), ('input-embeds-norm',))
+    share = flags.real('partial-rotary-factor')
+    if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
+        yield Says(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
+    yield from mindspeed_biases(flags)
+
+
+def mindspeed_biases(flags: Settings) -> Iterator[Told]:
+    """Biases of single products, where the others have none."""
+    own = {'add-qkv-bias': 'qkv', 'add-dense-bias': 'proj', 'add-output-layer-bias': 'head'}
+    if flags.given('add-dense-bias', 'add-output-layer-bias'):
+        all_of = [] if flags.on('disable-bias-linear') else ['qkv', 'proj', 'ffn']
+        listed = dict.fromkeys([*all_of, *(key for name, key in own.items() if flags.on(name))])
+        yield Says(f'{_T}.bias', list(listed), flags.given(*own))
+
+
+def mindspeed_experts(flags: Settings) -> Iterator[Told]:
+    """What MindSpeed-LLM says of experts in its own words."""
+    yield from flags.said('first-k-dense-replace')
+    if not flags.number('num-experts'):
+        yield from flags.left('without num-experts', 'n-shared-experts')
+    elif flags.number('n-shared-experts'):
+        width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
+        shared = flags.number('n-shared-experts') * width
+        yield Says(f'{_T}.experts.shared', shared, flags.given('n-shared-experts', 'moe-ffn-hidden-size'))
+    yield from flags.said('norm-topk-prob', silent=True)
+    yield from flags.said('seq-aux')
+
+
+def mindspeed_plan(flags: Settings) -> Iterator[Told]:
+    """What MindSpeed adds to a plan."""
+    yield from flags.said('context-parallel-algo', silent=True)
+    tiled = flags.given('use-ascend-coc', 'use-ascend-mc2')
+    if tiled and flags.number('tensor-model-parallel-size') > 1:
+        parts = max(flags.number('coc-parallel-num'), 1)
+        yield Says('plan.tiles', parts, (*tiled, *flags.given('coc-parallel-num')), 'products and sums in parts')
+    else:
+        yield from flags.left('with one tensor rank, or switched off', *tiled, 'coc-parallel-num')
+    method = flags.text('schedules-method')
+    if method == 'dualpipev':
+        yield Says('plan.order', 'dualpipe-v', ('schedules-method',))
+        yield Says('plan.chunks', 2, ('schedules-method',))
+    elif 'schedules-method' in flags:
+        yield Left('schedules-method', f'{method}; 1f1b is written')
+    yield from mindspeed_stages(flags)
+    name = 'recompute-activation-function'
+    if flags.on(name) and 'recompute-granularity' in flags:
+        yield Left(name, 'beside recompute-granularity, which is written')
+    elif flags.on(name):
+        yield Says('plan.recompute', ['layer*.swiglu' if flags.on('swiglu') else 'layer*.gelu'], (name,))
+
+
+def mindspeed_stages(flags: Settings) -> Iterator[Told]:
+    """Layers of each stage, as a list or by layers that do nothing."""
+    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
+    each, is_v = flags.number('num-layers-per-virtual-pipeline-stage'), flags.text('schedules-method') == 'dualpipev'
+    count = layers // each if each else ranks * (2 if is_v else 1)
+    idle = {one for one in flags.numbers('noop-layers') if 0 <= one < layers}
+    if idle:
+        yield Says(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
+        if ranks > 1 and count and layers % count == 0:
+            share = layers // count
+            if is_v:
+                yield Left('noop-layers', 'their place in a V; layers are shared out evenly')
+            else:
+                stages = [share - sum(one // share == stage for one in idle) for stage in range(count)]
+                yield Says('plan.stages', stages, ('noop-layers',))
+    else:
+        yield from flags.left('none', 'noop-layers')
+    listed = flags.numbers('num-layer-list')
+    if listed and sum(listed) == layers and len(listed) == ranks > 1:
+        yield Says('plan.stages', listed, ('num-layer-list',))
+    elif listed:
+        yield Left('num-layer-list', 'as these numbers do not add up to the layers of the stages')
+
+
+MINDSPEED: Final = Source(
+    name='MindSpeed',
+    profile='ascend910b-8',
+    table=table_of('mindspeed').over(MEGATRON.table),
+    rules=(*_OF_MODEL, mindspeed_model, mindspeed_experts, *_OF_PLAN, mindspeed_plan),
+    # Nodes of the Atlas 800T A3 have sixteen dies.
+    nodes={16: 'ascend910c-16'},
+    framework=lambda _: ('MindSpeed-LLM', NOW),
+)
+MINDSPEED_HINTS: Final = re.compile(r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb', re.IGNORECASE)
+"""What a script of Megatron-LM on GPUs does not have."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from simpar.document.compose import Unreadable
+from simpar.document.tree import Tree, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.flags import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
 from simpar.importing.mapping import Imported, mapped
-from simpar.importing.megatron import MEGATRON
+from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
 from simpar.importing.mindformers import MINDFORMERS
-from simpar.importing.mindspeed import HINTS, MINDSPEED
-from simpar.importing.settings_file import settings_of_toml, settings_of_yaml
+from simpar.importing.settings import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.profiles import profile_of_flag
 
@@ -28,6 +29,8 @@ _PROFILES: Final = {
     'b200': 'b200-sxm-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
 }  # fmt: skip
 """Words for an accelerator, and the profile that stands for it."""
+_SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
+_KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
 
 
 def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Imported:
@@ -45,7 +48,7 @@ def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: 
 
 
 def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
-    source = MINDSPEED if HINTS.search(text) else MEGATRON
+    source = MINDSPEED if MINDSPEED_HINTS.search(text) else MEGATRON
     settings, skipped, notes = settings_of(text, str(path), source, given)
     made = _made(source, settings, profile, model, skipped)
     return replace(made, notes=notes)
@@ -53,14 +56,14 @@ def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model
 
 def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
     found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
-    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.aliases), profile, model)
+    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), profile, model)
 
 
 def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
     # Editors indent JSON with tabs, which YAML does not take.
     found = settings_of_yaml(text.replace('\t', ' '), str(path))
     beside = list(_longest(model)) if model else []
-    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.aliases), profile, model)
+    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.table), profile, model)
 
 
 def _longest(model: str) -> Iterator[Setting]:
@@ -74,7 +77,7 @@ def _longest(model: str) -> Iterator[Setting]:
 def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
     found = settings_of_yaml(text, str(path))
     found += list(_speed_up(found, path))
-    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.aliases), profile, model)
+    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.table), profile, model)
 
 
 def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
@@ -109,12 +112,12 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
     told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
-    name = profile or told or source.nodes.get(settings.number('nproc-per-node', 0), source.profile)
+    name = profile or told or source.nodes.get(settings.number('nproc-per-node'), source.profile)
     cluster = profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))
     beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
     beside += [Setting('model-config', model, '--model', '--model')] if model else []
-    settings = Settings([*settings.every, *beside], {})
+    settings = Settings([*settings.every, *beside], source.table)
     is_named = bool(profile or told)
     return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, is_named=is_named)
 
@@ -127,3 +130,65 @@ def _text(path: Path) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, 'strerror', None) or error
         raise ScheduleError(Problem(str(path), f'cannot be read: {why}', 'check the path')) from None
+
+
+# files of TOML, JSON and YAML: every value by its dotted name, with its line
+
+
+def settings_of_toml(text: str, name: str) -> list[Setting]:
+    """The settings of a TOML file. Raises ``ScheduleError``."""
+    # Python 3.10 has it as a package of its own.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        root = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ScheduleError(Problem(name, f'not TOML: {error}', 'check the file')) from None
+    lines = _lines(text)
+    return [Setting(key, value, f'{name}:{lines.get(key, 1)}') for key, value in _flat(root)]
+
+
+def settings_of_yaml(text: str, name: str) -> list[Setting]:
+    """The settings of a YAML or JSON file. Raises ``ScheduleError``."""
+    try:
+        tree = parse(text, name)
+    except Unreadable as error:
+        where = f'{name}:{error.line}' if error.line else name
+        raise ScheduleError(Problem(where, *error.fault)) from None
+    if not isinstance(tree.root, dict):
+        raise ScheduleError(Problem(name, 'not a mapping', 'name the file that the launcher reads'))
+    return [Setting(key, value, _where(tree, key)) for key, value in _flat(tree.root)]
+
+
+def _where(tree: Tree, key: str) -> str:
+    at: tuple[str | int, ...] = ()
+    for part in key.split('.'):
+        at = (*at, int(part) if part.isdigit() and isinstance(tree.get(at), list) else part)
+    return tree.where(at)
+
+
+def _flat(node: Any, at: str = '') -> Iterator[tuple[str, Any]]:
+    """Values by dotted name; a list of plain values is one value."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f'{at}.{key}' if at else str(key))
+    elif isinstance(node, list) and any(isinstance(one, (dict, list)) for one in node):
+        for place, value in enumerate(node):
+            yield from _flat(value, f'{at}.{place}')
+    else:
+        yield at, None if node == {} else node
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of each key of a TOML file, as far as a line begins with it."""
+    section = ''
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _KEY.match(line):
+            key = match[1].replace('"', '')
+            found.setdefault(f'{section}.{key}' if section else key, number)
+        elif match := _SECTION.match(line):
+            section = match[1].replace('"', '').replace(' ', '')
+    return found

@@ -1,0 +1,372 @@
+"""Settings of a launcher's file, and the table that says what each of them is in a schedule.
+
+``tables/*.csv`` have a row for each setting: its key, its value there, its default, and when it has no effect.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from simpar.importing.shell_values import UNKNOWN, shown
+
+IDLE: Final = "no effect on a step's time"
+NOT_MODELLED: Final = 'not modelled'
+UNSEEN: Final = 'unknown'
+NOT_TAKEN: Final = 'not used by the script'
+MAPPED: Final = 'mapped'
+NODE_SIZE: Final = 'node-size'
+"""A setting that no file has: devices of a node of the profile."""
+DEVICE_MEMORY: Final = 'device-memory'
+"""Another: bytes of memory of a device of the profile."""
+SPEED_UP: Final = 'speed-up'
+"""What a file of overlap passes says begins so."""
+NOW: Final = 9999
+"""The year of a framework whose file does not tell its age."""
+FOLDER: Final = Path(__file__).parent / 'tables'
+_REASONS: Final = {'no effect': IDLE, 'not modelled': NOT_MODELLED}
+_OFF: Final = ('false', '0', 'none', 'no', '[]')
+_CONDITION: Final = re.compile(r'((?:with|without) )?(\S+)( 1)?(?: \((.*)\))?')
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One flag or key of a file.
+
+    Arguments: ``name``, as the tables have it; ``value``, True for a bare flag; ``where``, file:line; ``written``, the
+    name as the file has it.
+    """
+
+    name: str
+    value: Any
+    where: str
+    written: str = ''
+
+    @property
+    def open(self) -> list[str]:
+        """Names of variables in its value that nobody assigns."""
+        values = self.value if isinstance(self.value, list) else [self.value]
+        return [name for value in values if isinstance(value, str) for name in UNKNOWN.findall(value)]
+
+    @property
+    def called(self) -> str:
+        """Its name as the file has it."""
+        return self.written or self.name
+
+    @property
+    def shown(self) -> str:
+        """Its value as a person reads it."""
+        if isinstance(self.value, list):
+            return ' '.join(shown(str(one)) for one in self.value)
+        if isinstance(self.value, bool) or self.value is None:
+            return {True: 'true', False: 'false', None: 'null'}[self.value]
+        return shown(str(self.value))
+
+
+class Says(NamedTuple):
+    """A key of the schedule, its value, the settings that say so, and what a reader should know of it."""
+
+    key: str
+    value: Any
+    by: tuple[str, ...] = ()
+    note: str = ''
+
+
+class Left(NamedTuple):
+    """A setting that has no key as it stands, why, and whether it is not modelled or has no effect."""
+
+    by: str
+    note: str = ''
+    reason: str = NOT_MODELLED
+
+
+class Assumed(NamedTuple):
+    """What the file does not say and the schedule needs; ``of_cluster``, where it is the size of the cluster."""
+
+    what: str
+    of_cluster: bool = False
+
+
+class Wrong(NamedTuple):
+    """What keeps a schedule from being written: a setting, or none, what is wrong and what to do."""
+
+    by: str
+    what: str
+    instead: str
+
+
+Told = Says | Left | Assumed | Wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a launcher's table says of a setting.
+
+    Arguments:
+        setting: its name.
+        key: of the schedule.
+        value: in the schedule: ``count`` or ``number``, as the file has it, with ``> 0`` where others say nothing;
+            ``switch``, true; ``= word``, this word where the setting is on; words of both, ``p2p: ring``, with ``*``
+            for all others; nothing where a rule computes it.
+        rule: the function that reads it, with other settings; nothing: it says its key by itself.
+        words: how the value comes about, where ``value`` does not say it.
+        default: what the launcher takes where a file is silent, in the launcher's own words.
+        since: the version of the launcher that has it.
+        idle: when it has no effect, as ``with other``, ``without other`` or ``other 1``; in brackets, how it is told.
+        note: more for the docs.
+        aliases: its other names.
+    """
+
+    setting: str
+    key: str = ''
+    value: str = ''
+    rule: str = ''
+    words: str = ''
+    default: str = ''
+    since: str = ''
+    idle: str = ''
+    note: str = ''
+    aliases: str = ''
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Words of the launcher, in small letters, and the values that they have in a schedule."""
+        pairs = [pair.split(': ') for pair in self.value.split(', ')] if ': ' in self.value else []
+        return {word.lower(): _scalar(value) for word, value in pairs}
+
+    @property
+    def conversion(self) -> str:
+        """How the value comes about, for the docs."""
+        if self.value.startswith(('count', 'number')):
+            return self.words or 'the same number'
+        return self.words or {'switch': 'true'}.get(self.value, self.value.removeprefix('= ').partition(', *: ')[0])
+
+    def copied(self, value: Any) -> Any:
+        """The value of the key where no rule reads the setting. Raises ``ValueError``."""
+        if self.value == 'switch':
+            return str(value).lower() not in _OFF[:3]
+        return (whole if self.value == 'count' else real)(value)
+
+
+def _scalar(text: str) -> Any:
+    return {'true': True, 'false': False}.get(text, int(text) if text.isdecimal() else text)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The settings of a launcher.
+
+    Arguments: ``rows``, settings that have a key; ``listed``, those that have none, by name or the beginning of names
+    that ends with ``*``; ``aliases``, other names of settings.
+    """
+
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    listed: tuple[Row, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def over(self, base: Table) -> Table:
+        """The settings of a launcher that is built on another."""
+        # What has no effect goes before what is not modelled, whichever launcher says so.
+        listed = sorted((*base.listed, *self.listed), key=lambda row: row.value != 'no effect')
+        return Table({**base.rows, **self.rows}, tuple(listed), {**base.aliases, **self.aliases})
+
+    def reason(self, name: str) -> tuple[str, str] | None:
+        """Why a setting has no key, and what it is; None where the table does not have it."""
+        for row in self.listed:
+            if any(_fits(name, one) for one in row.setting.split()):
+                return _REASONS[row.value], row.note
+        return None
+
+    def mapped_lines(self) -> list[str]:
+        """A line of a table of the docs for each setting that has a key."""
+        lines = []
+        for row in self.rows.values():
+            columns = (f'`{row.setting}`', f'`{row.key}`', row.conversion, row.default, row.since, row.idle, row.note)
+            lines.append(f'| {" | ".join(columns)} |')
+        return lines
+
+    def listed_lines(self) -> list[str]:
+        """A line for each reason to list a setting."""
+        names = {row: ', '.join(f'`{one}`' for one in row.setting.split()) for row in self.listed}
+        return [f'| {names[row]} | {_REASONS[row.value]} | {row.note} |' for row in self.listed]
+
+
+def table_of(launcher: str) -> Table:
+    """The table of a launcher."""
+    known = {one.name for one in fields(Row)}
+    with (FOLDER / f'{launcher}.csv').open(encoding='utf-8', newline='') as file:
+        rows = [Row(**{name: text for name, text in row.items() if name in known}) for row in csv.DictReader(file)]
+    return Table(
+        {row.setting: row for row in rows if row.key},
+        tuple(row for row in rows if row.value in _REASONS),
+        {alias: row.setting for row in rows for alias in row.aliases.split()},
+    )
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name is one of a table, or begins as one that ends with ``*``."""
+    return name.startswith(pattern[:-1]) if pattern.endswith('*') else name == pattern
+
+
+class Settings:
+    """The settings of a file by name; of two of one name the last counts, as in argparse.
+
+    What is asked of a setting that the file does not have, or whose value cannot be read, is its default of the table.
+    """
+
+    def __init__(self, every: list[Setting], table: Table) -> None:
+        self.table = table
+        self.every = [replace(one, name=table.aliases.get(one.name, one.name)) for one in every]
+        self.named = {one.name: one for one in self.every}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    def default(self, name: str) -> str:
+        """What the launcher takes where the file is silent."""
+        row = self.table.rows.get(name)
+        return row.default if row is not None else ''
+
+    def text(self, name: str) -> str:
+        """A value as text; a list's first."""
+        one = self.named.get(name)
+        if one is None or one.value is None or one.open:
+            return self.default(name)
+        return str(one.value[0] if isinstance(one.value, list) and one.value else one.value)
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is on."""
+        one = self.named.get(name)
+        return one is not None and str(one.value).lower() not in _OFF
+
+    def number(self, name: str) -> int:
+        """A whole number; 0 where there is none and no default."""
+        number = _read(whole, self.text(name))
+        return number if number is not None else _read(whole, self.default(name)) or 0
+
+    def real(self, name: str) -> float:
+        """A number; 0 where there is none and no default."""
+        number = _read(real, self.text(name))
+        return number if number is not None else _read(real, self.default(name)) or 0.0
+
+    def numbers(self, name: str) -> list[int]:
+        """All whole numbers of a text, such as a list; none where the file does not have it."""
+        return [int(one) for one in re.findall(r'(?<!\d)-?\d{1,9}', self.named[name].shown)] if name in self else []
+
+    def choice(self, name: str) -> Any:
+        """What a word is in the schedule; None where the table does not have it."""
+        choices = self.table.rows[name].choices
+        return choices.get(self.text(name).lower(), choices.get('*'))
+
+    def given(self, *names: str) -> tuple[str, ...]:
+        """Those of the names that the file has."""
+        return tuple(name for name in names if name in self.named)
+
+    def left(self, why: str, *names: str) -> Iterator[Told]:
+        """Those of the names that the file has, as without effect."""
+        return (Left(name, why, IDLE) for name in self.given(*names))
+
+    def said(self, *names: str, by: tuple[str, ...] = (), silent: bool = False) -> Iterator[Told]:
+        """What settings say that no other one changes, in this order; or why they have no effect.
+
+        Arguments: ``silent``, that defaults are said, too, where the file is silent; ``by``, the settings that then say
+        so.
+        """
+        for name in names:
+            row = self.table.rows[name]
+            if (why := self._idle(row)) is not None:
+                yield from self.left(why, name)
+            elif name in self or (silent and row.default):
+                value = self.value(name)
+                if value is not None:
+                    yield Says(row.key, value, self.given(name) or by)
+                if '*' in row.choices and self.text(name).lower() not in row.choices:
+                    yield Left(name, f'{self.text(name)}; {row.choices["*"]} is written')
+
+    def value(self, name: str) -> Any:
+        """What the key of a setting is, or what its default makes of it; None where it says nothing."""
+        row = self.table.rows[name]
+        kind, _, least = row.value.partition(' > ')
+        if kind in ('count', 'number'):
+            value = self.number(name) if kind == 'count' else self.real(name)
+            return value if not least or value > 0 else None
+        if row.choices:
+            return self.choice(name)
+        said = _scalar(row.value.removeprefix('= ')) if kind != 'switch' else True
+        return said if self.on(name) else _scalar(row.default) if row.default else None
+
+    def _idle(self, row: Row) -> str | None:
+        """Why a setting has no effect beside the others; None where it has one."""
+        match = _CONDITION.fullmatch(row.idle)
+        if match is None:
+            return None
+        other, why = match[2], match[4] or row.idle
+        if match[3]:
+            return why if self.number(other) <= 1 else None
+        return why if (self.number(other) > 0 or self.on(other)) == (match[1] == 'with ') else None
+
+
+Rule = Callable[[Settings], Iterator[Told]]
+Number = TypeVar('Number', int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A kind of file.
+
+    Arguments:
+        name: of the launcher.
+        profile: of the cluster where the file names none.
+        nodes: profiles in its place, by how many devices of a node a file takes.
+        table: its settings.
+        rules: read several settings together, or what follows from one that is not there.
+        framework: the framework that runs such a file, and the last year of its release, as the table of stacks has it.
+    """
+
+    name: str
+    profile: str
+    table: Table
+    rules: tuple[Rule, ...]
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    framework: Callable[[Settings], tuple[str, int]]
+
+
+def whole(value: Any) -> int:
+    """A whole number; 1e3 is one, too. Raises ``ValueError``."""
+    if isinstance(value, bool) or value is None:
+        raise ValueError('not a whole number')
+    try:
+        number = int(str(value).replace('_', ''))
+    except ValueError:
+        try:
+            real_number = float(str(value))
+            number = int(real_number)
+        except (ValueError, OverflowError):
+            raise ValueError('not a whole number') from None
+        if number != real_number:
+            raise ValueError('not a whole number') from None
+    if abs(number) >= 10**15:
+        raise ValueError('too large a number')
+    return number
+
+
+def _read(convert: Callable[[Any], Number], text: str) -> Number | None:
+    try:
+        return convert(text)
+    except ValueError:
+        return None
+
+
+def real(value: Any) -> float:
+    """A number. Raises ``ValueError``."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise ValueError('not a number') from None
+    if not abs(number) < 1e38:
+        raise ValueError('not a finite number')
+    return number
