@@ -4,7 +4,6 @@
 # make prove-pairs    train every pair of features in 900 small plans, and write docs/pairs.md
 # make prove-training   train all random plans of ten properties, of which the suite trains every sixth
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
-# make prove-grow     lower 2000 random plans in full and by growing few layers, and compare the programs
 # make prove-mixtures   train 500 random plans with experts, and compare with torch's autograd
 # make prove-engines  100,000 random programs on every engine and in exact fractions; goes on where it stopped; writes docs/engine_fuzz.md
 # make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
@@ -49,7 +48,7 @@ PYTHON ?= python3
 
 # Every target without a slash or a dot is a command, not a file.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(MAKEFILE_LIST))
-.PHONY: test-install docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-grow prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
+.PHONY: test-install docs prove-docs prove-browser demo test check prove-tables prove-pairs prove-training prove-zero prove-engines bench prove-paced prove-sizes prove-culprit prove-modules notebooks netns lab clean test-others test-waits test-alone prove-mixtures accuracy prove-context prove-recording prove-huggingface prove-experts
 
 demo: .venv/installed
 	.venv/bin/simpar run examples/multi_copy.yaml --plot out/multi_copy.png --trace out/multi_copy
@@ -146,9 +145,6 @@ prove-modules: .venv-test/installed
 
 prove-huggingface: .venv-test/installed
 	.venv-test/bin/python tests/prove_huggingface.py --write
-
-prove-grow: .venv-test/installed
-	.venv-test/bin/python tests/prove_grow.py
 
 prove-mixtures: .venv-test/installed
 	.venv-test/bin/python tests/prove_mixtures.py

@@ -25,7 +25,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.kept import Kept
 from simpar.lazy import card
 from simpar.lower import lower
-from simpar.lower.grow import one_of_equal
+from simpar.lower.prepared import one_of_equal
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv

@@ -13,7 +13,6 @@ from simpar.hardware import Profile
 from simpar.hardware.profile import Dtype
 from simpar.model.model import Graph
 from simpar.program import OpClass, Program
-from simpar.program.rows import column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
 
 def _flops(program: Program, counts: Callable[[OpClass], bool]) -> float:
     """FLOPs of products and attention over all ranks; argument: which op classes count."""
-    each = column(program.op_classes, lambda op: op.flops if op.operator in MATRIX and counts(op) else 0.0, np.float64)
+    each = np.array([op.flops if op.operator in MATRIX and counts(op) else 0.0 for op in program.op_classes])
     ranks = np.bincount(program.role_of_rank, minlength=len(program.roles))
     return float(
         sum(

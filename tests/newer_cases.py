@@ -3,15 +3,11 @@
 import random
 from dataclasses import replace
 
-from grow_cases import grow_case
 from training_cases import training_case
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.grow import few_layers
-from simpar.lower.overlap import with_passes
 from simpar.plan import Plan
-from simpar.program.rows import LazyRows
 from simpar.workload import Transformer, Workload
 
 
@@ -50,19 +46,3 @@ def transformer_case(seed: int) -> tuple[Workload, Plan, int]:
         except Infeasible:
             continue
         return changed, plan, world
-
-
-def growing(seed: int) -> str:
-    """As ``grow_cases.compared``."""
-    workload, plan, world = grow_case(seed)
-    workload = newer(workload, seed)
-    try:
-        full = lower(workload, plan, world, grow=False)
-    except Infeasible:
-        return 'infeasible'
-    if few_layers(workload, with_passes(plan)) is None:
-        return 'not asked'
-    made = lower(workload, plan, world)
-    if not isinstance(made.op_classes, LazyRows):
-        return 'declined'
-    return 'equal' if made.hash == full.hash else 'unequal'

@@ -169,14 +169,6 @@ def test_optimizer_shards_are_dealt_out_over_data_and_context(zero):
     assert held == sum(alone.local_bytes(tensor) for tensor in alone.tensors if tensor.kind == 'state')
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_grown_program_is_the_one_lowered_in_full(kind):
-    deep = replace(workload(position='rotary', kv_heads=4), model=replace(workload(kv_heads=4).model, layers=12))
-    for more in ({}, {'copies': 2, 'zero': 1}, {'recompute': 'full', 'zero': 3}):
-        plan = Plan(data=2, context=2, context_kind=kind, **more)
-        assert lower(deep, plan, 4).hash == lower(deep, plan, 4, grow=False).hash
-
-
 # When which wins
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'context_parallel.md'

@@ -73,12 +73,6 @@ def test_every_order_goes_forward_alone(order):
         assert found == wanted
 
 
-def test_a_model_of_many_layers_is_grown():
-    case, plan = workload(replace(LLAMA, layers=12)), Plan(data=2, tensor=2, zero=3)
-    grown, full = (lower(case, plan, 4, grow=grow) for grow in (True, False))
-    assert grown.hash == full.hash
-
-
 SCHEDULE = """\
 simpar: 1
 cluster: {profile: h100-sxm-8, stack: none}

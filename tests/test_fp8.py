@@ -144,11 +144,10 @@ def test_a_large_product_is_faster_by_its_share_of_twice_the_peak():
     assert 'roofline' in compute.seconds(ops_of(lower(workload(LLAMA), Plan(), 1))['layer1.fc2.F']).why
 
 
-def test_a_model_of_many_layers_is_grown_and_layers_by_number_are_not():
+def test_products_that_are_left_out_by_a_pattern_or_a_number_stay_in_16_bits():
     for more in ({}, {'fp8_except': ('head', 'layer3.*')}, {'fp8_except': ('layer*.proj',)}):
         case, plan = workload(replace(LLAMA, layers=12), **more), Plan(data=2, zero=1, micro_batches=2)
-        grown, full = (lower(case, plan, 2, grow=grow) for grow in (True, False))
-        assert grown.hash == full.hash
+        full = lower(case, plan, 2)
         kept = {op.name.split('.')[0] for op in full.op_classes if op.operator == 'matmul' and op.dtype != 'fp8'}
         assert kept == ({'head', 'layer3'} if 'layer3.*' in case.fp8_except else kept)
         assert all(

@@ -159,3 +159,14 @@ def test_each_chunk_of_a_pipeline_rank_has_a_message_of_its_own():
             max(place for place, op in enumerate(ops) if op.phase == 'W' and op.accumulates),
         )
         assert first < last
+
+
+def test_weights_that_one_op_reads_are_gathered_in_the_order_of_their_buckets():
+    """A product's weight and bias are in two buckets: 9 and 10, which letters would put the other way round."""
+    model = Transformer(layers=16, hidden=24, heads=4, vocab=24, sequence=12)
+    plan = Plan(data=2, zero=3, fusion=1.0, unsharded=('position.weight',))
+    program = lower(Workload(model=model, batch=24), plan, 2)
+    names = [op.name for op in program.op_classes if op.operator == 'all_gather' and op.phase == 'F']
+    numbers = [int(name.removeprefix('bucket').partition('.')[0]) for name in names]
+    assert len(numbers) > 100
+    assert numbers == sorted(numbers)

@@ -9,7 +9,6 @@ from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import load_profile
-from simpar.program.rows import LazyRows
 from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
@@ -112,13 +111,6 @@ def test_with_sequence_parallelism_latents_are_gathered_not_heads():
     assert [name for name in gathered if name.startswith('layer1.')] == [
         'layer1.q_norm', 'layer1.kv_norm', 'layer1.k_rope', 'layer1.norm2',
     ]  # fmt: skip
-
-
-def test_many_layers_are_grown_from_few():
-    case, plan = workload(replace(V3, layers=12)), Plan(data=2, tensor=2, sequence_parallel=True, zero=1, copies=2)
-    grown, full = (lower(case, plan, 4, grow=grow) for grow in (True, False))
-    assert isinstance(grown.op_classes, LazyRows)
-    assert grown.hash == full.hash
 
 
 def test_the_price_of_attention_knows_both_widths():

@@ -169,3 +169,10 @@ def test_tied_embedding_is_one_parameter():
     assert 'head.weight' not in program.tensor
     adds = [op.name for op in program.op_classes if 'd:embedding.weight' in op.accumulates]
     assert adds == ['head.W', 'embedding.W']
+
+
+def test_a_plan_gives_the_same_program_whatever_was_lowered_before():
+    plans = [Plan(data=2, recompute=how, zero=zero) for how in ('none', 'full') for zero in (0, 3)]
+    first = [lower(GPT, plan, 2).hash for plan in plans]
+    assert [lower(GPT, plan, 2).hash for plan in plans] == first
+    assert len(set(first)) == len(plans)

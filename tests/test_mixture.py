@@ -234,12 +234,6 @@ def test_zero_shards_experts_over_the_ranks_that_hold_the_same():
         assert program.tensor['layer0.qkv.weight'].splits[-1].partition == 'data'
 
 
-def test_equal_layers_grow():
-    case = workload(replace(FOUR, aux_loss=0.1, shared=8), model={'layers': 12})
-    for plan in (Plan(data=4, expert=2, zero=3), Plan(data=4, expert=4, copies=2, recompute='full')):
-        assert lower(case, plan, 4).hash == lower(case, plan, 4, grow=False).hash
-
-
 # prices
 
 

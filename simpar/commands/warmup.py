@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 
 from simpar.cost.price import price
 from simpar.engine import fast, simulate
@@ -30,8 +29,6 @@ def command(options: argparse.Namespace) -> int:
     for _, effects in EFFECTS:
         trace = simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
     _ = memory(trace).peak
-    # So many layers that a program is grown.
-    lower(replace(workload, model=Transformer(layers=12, hidden=64, heads=4, vocab=64, sequence=32)), Plan(data=8), 8)
     step_times(named_order('1f1b', 2, 2), StageTimesTable.of([StageTimes.uniform(2, 1.0, 1.0, 1.0)]), engine='compiled')
     # So many actions that orders of its kind are sought compiled.
     automatic_order(500, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)

@@ -20,7 +20,6 @@ from simpar.cost.tail import slowest
 from simpar.hardware import Cluster, Profile
 from simpar.kept import Facts, Kept
 from simpar.program import Program
-from simpar.program.rows import stand
 from simpar.units import quantise
 
 Stamps = tuple[int, ...]
@@ -102,7 +101,7 @@ def _later_stages(program: Program) -> NDArray[np.int64]:
     for role in program.roles:
         classes, at = np.unique(role.op_class, return_index=True)
         for index in classes[np.argsort(at)].tolist():
-            op = stand(program.op_classes, index)
+            op = program.op_classes[index]
             if op.stage and op.kind == 'compute' and op.part == 'F':
                 found.setdefault(op.stage, index)
     return np.array([*found.values()], dtype=np.int64)

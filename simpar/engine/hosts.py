@@ -17,7 +17,6 @@ import numpy as np
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.passes import passes_of
 from simpar.program import Csr, OpClass, Program, Role
-from simpar.program.rows import kept_column
 
 RECEIVE, PASS, BATCH, NORM, STEP = 'receive', 'pass', 'batch', 'norm', 'step'
 """The host waits until all that it issued has ended, behind a batched exchange of messages; for all but collectives,
@@ -67,7 +66,7 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
     kinds = (_is_message, _updates, _judges)
     op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
-    message, updates, judges = (kept_column(program.op_classes, kind, np.bool_)[op_class] for kind in kinds)
+    message, updates, judges = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
     found: list[tuple[Ints, Ints]] = []

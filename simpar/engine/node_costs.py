@@ -17,7 +17,6 @@ from simpar.engine.representatives import LoadedRepresentatives, Representatives
 from simpar.kept import Kept, Same
 from simpar.program import Program
 from simpar.program.op import computes as op_computes
-from simpar.program.rows import kept_column, like_of, stand
 from simpar.trace import Times
 from simpar.units import GRID, quantise
 
@@ -136,7 +135,7 @@ class _Own:
         self._hosts = bool(costs.waits)
         hosts = devices * (1 + self._hosts)
         self._queues = len(ops.roles) > hosts
-        computes = kept_column(program.op_classes, op_computes, np.bool_)
+        computes = program.op_column(op_computes, np.bool_)
         # For a compute op this is its speed beside communication, for a communication its ceiling beside compute.
         beside = [np.where(computes, costs.beside_communication, 1.0)] * len(speeds)
         self.row = ops.op_class.copy()
@@ -240,16 +239,7 @@ def _same(program: Program, costs: Costs) -> Ints:
         # All of a key meet alike, and cost the same but for what somebody has changed since they were priced.
         if (costs.beside_compute[found] == costs.beside_compute).all():
             return found
-    like, beside = like_of(program.op_classes).tolist(), costs.beside_compute.tolist()
-    first: dict[tuple[int, int, float], int] = {}
-    # Equal costs share the tuple itself (see ``price``).
-    same = {
-        index: first.setdefault((like[index], id(by_group), beside[index]), index)
-        for index, by_group in costs.communication.items()
-    }
-    found = np.arange(len(like))
-    found[list(same)] = list(same.values())
-    return found
+    return np.arange(len(program.op_classes))
 
 
 def _communication(
@@ -257,7 +247,7 @@ def _communication(
 ) -> tuple[float, float, Load]:
     """Latency, transfer and links of an op class on a representative that leads."""
     by_group = costs.communication[index]
-    groups = representatives.together(representative, stand(program.op_classes, index), len(by_group))
+    groups = representatives.together(representative, program.op_classes[index], len(by_group))
     # Groups that fold together last equally long; any of them tells.
     return *lasts(by_group, groups.item(0)), representatives.load(index, groups)
 

@@ -20,7 +20,6 @@ from simpar.errors import ProgramError
 from simpar.program import Csr, Program, Role
 from simpar.program.op import computes as op_computes
 from simpar.program.op import transfers
-from simpar.program.rows import kept_column
 from simpar.program.turns import Kind, Turns, unlike
 
 Ints = NDArray[np.signedinteger[Any]]
@@ -112,7 +111,7 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
     representatives = Representatives(groups_of(program), list(of_rank))
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
-    if len(roles) == 1 and not kept_column(program.op_classes, transfers, np.bool_).any():
+    if len(roles) == 1 and not program.op_column(transfers, np.bool_).any():
         return _alone(program, numbers[0], representatives)
     first = np.cumsum([0, *map(len, roles)])
     streams = np.cumsum([0, *(len(role.streams) for role in roles)])
@@ -128,7 +127,7 @@ def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
         np.repeat(np.arange(len(roles), dtype=np.int32), np.diff(first)),
         op_class,
         stream,
-        kept_column(program.op_classes, op_computes, np.bool_)[op_class],
+        program.op_column(op_computes, np.bool_)[op_class],
         _joined([role.need for role in roles], first),
         _joined([role.carry for role in roles], first),
         leads,
@@ -141,7 +140,7 @@ def _alone(program: Program, number: int, representatives: Representatives) -> O
     """The ops of the one rank that stands for all: its role's, as they are."""
     role = program.roles[number]
     op_class = role.op_class.astype(np.int32)
-    computes = kept_column(program.op_classes, op_computes, np.bool_)[op_class]
+    computes = program.op_column(op_computes, np.bool_)[op_class]
     return Ops(
         (role,),
         np.array([0, len(role)]),

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program import OpClass, Program
-from simpar.program.rows import kept_column
 
 Ints = NDArray[np.signedinteger[Any]]
 NEITHER, FORWARD, BACKWARD, MESSAGE, UPDATE = range(5)
@@ -36,8 +35,8 @@ def passes_of(program: Program, op_class: Ints, micro_batch: NDArray[np.uint16])
 
     Arguments: ``op_class``, ``micro_batch``, shape [slots], those of the role.
     """
-    kind = kept_column(program.op_classes, _kind, np.int8)[op_class]
-    stages = kept_column(program.op_classes, _stage, np.int32)
+    kind = program.op_column(_kind, np.int8)[op_class]
+    stages = program.op_column(_stage, np.int32)
     at = np.flatnonzero(kind != NEITHER)
     kind, stage, micro_batch = kind[at], stages[op_class][at], micro_batch[at]
     # Neighbours in an update, or in an exchange, are one work whatever their stage and micro-batch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -15,17 +14,13 @@ from simpar.kept import Facts, Kept, Same
 from simpar.lower.feed import once_a_step
 from simpar.lower.forward_only import forward_order, used
 from simpar.lower.fp8 import cast_weights
-from simpar.lower.fusion import by_size
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
-from simpar.lower.grow import few_layers, one_of_equal, with_layers
-from simpar.lower.grown import grown_program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.mesh import Mesh
 from simpar.lower.optimizer_parallel import conflicts
 from simpar.lower.overlap import overlap_conflicts, with_passes
-from simpar.lower.period import Layers, NotPeriodic
-from simpar.lower.prepared import Prepared, prepared
+from simpar.lower.prepared import Prepared, one_of_equal, prepared
 from simpar.lower.roles import issued
 from simpar.lower.sequence_chunks import sequence_chunks_fit
 from simpar.lower.slots import slots_of
@@ -43,13 +38,10 @@ from simpar.program import Program, ProgramBuilder, Tensor
 from simpar.workload import Workload
 
 
-def lower(
-    workload: Workload, plan: Plan, world: int, order: Order | None = None, *, grow: bool = True
-) -> Program:  # fmt: skip
+def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
     """What every one of ``world`` ranks does in one training step.
 
-    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names; ``grow``: equal layers
-    are lowered a few times and then repeated; the program is the same.
+    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
     unknown, wrong or cannot have these counts. Does not model: data loading.
     """
@@ -65,30 +57,15 @@ def lower(
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
     workload = one_of_equal(workload)
     with without_collector():
-        layers = few_layers(workload, plan) if order is None and grow else None
-        if layers is not None:
-            with suppress(NotPeriodic, Infeasible):
-                return _grown(workload, plan, world, layers)
-        return _in_full(workload, plan, world, order)
-
-
-def _in_full(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
-    """Arguments as of ``lower``."""
-    if order is None:
-        # Before the order: it has counts that this checks.
-        told, order = folded(workload, plan, world), order_of(plan)
-    else:
-        told, order = replace(plan, order=Plan().order), _fitting(order, plan)
-    if workload.phase == 'forward':
-        order = forward_order(order)
-    order = with_messages(order, plan)
-    return _Assembly(prepared(workload, told, world, order), told).program(order)
-
-
-def _grown(workload: Workload, plan: Plan, world: int, layers: Layers) -> Program:
-    """The same from a program of fewer layers; raises ``NotPeriodic``."""
-    small = _in_full(with_layers(workload, layers.count), plan, world)
-    return grown_program(small, layers, by_size=by_size(plan))
+        if order is None:
+            # Before the order: it has counts that this checks.
+            told, order = folded(workload, plan, world), order_of(plan)
+        else:
+            told, order = replace(plan, order=Plan().order), _fitting(order, plan)
+        if workload.phase == 'forward':
+            order = forward_order(order)
+        order = with_messages(order, plan)
+        return _Assembly(prepared(workload, told, world, order), told).program(order)
 
 
 def with_messages(order: Order, plan: Plan) -> Order:

@@ -53,6 +53,13 @@ _STAGED: Final = _keys({'recompute', 'recompute_stages', 'recompute_communicatio
 _PLAN: Final = Plan()
 
 
+def one_of_equal(workload: Workload) -> Workload:
+    """The very same for equal workloads, as those of the rows of a sweep: all that is kept of it is found at once."""
+    # In a tuple, since of the very same objects these are equal without a look into them.
+    return _workloads.get((workload,), lambda: workload)
+
+
+_workloads: Final[Kept[tuple[Workload], Workload]] = Kept(4)
 _plans: Final[Kept[tuple[tuple[str, ...], tuple[Any, ...], dict[str, Any]], Plan]] = Kept(8)
 """Plans by the keys that they tell."""
 

@@ -14,7 +14,6 @@ from simpar.memory.lifetimes import Lifetimes
 from simpar.memory.parts import NONE
 from simpar.memory.touches import Flags
 from simpar.program import OpClass, Program, Role
-from simpar.program.rows import column
 from simpar.program.tensor import BYTES
 
 HALF: Final = ('fp16', 'bf16')
@@ -87,7 +86,7 @@ def with_framework(lives: Lifetimes, program: Program, role: Role, framework: Fr
 def _in_place(lives: Lifetimes, program: Program) -> Lifetimes:
     """Shards of gradients are parts of the buffer of full ones, where there is one."""
     names = {tensor.name for tensor in program.tensors}
-    shards = column(program.tensors, lambda one: one.kind == 'gradient' and f'{one.name}.whole' in names, np.bool_)
+    shards = np.array([one.kind == 'gradient' and f'{one.name}.whole' in names for one in program.tensors], dtype=bool)
     return replace(lives, bytes=np.where(_of(lives, shards), 0, lives.bytes))
 
 
@@ -109,9 +108,13 @@ def _added(lives: Lifetimes, program: Program, role: Role, framework: Framework)
         yield from _of_operators(program, role, one)
 
 
+def _updates(op: OpClass) -> bool:
+    return op.kind == 'compute' and op.phase == 'U'
+
+
 def _copies(size: int, program: Program, role: Role) -> Iterator[_Life]:
     """What the update makes and the next step's begin gives back."""
-    updates = column(program.op_classes, lambda op: op.kind == 'compute' and op.phase == 'U', np.bool_)[role.op_class]
+    updates = program.op_column(_updates, np.bool_)[role.op_class]
     if size and updates.any():
         yield _Life(size, int(np.argmax(updates)), 0, before=True)
 

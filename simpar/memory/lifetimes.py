@@ -19,7 +19,6 @@ from simpar.memory.parts import NEVER, NONE, Parts, first_of
 from simpar.memory.touches import ALWAYS, Flags, Ints, flags_of, table_of, touches_of
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import computes
-from simpar.program.rows import kept_column
 
 _MANY: Final = 2**14
 """Lives from which on room that is left over counts more than the time to copy them."""
@@ -113,7 +112,7 @@ def _compiled(program: Program, role: Role, always: frozenset[str]) -> Lifetimes
     micro_batches, copies, cells = counts.tolist()
     loads, ends = np.full(micro_batches, NONE, dtype=np.int32), np.full((cells, 2), NONE, dtype=np.int32)
     lives, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
-    computing = kept_column(program.op_classes, computes, np.bool_)
+    computing = program.op_column(computes, np.bool_)
     count = write_lifetimes(*given, copies, computing, loads, ends, lives, program.sizes, columns)
     if count == NONE:
         return None
@@ -133,7 +132,7 @@ def _check(program: Program, role: Role, parts: Parts, given: Flags) -> None:
 
 def _loads(program: Program, role: Role) -> Ints:
     """For each micro-batch the slot of its first compute op."""
-    computing = kept_column(program.op_classes, computes, np.bool_)
+    computing = program.op_column(computes, np.bool_)
     slots = np.flatnonzero((computing & program.is_sliced)[role.op_class])
     return first_of(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
 
@@ -146,7 +145,7 @@ def _fused(op: OpClass) -> int:
 
 def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
     """The lives and those of the buffers of fused collectives."""
-    sizes = kept_column(program.op_classes, _fused, np.int64)[role.op_class]
+    sizes = program.op_column(_fused, np.int64)[role.op_class]
     slots = np.flatnonzero(sizes)
     nothing = np.full(len(slots), NONE, dtype=np.int64)
     return Lifetimes(

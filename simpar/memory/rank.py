@@ -15,7 +15,6 @@ from simpar.memory.lifetimes import Lifetimes
 from simpar.memory.parts import NONE
 from simpar.program import Program, Role
 from simpar.program.op import receives
-from simpar.program.rows import column, kept_column, stand
 from simpar.program.tensor import KINDS as TENSOR_KINDS
 from simpar.program.tensor import is_batched, kind_number
 from simpar.trace import RankTimes, Times
@@ -181,9 +180,8 @@ class RankMemory:
         activations = self._there & (self._numbers == _KINDS.index('activation'))
         passing = self._there & self._passing
         operators: dict[str, int] = {}
-        operator = column(
-            self.program.op_classes, lambda op: operators.setdefault(op.operator, len(operators)), np.int64
-        )
+        each = [operators.setdefault(op.operator, len(operators)) for op in self.program.op_classes]
+        operator = np.array(each, dtype=np.int64)
         wrote = operator[self.role.op_class[self.lives.writer[activations]]]
         size, copies = self.lives.bytes, self.program.copies
         slices = self.lives.micro_batch[passing] * copies + self.lives.copy[passing]
@@ -235,7 +233,7 @@ class RankMemory:
     def _fixed_and_growing(self) -> tuple[Ints, Ints]:
         """Bytes over time that stay with any batch, and that grow with it."""
         # The last entry is for index -1: a buffer, which does not grow with the batch.
-        sliced = np.append(kept_column(self.program.tensors, is_batched, np.bool_), False)
+        sliced = np.append(self.program.tensor_column(is_batched, np.bool_), False)
         grows = self._passing & sliced.take(self.lives.tensor)
         moments = self._moments()
         growing = moments.held(changes(self.lives, self.lives.bytes * grows, self._window)[1])
@@ -250,7 +248,7 @@ class RankMemory:
     def _numbers(self) -> Ints:
         """Shape [lives], the number of each one's kind in ``_KINDS``."""
         # The buffer comes last, so that its index -1 finds it.
-        numbers = np.append(kept_column(self.program.tensors, kind_number, np.int64), _KINDS.index(BUFFER))
+        numbers = np.append(self.program.tensor_column(kind_number, np.int64), _KINDS.index(BUFFER))
         return numbers.take(self.lives.tensor)
 
     @cached_property
@@ -262,7 +260,7 @@ class RankMemory:
         if self._kinds[row] != 'activation':
             return ''
         op_class = self.role.op_class.item(self.lives.writer.item(row))
-        return stand(self.program.op_classes, op_class).operator
+        return self.program.op_classes[op_class].operator
 
     def _told(self, row: int) -> Live:
         """A life in words."""
@@ -285,7 +283,7 @@ class RankMemory:
         """When slots start and end in the last step, and start in the one before."""
         begins_KS = self.times.start_KS[-2:]
         if self.program.receives:
-            posted = kept_column(self.program.op_classes, receives, np.bool_)[self.role.op_class]
+            posted = self.program.op_column(receives, np.bool_)[self.role.op_class]
             # A receive is posted with a buffer to receive into.
             begins_KS = np.where(posted, self.times.arrive_KS[-2:], begins_KS)
         # With a single step, the step before is taken to be like it.

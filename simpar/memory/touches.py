@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from simpar.program import Program, Role
 from simpar.program.csr import ranges
-from simpar.program.rows import kept_column
 from simpar.program.tensor import KINDS, PER_RANK, Tensor, is_batched, kind_number
 
 Ints = NDArray[np.int64]
@@ -54,7 +53,7 @@ def table_of(program: Program, always: frozenset[str]) -> Table:
     """The table of a program, which all its roles share."""
     # Reads, writes, frees: within an op this is the order in which they happen.
     does = np.array([READ, WRITE, WRITE, FREE])
-    kinds = kept_column(program.tensors, kind_number, np.int64)
+    kinds = program.tensor_column(kind_number, np.int64)
     return Table(
         start=program.named.start[::4].astype(np.int64),
         tensor=program.named.item.astype(np.int64),
@@ -67,7 +66,7 @@ def table_of(program: Program, always: frozenset[str]) -> Table:
 
 def flags_of(program: Program, always: frozenset[str]) -> NDArray[np.uint8]:
     """Shape [tensors]: the flags of each, as ``ONE`` to ``BATCHED`` say. Arguments: ``always``, as of ``lifetimes``."""
-    return kept_column(program.tensors, _flags(always), np.uint8)
+    return program.tensor_column(_flags(always), np.uint8)
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,6 @@ from typing import Final
 from simpar.pipeline.action import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
-from simpar.program.rows import distinct_rows
 from simpar.trace import Trace
 
 _KINDS: Final[dict[Phase, Kind]] = {'F': 'F', 'I': 'I', 'W': 'W'}
@@ -57,7 +56,7 @@ def stages_of(program: Program, role: Role) -> tuple[int, ...]:
 @lru_cache(maxsize=4)
 def is_pipeline(program: Program) -> bool:
     """Whether a program has more than one stage."""
-    return any(op.stage for op in distinct_rows(program.op_classes)[0])
+    return any(op.stage for op in program.op_classes)
 
 
 def actions_of(program: Program, role: Role) -> list[Work]:

@@ -24,7 +24,6 @@ from simpar.metrics.seconds import RankSeconds, StepSeconds
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase, computes
 from simpar.program.op import transfers as is_transfer
-from simpar.program.rows import column, kept_column, like_of, stand
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
@@ -166,8 +165,8 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
-        ops = distinct(like_of(program.op_classes)[role.op_class[role.stream == index]])
-        kinds = {stand(program.op_classes, op).kind for op in ops.tolist()}
+        ops = distinct(role.op_class[role.stream == index])
+        kinds = {program.op_classes[op].kind for op in ops.tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)
         named.setdefault(joint, []).append(index)
@@ -191,18 +190,18 @@ class _Kinds:
     @property
     def computes(self) -> Mask:
         """Shape [C], whether an op class is no communication."""
-        return kept_column(self.program.op_classes, computes, np.bool_)
+        return self.program.op_column(computes, np.bool_)
 
     @property
     def transfers(self) -> Mask:
         """Shape [C], whether an op class is a send or a receive."""
-        return kept_column(self.program.op_classes, is_transfer, np.bool_)
+        return self.program.op_column(is_transfer, np.bool_)
 
     @cached_property
     def phases(self) -> tuple[NDArray[np.int64], tuple[Phase, ...]]:
         """Shape [C], the number of an op class's phase; the phases, in the order of first use, as they are told."""
         phases: dict[Phase, int] = {}
-        phase = column(self.program.op_classes, lambda op: phases.setdefault(op.phase, len(phases)), np.int64)
+        phase = np.array([phases.setdefault(op.phase, len(phases)) for op in self.program.op_classes], dtype=np.int64)
         return phase, tuple(phases)
 
     @staticmethod
@@ -359,12 +358,11 @@ def _exposed_by(ops: _Ops, computing: Intervals, compute: float) -> dict[str, fl
     """Seconds exposed by communicator, in the order of first use."""
     role, count = ops.role, len(ops.role.streams)
     # Op class and stream in one number, so that names are made once for a kind, not once a slot.
-    like = like_of(ops.program.op_classes)[role.op_class]
-    kind = np.where(ops.communicates, like * count + role.stream, -1)
+    kind = np.where(ops.communicates, role.op_class.astype(np.int64) * count + role.stream, -1)
     named: dict[str, list[int]] = {}
     for one in _in_order(kind[ops.communicates]):
         op_class, stream = divmod(one, count)
-        named.setdefault(communicator(stand(ops.program.op_classes, op_class), role.streams[stream]), []).append(one)
+        named.setdefault(communicator(ops.program.op_classes[op_class], role.streams[stream]), []).append(one)
     return {
         name: length(np.concatenate((computing, ops.communicating(np.isin(kind, kinds))))) - compute
         for name, kinds in named.items()

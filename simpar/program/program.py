@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.program.csr import Csr
-from simpar.program.op import OpClass, cost_key_of
+from simpar.program.op import OpClass, computes, cost_key_of, receives
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import LazyRows, column, distinct_rows, kept_column, stand
 from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
 from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
+
+Row = TypeVar('Row')
+Value = TypeVar('Value', bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,12 +61,12 @@ class Program:
     def ends_in_messages(self) -> bool:
         """Whether messages behind a step's last computation go on under the next one's, as gathers of weights do."""
         # A role whose last op computes leaves no message that could run into the next step.
-        return any(stand(self.op_classes, role.op_class.item(-1)).kind != 'compute' for role in self.roles)
+        return any(self.op_classes[role.op_class.item(-1)].kind != 'compute' for role in self.roles)
 
     @cached_property
     def receives(self) -> bool:
         """Whether ranks receive from others: the next step's receives may be posted under this one's computation."""
-        return bool(kept_column(self.op_classes, _receives, np.bool_).any())
+        return bool(self.op_column(receives, np.bool_).any())
 
     @property
     def followed(self) -> bool:
@@ -75,26 +78,36 @@ class Program:
         """Tensors by name."""
         return {tensor.name: tensor for tensor in self.tensors}
 
+    def op_column(self, of: Callable[[OpClass], Any], kind: type[Value]) -> NDArray[Value]:
+        """Shape [op classes], what a function says of each, worked out once: all machines ask.
+
+        Arguments: ``of``, a function of a module; one that is made anew would be another each time.
+        """
+        return _column(self._columns, self.op_classes, of, kind)
+
+    def tensor_column(self, of: Callable[[Tensor], Any], kind: type[Value]) -> NDArray[Value]:
+        """Shape [tensors], the same of tensors."""
+        return _column(self._columns, self.tensors, of, kind)
+
+    @cached_property
+    def _columns(self) -> dict[Hashable, NDArray[Any]]:
+        return {}
+
     @cached_property
     def cost_kinds(self) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
         """For each op class the number of its cost key, and an op class of each key: these cost the same."""
-        rows, which = distinct_rows(self.op_classes)
         numbers: dict[tuple[object, ...], int] = {}
         kinds: list[int] = []
         ops: list[OpClass] = []
-        # Rows stand in the order of the first op class like each, so that the first of a kind is known by them.
-        for row, key in zip(rows, cost_key_of.each(rows), strict=True):
+        for op, key in zip(self.op_classes, cost_key_of.each(self.op_classes), strict=True):
             kinds.append(numbers.setdefault(key, len(ops)))
             if kinds[-1] == len(ops):
-                ops.append(row)
-        return np.array(kinds, dtype=np.int64)[which], tuple(ops)
+                ops.append(op)
+        return np.array(kinds, dtype=np.int64), tuple(ops)
 
     @cached_property
     def named(self) -> Csr:
         """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
-        known = self.op_classes.named if isinstance(self.op_classes, LazyRows) else None
-        if known is not None and known[0] is self.tensors:
-            return known[1]
         return named_by(self.op_classes, self.tensors)
 
     @cached_property
@@ -112,7 +125,8 @@ class Program:
     @cached_property
     def turns(self) -> tuple[Turns, ...]:
         """For each role, in which order its ops meet those of others."""
-        return tuple(turns_of(role, self.op_classes, self.partitions) for role in self.roles)
+        computing = self.op_column(computes, np.bool_)
+        return tuple(turns_of(role, self.op_classes, self.partitions, computing) for role in self.roles)
 
     @cached_property
     def tensors_of_role(self) -> tuple[frozenset[str], ...]:
@@ -125,7 +139,7 @@ class Program:
     @cached_property
     def is_sliced(self) -> NDArray[np.bool_]:
         """Shape [op classes], as ``sliced`` says."""
-        batched = kept_column(self.tensors, is_batched, np.bool_)
+        batched = self.tensor_column(is_batched, np.bool_)
         # How many items before each one, and before the end, are of such tensors.
         before = np.append(0, np.cumsum(batched.take(self.named.item), dtype=np.int32))
         # What an op frees, it need not have touched.
@@ -167,32 +181,11 @@ class Program:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
-        known: dict[tuple[int, int, str, int | None, float], int] = {}
-        padding = self._padding
-
-        def size(tensor: Tensor) -> int:
-            if tensor.name in padding:
-                return self.local_bytes(tensor)
-            # Equal layers share the very tuples of shapes and splits, so that each is looked at once.
-            key = (id(tensor.shape), id(tensor.splits), tensor.dtype, tensor.batch_dim, tensor.fill)
-            found = known.get(key)
-            if found is None:
-                found = known[key] = self.local_bytes(tensor)
-            return found
-
-        # Padding goes by the name of a tensor, so that all are needed by their names.
-        if padding or not isinstance(self.tensors, LazyRows):
-            return self._column(tuple(self.tensors), size)
-        told = (self.copies, frozenset((name, partition.size) for name, partition in self.partitions.items()))
-        return self.tensors.keep(told, lambda: self._column(self.tensors, size))
-
-    @staticmethod
-    def _column(tensors: Sequence[Tensor], size: Callable[[Tensor], int]) -> NDArray[np.int64]:
         try:
-            return column(tensors, size, np.int64)
+            return np.array(list(map(self.local_bytes, self.tensors)), dtype=np.int64)
         except OverflowError:
-            largest = max(tensors, key=size)
-            what = f'{largest.name} has {size(largest):.3g} bytes on a rank, more than can be counted'
+            largest = max(self.tensors, key=self.local_bytes)
+            what = f'{largest.name} has {self.local_bytes(largest):.3g} bytes on a rank, more than can be counted'
             raise Infeasible(
                 f'{what}; write a smaller batch, sequence or width, or shard them over more ranks'
             ) from None
@@ -200,20 +193,12 @@ class Program:
     @cached_property
     def _padding(self) -> dict[str, int]:
         """Elements behind the last member of each packed parameter: it is gathered into one buffer, padding and all."""
-        if not isinstance(self.tensors, LazyRows):
-            packed = [tensor for tensor in self.tensors if tensor.members and is_packed(tensor)]
-        else:
-            found = self.tensors.keep(is_packed, lambda: _packed(self.tensors)).tolist()
-            packed = list(map(self.tensors.__getitem__, found))
+        packed = [tensor for tensor in self.tensors if is_packed(tensor)]
         return {
             tensor.members[-1]: prod(tensor.shape)
             - sum(prod(self.local_shape(self.tensor[name])) for name in tensor.members)
             for tensor in packed
         }
-
-    def is_padded(self, tensor: Tensor) -> bool:
-        """Whether it ends a buffer that is padded, so that its bytes go by its name."""
-        return tensor.name in self._padding
 
     def replace(self, **changes: object) -> Program:
         """The same program with some fields changed."""
@@ -234,9 +219,10 @@ class Program:
         return self.replace(roles=roles, role_of_rank=np.arange(self.world, dtype=np.int32))
 
 
-def _packed(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
-    return np.flatnonzero(kept_column(tensors, is_packed, np.bool_))
-
-
-def _receives(op: OpClass) -> bool:
-    return op.kind == 'recv'
+def _column(
+    columns: dict[Hashable, NDArray[Any]], rows: Sequence[Row], of: Callable[[Row], Any], kind: type[Value]
+) -> NDArray[Value]:
+    """A column of a table, which is kept among the columns of its program."""
+    if (of, kind) not in columns:
+        columns[of, kind] = np.array([of(row) for row in rows], dtype=kind)
+    return columns[of, kind]

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from simpar.kept import Facts
 from simpar.program.csr import Csr, ranges
 from simpar.program.op import OpClass
-from simpar.program.rows import kept_column
 from simpar.program.tensor import PER_RANK, Tensor, is_per_rank
 
 Ints = NDArray[np.int64]
@@ -89,7 +88,7 @@ def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
 
 def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
     """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
-    return Touches(named, kept_column(tensors, is_per_rank, np.bool_))
+    return Touches(named, np.array([is_per_rank(tensor) for tensor in tensors], dtype=bool))
 
 
 def dataflow(slot: Ints, key: Ints, changes: Ints) -> tuple[Ints, Ints]:

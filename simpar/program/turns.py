@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.csr import Csr
-from simpar.program.op import OpClass, OpKind, computes
+from simpar.program.op import OpClass, OpKind
 from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.rows import kept_column, like_of, stand
 
 if TYPE_CHECKING:
     from simpar.program.program import Program
@@ -69,17 +68,18 @@ class Turns:
         return dict(zip(self.kinds, self.slots.rows(), strict=True))
 
 
-def turns_of(role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Partition]) -> Turns:
-    """The turns of a role's slots."""
-    communicates = ~kept_column(op_classes, computes, np.bool_)
-    slots = np.flatnonzero(communicates[role.op_class])
+def turns_of(
+    role: Role, op_classes: Sequence[OpClass], partitions: dict[str, Partition], computing: NDArray[np.bool_]
+) -> Turns:
+    """The turns of a role's slots. Arguments: ``computing``, shape [op classes], whether each is no communication."""
+    slots = np.flatnonzero(~computing[role.op_class])
     streams = len(role.streams)
     # Kinds are worked out once for each op class and stream, not once for each slot.
-    key = like_of(op_classes)[role.op_class[slots]] * streams + role.stream[slots]
+    key = role.op_class[slots].astype(np.int64) * streams + role.stream[slots]
     numbers: dict[Kind, int] = {}
     of_key = np.full(len(op_classes) * streams, NONE, dtype=np.int64)
     for one in np.flatnonzero(np.bincount(key, minlength=1)).tolist():
-        op, stream = stand(op_classes, one // streams), role.streams[one % streams]
+        op, stream = op_classes[one // streams], role.streams[one % streams]
         kind = Kind(op.kind, op.partition, op.peer % partitions[op.partition].size, stream)
         of_key[one] = numbers.setdefault(kind, len(numbers))
     mine = of_key[key]
