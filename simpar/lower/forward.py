@@ -24,7 +24,7 @@ from simpar.lower.loss import add_loss, scale
 from simpar.lower.move import Mover
 from simpar.lower.next_stage import send_to_next_stage
 from simpar.lower.place import Placed, Placer, outermost
-from simpar.lower.repeat import Repeats, real_layers
+from simpar.lower.repeat import Layer, Repeats, layers_of
 from simpar.lower.sequence_chunks import attend_in_chunks
 from simpar.lower.tape import Tape
 from simpar.lower.value import Value
@@ -80,18 +80,16 @@ class Forward:
     def run(self) -> None:
         """Forward, loss and backward."""
         values = {source.name: self._source(source) for source in self.sources}
-        repeats, real = Repeats(self.tape, self.mover.results), self._real
-        for begin, end in self._layers():
+        repeats, layers = Repeats(self.tape, self.mover.results), self._layers
+        for begin, end in self._runs():
             self._go_to(self.stages[begin], values, self.nodes[begin:])
             layer = self.nodes[begin].layer
-            if layer in real:
+            if layer in layers:
                 own = self.nodes[begin:end]
                 inside = {node.name for node in own}
                 read = dict.fromkeys(name for node in own for name in node.reads if name not in inside)
-                values.update(
-                    repeats.layer(layer, [values[name] for name in read], [node.operator for node in own],
-                                  partial(self._nodes, begin, end, values), real=real[layer])
-                )  # fmt: skip
+                run = partial(self._nodes, begin, end, values)
+                values.update(repeats.layer(layer, layers[layer], [values[name] for name in read], run))
             else:
                 self._nodes(begin, end, values)
         last = self.nodes[-1].name
@@ -111,21 +109,20 @@ class Forward:
             values[node.name] = self._node(node, place, values)
         return [(node.name, values[node.name]) for node in self.nodes[begin:end]]
 
-    def _layers(self) -> Iterator[tuple[int, int]]:
+    def _runs(self) -> Iterator[tuple[int, int]]:
         """The places of nodes that are one layer, and of each other node."""
         begin = 0
         for layer, own in groupby(self.nodes, key=lambda node: node.layer):
             count = sum(1 for _ in own)
-            if layer in self._real:
+            if layer in self._layers:
                 yield begin, begin + count
             else:
                 yield from ((place, place + 1) for place in range(begin, begin + count))
             begin += count
 
     @cached_property
-    def _real(self) -> dict[int, bool]:
-        """Layers whose names tell their number, and whether each must be recorded for real."""
-        return real_layers(self.nodes, self.stages) if self.repeats else {}
+    def _layers(self) -> dict[int, Layer]:
+        return layers_of(self.nodes, self.stages) if self.repeats else {}
 
     def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""

@@ -11,10 +11,10 @@ from simpar.layout import Layout
 from simpar.lower.degrees import Degrees
 from simpar.lower.forward import Forward
 from simpar.lower.given import has_strategies, with_strategies
-from simpar.lower.layer_template import NotRepeated
 from simpar.lower.mesh import Mesh, mesh_of
 from simpar.lower.move import Mover
 from simpar.lower.place import Placer
+from simpar.lower.repeat import NotRepeated
 from simpar.lower.sequence_chunks import one_chunk
 from simpar.lower.stages import stages_of
 from simpar.lower.tape import Tape
