@@ -15,7 +15,7 @@ from simpar.ablation import (
     unused_spread,
     without_effect,
 )
-from simpar.ablation.facts import facts_of
+from simpar.ablation.rules import facts_of
 from simpar.cost.beside import mode_notes
 from simpar.cost.compute import FP8
 from simpar.document import Source
@@ -35,8 +35,8 @@ from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
-from simpar.schedule.changed import changed
-from simpar.schedule.pipelines import counts_fit
+from simpar.schedule.checks import counts_fit
+from simpar.schedule.schedule import changed
 from simpar.size import LIMIT, Limit, check_size
 from simpar.stacks import load_stack
 from simpar.throughput import Throughput, throughput

@@ -1,4 +1,4 @@
-"""The command and its exit codes. Verbs and flags stand in ``simpar/flags/``, what a verb does in ``simpar/commands/``.
+"""The command and its exit codes. Verbs and flags are tables, each verb is a function, in ``simpar/commands/``.
 
 Exit codes: 0 good, 2 the file or the command line is wrong, 3 infeasible, deadlock or over --limit, 4 out of tolerance,
 5 a run failed, 6 numerics wrong. Start-up time is a feature: a verb's modules are imported when the verb is called.
@@ -11,19 +11,18 @@ import contextlib
 import gc
 import importlib
 import json
-import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, NoReturn, TextIO
+from pathlib import Path
+from typing import Any, Final, NoReturn, TextIO
 
+from simpar.commands.parser import VERBS, WRONG_USE, parser
 from simpar.errors import SimparError
-from simpar.flags.parser import WRONG_USE, parser
 
 INTERNAL = 70
 INTERRUPTED = 130
-ALONE = frozenset({'run', 'check', 'resolve', 'profiles', 'schema', 'examples'})
+ALONE: Final = frozenset(verb.name for verb in VERBS if verb.alone)
 """Verbs that start no process and leave nothing to be closed."""
 GARBAGE = 500_000
 """Objects made before garbage is looked for: nearly all that a verb makes lives until it has answered, and looking
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(GARBAGE)
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
-        print(importlib.import_module('simpar.commands.way_in').WAY_IN)
+        print((Path(__file__).parent / 'commands' / 'way_in.txt').read_text(encoding='utf-8'), end='')
         return 0
     options = parser().parse_args(words)
     output = _Output(sys.stdout)
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Pydantic would look for plugins through all packages that are installed, which takes longer than reading.
         os.environ.setdefault('PYDANTIC_DISABLE_PLUGINS', '__all__')
     try:
-        verb: Callable[[argparse.Namespace], int] = _module(options.verb).command
+        verb = _function(options.verb)
         with contextlib.redirect_stdout(output):
             code = verb(options)
         sys.stdout.flush()
@@ -74,9 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _module(verb: str) -> ModuleType:
-    """The module of a verb; one that is a word of Python has a _ behind it."""
-    return importlib.import_module(f'simpar.commands.{verb}{"_" if keyword.iskeyword(verb) else ""}')
+def _function(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function of a verb, of the module that the table of verbs names."""
+    module = next(verb.module for verb in VERBS if verb.name == name)
+    function: Callable[[argparse.Namespace], int] = getattr(
+        importlib.import_module(f'simpar.commands.{module}'), f'{name}_command'
+    )
+    return function
 
 
 class _Output:

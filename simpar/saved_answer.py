@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from simpar import __version__
 from simpar.case import Case
 from simpar.errors import Problem, ScheduleError
-from simpar.hardware.figures import figures_of
+from simpar.hardware.profile import figures_of
 from simpar.headline import change_in_words
 from simpar.predict import Prediction
 from simpar.profiles import COLUMNS

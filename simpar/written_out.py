@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from simpar.ablation.facts import Facts
-from simpar.ablation.rules import INERT
+from simpar.ablation.rules import INERT, Facts
 from simpar.case import Case
 from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload

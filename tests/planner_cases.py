@@ -13,7 +13,7 @@ from simpar.planner.rules import refused
 from simpar.planner.search import Path
 from simpar.planner.space import Space, space_of
 from simpar.schedule import Schedule, load_schedule
-from simpar.schedule.planner import Planner
+from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import Outcome, predicted
 
 MODELS: list[dict[str, Any]] = [

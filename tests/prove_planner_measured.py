@@ -38,7 +38,7 @@ from simpar.planner.search import search
 from simpar.planner.space import Space, space_of
 from simpar.planner.words import told
 from simpar.schedule import Schedule, load_schedule
-from simpar.schedule.planner import Planner
+from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import Figures, Outcome, infeasible
 from simpar.units import format_time
 

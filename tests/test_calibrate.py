@@ -30,7 +30,7 @@ from bench_record import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import simpar.commands.calibrate as command
+import simpar.commands.recorded as command
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.calibrate.fit import relative_fit
 from simpar.cli import main

@@ -9,9 +9,7 @@ from graph_cases import graph_case
 from simpar import cli
 from simpar.case import load_case
 from simpar.commands.check import render
-from simpar.commands.check_strategies import flattens, strategies_to_dict, strategy_text
-from simpar.commands.ir import rank_ir
-from simpar.commands.listing import Listing
+from simpar.commands.ir import Listing, flattens, rank_ir, strategies_to_dict, strategy_text
 from simpar.lower import lower
 from simpar.lower.fusion import fusion_ids
 from simpar.model import Add, Flatten, Trained, layer_names, network_shapes, reads_of

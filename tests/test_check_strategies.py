@@ -14,8 +14,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.commands import ir
 from simpar.commands.check import render, to_dict
-from simpar.commands.check_strategies import strategies_to_dict, strategy_text
-from simpar.commands.listing import Listing
+from simpar.commands.ir import Listing, strategies_to_dict, strategy_text
 from simpar.lower import lower
 from simpar.model import Dense, Relu, layer_names
 

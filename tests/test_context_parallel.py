@@ -208,7 +208,7 @@ plan: {{{plan}}}
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_at_its_key(plan, sequence, more, said, tmp_path):
-    from simpar.schedule.fit import check_against_cluster
+    from simpar.schedule.schedule import check_against_cluster
 
     path = tmp_path / 'schedule.yaml'
     path.write_text(FILE.format(plan=plan, sequence=sequence, more=more))

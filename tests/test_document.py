@@ -25,7 +25,6 @@ from simpar.document import (
     Rate,
     Seconds,
     Short,
-    compose,
     dump,
     json_schema,
     load,
@@ -131,7 +130,7 @@ def test_json_is_yaml(tree, tmp_path):
 
 @pytest.mark.parametrize('loader', [yaml.SafeLoader, yaml.CSafeLoader])
 def test_both_of_pyyamls_parsers_serve(loader, tmp_path, monkeypatch):
-    monkeypatch.setattr(compose, '_LOADER', loader)
+    monkeypatch.setattr('simpar.document.tree._LOADER', loader)
     text = 'a: &a {x: 1, y: [2, *x]}\nb: {<<: *a, x: 3}\nc: !tag 4\nd: "5"\na: 6\n'.replace('*x', '2.5')
     (tmp_path / 'tree.yaml').write_text(text)
     tree = read(tmp_path / 'tree.yaml')

@@ -13,7 +13,7 @@ from simpar.cost.compute import MATRIX
 from simpar.cost.price import Pricer
 from simpar.errors import ProfileError
 from simpar.hardware import ExpansionMode
-from simpar.hardware.figure import ShareFigure
+from simpar.hardware.profile import ShareFigure
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile, profile_names

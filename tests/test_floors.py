@@ -11,7 +11,7 @@ FLOORS = [
     ],
     [
         *('layout', 'program', 'model', 'workload', 'plan'),
-        *('hardware', 'extended', 'profiles', 'stacks'),
+        *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
@@ -23,7 +23,7 @@ FLOORS = [
         *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
         *('compare', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook'),
     ],
-    ['__init__', 'flags', 'commands', 'cli', '__main__'],
+    ['__init__', 'commands', 'cli', '__main__'],
 ]
 READS_TORCH = 'torch_module'
 """The one room that imports torch, and only where a module is read."""

@@ -7,8 +7,7 @@ from math import prod
 import pytest
 
 from simpar.case import load_case
-from simpar.commands.check_strategies import PRIMITIVES
-from simpar.commands.ir import rank_ir
+from simpar.commands.ir import PRIMITIVES, rank_ir
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
 from simpar.lower import lower

@@ -13,7 +13,7 @@ from test_resolve_strategies import CASES, workload_of
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.commands.listing import Listing
+from simpar.commands.ir import Listing
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.cross_entropy import by_rows, loss_rules

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 import simpar
-from simpar.commands.progress import Progress
-from simpar.commands.waiting import Waiting, most_seconds, waiting
+from simpar.commands.common import most_seconds
+from simpar.commands.progress import Progress, Waiting, waiting
 from simpar.predict import EFFECTS
 from simpar.schedule import load_schedule
 

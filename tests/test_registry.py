@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from docs_tables import TABLES, held
 
-from simpar.ablation.same import same
+from simpar.ablation.find import same
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.model import (

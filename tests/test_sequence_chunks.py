@@ -11,7 +11,7 @@ from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.pipeline import StageTimes, named_order, peak_live, step_time
 from simpar.plan import Plan
-from simpar.schedule.pipelines import pipeline_fits
+from simpar.schedule.checks import pipeline_fits
 from simpar.workload import Adam, Transformer, Workload
 
 NAME = 'mindspore-2.10/'

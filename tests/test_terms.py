@@ -7,8 +7,17 @@ import pytest
 
 from simpar.errors import ScheduleError
 from simpar.schedule import load_schedule, schedule_schema
-from simpar.schedule.terms import key_term, plain, value_term
-from simpar.schedule.vocabulary import ABSENT, ABSENT_LAYERS, ABSENT_ORDERS, KEYS, LAYERS, VALUES
+from simpar.schedule.terms import (
+    ABSENT,
+    ABSENT_LAYERS,
+    ABSENT_ORDERS,
+    KEYS,
+    LAYERS,
+    VALUES,
+    key_term,
+    plain,
+    value_term,
+)
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / 'examples' / 'transformer_h100.yaml'

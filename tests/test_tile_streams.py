@@ -7,7 +7,7 @@ import pytest
 from simpar.cost.kept import device_compute
 from simpar.cost.price import Pricer
 from simpar.cost.stack import StackCompute
-from simpar.hardware.figure import TimeFigure
+from simpar.hardware.profile import TimeFigure
 from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
 from simpar.plan import Plan

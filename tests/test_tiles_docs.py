@@ -27,7 +27,7 @@ def answer(command):
 
 
 def printed(command):
-    """As ``simpar.commands.sweep`` has it."""
+    """As ``simpar.commands.search`` has it."""
     options, found = answer(command)
     return side_by_side(found, options.across) if options.across else as_markdown(found)
 

@@ -16,7 +16,7 @@ from simpar.pipeline import named_order, peak_live
 from simpar.pipeline.clock import StageTimes, step_time
 from simpar.plan import Plan
 from simpar.program.tensor import BYTES
-from simpar.schedule.pipelines import pipeline_fits
+from simpar.schedule.checks import pipeline_fits
 from simpar.workload import AdamW, Transformer, Workload
 
 EXPERTS = Experts(count=4, top_k=2, ffn=16, aux_loss=0.2, aux_group='global')

@@ -8,11 +8,9 @@ import pytest
 from small_schedules import VALUES, small_schedule
 
 from simpar import cli
-from simpar.ablation.facts import Facts
-from simpar.ablation.keys import left_out, written_keys
-from simpar.ablation.rules import INERT
-from simpar.ablation.same import same
-from simpar.ablation.spelled import spelled_out
+from simpar.ablation.find import same
+from simpar.ablation.keys import left_out, spelled_out, written_keys
+from simpar.ablation.rules import INERT, Facts
 from simpar.case import case_of, choices, cluster_of, load_case
 from simpar.errors import SimparError
 from simpar.lower import lower

@@ -7,20 +7,22 @@ strategies that it found are kept, and so are predicted choices: the question is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
-from simpar.ablation.facts import Facts, facts_of
-from simpar.ablation.keys import Key, left_out, written_keys
-from simpar.ablation.rules import INERT, effective, idle, words
-from simpar.ablation.same import same
-from simpar.ablation.spelled import spelled_out
+import numpy as np
+
+from simpar.ablation.keys import Key, left_out, spelled_out, written_keys
+from simpar.ablation.rules import INERT, Facts, effective, facts_of, idle, words
+from simpar.cost.beside import speeds_beside
+from simpar.cost.price import price
 from simpar.errors import SimparError
-from simpar.hardware import Cluster
+from simpar.hardware import Cluster, Stack
 from simpar.lower import lower
 from simpar.plan import Plan
-from simpar.program import Program
+from simpar.program import OpClass, Program, Role
 from simpar.resolve import Strategies, find_strategies
 from simpar.schedule import Schedule
 from simpar.schedule.without_effect import WithoutEffect
@@ -28,6 +30,45 @@ from simpar.workload import Workload
 
 if TYPE_CHECKING:
     from simpar.resolve.proposal import Proposal
+
+
+_COLUMNS = ('op_class', 'micro_batch', 'copy', 'stream')
+_LISTS = ('need', 'carry')
+
+
+def same(one: Program, other: Program) -> bool:
+    """Whether every rank does the same in both, on the same tensors, in the same groups."""
+    counts = [(p.world, p.micro_batches, p.copies, len(p.roles), p.op_classes) for p in (one, other)]
+    return (
+        counts[0] == counts[1]
+        and np.array_equal(one.role_of_rank, other.role_of_rank)
+        and all(map(_same_role, one.roles, other.roles))
+        and _touched(one) == _touched(other)
+    )
+
+
+def _same_role(one: Role, other: Role) -> bool:
+    named = (one.name, one.streams) == (other.name, other.streams)
+    columns = [(getattr(one, name), getattr(other, name)) for name in _COLUMNS]
+    for name in _LISTS:
+        mine, others = getattr(one, name), getattr(other, name)
+        columns += [(mine.start, others.start), (mine.item, others.item)]
+    return named and all(np.array_equal(*pair) for pair in columns)
+
+
+def _touched(program: Program) -> tuple[object, ...]:
+    """The tensors that ops touch, and the groups that they or their tensors are in."""
+    names = dict.fromkeys(chain.from_iterable(map(_names, program.op_classes)))
+    tensors = [program.tensor[name] for name in names]
+    groups = {split.partition for tensor in tensors for split in tensor.splits}
+    groups |= {partition for tensor in tensors for partition in tensor.partial}
+    groups |= {op.partition for op in program.op_classes if op.partition}
+    return tensors, {name: program.partitions[name].groups_GP.tolist() for name in groups}
+
+
+def _names(op: OpClass) -> tuple[str, ...]:
+    return (*op.reads, *op.writes, *op.accumulates, *op.frees)
+
 
 _ITEMS = ('plan.unsharded', 'plan.recompute', 'plan.overlap')
 """Lists of which every item is looked at."""
@@ -155,3 +196,163 @@ class _Ablation:
 
 def _only_by_time(name: str) -> bool:
     return name.startswith(_BY_TIME)
+
+
+Made = tuple[Program, Cluster]
+_SPELLED: Final = ('loss_strategy', 'loss_strategies', 'layers')
+"""What may say how operators are sharded anyway."""
+
+
+def unchanged_baseline(
+    schedule: Schedule, made: Made, baseline: Made | None, make: Callable[[Schedule], Made]
+) -> Iterator[WithoutEffect]:
+    """The keys of ``against`` that change nothing of the baseline.
+
+    Arguments:
+        schedule: with its ``against``.
+        made, baseline: program and cluster of both.
+        make: lowers any schedule to a program and its cluster.
+    """
+    against = schedule.against or {}
+    other = schedule.baseline() if against else None
+    if baseline is not None and _alike(made, baseline):
+        for key, value in against.items():
+            yield WithoutEffect(f'against.{key}', value, 'the baseline is the same program, at the same prices')
+        return
+    for key, value in against.items():
+        if key.rpartition('.')[2] in _SPELLED:
+            continue
+        rest = {name: one for name, one in against.items() if name != key}
+        why = _unchanged(schedule, rest, other, baseline, make)
+        if why:
+            yield WithoutEffect(f'against.{key}', value, why)
+
+
+def _unchanged(
+    schedule: Schedule,
+    rest: dict[str, object],
+    other: Schedule | None,
+    baseline: Made | None,
+    make: Callable[[Schedule], Made],
+) -> str:
+    """Why the baseline without a key is the same; empty where it is not."""
+    try:
+        without = replace(schedule, against=rest).baseline() if rest else None
+        if without == other or (without and other and replace(without, against=None) == replace(other, against=None)):
+            return 'the plan has this value already'
+        # An exact search takes seconds: what it makes of a baseline with one key less is not asked for.
+        if not rest or without is None or baseline is None or without.plan.search == 'exact':
+            return ''
+        return 'the baseline is the same program without it' if _alike(make(without), baseline) else ''
+    except SimparError:
+        return ''
+
+
+def _alike(one: Made, other: Made) -> bool:
+    """The same program at the same prices."""
+    if not same(one[0], other[0]):
+        return False
+    if one[1] == other[1]:
+        return True
+    costs = [price(*made) for made in (one, other)]
+    arrays = all(
+        (getattr(costs[0], name) == getattr(costs[1], name)).all()
+        for name in ('compute', 'host', 'beside_communication', 'rank_speed')
+    )
+    queues = costs[0].work_queues == costs[1].work_queues
+    return bool(arrays and queues and costs[0].communication == costs[1].communication)
+
+
+def unused_links(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+    """The links that were changed and whose bandwidth no communication of the program waits for."""
+    if not cluster.links:
+        return
+    priced = price(program, cluster).communication
+    for name, factor in cluster.links.items():
+        others = {other: by for other, by in cluster.links.items() if other != name}
+        changed = factor != 1
+        # A factor of 1 cannot be left out to see a difference: half of the bandwidth shows whether anything waits for
+        # it.
+        probe = replace(cluster, links=others if changed else {**others, name: 0.5})
+        if price(program, probe).communication == priced:
+            why = 'no communication is faster or slower by it'
+            yield WithoutEffect(f'cluster.links.{name}', schedule.cluster.links[name], why)
+
+
+def unused_mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+    """The key of the mode, where it is in use anyway, or collectives take the same of a device without it."""
+    asked = schedule.cluster.expansion_mode
+    if asked is None:
+        return
+    without = replace(cluster, expansion_mode='')
+    if asked == without.mode:
+        yield WithoutEffect('cluster.expansion_mode', asked, 'it is the mode without the key, too')
+    elif speeds_beside(cluster, program) == speeds_beside(without, program):
+        why = f'collectives of this plan, if any, take the same of a device as with {without.mode}'
+        yield WithoutEffect('cluster.expansion_mode', asked, why)
+
+
+def unused_queues(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+    """The key of work queues, where every stream has one for itself, or there would be as many without the key."""
+    asked = schedule.cluster.work_queues
+    if asked is None:
+        return
+    streams = max(len(role.streams) for role in program.roles)
+    without = replace(cluster, work_queues=0).queues
+    if asked >= streams and not 0 < without < streams:
+        why = f'no device has more than {_counted(streams)}, and each has a work queue for itself'
+        yield WithoutEffect('cluster.work_queues', asked, why)
+    elif asked == without:
+        yield WithoutEffect('cluster.work_queues', asked, 'the stack or the device says so already')
+
+
+def _counted(streams: int) -> str:
+    return f'{streams} streams' if streams > 1 else 'one stream'
+
+
+def unused_spread(schedule: Schedule, cluster: Cluster) -> Iterator[WithoutEffect]:
+    """The key of the spread, where there is one device alone."""
+    if cluster.spread and cluster.world == 1:
+        yield WithoutEffect('cluster.spread', schedule.cluster.spread, 'one device waits for no other')
+
+
+_PLAN: Final = 'plan.'
+_ATTENTION: Final = 'workload.transformer.attention'
+
+
+def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Iterator[str]:
+    """A sentence on keys of plan and model that a framework has otherwise, of those that may have an effect here.
+
+    Keys on which the file is silent are the framework's own, so what differs was asked for, or is of the model.
+    """
+    if stack is None:
+        return
+    plan = {
+        key: (value, getattr(facts.plan, key.removeprefix(_PLAN), None))
+        for key, value in stack.schedule.items()
+        if key.startswith(_PLAN) and tuple(key.split('.')) not in schedule.of_stack and not _inert(key, facts)
+    }
+    # Of its models' keys this one alone is what a framework does of itself: it has no other kernel.
+    kernel = stack.model.get('attention')
+    keys = {_ATTENTION: (kernel, getattr(facts.workload.model, 'attention', kernel))} if kernel else {}
+    unlike = [
+        f'{key} is {_shown(mine)}, there {_shown(value)}'
+        for key, (value, mine) in {**plan, **keys}.items()
+        if _plain(mine) != _plain(value)
+    ]
+    if unlike:
+        yield f'Otherwise than {stack.name} has it of itself: {"; ".join(unlike)}.'
+
+
+def _inert(key: str, facts: Facts) -> bool:
+    # Without tensor ranks no value has parts to send.
+    parts = key == 'plan.scatter_gather' and facts.plan.tensor == 1
+    return parts or (key in INERT and bool(INERT[key](facts)))
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(_plain(value))

@@ -1,1 +1,1 @@
-"""One file for each verb of the command line; each has ``command(options) -> exit code``."""
+"""The verbs of the command line, a file a family; a verb's function is ``VERB_command(options) -> exit code``."""

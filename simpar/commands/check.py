@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterable
@@ -11,9 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case
-from simpar.commands.check_strategies import strategies_to_dict, strategy_lines
-from simpar.commands.module import module_flags
-from simpar.commands.waiting import case_waited_for, waiting
+from simpar.commands.common import case_waited_for, executor_flags, print_json, start
+from simpar.commands.ir import strategies_to_dict, strategy_lines
+from simpar.commands.progress import waiting
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
@@ -32,7 +31,7 @@ MOST_STREAMS: Final = 128
 """Streams of a rank that the executor has room for."""
 
 
-def command(options: argparse.Namespace) -> int:
+def check_command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
     case = case_waited_for(options)
     with waiting('checking'):
@@ -49,19 +48,15 @@ def command(options: argparse.Namespace) -> int:
         answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
     # With ``--numerics`` the executor prints the one JSON object.
     if options.json and not options.numerics:
-        print(json.dumps(answer, ensure_ascii=False))
+        print_json(answer)
         return 0
     if not options.json:
         sys.stdout.write(render(answer))
     if options.numerics:
-        from simpar.commands.executor import start
-
         # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
         flags = ['--json'] if options.json else []
-        flags += module_flags(options)
-        flags += [word for limit in options.limit for word in ('--limit', limit)]
-        return start('numerics', options.file, options.set, flags)
+        return start('numerics', options.file, options.set, [*flags, *executor_flags(options)])
     return 0
 
 

@@ -6,18 +6,408 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from simpar.case import Case
-from simpar.commands.check_strategies import PRIMITIVES, bracketed, flattens, strategy_text
-from simpar.commands.listing import Listing, is_own
 from simpar.files import naming
+from simpar.lower import lower
+from simpar.lower.cross_entropy import KINDS
 from simpar.lower.given import has_strategies
+from simpar.lower.loss_sum import TOTAL
+from simpar.model import OPERATORS, Dense, Flatten, Weighted
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.model.operators import OP_CLASSES
-from simpar.program import OpClass
+from simpar.model.operators.shape import FLATTEN
+from simpar.program import OpClass, Program, Tensor
+from simpar.program.tensor import PER_RANK
+from simpar.units import format_size, format_time
+from simpar.workload import Workload
+
+MOVES: Final = frozenset({'slice', 'pad', 'scale', 'piece', 'reshard', 'take'})
+"""Operators by which tensors change their layout or their memory, none of the model's own."""
+WEIGHT_FIRST: Final = frozenset(name for kind in OPERATORS if kind.lead for name in kind.primitives)
+"""Operators whose strategy has the weight before the value; programs read the value first."""
+SUMS: Final = 'add'
+"""Adds up the gradients of a value that several operators read."""
+ADDITIONS: Final = frozenset({'residual', 'subtract'})
+"""Hand their gradient on to what they read, or its first, by no op of their own."""
+SUM, REDISTRIBUTION, GRADIENT, WEIGHTS = 'sum', 'redistribution', 'gradient', 'weights'
+LOSS = 'loss'
+"""Sums shards of the loss, for display."""
+_VIEWS = {'ExpandDims': 'expand_dims', 'Squeeze': 'squeeze'}
+VIEWS: Final = {one.node: _VIEWS[one.primitive] for one in CROSS_ENTROPY if one.primitive in _VIEWS}
+"""Operators of the loss that programs have as reshapes, and what they are."""
+OF_ONES: Final = frozenset(one.node for one in CROSS_ENTROPY if ONES in one.reads)
+"""Operators of the loss that read a constant, which programs have not; it is sharded as what else they read."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A program seen by the operators of its model.
+
+    Arguments: ``flattens``, names of the layers that flatten, which programs have as reshapes.
+    """
+
+    program: Program
+    flattens: frozenset[str] = frozenset()
+
+    @cached_property
+    def operators(self) -> list[OpClass]:
+        """The model's own operators, in the order of the forward."""
+        return [op for op in self.program.op_classes if op.phase == 'F' and is_own(op)]
+
+    @cached_property
+    def operator(self) -> dict[str, OpClass]:
+        """By name, the model's own operators."""
+        return {self.name(op): op for op in self.operators}
+
+    @cached_property
+    def writer(self) -> dict[str, OpClass]:
+        """By tensor, the first op that writes it."""
+        found: dict[str, OpClass] = {}
+        for op in self.program.op_classes:
+            for name in op.writes:
+                # The first writer made the tensor; later ones update it.
+                found.setdefault(name, op)
+        return found
+
+    @cached_property
+    def readers(self) -> dict[str, list[OpClass]]:
+        """By tensor, the ops that read it."""
+        found: dict[str, list[OpClass]] = {}
+        for op in self.program.op_classes:
+            for name in op.reads:
+                found.setdefault(name, []).append(op)
+        return found
+
+    @staticmethod
+    def name(op: OpClass) -> str:
+        """An operator's name: its op class without the phase."""
+        return op.name.removesuffix('.recompute').rpartition('.')[0]
+
+    def kind(self, op: OpClass) -> str:
+        """The kind of an operator of the forward: a program's, or what a reshape is for."""
+        if op.phase != 'F' or op.operator != 'reshape':
+            return op.operator
+        return 'flatten' if self.name(op) in self.flattens else VIEWS.get(self.name(op), op.operator)
+
+    @cached_property
+    def products(self) -> frozenset[str]:
+        """Parameters of products, whose weights programs hold as [out, in] and strategies see as [in, out]."""
+        read = (self.program.tensor[name] for op in self.operators if op.operator == 'matmul' for name in op.reads)
+        return frozenset(tensor.like or tensor.name for tensor in read if tensor.kind in PER_RANK)
+
+    def turned(self, name: str) -> bool:
+        """Whether a tensor is the weight of a product, or its gradient or state."""
+        tensor = self.program.tensor[name]
+        held = tensor.kind in PER_RANK and len(tensor.shape) == 2
+        return held and (tensor.like or tensor.name) in self.products
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A rank's slice as a strategy sees it."""
+        shape = self.program.local_shape(self.program.tensor[name])
+        # MindSpore writes the weight of a product as [in, out], programs hold [out, in].
+        return shape[::-1] if self.turned(name) else shape
+
+    @staticmethod
+    def inputs(op: OpClass) -> tuple[str, ...]:
+        """What an op reads, in the order of its primitive: an embedding has its weight before the tokens."""
+        return op.reads[::-1] if op.phase == 'F' and op.operator in WEIGHT_FIRST else op.reads
+
+    def shard_counts(self, tensor: Tensor) -> list[int]:
+        """Into how many shards each dim is split over the ranks; copies do not count."""
+        found = [1] * len(tensor.shape)
+        for split in tensor.splits:
+            found[split.dim] *= self.program.partitions[split.partition].size
+        return found
+
+    def strategy(self, op: OpClass) -> list[list[int]]:
+        """An operator's strategy, read off its tensors; of a product those of x and weight; a reshape has none."""
+        taken = {'matmul': 2, 'conv2d': 2, 'bias': 2, 'cross_entropy': 2, 'reshape': 0}.get(self.kind(op))
+        names = self.inputs(op)[:taken] * (2 if self.name(op) in OF_ONES else 1)
+        found = [self.shard_counts(self.program.tensor[name]) for name in names]
+        return [counts[::-1] if self.turned(name) else counts for counts, name in zip(found, names, strict=True)]
+
+    def collectives(self, name: str) -> Iterator[dict[str, Any]]:
+        """The collectives that an operator brings with it, with the ranks of every group."""
+        for purpose, op in self.owned.get(name, ()):
+            yield {
+                'operator': op.operator,
+                'phase': op.phase,
+                'purpose': purpose,
+                'partition': op.partition,
+                'groups': self.program.partitions[op.partition].groups_GP.tolist(),
+                'bytes': op.bytes,
+                'op': op.name,
+            }
+
+    @cached_property
+    def owned(self) -> dict[str, list[tuple[str, OpClass]]]:
+        """By operator, the collectives that it brings with it and what each is for."""
+        found: dict[str, list[tuple[str, OpClass]]] = {}
+        for op in self.program.op_classes:
+            for purpose, owner in self._owners(op) if op.kind == 'collective' else ():
+                found.setdefault(owner, []).append((purpose, op))
+        return found
+
+    def _owners(self, op: OpClass) -> list[tuple[str, str]]:
+        kinds = {self.program.tensor[name].kind for name in (*op.reads, *op.writes)}
+        # A gather of an input belongs to the operator that reads it.
+        if 'input' in kinds:
+            return self._forward(op)
+        if 'gradient' in kinds or kinds & {'gathered', 'parameter', 'view'}:
+            purpose = GRADIENT if 'gradient' in kinds else WEIGHTS
+            owned = (self.program.tensor[name] for name in op.reads)
+            return list(dict.fromkeys((purpose, (one.like or one.name).rpartition('.')[0]) for one in owned))
+        if op.phase == 'F':
+            return self._forward(op)
+        return self._backward(op) if op.phase == 'I' else []
+
+    def _forward(self, op: OpClass) -> list[tuple[str, str]]:
+        """The operator's own sum, or the redistribution before the readers of a value: another layout has an @."""
+        first = self._first(op)
+        if op.writes == (TOTAL,):
+            return [(LOSS, self.name(self.writer[first]))]
+        # A partial result that keeps its name is summed; a name with @ is a new layout.
+        if '@' not in op.writes[0] and self.program.tensor[first].partial:
+            return [(SUM, self.name(self.writer[first]))]
+        return [(REDISTRIBUTION, name) for name in self._next(op.writes[0])]
+
+    def _backward(self, op: OpClass) -> list[tuple[str, str]]:
+        """A gradient's way back: the sum of an operator that has one, or the redistribution before its readers."""
+        value = self._last(op.writes[0]).removeprefix('d:').partition('@')[0]
+        forward = self.program.tensor.get(value)
+        if forward is not None and forward.partial:
+            return [(SUM, self.name(self.writer[forward.name]))]
+        # What came from the next stage has no source here: what made the value stands for its readers there.
+        made = self.writer.get(value)
+        found = self._sources(op, value) or ([self._operator(made)] if made is not None else [])
+        return [(REDISTRIBUTION, name) for name in found]
+
+    def _sources(self, op: OpClass, value: str) -> list[str]:
+        """Find the readers of a value whose gradients an op moves; these may have been added up before."""
+        found: list[str] = []
+        # A walk, not a recursion: sums of gradients can be long chains.
+        left = [self._first(op)]
+        while left:
+            gradient = left.pop()
+            source = self.writer.get(gradient)
+            # A sum stands for all gradients that it adds up.
+            if source is not None and source.operator == SUMS:
+                left += reversed([self._start(name) for name in source.reads])
+            elif source is not None:
+                of = gradient.removeprefix('d:').removesuffix('.back').removesuffix(f'@{self.name(source)}')
+                reader = [self._operator(source)] if is_own(source) else []
+                found += self._between(value, of.partition('@')[0]) or reader
+        return list(dict.fromkeys(found))
+
+    def _between(self, value: str, result: str) -> list[str]:
+        """Find additions that read a value, directly or through others, and hand it the gradient of ``result``."""
+        found = []
+        for addition in self._additions(value):
+            reached, left = {addition}, [addition]
+            while left:
+                after = set(self._additions(left.pop())) - reached
+                reached |= after
+                left += after
+            found += [addition] if result in reached else []
+        return found
+
+    def _additions(self, value: str) -> list[str]:
+        """Those that read a value; they are named after their results."""
+        return [name for name in self._next(value) if self.operator[name].operator in ADDITIONS]
+
+    def _operator(self, op: OpClass) -> str:
+        """The operator that an op of the backward belongs to: op classes are named after theirs, and then what else."""
+        name = self.name(op)
+        # ``layer.part.dx`` belongs to ``layer.part``, or to ``layer`` where there is no such part.
+        while name and name not in self.operator:
+            name = name.rpartition('.')[0]
+        return name or self.name(op)
+
+    def _first(self, op: OpClass) -> str:
+        """Where the moves that end in an op begin."""
+        return self._start(op.reads[0])
+
+    def _start(self, tensor: str) -> str:
+        """Where the moves that end in a tensor begin."""
+        # A redistribution may take several moves, one after the other.
+        while tensor in self.writer and is_move(self.writer[tensor]):
+            tensor = self.writer[tensor].reads[0]
+        return tensor
+
+    def _next(self, tensor: str) -> list[str]:
+        """The operators of the forward that a tensor gets to."""
+        found: list[str] = []
+        for op in self.readers.get(tensor, ()):
+            if op.phase == 'F' and is_own(op):
+                found.append(self.name(op))
+            elif op.phase == 'F' and is_move(op):
+                found += self._next(op.writes[0])
+        return list(dict.fromkeys(found))
+
+    def _last(self, tensor: str) -> str:
+        """Follow the moves of a gradient of one forward value to their end."""
+        if tensor.removeprefix('d:') in self.program.tensor:
+            return tensor
+        for op in self.readers.get(tensor, ()):
+            if op.phase == 'I' and is_move(op):
+                return self._last(op.writes[0])
+        return tensor
+
+
+def is_own(op: OpClass) -> bool:
+    """Whether an op computes what an operator of the model computes, for the first time."""
+    return op.kind == 'compute' and op.operator not in (*MOVES, SUMS) and 'recompute' not in op.attributes
+
+
+def is_move(op: OpClass) -> bool:
+    """Whether an op brings a tensor from one layout to another, on one stage."""
+    return op.kind == 'collective' or (op.kind == 'compute' and op.operator in MOVES)
+
+
+BY_BATCH: Final = frozenset({'mse', 'mae', 'cross_entropy'}).union(
+    next(iter(kind.primitives)) for kind in OPERATORS if issubclass(kind, Weighted)
+)
+"""Sharded by batch where they have no strategy, as operators of the loss are; others lie as what they read does."""
+OF_LOSS: Final = frozenset(one.node for one in CROSS_ENTROPY)
+PRIMITIVES: Final = {
+    **{name: primitive.name for name, primitive in OP_CLASSES.items()},
+    'flatten': FLATTEN.name,
+    'expand_dims': 'ExpandDims',
+    'squeeze': 'Squeeze',
+    'mse': 'MSELoss',
+    'mae': 'MAELoss',
+    'cross_entropy': 'SoftmaxCrossEntropyWithLogits',
+    **{kind.operator: primitive for primitive, kind in KINDS.items() if kind.operator not in ('residual', 'reshape')},
+    'cross_entropy_mean': 'Div',
+}
+"""MindSpore's names of a network's operators."""
+SHOWN_PROPOSALS: Final = 6
+
+
+def strategies_to_dict(case: Case) -> dict[str, Any] | None:
+    """Operators and their strategies, of a network that has any; None for others."""
+    if not has_strategies(case.workload, case.plan):
+        return None
+    listing = Listing(_without_chunks(case), flattens(case.workload))
+    # A layout by axes counts as given, too, and wins over what a search says.
+    given = {**case.strategies.origins, **dict.fromkeys(_with_layouts(case), 'given')}
+    scattered = _out_strategies(case, listing)
+    rows = [
+        {
+            'name': listing.name(op),
+            'operator': PRIMITIVES.get(listing.kind(op), op.operator),
+            'strategy': listing.strategy(op),
+            'out_strategy': scattered.get(listing.name(op), []),
+            'origin': given.get(listing.name(op)) or _by_itself(op),
+            'reads': {name: list(listing.shape(name)) for name in listing.inputs(op)},
+            'writes': {name: list(listing.shape(name)) for name in op.writes},
+            'collectives': list(listing.collectives(listing.name(op))),
+        }
+        for op in listing.operators
+    ]
+    found = case.strategies
+    weighed = [
+        {'name': one.name, 'sent': one.sent, 'step': one.step, 'lacking': one.too_much} for one in found.proposals
+    ]
+    bounds = {'bound': found.bound, 'seconds': found.seconds}
+    return {'operators': rows, 'weighed': weighed, **(bounds if case.plan.pipeline == 1 else dict.fromkeys(bounds))}
+
+
+def _without_chunks(case: Case) -> Program:
+    """The program; where products are in chunks, the same with undivided products, which are the model's own."""
+    if case.plan.tiles == 1:
+        return case.program
+    return lower(case.workload, replace(case.plan, tiles=1), case.program.world)
+
+
+def flattens(workload: Workload) -> frozenset[str]:
+    """Names of the layers that flatten."""
+    return frozenset(name for name, layer in workload.model.operators.items() if isinstance(layer, Flatten))
+
+
+def _with_layouts(case: Case) -> list[str]:
+    return [name for name, layer in case.workload.model.operators.items() if layer.layout]
+
+
+def _out_strategies(case: Case, listing: Listing) -> dict[str, list[int]]:
+    """How results are sharded whose sums are scattered, as a user asked for it."""
+    dense = {name: layer for name, layer in case.workload.model.operators.items() if isinstance(layer, Dense)}
+    by_axes = (name for name, layer in dense.items() if layer.out_layout)
+    by_layout = {name: listing.shard_counts(listing.program.tensor[name]) for name in by_axes}
+    # Layouts come last: they say the same by axes, in the user's own names.
+    return {name: list(layer.out_strategy) for name, layer in dense.items()} | by_layout
+
+
+def _by_itself(op: OpClass) -> str:
+    """Why an operator without a strategy of its own is sharded as it is."""
+    # Weighted operators and those of the loss fall back to data parallelism; others follow their input.
+    by_batch = op.operator in BY_BATCH or Listing.name(op) in OF_LOSS
+    return 'by batch, as none is given' if by_batch else 'as its input lies'
+
+
+def strategy_lines(answer: dict[str, Any] | None) -> Iterator[str]:
+    """The operators for a person, and what an exact search weighed."""
+    if answer is None:
+        return
+    yield 'strategies:'
+    for row in answer['operators']:
+        out = f' out_strategy {bracketed(row["out_strategy"])}' if row['out_strategy'] else ''
+        sharding = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
+        yield f'  {row["name"]}: {row["operator"]}{sharding}{out}, {row["origin"]}'
+        reads, writes = (' '.join(_slice(*item) for item in row[side].items()) for side in ('reads', 'writes'))
+        yield f'    slices {reads} → {writes}'
+        yield from (f'    {_collective(one)}' for one in row['collectives'])
+    yield from _weighed_lines(answer)
+
+
+def _slice(name: str, shape: list[int]) -> str:
+    return f'{name} {bracketed(shape)}'
+
+
+def bracketed(numbers: Sequence[int]) -> str:
+    """``(2, 4)``; of one number ``(2)``, as MindSpore writes it."""
+    return f'({", ".join(map(str, numbers))})'
+
+
+def strategy_text(strategy: Sequence[Sequence[int]]) -> str:
+    """``((2, 4), (4, 1))``; of one tensor ``((2, 4))``, as MindSpore writes it."""
+    return f'({", ".join(map(bracketed, strategy))})'
+
+
+def _collective(row: dict[str, Any]) -> str:
+    groups = row['groups']
+    first = '-'.join(map(str, groups[0][:16])) + ('…' if len(groups[0]) > 16 else '')
+    more = f' and {len(groups) - 1} more' if len(groups) > 1 else ''
+    size = format_size(row['bytes'])
+    return f'{row["phase"]} {row["operator"]} of {size} over {first}{more}: {row["purpose"]}'
+
+
+def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
+    weighed = answer['weighed']
+    if not weighed:
+        return
+    yield 'strategies that were compared, best first (bytes that the busiest rank sends in a step; predicted step):'
+    width = max(len(one['name']) for one in weighed[:SHOWN_PROPOSALS])
+    for one in weighed[:SHOWN_PROPOSALS]:
+        lacking = f', {format_size(one["lacking"])} too much memory' if one['lacking'] else ''
+        yield f'  {one["name"]:<{width}}{format_size(one["sent"]):>11}  {format_time(one["step"]):>10}{lacking}'
+    if len(weighed) > SHOWN_PROPOSALS:
+        yield f'  and {len(weighed) - SHOWN_PROPOSALS} more: see --json'
+    if answer['seconds'] is not None:
+        fastest = min(one['step'] for one in weighed)
+        told = f'least sum of seconds, op after op: {format_time(answer["seconds"])}'
+        yield f'  {told}; the fastest of these takes {format_time(fastest)} as a program'
+    if answer['bound'] is None:
+        return
+    more = min(one['sent'] for one in weighed) / answer['bound'] - 1 if answer['bound'] else 0.0
+    yield f'  least sum over operators: {format_size(answer["bound"])}; the least of these sends {more:+.1%}'
+
 
 NAMES: Final = {
     **PRIMITIVES,

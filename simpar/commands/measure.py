@@ -1,41 +1,129 @@
-"""``simpar measure FILE``: run plan and baseline with torch.distributed in turns; the gain predicted and measured."""
+"""``simpar measure FILE``: run plan and baseline with torch.distributed in turns; the gain predicted and measured.
+
+``simpar compare PREDICTION MEASUREMENT`` joins two traces of the same program; ``simpar diff OLD NEW`` tells what
+changed between two saved answers, in simpar, the profile or the schedule.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from simpar.case import Case, on_net
-from simpar.commands.difference import check_plot, draw_difference
-from simpar.commands.executor import need_torch, start
-from simpar.commands.module import module_flags
-from simpar.commands.net import net_of
-from simpar.commands.statistic import statistic_json, statistic_line
-from simpar.commands.waiting import case_waited_for
-from simpar.compare import compare
+from simpar.commands.common import (
+    case_waited_for,
+    check_picture,
+    executor_flags,
+    make_folders,
+    need_torch,
+    net_of,
+    print_answer,
+    print_json,
+    schedule_text,
+    start,
+)
+from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
-from simpar.gain import Gain, Side, gain_line, gain_table, gain_to_dict, render_gain, side_of
+from simpar.gain import Gain, Side, gain_line, gain_of, gain_table, gain_to_dict, render_gain, side_of
 from simpar.hardware.net import Net
 from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
+from simpar.saved_answer import difference, difference_to_dict, render_difference
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
+from simpar.trace import PERCENTILE, Trace
 from simpar.trace_files import SavedTrace, load_trace, save_trace, to_trace
+
+
+def statistic_line(steps: int, origin: str) -> str:
+    """What of the measured steps is compared, in words; arguments: how many, and how they came about."""
+    if steps == 1 or origin == 'simulated':
+        return f'Compared: the last predicted step with {"the only" if steps == 1 else "the last"} {origin} one.'
+    return (
+        f'Compared: the last predicted step with the {PERCENTILE:.0f}th percentile of {steps} {origin} steps; '
+        'ops by their medians.'
+    )
+
+
+def statistic_json(steps: int) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {'percentile': PERCENTILE, 'of_steps': steps, 'ops': 'median'}
+
+
+def draw_difference(
+    path: Path, predicted: Trace, measured: Trace, comparison: Comparison, gain: Gain | None = None
+) -> None:
+    """Write the picture, with the gain in its title where there is one; raises ``OSError``."""
+    from simpar.notebook.measured import difference_picture
+    from simpar.plot import write_figure
+
+    make_folders(path)
+    title = gain_line(gain) if gain and gain.baseline else ''
+    write_figure(path, difference_picture(predicted, measured, comparison, title))
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Print signed errors; raises ``OutsideTolerance`` where the step differs by more than asked."""
+    check_picture(options.plot)
+    predicted, measured = load_trace(options.prediction), load_trace(options.measurement)
+    _refuse_swapped(options, predicted, measured)
+    gain = gain_of(predicted, measured)
+    comparison = gain.plan.comparison if gain else compare(predicted, measured)
+    if options.plot:
+        _draw(options.plot, predicted, measured, comparison, gain)
+    if options.json:
+        found = gain_to_dict(gain) if gain else comparison_to_dict(comparison)
+        print_json({**found, 'statistic': statistic_json(comparison.steps)})
+    else:
+        sys.stdout.write(render_gain(gain) if gain else render_comparison(comparison))
+        print(statistic_line(comparison.steps, comparison.origin))
+    if options.tolerance is not None:
+        sys.stdout.flush()
+        comparison.check(options.tolerance)
+    return 0
+
+
+def _refuse_swapped(options: argparse.Namespace, prediction: SavedTrace, measurement: SavedTrace) -> None:
+    """Raise ``ScheduleError`` where the first trace is no prediction."""
+    if prediction.origin == 'simulated':
+        return
+    what = f'the first trace is {prediction.origin}, not predicted (its origin is not simulated)'
+    instead = 'give the trace of `simpar run --save` first'
+    if measurement.origin == 'simulated':
+        instead = f'swap the two: simpar compare {options.measurement} {options.prediction}'
+    raise ScheduleError(Problem(str(options.prediction), what, instead))
+
+
+def _draw(path: Path, predicted: SavedTrace, measured: SavedTrace, comparison: Comparison, gain: Gain | None) -> None:
+    """The picture; it needs the program, which the prediction brings."""
+    if predicted.basis is None:
+        what = 'the prediction does not hold its program, without which nothing can be drawn'
+        raise ScheduleError(Problem('--plot', what, 'write it again with `simpar run --save`'))
+    program = predicted.basis.program
+    draw_difference(path, to_trace(predicted, program), to_trace(measured, program), comparison, gain)
+
+
+def diff_command(options: argparse.Namespace) -> int:
+    """Print what changed; raises ``ScheduleError`` where a file is no saved answer."""
+    found = difference(load_trace(options.old), load_trace(options.new), (str(options.old), str(options.new)))
+    print_answer(options, lambda: difference_to_dict(found), lambda: render_difference(found))
+    return 0
+
 
 WARM_UP = 2
 NO_FRAMEWORK = 'cluster.stack=none'
 """What is set where the stack is only the default: the executor is no framework."""
 
 
-def command(options: argparse.Namespace) -> int:
+def measure_command(options: argparse.Namespace) -> int:
     """Start the executor, read its traces, print gain and comparison."""
     # First of all, for what follows takes seconds.
     need_torch()
-    check_plot(options)
+    check_picture(options.plot)
     net = net_of(options)
     case, left_out = _without_framework(options)
     case = on_net(case, net)
@@ -60,7 +148,7 @@ def command(options: argparse.Namespace) -> int:
             measured = replace(measured, baseline=baseline)
         if options.save:
             # Before the comparison, so that a failure there does not cost the measurement.
-            options.save.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(options.save)
             save_trace(options.save, measured)
     _answer(options, case, measured, net, left_out)
     return 0
@@ -90,8 +178,7 @@ def _flags(options: argparse.Namespace, case: Case, recorded: Path, other: Path)
         flags += ['--against-itself'] if options.baseline == 'itself' else []
     if options.save_state:
         flags += ['--save-state', str(options.save_state)]
-    flags += module_flags(options)
-    return flags + [word for limit in options.limit for word in ('--limit', limit)]
+    return [*flags, *executor_flags(options)]
 
 
 def _names(options: argparse.Namespace, case: Case) -> tuple[str, str]:
@@ -136,7 +223,7 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: 
             'without_effect': without_effect_json(prediction.without_effect),
             'note': ' '.join(notes),
         }
-        print(json.dumps({**gain_to_dict(gain), **told}, ensure_ascii=False, allow_nan=False))
+        print_json({**gain_to_dict(gain), **told})
         return
     sys.stdout.write(render_gain(gain))
     for line in _told(case, gain, net):
@@ -167,13 +254,15 @@ def _page(options: argparse.Namespace, prediction: Prediction, gain: Gain, lines
     from simpar.page import answer_page
     from simpar.page.page import table_html
 
-    words = ''.join(f'# --set {word}\n' for word in options.set)
-    schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
     page = answer_page(
-        prediction, schedule=schedule, notes=lines, headline=gain_line(gain), measured=table_html(gain_table(gain))
+        prediction,
+        schedule=schedule_text(options),
+        notes=lines,
+        headline=gain_line(gain),
+        measured=table_html(gain_table(gain)),
     )
     path: Path = options.html
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     write_atomically(path, page)
     return path
 

@@ -1,30 +1,42 @@
-"""``simpar run FILE``: predict a schedule; gain and its explanation; the grades of the numbers used."""
+"""``simpar run FILE``: predict a schedule; gain and why. ``simpar resolve FILE``: it, with every choice made, as YAML.
+
+The YAML can be saved, reviewed and committed.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+import yaml
+
 from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.case import Case, check_memory, memory_notes, on_net
-from simpar.commands.net import net_of, predicted_net
-from simpar.commands.progress import Progress
-from simpar.commands.waiting import SHORT, case_waited_for, most_seconds, waiting
+from simpar.clocks import at_full_clocks
+from simpar.commands.common import (
+    case_waited_for,
+    check_picture,
+    make_folders,
+    most_seconds,
+    net_of,
+    predicted_net,
+    print_json,
+    schedule_text,
+)
+from simpar.commands.progress import SHORT, Progress, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.predict import Prediction
+from simpar.written_out import written_out
 
 if TYPE_CHECKING:
     from simpar.trace_files import SavedTrace
 
-FORMATS = ('.png', '.svg', '.pdf')
 
-
-def command(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
     net = net_of(options)
@@ -49,7 +61,7 @@ def command(options: argparse.Namespace) -> int:
         if budget:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
-        print(json.dumps({**answer, 'written': written}, ensure_ascii=False, allow_nan=False))
+        print_json({**answer, 'written': written})
     elif options.quiet:
         from simpar.report import answer as in_a_sentence
 
@@ -114,20 +126,15 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
     if options.plot:
         from simpar.plot import write_figure
 
-        # matplotlib knows more formats, but these look the same everywhere.
-        if options.plot.suffix not in FORMATS:
-            what = f'not a kind of picture (got {options.plot})'
-            raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(FORMATS)}'))
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        check_picture(options.plot)
+        make_folders(options.plot)
         write_figure(options.plot, prediction.timeline())
         written.append(str(options.plot))
     if options.html:
         from simpar.page import answer_page
 
-        options.html.parent.mkdir(parents=True, exist_ok=True)
-        words = ''.join(f'# --set {word}\n' for word in options.set)
-        schedule = f'{words}{options.file.read_text(encoding="utf-8")}'
-        write_atomically(options.html, answer_page(prediction, schedule=schedule, notes=notes))
+        make_folders(options.html)
+        write_atomically(options.html, answer_page(prediction, schedule=schedule_text(options), notes=notes))
         written.append(str(options.html))
     if options.trace:
         written += _write_traces(options, prediction, case)
@@ -139,7 +146,7 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
     if options.save:
         from simpar.trace_files import save_trace
 
-        options.save.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(options.save)
         save_trace(options.save, _saved(options, prediction, case))
         written.append(str(options.save))
     return written
@@ -156,3 +163,24 @@ def _saved(options: argparse.Namespace, prediction: Prediction, case: Case) -> S
 
     below = prediction.baseline and case.baseline and saved(prediction.baseline, case.baseline)
     return replace(saved(prediction, case), answer=to_answer(case, prediction), baseline=below or None)
+
+
+def resolve_command(options: argparse.Namespace) -> int:
+    """Print the schedule; relative paths in it are from the current folder."""
+    case = case_waited_for(options)
+    with waiting('writing choices'):
+        tree = written_out(case)
+    if options.json:
+        print_json(tree)
+    else:
+        yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+    limit = case.cluster.profile.device.sustained
+    if limit is not None and at_full_clocks(case.cluster) is not case.cluster:
+        print(
+            f'what is left open is priced at the sustained clock, {limit.value:g} of the full one; '
+            'run takes the clock of its step',
+            file=sys.stderr,
+        )
+    if case.schedule.sweep is not None:
+        print('the sweep of the file is left out: every row has choices of its own', file=sys.stderr)
+    return 0

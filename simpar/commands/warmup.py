@@ -18,7 +18,7 @@ from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload
 
 
-def command(options: argparse.Namespace) -> int:
+def warmup_command(options: argparse.Namespace) -> int:
     """Simulate a small program on every machine, and time an order; raise ``SimparError`` where numba is not there."""
     if not fast.is_installed():
         raise SimparError('nothing to compile: numba is not installed; write: pip install numba')

@@ -1,72 +1,39 @@
 """Hardware: device, host, links, topology, cluster and profile, each number with its source and grade."""
 
-from simpar.hardware.expansion import Expansion, Taken
-from simpar.hardware.figure import (
-    GRADES,
-    Figure,
-    FlopsFigure,
-    Grade,
-    NumberFigure,
-    RateFigure,
-    ShareFigure,
-    SizeFigure,
-    TimeFigure,
-    worst,
-)
-from simpar.hardware.profile import (
-    Attention,
-    Device,
-    Host,
-    Kernel,
-    Library,
-    Link,
-    Matmul,
-    Memory,
-    Profile,
-    SlowDown,
-    TableFile,
-    Tables,
-)
-from simpar.hardware.stack import AttentionKernel, ExpansionMode, HostTimes, Launches, Stack, Waits, WorkQueues
-from simpar.hardware.stack_memory import Beside, StackMemory, Workspace
-from simpar.hardware.topology import Cluster, Shape, Topology
-
-__all__ = [
-    'GRADES',
-    'Attention',
-    'AttentionKernel',
-    'Beside',
-    'Cluster',
-    'Device',
-    'Expansion',
-    'ExpansionMode',
-    'Figure',
-    'FlopsFigure',
-    'Grade',
-    'Host',
-    'HostTimes',
-    'Kernel',
-    'Launches',
-    'Library',
-    'Link',
-    'Matmul',
-    'Memory',
-    'NumberFigure',
-    'Profile',
-    'RateFigure',
-    'Shape',
-    'ShareFigure',
-    'SizeFigure',
-    'SlowDown',
-    'Stack',
-    'StackMemory',
-    'TableFile',
-    'Tables',
-    'Taken',
-    'TimeFigure',
-    'Topology',
-    'Waits',
-    'WorkQueues',
-    'Workspace',
-    'worst',
-]
+from simpar.hardware.profile import GRADES as GRADES
+from simpar.hardware.profile import Attention as Attention
+from simpar.hardware.profile import Device as Device
+from simpar.hardware.profile import Expansion as Expansion
+from simpar.hardware.profile import Figure as Figure
+from simpar.hardware.profile import FlopsFigure as FlopsFigure
+from simpar.hardware.profile import Grade as Grade
+from simpar.hardware.profile import Host as Host
+from simpar.hardware.profile import Kernel as Kernel
+from simpar.hardware.profile import Library as Library
+from simpar.hardware.profile import Link as Link
+from simpar.hardware.profile import Matmul as Matmul
+from simpar.hardware.profile import Memory as Memory
+from simpar.hardware.profile import NumberFigure as NumberFigure
+from simpar.hardware.profile import Profile as Profile
+from simpar.hardware.profile import RateFigure as RateFigure
+from simpar.hardware.profile import ShareFigure as ShareFigure
+from simpar.hardware.profile import SizeFigure as SizeFigure
+from simpar.hardware.profile import SlowDown as SlowDown
+from simpar.hardware.profile import TableFile as TableFile
+from simpar.hardware.profile import Tables as Tables
+from simpar.hardware.profile import Taken as Taken
+from simpar.hardware.profile import TimeFigure as TimeFigure
+from simpar.hardware.profile import worst as worst
+from simpar.hardware.stack import AttentionKernel as AttentionKernel
+from simpar.hardware.stack import Beside as Beside
+from simpar.hardware.stack import ExpansionMode as ExpansionMode
+from simpar.hardware.stack import HostTimes as HostTimes
+from simpar.hardware.stack import Launches as Launches
+from simpar.hardware.stack import Stack as Stack
+from simpar.hardware.stack import StackMemory as StackMemory
+from simpar.hardware.stack import Waits as Waits
+from simpar.hardware.stack import WorkQueues as WorkQueues
+from simpar.hardware.stack import Workspace as Workspace
+from simpar.hardware.topology import Cluster as Cluster
+from simpar.hardware.topology import Shape as Shape
+from simpar.hardware.topology import Topology as Topology

@@ -2,24 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from simpar.hardware.expansion import Expansion
-from simpar.hardware.figure import (
-    FlopsFigure,
-    Grade,
-    NumberFigure,
-    RateFigure,
-    ShareFigure,
-    SizeFigure,
-    Text,
-    TimeFigure,
-)
+from simpar.document import Bytes, Flops, Rate, Seconds
 from simpar.lazy import card
+
+Grade = Literal['measured', 'vendor', 'literature', 'estimate']
+# A source must not be empty: a number of unknown origin is what profiles are against.
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+GRADES: Final[tuple[Grade, ...]] = ('measured', 'vendor', 'literature', 'estimate')
+"""How a number is known, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number with its source in words and its grade; the value in SI units."""
+
+    value: float
+    source: Text
+    grade: Grade
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopsFigure(Figure):
+    """Floating-point operations a second."""
+
+    value: Flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateFigure(Figure):
+    """Bytes a second."""
+
+    value: Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFigure(Figure):
+    """Bytes."""
+
+    value: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeFigure(Figure):
+    """Seconds."""
+
+    value: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareFigure(Figure):
+    """A part of a whole, more than 0 and at most 1."""
+
+    # 0 is refused: seconds are divided by shares.
+    value: Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFigure(Figure):
+    """A positive number without a unit."""
+
+    value: Annotated[float, Field(gt=0)]
+
+
+def worst(figures: Iterable[Figure | Grade]) -> Grade:
+    """The grade of what rests on all of these."""
+    grades = [figure.grade if isinstance(figure, Figure) else figure for figure in figures]
+    # What rests on no figure at all, as a view that costs nothing, is exact.
+    return max(grades, key=GRADES.index, default='measured')
+
+
+def figures_of(value: Any, key: str = '') -> Iterator[tuple[str, Figure]]:
+    """Every number of a profile with its dotted key."""
+    # A figure is a dataclass, too, so it is looked for first.
+    if isinstance(value, Figure):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from figures_of(part, f'{key}.{name}' if key else str(name))
+    elif isinstance(value, tuple):
+        for index, part in enumerate(value):
+            yield from figures_of(part, f'{key}[{getattr(part, "name", index)}]')
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            yield from figures_of(part, f'{key}.{field.name}' if key else field.name)
+
+
+Mode = Literal['host', 'ai_cpu', 'aiv']
+"""The words of HCCL_OP_EXPANSION_MODE."""
+Collective = Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a running collective takes of each of its devices in one mode; no mode takes of the cube units.
+
+    Arguments:
+        source: who moves the data, and where that was read.
+        bandwidth: share of the memory's bandwidth that it takes; none: as ``slow_down.memory`` says.
+        cores: vector cores that it takes at least, by operator; of those that are not there, none.
+        ranks_a_core: groups of more ranks than these for each of the cores take one more core for each so many ranks.
+    """
+
+    source: Text
+    bandwidth: ShareFigure | None = None
+    cores: Mapping[Collective, NumberFigure] = field(default_factory=dict)
+    ranks_a_core: NumberFigure | None = None
+
+    def cores_of(self, operator: str, ranks: int) -> int:
+        """Vector cores that a collective of so many ranks takes."""
+        found = {str(name): figure.value for name, figure in self.cores.items()}.get(operator, 0.0)
+        more = math.ceil(ranks / self.ranks_a_core.value) if found and self.ranks_a_core else 0
+        return max(math.ceil(found), more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """What collectives take by mode.
+
+    Arguments: ``default``, the mode that ``slow_down`` was told of, in use unless a user or a stack says another;
+    ``vector_cores`` of a device.
+    """
+
+    default: Mode
+    modes: Mapping[Mode, Taken]
+    vector_cores: NumberFigure | None = None
+
 
 Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16', 'fp8']
 Issue = Literal['eager', 'graph', 'sink']

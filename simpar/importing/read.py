@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document.compose import Unreadable
-from simpar.document.tree import Tree, parse
+from simpar.document.tree import Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of

@@ -15,7 +15,7 @@ from simpar.engine import fast
 from simpar.errors import SimparError
 from simpar.notebook.cards import card
 from simpar.predict import step_of
-from simpar.schedule.changed import changed
+from simpar.schedule.schedule import changed
 from simpar.units import format_time
 
 Place = tuple[Any, ...]

@@ -22,7 +22,7 @@ from simpar.planner.space import PLAN_KEYS, Space, space_of
 from simpar.planner.words import own_in_words
 from simpar.planner.workers import workers
 from simpar.schedule import Schedule, load_rows, load_schedule
-from simpar.schedule.planner import FIXED, FREE, Planner
+from simpar.schedule.contents import FIXED, FREE, Planner
 from simpar.sweep.identity import content_key, identity, places
 from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome

@@ -15,7 +15,7 @@ from simpar.pipeline.orders import AUTOMATIC, ORDERS
 from simpar.plan import Plan
 from simpar.planner.layers import few_of
 from simpar.schedule import Schedule
-from simpar.schedule.planner import FIXED, FREE, Planner
+from simpar.schedule.contents import FIXED, FREE, Planner
 from simpar.workload import Transformer, Workload
 
 DEGREES: Final = ('tensor', 'sequence_parallel', 'context', 'expert', 'pipeline')

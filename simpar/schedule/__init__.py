@@ -1,19 +1,12 @@
 """Schedule: what the user writes, a workload, a plan and a cluster; every fault with file:line and a remedy."""
 
-from simpar.schedule.contents import ClusterReference
-from simpar.schedule.fit import check_against_cluster
-from simpar.schedule.schedule import Row, Schedule, load_rows, load_schedule, schedule_of, schedule_schema, written
-from simpar.schedule.without_effect import WithoutEffect
-
-__all__ = [
-    'ClusterReference',
-    'Row',
-    'Schedule',
-    'WithoutEffect',
-    'check_against_cluster',
-    'load_rows',
-    'load_schedule',
-    'schedule_of',
-    'schedule_schema',
-    'written',
-]
+from simpar.schedule.contents import ClusterReference as ClusterReference
+from simpar.schedule.schedule import Row as Row
+from simpar.schedule.schedule import Schedule as Schedule
+from simpar.schedule.schedule import check_against_cluster as check_against_cluster
+from simpar.schedule.schedule import load_rows as load_rows
+from simpar.schedule.schedule import load_schedule as load_schedule
+from simpar.schedule.schedule import schedule_of as schedule_of
+from simpar.schedule.schedule import schedule_schema as schedule_schema
+from simpar.schedule.schedule import written as written
+from simpar.schedule.without_effect import WithoutEffect as WithoutEffect

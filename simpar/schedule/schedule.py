@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +30,9 @@ from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
 from simpar.huggingface.schema import with_model
+from simpar.model.advice import divisors
 from simpar.profiles import profile_path
-from simpar.schedule.checks import check
+from simpar.schedule.checks import batch_fits, check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
 from simpar.schedule.framework import PROFILE, STACK, TYPED, framework_words, path_from, with_framework, without
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
@@ -397,3 +400,106 @@ def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]
     old = {(problem.where, problem.what) for problem in known}
     new = [problem for problem in problems if (problem.where, problem.what) not in old]
     return [replace(problem, what=f'against: {problem.what}') for problem in new]
+
+
+_PARTS: Final = ('plan', 'cluster', 'workload')
+
+
+def changed(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
+    """The schedule with other values of some keys; its baseline is the schedule as it was.
+
+    Arguments: ``changes``, by dotted key (``plan.copies``) or by the last part of one (``copies``), of the plan first.
+    Raises ``ScheduleError`` for unknown keys, for values that do not fit, and where nothing changes.
+    """
+    keys = {_dotted(schedule, name): value for name, value in changes.items()}
+    try:
+        # What differs in a baseline and what differs in a what-if is the same question, asked from the other side.
+        other = replace(schedule, against=keys).baseline()
+    except ScheduleError as wrong:
+        raise ScheduleError([_as_what_if(problem) for problem in wrong.problems]) from None
+    if other is None:
+        told = ', '.join(f'{key} is {value} already' for key, value in keys.items()) or 'no key was given'
+        raise ScheduleError(Problem('what_if', f'changes nothing: {told}', 'give another value, e.g. copies=4'))
+    return replace(other, against={key: schedule.value(key) for key in keys})
+
+
+def _dotted(schedule: Schedule, name: str) -> str:
+    """The dotted key that a name stands for."""
+    if '.' in name:
+        return name
+    found = [key for key in _keys(written(schedule)) if key.rpartition('.')[2] == name]
+    # The plan's keys come first: what one asks is mostly of the plan. `plan.data` is a degree, `workload.data` a kind.
+    if found:
+        return found[0]
+    near = difflib.get_close_matches(name, [key.rpartition('.')[2] for key in _keys(written(schedule))], 1)
+    remedy = f'did you mean {near[0]}?' if near else 'write a key of plan, cluster or workload'
+    raise ScheduleError(Problem('what_if', f'{name}: unknown key', remedy))
+
+
+def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted keys of plan, cluster and workload, and one level below: of the model and the optimizer."""
+    for part in _PARTS:
+        for key, value in tree[part].items():
+            yield f'{part}.{key}'
+            if isinstance(value, dict):
+                yield from (f'{part}.{key}.{below}' for below in value)
+
+
+def _as_what_if(problem: Problem) -> Problem:
+    return replace(problem, where='what_if', what=problem.what.removeprefix('against: '))
+
+
+def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
+    """The schedule with its degree of data parallelism filled in.
+
+    Arguments: ``world``, number of ranks of the cluster.
+    Raises `ScheduleError` where pipeline × data × tensor are not these ranks, the batch does not divide, or a slow rank
+    does not exist. It tells every factor and their product.
+    """
+    plan = schedule.plan
+    data = plan.data or max(1, world // (plan.context * plan.tensor * plan.pipeline))
+    problems = [*_ranks(schedule, data, world), *_slow(schedule, world)]
+    # With ``data`` written, the file was checked for it when it was read.
+    if not plan.data:
+        problems += batch_fits(schedule.workload, plan, data)
+    if problems:
+        raise ScheduleError([_problem(schedule, problem) for problem in problems])
+    return schedule if plan.data else replace(schedule, plan=replace(plan, data=data))
+
+
+def _problem(schedule: Schedule, problem: Problem) -> Problem:
+    return problem.at(schedule.where(dotted(problem.key)))
+
+
+def _ranks(schedule: Schedule, data: int, world: int) -> list[Problem]:
+    plan = schedule.plan
+    degrees = {'pipeline': plan.pipeline, 'data': data, 'context': plan.context, 'tensor': plan.tensor}
+    ranks = prod(degrees.values())
+    if ranks == world:
+        return []
+    factors = ' × '.join(
+        f'{name} {degree}' for name, degree in degrees.items() if degree > 1 or name in ('data', 'tensor')
+    )
+    what = f'{factors} = {ranks} ranks, but the cluster has {world}'
+    inner = plan.context * plan.tensor * plan.pipeline
+    key = ('plan', 'data') if plan.data else ('plan', 'tensor')
+    # Changing data alone is the smallest remedy; only where no data fits is another degree to blame.
+    if plan.data and world % inner == 0:
+        others = [name for name in ('context', 'tensor', 'pipeline') if degrees[name] > 1 or name == 'tensor']
+        left = f'{" and ".join(others)} {"leaves" if len(others) == 1 else "leave"}'
+        return [Problem(key, what, f'write data: {world // inner}, or 0 for all that {left}')]
+    if plan.pipeline > 1 and world % plan.pipeline:
+        return [Problem(('plan', 'pipeline'), what, f'write a divisor of {world} as pipeline: {divisors(world)}')]
+    share = world // plan.pipeline
+    if plan.context > 1 and share % plan.context:
+        return [Problem(('plan', 'context'), what, f'write a divisor of {share} as context: {divisors(share)}')]
+    share //= plan.context
+    return [Problem(('plan', 'tensor'), what, f'write a divisor of {share} as tensor: {divisors(share)}')]
+
+
+def _slow(schedule: Schedule, world: int) -> list[Problem]:
+    return [
+        Problem(('cluster', 'slow', str(rank)), f'there is no rank {rank}', f'write a rank below {world}')
+        for rank in schedule.cluster.slow
+        if rank >= world
+    ]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.document import Key, Source, Tree, is_path, one_screen, override, put, read
-from simpar.document.compose import Unreadable
-from simpar.document.tree import parse
+from simpar.document.tree import Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 
 MOST_ROWS: Final = 4096

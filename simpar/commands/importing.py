@@ -1,0 +1,382 @@
+"""``simpar import FILE``: another launcher's file as a schedule, or a profiler's recording as a profile; ``init``.
+
+Of a launcher's file: what became of each setting. Of a recording: how busy the device was, and what its ops took.
+``simpar init`` writes a first schedule, with comments, from a model, devices and a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.calibrate import require_profile_path
+from simpar.case import Case, cluster_of, load_case
+from simpar.commands.common import print_answer, print_json
+from simpar.cost.price import price
+from simpar.document import override
+from simpar.document.tree import parse
+from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.files import write_atomically
+from simpar.huggingface.sizes import MODELS
+from simpar.importing.first import Degrees, First, Step, compared, first_schedules
+from simpar.importing.mapping import Imported
+from simpar.importing.read import imported
+from simpar.importing.settings import MAPPED
+from simpar.importing.write import NONE, Question, listing, questions, schedule_text
+from simpar.kineto.overlap import Busy, busy
+from simpar.kineto.read import Recording, is_recording, read_recordings
+from simpar.predict import step_of
+from simpar.profiles import profile_of_flag
+from simpar.recording.join import Join, Joined, join, named, program_key
+from simpar.recording.profile import write_measured
+from simpar.recording.trace import measured_trace
+from simpar.schedule import check_against_cluster, load_schedule
+from simpar.trace_files import save_trace
+from simpar.units import format_time
+from simpar.workload import Transformer
+
+_OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE for the schedule'}
+
+
+def import_command(options: argparse.Namespace) -> int:
+    """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
+    if is_recording(options.file):
+        return import_trace(options)
+    useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
+    if useless:
+        what = f'is of recordings of a profiler, and {options.file} is none'
+        raise ScheduleError([Problem(flag, what, _OF_RECORDINGS[flag]) for flag in useless])
+    given, over = _given(options.set)
+    made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
+    if options.model and options.output:
+        # Paths in a schedule are from its folder.
+        over['workload.model'] = os.path.relpath(options.model, options.output.parent)
+    made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
+    _read_back(schedule_text(made, options.file.name), options)
+    text = with_baseline(
+        made.values, lambda question: schedule_text(made, options.file.name, question), _beside(options)
+    )
+    if options.json:
+        print_json(_import_json(made, text))
+    else:
+        print(listing(made, full=options.full), file=sys.stderr)
+    if options.output:
+        write_atomically(options.output, text)
+    elif not options.json:
+        sys.stdout.write(text)
+    return 0
+
+
+def _beside(options: argparse.Namespace) -> list[str]:
+    """What the schedule says where it is read from this folder, not from its own."""
+    return [f'workload.model={options.model}'] if options.model else []
+
+
+def _read_back(text: str, options: argparse.Namespace) -> None:
+    """Read what was written; what does not fit is told of the file that it comes from."""
+    try:
+        load_schedule(text, _beside(options))
+    except ScheduleError as error:
+        what = 'in the schedule that it comes to, '
+        told = [
+            Problem(f'{options.file}', f'{what}{_of_line(text, one.place)}{one.what}', one.instead)
+            for one in error.problems
+        ]
+        raise ScheduleError(told) from None
+
+
+def _of_line(text: str, place: str) -> str:
+    """What a line of the schedule comes from, by its comment."""
+    number = place.rpartition(':')[2]
+    line = text.splitlines()[int(number) - 1] if number.isdecimal() and int(number) <= text.count('\n') else ''
+    return f'of {line.partition("# ")[2].strip()}: ' if '# ' in line else ''
+
+
+def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What ``--set`` says of the file, and what of the schedule: keys of that begin with a part of it."""
+    given: dict[str, str] = {}
+    over: dict[str, Any] = {}
+    for setting in settings:
+        name, sign, value = setting.partition('=')
+        if not sign or not name.strip():
+            raise ScheduleError(Problem(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8'))
+        if name.split('.')[0] in ('workload', 'plan', 'cluster'):
+            over[name.strip()] = override(parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
+        else:
+            given[name.strip()] = value
+    return given, over
+
+
+def _import_json(made: Imported, text: str) -> dict[str, Any]:
+    mapped = sum(line.outcome == MAPPED for line in made.lines)
+    return {
+        'kind': made.kind, 'schedule': text, 'mapped': mapped, 'listed': len(made.lines) - mapped,
+        'settings': [asdict(line) for line in made.lines], 'assumed': list(made.assumed), 'notes': list(made.notes),
+    }  # fmt: skip
+
+
+SHOWN: Final = 12
+DATE: Final = '%Y-%m-%d'
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A recording beside the prediction of its schedule.
+
+    Arguments: ``priced``, seconds of each line as the schedule's cluster has them; ``written``, the profile's files,
+    and the step that it predicts; ``saved``, the share of the program's ops that the saved trace has times of.
+    """
+
+    join: Join
+    step: float
+    priced: dict[Any, float]
+    written: tuple[Path, ...] = ()
+    after: float = 0.0
+    saved: float = 0.0
+
+
+def import_trace(options: argparse.Namespace) -> int:
+    """Say how busy each rank was; join with a schedule and write a profile where asked."""
+    problems = list(_useless_flags(options))
+    if problems:
+        raise ScheduleError(problems)
+    recordings = read_recordings(options.file)
+    beside = _joined(options, recordings) if options.schedule else None
+    print_answer(
+        options, lambda: _json(recordings, beside), lambda: ''.join(f'{line}\n' for line in _lines(recordings, beside))
+    )
+    return 0
+
+
+def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
+    """Flags that would change nothing."""
+    for flag, given in (('--set', options.set), ('--model', options.model), ('--cluster', options.cluster)):
+        if given:
+            yield Problem(flag, 'a recording has no settings', 'leave it out, or write it into the schedule of --for')
+    for flag, given, what in (('--output', options.output, 'profile'), ('--save', options.save, 'measured trace')):
+        if given and not options.schedule:
+            yield Problem(flag, f"a {what} is written of a schedule's ops", 'write --for SCHEDULE.yaml too')
+    if options.output:
+        require_profile_path(options.output)
+
+
+def _joined(options: argparse.Namespace, recordings: Sequence[Recording]) -> _Beside:
+    case = load_case(options.schedule)
+    found = join(case.program, recordings)
+    if not found.lines:
+        raise ScheduleError(
+            Problem(
+                str(options.file),
+                f'holds no op of {options.schedule}',
+                'record with record_shapes=True; check the batch',
+            )
+        )
+    step, priced = step_of(case.program, case.cluster), _priced(case)
+    saved = 0.0
+    if options.save:
+        trace, saved = measured_trace(case.program, recordings)
+        save_trace(options.save, trace)
+    if not options.output:
+        return _Beside(found, step, priced, saved=saved)
+    source = f'{options.file.name}, recorded ops of {_device(recordings)}, read {datetime.now(timezone.utc):{DATE}}'
+    files = write_measured(options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision))
+    again = load_case(options.schedule, [f'cluster.profile={options.output.resolve()}'])
+    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster), saved)
+
+
+def _priced(case: Case) -> dict[Any, float]:
+    """What the schedule's own cluster makes of each kind of op, in seconds."""
+    costs, program = price(case.program, case.cluster), case.program
+    found = {}
+    for index, op in enumerate(program.op_classes):
+        key = program_key(program, op)
+        if key is not None:
+            talk = costs.communication.get(index)
+            found[key] = float(costs.compute[index]) if talk is None else talk[0].alpha + talk[0].transfer
+    return found
+
+
+def _device(recordings: Sequence[Recording]) -> str:
+    return recordings[0].device or 'a host'
+
+
+def _lines(recordings: Sequence[Recording], beside: _Beside | None) -> Iterator[str]:
+    for recording in recordings:
+        yield _rank(recording, busy(recording))
+    if beside:
+        yield ''
+        yield from _table(beside)
+
+
+def _rank(recording: Recording, found: Busy) -> str:
+    steps = f'{len(recording.steps)} steps' if recording.steps else 'no steps marked'
+    head = f'rank {recording.rank} of {recording.world}, {recording.device or "host alone"}, {steps}'
+    if not found.span:
+        return f'{head}: no device was recorded; its ops are told by its threads'
+    share = ', '.join(
+        f'{name} {seconds / found.span:.1%}'
+        for name, seconds in (('compute', found.compute), ('exposed', found.exposed), ('idle', found.idle))
+    )
+    overlap = f'; {found.overlap:.1%} of communication lies beside compute' if found.communication else ''
+    return f'{head}: {format_time(found.span)} of whole steps: {share}{overlap}'
+
+
+def _table(beside: _Beside) -> Iterator[str]:
+    found = beside.join
+    yield f'step      recorded {format_time(found.step)}, predicted {format_time(beside.step)}'
+    if found.step:
+        yield f'matched   {found.matched / found.step:.0%} of the recorded step is in ops that the schedule has'
+    yield ''
+    yield f'{"op":34} {"recorded":>10} {"predicted":>10}  a step: program, recorded'
+    lines = sorted(found.lines, key=lambda line: -line.seconds * line.recorded)
+    yield from (_line(line, beside) for line in lines[:SHOWN])
+    if len(lines) > SHOWN:
+        yield f'and {len(lines) - SHOWN} more'
+    if found.missing:
+        names = ', '.join(f'{name} ({often})' for name, often in _missing(found).most_common(SHOWN))
+        yield f'Not in the recording: {names}'
+    if beside.saved:
+        yield f"the saved trace has times of {beside.saved:.0%} of the program's ops; the others take none in it"
+    if beside.written:
+        files = f'{beside.written[0]} and {len(beside.written) - 1} tables'
+        yield f'wrote {files}: with them the predicted step is {format_time(beside.after)}'
+
+
+def _missing(found: Join) -> Counter[str]:
+    names: Counter[str] = Counter()
+    for key, often in found.missing:
+        names[named(key)] += often
+    return names
+
+
+def _line(line: Joined, beside: _Beside) -> str:
+    predicted = beside.priced.get(line.key)
+    shown = format_time(predicted) if predicted is not None else '-'
+    return f'{named(line.key):34} {format_time(line.seconds):>10} {shown:>10}  {line.program}, {line.recorded:.3g}'
+
+
+def _json(recordings: Sequence[Recording], beside: _Beside | None) -> dict[str, Any]:
+    """The same for programs; seconds."""
+    ranks = [
+        {'rank': each.rank, 'world': each.world, 'device': each.device, 'steps': len(each.steps), **asdict(busy(each))}
+        for each in recordings
+    ]
+    if not beside:
+        return {'ranks': ranks}
+    found = beside.join
+    return {
+        'ranks': ranks,
+        'step': {'recorded': found.step, 'predicted': beside.step, 'matched': found.matched},
+        'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
+        'missing': dict(_missing(found)),
+        'written': [str(path) for path in beside.written],
+        'saved': beside.saved,
+        'predicted_with_them': beside.after if beside.written else None,
+    }
+
+
+def init_command(options: argparse.Namespace) -> int:
+    """Write it where it is asked for, once it has been read back."""
+    profile = profile_of_flag(options.cluster, '--cluster')
+    sizes, model = _sizes(options.model, options.sequence)
+    firsts = first_schedules(
+        sizes, profile, nodes=options.nodes, devices=0 if options.devices == profile.devices else options.devices or 0,
+        batch=options.batch, sequence=options.sequence, model=model,
+    )  # fmt: skip
+    first, lines = _fastest(firsts)
+    text = with_baseline(first.values, lambda question: first.text(question, lines))
+    if options.output:
+        if model:
+            # Paths in a schedule are from its folder.
+            relative = os.path.relpath(model, options.output.parent)
+            text = text.replace(f'model: {json.dumps(model)}', f'model: {json.dumps(relative)}')
+        write_atomically(options.output, text)
+        print(json.dumps({'written': str(options.output)}) if options.json else f'wrote {options.output}')
+    else:
+        print_answer(options, lambda: {'schedule': text}, lambda: text)
+    return 0
+
+
+def _fastest(firsts: Sequence[First]) -> tuple[First, tuple[str, ...]]:
+    """The schedule with the shortest predicted step of those that fit, and lines on all that were predicted."""
+    known: dict[Degrees, First] = {}
+    steps: dict[Degrees, Step] = {}
+    for first in firsts:
+        full = [first.with_full_recomputation()] if first.plan.recompute != 'full' else []
+        for one in (first, *full):
+            step = _predicted(one) if one.plan not in steps else None
+            if step is not None:
+                known[one.plan], steps[one.plan] = one, step
+            if step is None or step.fits:
+                break
+    # Where none can be predicted, the one that holds least, which the user is told of when it runs.
+    best = min(steps, key=lambda plan: (not steps[plan].fits, steps[plan].seconds), default=firsts[0].plan)
+    return known.get(best, firsts[0]), compared(steps)
+
+
+def _predicted(first: First) -> Step | None:
+    """A step of a schedule; None where it cannot be predicted.
+
+    Of many micro-batches the ones behind the first rounds take equal times: the step of all is drawn on from two.
+    """
+    stages, micro = first.plan.pipeline, first.values['plan.micro_batches']
+    if micro <= 2 * stages:
+        return _step(first, micro)
+    short, long = _step(first, stages), _step(first, 2 * stages)
+    if short is None or long is None:
+        return None
+    each = (long.seconds - short.seconds) / stages
+    return Step(long.seconds + each * (micro - 2 * stages), long.fits)
+
+
+def _step(first: First, micro_batches: int) -> Step | None:
+    """A step of fewer micro-batches, each as large as those of the schedule."""
+    batch = first.values['workload.batch'] * micro_batches // first.values['plan.micro_batches']
+    fewer = [f'workload.batch={batch}', f'plan.micro_batches={micro_batches}']
+    try:
+        prediction = load_case(first.text(), fewer).predict()
+    except (ScheduleError, Infeasible):
+        return None
+    return Step(prediction.step, prediction.memory.peak <= prediction.device_memory)
+
+
+def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:
+    """Sizes of a model of the library, or those that a config has, and its path."""
+    if model.lower() in MODELS:
+        return MODELS[model.lower()], ''
+    if not model.endswith('.json'):
+        known = f'one of {", ".join(MODELS)}, or a config.json'
+        raise ScheduleError(Problem('--model', f'no known model ({model[:40]!r})', known))
+    probe = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': model, 'sequence': sequence, 'batch': 65536}}
+    network = load_schedule({**probe, 'plan': {'data': 8}}).workload.model
+    assert isinstance(network, Transformer)
+    return asdict(network), model
+
+
+def with_baseline(values: Mapping[str, Any], text: Callable[[Question], str], overrides: Sequence[str] = ()) -> str:
+    """The text of a schedule, with a baseline if one fits it.
+
+    Arguments: ``values`` of the schedule by dotted key; ``text``, which writes it with a baseline; ``overrides``,
+    ``key=value``, beside what it says.
+    Raises ``ScheduleError`` where the schedule itself is wrong.
+    """
+    world = cluster_of(load_schedule(text(NONE), overrides)).world
+    fitting = (one for one in questions(values, world) if _is_predicted(text(one), overrides))
+    return text(next(fitting, NONE))
+
+
+def _is_predicted(text: str, overrides: Sequence[str]) -> bool:
+    """Whether the baseline of a schedule is a schedule that fits its cluster."""
+    try:
+        baseline = load_schedule(text, overrides).baseline()
+        return baseline is not None and bool(check_against_cluster(baseline, cluster_of(baseline).world))
+    except ScheduleError:
+        return False

@@ -1,0 +1,169 @@
+"""The command line: its verbs and flags, as ``verbs.csv`` and ``flags.csv`` have them; how texts of flags are read.
+
+A verb's flags are those rows that name it, in the order of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+from simpar import __version__
+
+WRONG_USE = 2
+
+
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    Arguments: ``module`` of ``simpar.commands`` that has its function; ``alone``: it starts no process and leaves
+    nothing to be closed, if not empty; ``help``: what it does.
+    """
+
+    name: str
+    module: str
+    alone: str
+    help: str
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (Path(__file__).parent / name).open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+VERBS: Final = tuple(Verb(**row) for row in _rows('verbs.csv'))
+_FLAGS: Final = tuple(_rows('flags.csv'))
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number from 1; write e.g. 8')
+    return number
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Ranks, each once."""
+    if not all(part.isdecimal() for part in text.split(',')):
+        raise argparse.ArgumentTypeError(f'{text} is not a list of ranks; write e.g. 0,8')
+    return tuple(dict.fromkeys(map(int, text.split(','))))
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of devices, each once."""
+    try:
+        numbers = tuple(int(one) for one in text.split(','))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f'{text} are not numbers of devices, each once; write e.g. 64,128,256')
+    return numbers
+
+
+def limit(text: str) -> str:
+    """A size or a time, as it was written."""
+    # Imported where it is needed: it knows schedules and programs.
+    from simpar.size import parse_limit
+
+    try:
+        parse_limit([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def training(text: str) -> str:
+    """One item of a training, as it was written."""
+    from simpar.budget import parse_budget
+
+    try:
+        # Alone no item has to be all that is needed.
+        parse_budget([text] if text.startswith('tokens=') else ['tokens=1', text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def percent(text: str) -> float:
+    """A share."""
+    try:
+        value = float(text.removesuffix('%')) / 100
+    except ValueError:
+        value = -1.0
+    if not text.endswith('%') or not 0 <= value < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text} is not a share; write e.g. 10%')
+    return value
+
+
+_MANY: Final[Mapping[str, Any]] = {'action': 'append', 'default': []}
+KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    'switch': {'action': 'store_true'},
+    'text': {},
+    'name': {'default': ''},
+    'required text': {'required': True},
+    'optional': {'nargs': '?'},
+    'path': {'type': Path},
+    'integer': {'type': int},
+    'positive': {'type': positive},
+    'percent': {'type': percent},
+    'ranks': {'type': ranks, 'default': ()},
+    'counts': {'type': counts},
+    'texts': _MANY,
+    'limits': {**_MANY, 'type': limit},
+    'trainings': {**_MANY, 'type': training},
+}
+"""What argparse is told of each kind of flag; texts, limits and trainings may be repeated."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with a suggestion for a misspelt word. It has ``words``: every flag and verb that it knows."""
+
+    words: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        words = message.partition('(')[0].split()
+        # What the user wrote stands in quotes, if it does: argparse's own words must not be taken for it.
+        wrong = [word.strip('\'",') for word in [word for word in words if word.startswith("'")] or words]
+        near = [close for word in wrong for close in difflib.get_close_matches(word.partition('=')[0], self.words, 1)]
+        # The flag whose value is wrong is named already.
+        hint = f'; did you mean {near[0]}?' if near and near[0] not in message.replace(':', ' ').split() else ''
+        self.exit(WRONG_USE, f'{self.prog}: {message}{hint}\nSee {self.prog} --help.\n')
+
+
+def words_of(verb: str) -> list[str]:
+    """Every flag of a verb, sorted."""
+    own = (flag['flag'] for flag in _FLAGS if verb in flag['verbs'].split())
+    return sorted(['-h', '--help', *(flag for flag in own if flag.startswith('-'))])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; a test pins its verbs and flags."""
+    top = _Parser(
+        prog='simpar', description='Predict, train and compare parallel training schedules.', allow_abbrev=False
+    )
+    top.add_argument('--version', action='version', version=f'simpar {__version__}')
+    verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB', parser_class=_Parser)
+    for verb in VERBS:
+        below = verbs.add_parser(verb.name, help=verb.help, description=verb.help, allow_abbrev=False)
+        below.words = tuple(words_of(verb.name))
+        top.words = (*top.words, verb.name, *below.words)
+        for flag in _FLAGS:
+            if verb.name in flag['verbs'].split():
+                _add(below, flag)
+    top.words = ('--version', *top.words)
+    return top
+
+
+def _add(verb: argparse.ArgumentParser, flag: Mapping[str, str]) -> None:
+    """Add a row of the table to a verb; what a row leaves empty is argparse's."""
+    more: dict[str, Any] = {key: flag[key] for key in ('default', 'metavar', 'help') if flag[key]}
+    if flag['choices']:
+        more['choices'] = tuple(flag['choices'].split())
+    if flag['name']:
+        more['dest'] = flag['name']
+    verb.add_argument(flag['flag'], **{**KINDS[flag['kind']], **more})

@@ -1,0 +1,190 @@
+"""The verbs of measurements: ``calibrate`` this machine, ``validate`` published steps, ``replay`` a recorded job."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
+from simpar.calibrate.figures import peak_of
+from simpar.chakra import is_chakra
+from simpar.commands.common import need_torch, print_answer
+from simpar.commands.progress import Progress, waiting
+from simpar.errors import Problem, ScheduleError
+from simpar.profiles import load_profile
+from simpar.recording import chosen_ops, read_job, straggling
+from simpar.recording import text as recording_text
+from simpar.shipped import measured_folder
+from simpar.size import parse_limit
+from simpar.units import format_rate, format_time
+from simpar.validate.memory import known_facts, memory_pairs
+from simpar.validate.memory_text import memory_to_dict, render_memory
+from simpar.validate.rows import other_files, read_rows
+from simpar.validate.run import answers, outcomes
+from simpar.validate.text import render, to_dict
+
+BENCH = (sys.executable, '-m', 'executor.bench')
+
+
+def calibrate_command(options: argparse.Namespace) -> int:
+    """Measure, write the profile and its tables, and say what was not measured well."""
+    # Before minutes of measuring.
+    require_profile_path(options.output)
+    if options.ranks < 2:
+        raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
+    need_torch()
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / 'bench.json'
+        flags = ['--ranks', str(options.ranks), '--net', options.net, '--compute', options.compute]
+        flags += ['--device', options.device, '--dtype', options.dtype]
+        # Beside the profile: a calibration that was broken off goes on there.
+        flags += ['--output', str(file), '--journal', f'{options.output}.journal']
+        # In a process of its own, since simpar never imports torch.
+        code = subprocess.run([*BENCH, *flags, *(['--quick'] if options.quick else [])], check=False).returncode
+        if code:
+            return code
+        found = calibrate(load_record(file))
+    written = write_profile(options.output, found)
+    # Read back at once: a profile that cannot be used should fail here, not in the next run.
+    load_profile(options.output)
+    print_answer(options, lambda: profile_to_dict(found, written), lambda: render_profile(found, written))
+    return 0
+
+
+def profile_to_dict(found: Calibration, written: list[Path]) -> dict[str, object]:
+    """The answer as one object; times in seconds, rates in bytes and operations a second."""
+    return {
+        'profile': str(written[0]),
+        # A stack, which devices have, comes behind them.
+        'tables': {kind: str(path) for kind, path in zip(found.tables, written[1:], strict=False)},
+        'stack': str(written[-1]) if found.record.launches else None,
+        'source': found.source,
+        'net': found.record.net,
+        'numbers': {
+            key: {'value': number.value, 'grade': number.grade, 'source': number.source, 'flags': list(number.flags)}
+            for key, number in found.numbers.items()
+        },
+        'grades': {kind: table.grade for kind, table in found.tables.items()},
+        'flags': list(found.flags),
+        'notes': list(found.record.notes),
+    }
+
+
+def render_profile(found: Calibration, written: list[Path]) -> str:
+    """The answer for a person."""
+    value = {key: number.value for key, number in found.numbers.items()}
+    emulated = found.record.compute == 'emulated'
+    alpha = f'{format_time(value["links.latency"])} a step and {format_time(value["library.start"])} a collective'
+    tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
+    compute = ', emulated compute' if emulated else ''
+    lines = [
+        f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
+        *([] if emulated else _computing(value, peak_of(found.record))),
+        f'  network          {format_rate(value["links.bandwidth"])}, {alpha}',
+        f'  spread           {_spread(found)}',
+        *([] if emulated else [_beside(value)]),
+        f'  tables           {tables}',
+    ]
+    wrong = list(found.summary())
+    lines += ['uncertain, and therefore of grade estimate:', *(f'  {line}' for line in wrong)] if wrong else []
+    lines += [f'wrote {path}' for path in written]
+    return '\n'.join(lines) + '\n'
+
+
+def _computing(value: dict[str, float], peak: str) -> list[str]:
+    return [
+        f'  matrix products  up to {value[peak] / 1e9:.4g} GFLOP/s in {peak.rpartition(".")[2]}',
+        f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
+    ]
+
+
+def _spread(found: Calibration) -> str:
+    return ', '.join(f'{kind} {table.spread:.1%}' for kind, table in found.tables.items()) + ' (median of the CVs)'
+
+
+def _beside(value: dict[str, float]) -> str:
+    speeds = ', '.join(f'{what} {value[f"slow_down.{what}"]:.2f}' for what in ('matrix', 'memory', 'collective'))
+    return f'  speed beside one another: {speeds}'
+
+
+def validate_command(options: argparse.Namespace) -> int:
+    """Predict every row, print the scores, draw where asked."""
+    problems = list(_useless(options))
+    if problems:
+        raise ScheduleError(problems)
+    if options.memory:
+        return _memory(options)
+    rows = read_rows(options.data or measured_folder(), options.only or '')
+    if options.data and not options.only:
+        _tell_others(options.data)
+    with Progress() as progress:
+        found = answers(outcomes(rows, options.jobs, progress, parse_limit(options.limit)))
+    if options.plot:
+        from simpar.plot import write_figure
+        from simpar.validate.picture import scatter
+
+        write_figure(options.plot, scatter(found))
+    wrote = f'wrote {options.plot}\n' if options.plot else ''
+    print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
+    return 0
+
+
+def _useless(options: argparse.Namespace) -> Iterator[Problem]:
+    """Flags that would change nothing."""
+    if options.without and not options.memory:
+        yield Problem('--without', 'steps are predicted with all facts', 'write --memory too, or leave it out')
+    if options.memory and options.plot:
+        yield Problem('--plot', 'there is no picture of memory', 'leave it out, or write --json')
+    if options.memory and options.jobs > 1:
+        yield Problem('--jobs', 'memory is predicted in one process', 'leave it out')
+    if options.memory and options.limit:
+        yield Problem('--limit', 'memory is predicted without simulating', 'leave it out')
+
+
+def _tell_others(folder: Path) -> None:
+    """Files that are no sets of steps are left out, but not in silence."""
+    for path, lacks in other_files(folder):
+        print(f'{path.name} is left out, as it is no set of steps: {lacks.what}', file=sys.stderr)
+
+
+def _memory(options: argparse.Namespace) -> int:
+    """The same of bytes."""
+    without = known_facts(name.strip() for name in options.without.split(',') if name.strip())
+    rows = read_rows(options.data or measured_folder() / 'memory', options.only or '')
+    with Progress() as progress:
+        pairs, skipped = memory_pairs(rows, without, progress)
+    print_answer(options, lambda: memory_to_dict(pairs, skipped), lambda: render_memory(pairs, skipped))
+    return 0
+
+
+def replay_command(options: argparse.Namespace) -> int:
+    """Read the recorded ops, replay them, tell what is lost."""
+    if is_chakra(options.file):
+        return _chakra(options)
+    if options.file.is_dir():
+        what = 'a folder without Chakra traces, NAME.RANK.et'
+        raise ScheduleError(Problem(str(options.file), what, 'name a file of recorded ops, or another folder'))
+    job = read_job(options.file)
+    scale = chosen_ops(job, options.scale)
+    with Progress() as progress:
+        found = straggling(job, scale, progress)
+    print_answer(options, lambda: recording_text.to_dict(found), lambda: recording_text.render(found))
+    return 0
+
+
+def _chakra(options: argparse.Namespace) -> int:
+    """Chakra's files: the step that their nodes make, and what it goes to."""
+    from simpar.chakra.text import render, to_dict
+    from simpar.chakra.told import replayed
+
+    if options.scale:
+        raise ScheduleError(Problem('--scale', 'it knows no ops of Chakra traces', 'leave it out'))
+    with waiting('replaying Chakra traces'):
+        found = replayed(options.file)
+    print_answer(options, lambda: to_dict(found), lambda: render(found))
+    return 0

@@ -1,0 +1,243 @@
+"""``simpar sweep FILE``: a table of predictions over keys; ``simpar plan FILE``: the best plan, with a proven gap."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Final
+
+from simpar.budget import parse_budget
+from simpar.commands.common import PICTURES, check_picture, graph_of, make_folders, print_answer
+from simpar.commands.progress import Progress
+from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
+from simpar.files import write_atomically
+from simpar.planner import Answer, Planning, load_planning
+from simpar.planner.plain import to_dict
+from simpar.planner.render import render
+from simpar.planner.saving import saved
+from simpar.planner.sizes import render_sizes, sizes, sizes_to_dict
+from simpar.planner.verb import Planned, explained
+from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
+from simpar.sweep.markdown import as_markdown, side_by_side
+from simpar.units import format_time
+
+
+def sweep_command(options: argparse.Namespace) -> int:
+    """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
+    _check_forms(options)
+    sweep = load_sweep(options.file, options.set, options.sweep, module=graph_of(options))
+    # Before the work: a wrong suffix should not cost a sweep of minutes.
+    _check_outputs(options)
+    answer = _swept(options, sweep)
+    written = _write_sweep(options, answer)
+    if options.markdown:
+        sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
+    else:
+        print_answer(
+            options,
+            lambda: {**table.to_dict(answer), 'written': written},
+            lambda: table.render(answer) + ''.join(f'wrote {name}\n' for name in written),
+        )
+    sys.stdout.flush()
+    if answer.best is None:
+        raise Infeasible(f'no row of {len(answer.results)} is feasible; --json has the reasons in full')
+    return 0
+
+
+def _swept(options: argparse.Namespace, sweep: Sweep) -> SweepAnswer:
+    """The answer; what ends the work before says how many rows are kept."""
+    with Progress() as progress:
+        try:
+            return sweep.predict(
+                options.jobs,
+                progress,
+                journal=_journal(options),
+                scheduler=options.scheduler or '',
+                note=progress.note,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_rows_kept(options, progress)) from None
+        except RunFailed as failed:
+            raise RunFailed(f'{failed}; {_rows_kept(options, progress)}') from None
+
+
+def _journal(options: argparse.Namespace) -> Path | None:
+    """The file of finished rows: the one that the user names, or one beside the table."""
+    named: Path | None = options.journal
+    table: Path | None = options.csv
+    return named or (table.with_name(f'{table.name}.rows') if table else None)
+
+
+def _rows_kept(options: argparse.Namespace, progress: Progress) -> str:
+    journal = _journal(options)
+    if journal is None:
+        return 'no row is kept; with --csv or --journal the same command would go on from the finished ones'
+    if not progress.done:
+        return 'no row is finished yet'
+    return f'{progress.done} of {progress.of} rows are kept in {journal}; the same command goes on from there'
+
+
+def _check_forms(options: argparse.Namespace) -> None:
+    """One form of answer at a time."""
+    if options.json and options.markdown:
+        raise ScheduleError(Problem('--markdown', 'and --json at once', 'write one of both'))
+    if options.across and not options.markdown:
+        raise ScheduleError(Problem('--across', 'is for tables in Markdown', 'write --markdown too'))
+    if options.scheduler and options.jobs:
+        raise ScheduleError(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
+    if options.journal and options.journal in (options.csv, options.plot):
+        raise ScheduleError(Problem('--journal', 'is the file of another output', 'write another name'))
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Before the work: pictures of a kind that can be drawn, folders for everything."""
+    check_picture(options.plot)
+    make_folders(options.plot, options.csv, options.journal)
+
+
+def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
+    written: list[str] = []
+    if options.csv:
+        write_atomically(options.csv, table.as_csv(answer))
+        # The table has all that it had; a journal that the user names stays, for sweeps to come.
+        if not options.journal and (journal := _journal(options)):
+            journal.unlink(missing_ok=True)
+        written.append(str(options.csv))
+    if options.plot:
+        from simpar.plot.frame import write_figure
+        from simpar.sweep.plot import bars
+
+        write_figure(options.plot, bars(answer))
+        written.append(str(options.plot))
+    return written
+
+
+_OFTEN: Final = 0.5
+"""Seconds between two lines of progress."""
+
+
+def plan_command(options: argparse.Namespace) -> int:
+    """Print the answer; write what is asked for; raise ``Infeasible`` where no plan fits."""
+    _check_flags(options)
+    planning = load_planning(options.file, options.set, module=graph_of(options))
+    make_folders(options.save, options.journal, options.plot)
+    if options.devices:
+        return _sizes(options, planning)
+    answer = _searched(options, planning)
+    found = Planned(answer=answer) if options.brief else _explained(options, answer)
+    written = _write_plan(options, planning, answer)
+    print_answer(
+        options,
+        lambda: to_dict(answer, found.why, found.robustness),
+        lambda: render(answer, found.why, found.robustness) + ''.join(f'wrote {path}\n' for path in written),
+    )
+    sys.stdout.flush()
+    if answer.best is None and answer.complete:
+        raise Infeasible(f'no plan of {answer.plans} fits; the rules above say why')
+    return 0
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raise ``ScheduleError`` with every flag that does not go with another."""
+    problems = []
+    if options.scheduler and options.jobs:
+        problems.append(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
+    if options.save and options.save.suffix not in ('.yaml', '.yml'):
+        problems.append(Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml'))
+    if options.save and options.devices:
+        what = 'and --devices at once: each number of devices has a plan of its own'
+        problems.append(Problem('--save', what, 'save one of them, with --set cluster.nodes=N'))
+    if options.brief and options.devices:
+        what = 'changes nothing with --devices, which tells neither why nor what may be worse'
+        problems.append(Problem('--brief', what, 'leave it out'))
+    if options.plot and options.plot.suffix not in PICTURES:
+        problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(PICTURES)}'))
+    if options.train and not options.devices:
+        problems.append(
+            Problem('--train', 'changes nothing without --devices', 'leave it out, or write e.g. --devices 64,128')
+        )
+    try:
+        if options.train:
+            parse_budget(options.train)
+    except ValueError as error:
+        problems.append(Problem('--train', str(error)))
+    if problems:
+        raise ScheduleError(problems)
+
+
+def _searched(options: argparse.Namespace, planning: Planning) -> Answer:
+    with _Best() as progress:
+        return planning.search(
+            jobs=options.jobs,
+            journal=options.journal,
+            scheduler=options.scheduler or '',
+            seconds=options.seconds or float('inf'),
+            gap=options.gap,
+            tell=progress,
+            note=progress.note,
+        )
+
+
+def _explained(options: argparse.Namespace, answer: Answer) -> Planned:
+    return explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
+
+
+def _sizes(options: argparse.Namespace, planning: Planning) -> int:
+    """Plan on several numbers of devices."""
+    budget = parse_budget(options.train) if options.train else None
+    found = sizes(planning, options.devices, budget, lambda one: _searched(options, one))
+    if options.plot and found.front:
+        from simpar.plot.frame import write_figure
+
+        write_figure(options.plot, found.plot())
+    wrote = f'wrote {options.plot}\n' if options.plot and found.front else ''
+    print_answer(options, lambda: sizes_to_dict(found), lambda: render_sizes(found) + wrote)
+    sys.stdout.flush()
+    if not found.front and all(one.answer.complete for one in found.found):
+        raise Infeasible('no plan fits on any of these numbers of devices')
+    return 0
+
+
+def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer) -> list[Path]:
+    """The schedule and the picture, where a plan is known; what was written."""
+    if answer.choice is None:
+        return []
+    if options.save:
+        text = saved(answer.choice, planning.schedule, options.file, options.set, options.save)
+        write_atomically(options.save, text)
+    if options.plot:
+        from simpar.planner.picture import front_picture
+        from simpar.plot.frame import write_figure
+
+        write_figure(options.plot, front_picture(answer))
+    return [path for path in (options.save, options.plot) if path]
+
+
+class _Best:
+    """A line on standard error with the best so far, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._told = 0.0
+
+    def __enter__(self) -> _Best:
+        return self
+
+    def __call__(self, answer: Answer) -> None:
+        if not self._shown or monotonic() - self._told < _OFTEN:
+            return
+        self._told = monotonic()
+        best = f'best {format_time(answer.best.step)}, gap {answer.gap:.1%}' if answer.best else 'no plan yet'
+        text = f'{best}; {len(answer.ranking) + answer.infeasible} predicted, {answer.nodes} nodes'
+        print(f'\r\x1b[K{text}', end='', file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Say a sentence on a line of its own."""
+        print(f'Note: {text}', file=sys.stderr, flush=True)
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._shown:
+            print('\r\x1b[K', end='', file=sys.stderr, flush=True)

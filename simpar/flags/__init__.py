@@ -1,1 +1,0 @@
-"""The flags of the command line: one function for each verb."""
