@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from simpar.units import format_count, format_size, format_time
@@ -24,17 +25,19 @@ def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None)
     return f'{text}, {than(plan[1], baseline[1])} {baseline[0]} ({format_time(baseline[1])})'
 
 
-def run_by(titles: tuple[str, ...]) -> str:
-    """Whose step it is, behind a headline.
+def run_by(titles: Collection[str], libraries: Collection[str]) -> str:
+    """Whose steps some are, as a clause; empty where they are of several frameworks, or of the executor on CPUs.
 
-    Arguments: ``titles`` of the frameworks of plan and baseline; an empty one is of devices alone. Two unlike ones are
-    told by the names of plan and baseline, which then say what differs.
+    Arguments: ``titles`` of the frameworks; an empty one is of devices alone. Unlike ones are told by the names of plan
+    and baseline, which then say what differs. ``libraries``, names of the collective libraries.
     """
-    if len(set(titles)) > 1:
+    if len(set(titles)) != 1:
         return ''
-    title = titles[0]
-    # A title may end in a comma, so that the clause which it ends in is closed.
-    return f', as {title} runs it' if title else f', {NO_FRAMEWORK}'
+    (title,) = set(titles)
+    if title:
+        return f'as {title} runs it'
+    # The processes of the executor on CPUs are all that there is.
+    return '' if any(library.lower() == 'gloo' for library in libraries) else NO_FRAMEWORK
 
 
 def change_in_words(old: float, new: float) -> str:

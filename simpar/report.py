@@ -64,8 +64,8 @@ def answer(prediction: Prediction) -> str:
         rates = (mine.rate(prediction.step), other.rate(baseline.step))
         text = headline_of_rates((prediction.name, rates[0]), (baseline.name, rates[1]), mine.unit)
     # The processes of the executor on CPUs are all that there is: their profile was measured through torch itself.
-    if prediction.profile.library.name.lower() != 'gloo':
-        text += run_by(tuple(side.title for side in (prediction, baseline) if side))
+    if framework := run_by([side.title for side in (prediction, baseline) if side], [prediction.profile.library.name]):
+        text += f', {framework}'
     misfits = [
         too_large(side.name, side.memory.peak, side.device_memory)
         for side in (prediction, baseline)

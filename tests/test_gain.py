@@ -193,7 +193,13 @@ def test_a_stack_that_nobody_wrote_is_left_out_of_what_is_measured(job):
     assert line == (
         'The executor runs kernels without a framework, so the prediction leaves the framework out (megatron-te).'
     )
-    # The executor reads the same keys.
-    assert options.set == ['cluster.profile=h100-sxm-8', 'cluster.stack=none']
+    # The executor reads the same keys, also those that the framework fills in: `run` predicts this very program.
+    assert options.set[:2] == ['cluster.profile=h100-sxm-8', 'cluster.stack=none']
+    assert 'plan.reduce_gradients="end"' in options.set
+    predicted = load_case(job, ['cluster.profile=h100-sxm-8'])
+    executed = load_case(job, options.set)
+    assert case.plan == executed.plan == predicted.plan
+    assert case.program.hash == executed.program.hash == predicted.program.hash
+    assert case.without_effect() == predicted.without_effect()
     case, line = measure._without_framework(asked('cluster.stack=eager'))
     assert (case.cluster.stack.name, line) == ('eager', '')

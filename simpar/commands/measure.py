@@ -7,6 +7,7 @@ changed between two saved answers, in simpar, the profile or the schedule.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from dataclasses import replace
@@ -27,13 +28,14 @@ from simpar.commands.common import (
     start,
 )
 from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, dotted
 from simpar.files import write_atomically
 from simpar.gain import Gain, Side, gain_line, gain_of, gain_table, gain_to_dict, render_gain, side_of
 from simpar.hardware.net import Net
 from simpar.janitor import remove_at_the_end
 from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference
+from simpar.schedule.framework import STACK
 from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.trace import PERCENTILE, Trace
 from simpar.trace_files import SavedTrace, load_trace, save_trace, to_trace
@@ -160,10 +162,13 @@ def _without_framework(options: argparse.Namespace) -> tuple[Case, str]:
     stack = case.cluster.stack
     if stack is None or not case.schedule.framework_is_default:
         return case, ''
-    # Set, and not cut from the case: the keys of a plan may come from the stack, too.
-    options.set = [*options.set, NO_FRAMEWORK]
+    # Set, and not cut from the case: the executor reads the same file. What the framework fills in stays, as of `run`.
+    filled = case.schedule.of_stack - {STACK}
+    keys = (f'{dotted(key)}={json.dumps(case.schedule.value(dotted(key)))}' for key in sorted(filled))
+    options.set = [*options.set, NO_FRAMEWORK, *keys]
     line = f'The executor runs kernels without a framework, so the prediction leaves the framework out ({stack.name}).'
-    return case_waited_for(options), line
+    case = case_waited_for(options)
+    return replace(case, schedule=replace(case.schedule, of_stack=filled)), line
 
 
 def _flags(options: argparse.Namespace, case: Case, recorded: Path, other: Path) -> list[str]:

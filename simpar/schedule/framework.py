@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar.document import Key, Tree
 from simpar.errors import ProfileError
-from simpar.headline import NO_FRAMEWORK
+from simpar.headline import run_by
 from simpar.lower.overlap import passes_beside
 from simpar.profiles import load_profile
 from simpar.schedule.contents import ClusterReference
@@ -81,21 +81,14 @@ def with_framework(
 
 def run_as(clusters: Iterable[ClusterReference]) -> str:
     """Whose steps those on some clusters are, in a sentence; empty where they are of several frameworks, or on CPUs."""
-    named = {(one.stack, one.profile) for one in clusters}
-    stacks = {stack for stack, _ in named}
-    if len(stacks) != 1:
-        return ''
-    (stack,) = stacks
+    every = list(clusters)
     try:
-        if stack not in ('', NONE):
-            return f'As {load_stack(stack).called} runs it.'
-        # The processes of the executor on CPUs are all that there is.
-        if any(load_profile(profile).library.name.lower() == 'gloo' for _, profile in named):
-            return ''
+        titles = {load_stack(one.stack).called if one.has_stack else '' for one in every}
+        clause = run_by(titles, {load_profile(one.profile).library.name for one in every})
     # Whoever predicts on it tells what is wrong with it.
     except ProfileError:
         return ''
-    return f'{NO_FRAMEWORK[0].upper()}{NO_FRAMEWORK[1:]}.'
+    return f'{clause[0].upper()}{clause[1:]}.' if clause else ''
 
 
 def path_from(name: str, folder: Path) -> str:
