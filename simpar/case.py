@@ -223,11 +223,12 @@ def _measured_on(hardware: Cluster, net: Net) -> bool:
 
 
 def check_memory(case: Case, prediction: Prediction) -> None:
-    """Raise ``Infeasible``, with what would fit, where a rank holds more than its device."""
+    """Raise ``Infeasible``, with what would fit, where a rank is known to hold more than its device."""
     plan = case.plan
     multiple = plan.data * plan.micro_batches * plan.copies
     batch = case.schedule.workload.batch
-    check_fit(prediction.memory, prediction.device_memory, batch=batch, multiple=multiple)
+    size, margin = prediction.device_memory, prediction.memory_margin
+    check_fit(prediction.memory, size, batch=batch, multiple=multiple, margin=margin)
 
 
 def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT, module: str = '') -> Case:

@@ -67,6 +67,14 @@ def too_large(name: str, held: float, size: float) -> str:
     return f'{name} does not fit: {format_size(held)} needed of {format_size(size)} a device'
 
 
+def maybe_too_large(name: str, held: float, size: float, margin: float) -> str:
+    """The first words where a plan may not fit; ``margin``, by which the bytes may be too many, else as of above."""
+    text = f'{name} may not fit: {format_size(held)} counted of {format_size(size)} a device'
+    if margin < 1:
+        return f'{text}, and runs held up to {margin * 100:.0f} % less than what is counted'
+    return f'{text}, and nobody has compared what is counted with a run of this framework'
+
+
 def _change(step: float, baseline: float) -> tuple[str, str] | None:
     """How a step compares, and the word before the other's name; None where it would be shown as 0.0 %."""
     longer, faster = max(step, baseline) / min(step, baseline), step < baseline

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from simpar.headline import headline, headline_of_rates, run_by, too_large
+from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, too_large
 from simpar.interval import LEVEL, Interval
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
@@ -66,12 +66,15 @@ def answer(prediction: Prediction) -> str:
     # The processes of the executor on CPUs are all that there is: their profile was measured through torch itself.
     if framework := run_by([side.title for side in (prediction, baseline) if side], [prediction.profile.library.name]):
         text += f', {framework}'
-    misfits = [
-        too_large(side.name, side.memory.peak, side.device_memory)
-        for side in (prediction, baseline)
-        if side and not side.fits
-    ]
+    misfits = [_misfit(side) for side in (prediction, baseline) if side and not side.fits]
     return f'{"; ".join(misfits)}. With enough memory: {text}' if misfits else text
+
+
+def _misfit(side: Prediction) -> str:
+    held, size = side.memory.peak, side.device_memory
+    if side.fits is None:
+        return maybe_too_large(side.name, held, size, side.memory_margin)
+    return too_large(side.name, held, size)
 
 
 def render_parts(parts: Iterable[RenderableType], *, colour: bool | None, width: int) -> str:

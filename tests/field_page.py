@@ -26,22 +26,28 @@ APART = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A reported row beside its prediction: seconds of a step, bytes, and whether it fits."""
+    """A reported row beside its prediction: seconds of a step, bytes, and whether it fits (None: not known)."""
 
     name: str
     settings: str
     measured: float | None
+    reported_peak: float | None
     ran_out: bool
     batch: int
     stack: str
     step: float
     peak: float
-    fits: bool
+    fits: bool | None
 
     @property
     def error(self) -> float | None:
         """Predicted over measured, less one."""
         return self.step / self.measured - 1 if self.measured else None
+
+    @property
+    def peak_error(self) -> float | None:
+        """The same of the peak of memory, where one was reported."""
+        return self.peak / self.reported_peak - 1 if self.reported_peak else None
 
 
 def predicted(name: str, row: dict) -> Field:
@@ -50,6 +56,7 @@ def predicted(name: str, row: dict) -> Field:
     answer = case.predict(tell=False)
     return Field(
         name=name, settings=row['settings'], measured=row['measured_step'], ran_out=row['oom'], batch=row['batch'],
+        reported_peak=row['measured_gib'] and row['measured_gib'] * 2**30,
         stack=answer.stack or 'none', step=answer.step, peak=answer.memory.peak, fits=answer.fits,
     )  # fmt: skip
 
@@ -96,17 +103,25 @@ def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
         f'({100 * statistics.mean(abs(row.error) for row in full):.1f} % in the mean). '
         f'Signs are right in {sum(pair[3] for pair in pairs)} of {len(pairs)} pairs that are at least 3 % apart.'
     )
+    peaks = [100 * row.peak_error for row in rows.values() if row.peak_error is not None]
+    yield (
+        f'{len(peaks)} rows tell their memory: predicted peaks are {min(peaks):+.0f} to {max(peaks):+.0f} % from it, '
+        f'{statistics.median(peaks):+.0f} % in the median. What was reported has the context of the device, '
+        'the buffers of messages and what an allocator keeps free, which is not predicted.'
+    )
     yield ''
-    yield '| row | framework | devices | stack | measured | predicted | error | memory | fits |'
-    yield '|---|---|---|---|---|---|---|---|---|'
+    yield '| row | framework | devices | stack | measured | predicted | error | memory measured | predicted | fits |'
+    yield '|---|---|---|---|---|---|---|---|---|---|'
     for row in rows.values():
         of = sources.get(row.name, {})
         measured = format_time(row.measured) if row.measured else 'out of memory' if row.ran_out else 'a ratio'
         error = f'{100 * row.error:+.1f} %' if row.error is not None else '–'
-        fits = 'yes' if row.fits else 'no'
+        held = format_size(row.reported_peak) if row.reported_peak else ''
+        fits = {True: 'yes', False: 'no', None: 'not known'}[row.fits]
         yield (
             f'| {row.name} | {of.get("framework", "")} | {of.get("devices", "")} × {of.get("hardware", "")} '
-            f'| {row.stack} | {measured} | {format_time(row.step)} | {error} | {format_size(row.peak)} | {fits} |'
+            f'| {row.stack} | {measured} | {format_time(row.step)} | {error} '
+            f'| {held} | {format_size(row.peak)} | {fits} |'
         )
     yield ''
     yield '| pair | measured | predicted | sign |'

@@ -21,7 +21,8 @@ def told(reserve):
 def test_a_reserve_is_taken_from_every_device_and_told():
     assert told('') == (True, ())
     assert told('4 GB') == (True, ('4 GB of each device are reserved (cluster.reserve), 76 GB are left',))
-    assert told('47 GB')[0] is False
+    assert told('47 GB')[0] is None
+    assert told('60 GB')[0] is False
 
 
 def test_a_peak_near_the_device_without_a_reserve_says_what_is_not_counted():

@@ -186,10 +186,22 @@ def recompute(toml: Settings) -> Iterator[Told]:
         chosen = [f'layer{layer}.*' for layer in range(layers) if (layer + 1) % every == 0]
         yield Says('plan.recompute', 'full' if every == 1 else chosen or 'none', by)
     else:
-        patterns = ['layer*.norm*', 'layer*.rotary', 'layer*.swiglu']
-        yield Says('plan.recompute', patterns, by, 'torchtitan also repeats every second product')
+        why = 'the second product of queries, keys and values, and of gate and up, is kept'
+        yield Says('plan.recompute', _cheap(_sizes(toml)), by, why)
         if mode != 'selective':
             yield Left(names[0], f'{mode}; cheap operators are recomputed')
+
+
+def _cheap(sizes: dict[str, Any]) -> list[str]:
+    """What mode ``op`` makes again: all but attention, messages, and of every two products the first.
+
+    activation_checkpoint.py: ops that are kept are mm, attention and messages, not the grouped products of experts. Of
+    mm every second one is made again, and the gate of experts (force_recompute_mm_shapes_by_fqns). Products of queries,
+    keys and values are one here, which is kept, as is that of gate and up; the projection of attention is a second one.
+    """
+    found = ['layer*norm*', 'layer*.proj', 'layer*.residual1', 'layer*.swiglu']
+    found += ['layer*rope*' if 'kv_lora_rank' in sizes else 'layer*.rotary']
+    return found + ['layer*.router', 'layer*.dispatch', 'layer*.experts.fc*'] * ('experts' in sizes)
 
 
 def framework(toml: Settings) -> tuple[str, int]:

@@ -3,6 +3,8 @@
 from simpar.memory.answer import memory_to_dict as memory_to_dict
 from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
+from simpar.memory.fit import fits as fits
+from simpar.memory.fit import margin_of as margin_of
 from simpar.memory.framework import Framework as Framework
 from simpar.memory.framework import framework_of as framework_of
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
@@ -25,9 +27,11 @@ __all__ = [
     'RankMemory',
     'Timeline',
     'check_fit',
+    'fits',
     'framework_of',
     'in_flight',
     'lifetimes',
+    'margin_of',
     'memory',
     'memory_to_dict',
     'peak_summary',

@@ -17,6 +17,8 @@ from simpar.program import OpClass, Program, Role
 from simpar.program.tensor import BYTES
 
 HALF: Final = ('fp16', 'bf16')
+_BACKWARD: Final = dict.fromkeys(('ce_max', 'ce_sum', 'ce_loss'), 'cross_entropy')
+"""Of a kernel of a sharded loss, the one whose backward is that of all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +152,12 @@ def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Lif
     """Lives of what a framework holds beside operators: pairs of a forward and a backward, and each of them alone."""
     numbers = {tensor.name: index for index, tensor in enumerate(program.tensors)}
     open_: dict[tuple[str, int, int], tuple[int, int]] = {}
+    backward = {_BACKWARD.get(operator, operator) for operator in beside.operators}
     largest = 0
     for slot, (index, micro_batch, copy) in enumerate(_slots(role)):
         op = program.op_classes[index]
-        if op.operator not in beside.operators or op.kind != 'compute' or not fnmatchcase(op.name, beside.named):
+        mine = op.operator in (beside.operators if op.phase == 'F' else backward)
+        if not mine or op.kind != 'compute' or not fnmatchcase(op.name, beside.named):
             continue
         key = (_layer(op), micro_batch, copy)
         if op.phase == 'F':

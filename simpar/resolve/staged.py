@@ -40,8 +40,8 @@ def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[in
         return replace(plan, stages=counts)
     stages = stage_of_layer(layers_of(workload), plan.pipeline, counts)
     counts = tuple(stages.count(stage) for stage in range(plan.pipeline))
-    limit = AUTOMATIC[plan.order] * plan.pipeline
-    order = automatic_order(plan.micro_batches, times.stages(counts), limit, times.kept(counts))
+    limits = times.limits(counts, AUTOMATIC[plan.order] * plan.pipeline)
+    order = automatic_order(plan.micro_batches, times.stages(counts), limits, times.kept(counts))
     return replace(plan, stages=counts, rows=rows_of(order))
 
 

@@ -50,11 +50,25 @@ class LayerTimes:
 
     def kept(self, counts: tuple[int, ...]) -> float:
         """The largest share of its activations that a stage of so many layers keeps from I to W, at most 1."""
-        edges = np.cumsum((0, *counts))
-        behind = np.array([self.bytes_LP[begin:end].sum(axis=0) for begin, end in pairwise(edges) if begin < end])
+        behind = self._behind(counts)
         # Where F leaves nothing behind there is no share: as if W kept all.
         share = np.divide(behind[:, 1], behind[:, 0], out=np.ones(len(behind)), where=behind[:, 0] > 0)
         return float(min(1.0, share.max()))
+
+    def limits(self, counts: tuple[int, ...], activations: int) -> tuple[float, ...]:
+        """How many of its own activations each stage may keep, at most so many, in the bytes of those of the first two.
+
+        Schedulers of Zero Bubble have one number of bytes for all ranks (sail-sg/zero-bubble-pipeline-parallelism,
+        2023-12 on: times max(f_mem[:2])), so that the last stage, whose logits count, keeps fewer.
+        """
+        own = self._behind(counts)[:, 0].tolist()
+        room = activations * max(own[:2])
+        return tuple(max(1.0, room / max(held, *own[:2])) if held else float(activations) for held in own)
+
+    def _behind(self, counts: tuple[int, ...]) -> NDArray[np.float64]:
+        """Bytes kept behind F, I and W of stages of so many layers, shape [stages, 3]."""
+        edges = np.cumsum((0, *counts))
+        return np.array([self.bytes_LP[begin:end].sum(axis=0) for begin, end in pairwise(edges) if begin < end])
 
 
 def layers_of(workload: Workload) -> int:

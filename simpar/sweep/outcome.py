@@ -64,6 +64,9 @@ def predicted(schedule: Schedule) -> Outcome:
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
         # After the figures are known, so that a row that does not fit still tells its step.
         check_memory(case, prediction)
+        if prediction.fits is None:
+            # A row that may not fit is told apart, and is no best one.
+            outcome = replace(outcome, reason=f'may not fit: {_of_device(outcome)}')
     except SimparError as error:
         return infeasible(error, outcome)
     return outcome
@@ -90,8 +93,12 @@ def _figures(prediction: Prediction) -> Figures:
 def _short_reason(error: SimparError, outcome: Outcome) -> str:
     # Told in short form; the full message does not fit into a table.
     if outcome.peak > outcome.device:
-        return f'does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}'
+        return f'does not fit: {_of_device(outcome)}'
     if isinstance(error, ScheduleError):
         more = len(error.problems) - 1
         return f'{error.problems[0].what}{f" (and {more} more)" if more else ""}'
     return str(error).partition('\n')[0].rstrip(':')
+
+
+def _of_device(outcome: Outcome) -> str:
+    return f'{format_size(outcome.peak)} of {format_size(outcome.device)}'
