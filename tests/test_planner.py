@@ -369,3 +369,8 @@ def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
     for values in space.values:
         count *= len(values)
     assert space.count == count
+
+
+def test_a_network_whose_layers_are_a_list_is_planned_too(capsys):
+    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '5']) == 0
+    assert 'Best plan: ' in capsys.readouterr().out

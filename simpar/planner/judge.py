@@ -198,7 +198,9 @@ class Judge:
 
     @property
     def _layers(self) -> int:
-        return int(getattr(self._space.base.workload.model, 'layers', 0))
+        # A network's layers are a list, of which none need equal another.
+        layers = getattr(self._space.base.workload.model, 'layers', 0)
+        return layers if isinstance(layers, int) else 0
 
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""
