@@ -9,11 +9,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simpar.document import Bytes
+from simpar.keys import described
 from simpar.lazy import callable_module
 from simpar.model.keys import Layouts, Strategy
 
+Axis = Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')]
+Count = Annotated[int, Field(ge=0, le=2**12)]
+Pattern = Annotated[str, Field(min_length=1, max_length=256)]
+FusionWord = Literal['layer', 'stage', 'none', 'all', 'auto', 'ids', 'predicted']
+Pass = Literal[
+    'matmul_grad_comm_overlap', 'enable_grad_comm_opt', 'enable_opt_shard_comm_opt', 'recompute_comm_overlap'
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('plan')
 class Plan:
     """Degrees and switches.
 
@@ -43,7 +53,7 @@ class Plan:
         sequence_chunks: parts of every sample's sequence, each an item of the order: its attention sees the keys and
             values of the parts before it, and parts come back from the last to the first (MindSpore's seq_split_num).
         rows: the actions of each pipeline rank, in torch's spelling, in place of ``order``.
-        stages: layers of each stage; empty: equal counts, the first stages one more where they do not divide;
+        stages: tuple[Count, ...] | Literal['balanced'] = ()
             ``balanced``: chosen by resolving, by predicted time and memory.
         receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
         exchange: ``separate``: computation goes on while a send waits for its receiver; ``fused``: what is sent and
@@ -54,7 +64,7 @@ class Plan:
             compute stream, messages between stages have their own (Megatron-LM of 2021); ``single``: all communication
             waits its turn there, so that nothing overlaps.
         dataset: with strategies, what a rank reads: ``data-parallel``, its slice of the batch, or ``full-batch``.
-        device_matrix: with layouts, the axes that they name, the outermost first; what they leave of the ranks of a
+        device_matrix: dict[Axis, Annotated[int, Field(ge=1, le=2**20)]] = field(default_factory=dict)
             stage replicates the calculation.
         redistribution: with strategies, how a tensor gets from layout to layout: ``cheapest``, by the fewest bytes, or
             as MindSpore's compiler of a version does; ``predicted``: one of these, with or without all-to-all, chosen
@@ -64,11 +74,11 @@ class Plan:
         search: who gives strategies to a network's layers that have none: ``none``, nobody (they are split by batch);
             MindSpore's ``sharding-propagation`` from the layers that have one, or ``double-recursive`` search, as
             ``compat``, its version, does; ``exact``, least ``objective``: bytes that a rank sends, or predicted step.
-        recompute: what the backward makes again instead of keeping it: ``none``; ``full``: a transformer's layers, each
+        recompute: tuple[Pattern, ...] | Literal['none', 'full', 'selective'] = 'none'
             keeping its input; ``selective``: the scores, softmax, dropout and values of attention (Korthikanti et al.
             2022), or flash attention; or patterns of operator names, e.g. ``layer*.gelu``, whose results are dropped.
             What a layer of a transformer hands on is always kept.
-        recompute_stages: stages that recompute; empty: all. recompute_communication: collectives among it run again,
+        recompute_stages: tuple[Count, ...] = ()
             or else their results are kept.
         shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
         gather: when sharded weights are made full: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
@@ -83,7 +93,7 @@ class Plan:
             empty: ``dim``, but with ``zero`` for messages that do not divide ``flat`` (1, 2) and ``padded`` (3).
         shard_group: data ranks that share one set of shards, neighbours; sums go on over the groups; 0: all.
         shard_threshold: parameters of fewer bytes (on a tensor rank) stay full; none: 64 KiB with ``hsdp``, else 0.
-        unsharded: patterns of names of parameters that stay full.
+        unsharded: tuple[Pattern, ...] = ()
         accumulate: of several micro-batches, ``full`` gradients that are reduce-scattered once, or ``sharded`` ones,
             reduce-scattered every micro-batch; empty: sharded where gradients are.
         prefetch: how many gathers ahead one is issued: 0: when needed, after the computation before; k: when the
@@ -105,235 +115,55 @@ class Plan:
             on, MindSpore none; ``default``: all but the last.
     """
 
-    data: Annotated[
-        int, Field(ge=0, le=2**20, description='degree of data parallelism; 0: the ranks that tensor leaves')
-    ] = 0
-    tensor: Annotated[int, Field(ge=1, le=2**16, description='degree of tensor parallelism')] = 1
-    context: Annotated[
-        int, Field(ge=1, le=2**12, description='degree of context parallelism: ranks that share every sequence')
-    ] = 1
-    context_kind: Annotated[
-        Literal['all_gather', 'all_to_all', 'ring'],
-        Field(
-            description='with context, how attention sees all tokens: keys and values are gathered, heads are '
-            'exchanged for tokens (Ulysses), or keys and values go round'
-        ),
-    ] = 'all_gather'
-    context_split: Annotated[
-        Literal['balanced', 'contiguous'],
-        Field(
-            description='with context, tokens of a rank: a chunk from the begin and one from the end, equal work for '
-            'all where attention is causal, or one run'
-        ),
-    ] = 'balanced'
-    expert: Annotated[
-        int, Field(ge=1, le=2**16, description='degree of expert parallelism: data ranks that share the experts')
-    ] = 1
-    pipeline: Annotated[int, Field(ge=1, le=2**12, description='degree of pipeline parallelism')] = 1
-    micro_batches: Annotated[
-        int, Field(ge=1, le=2**16, description='slices of the batch that flow through the pipeline, gradients added up')
-    ] = 1
-    order: Annotated[
-        str, Field(max_length=4096, description='order of forwards and backwards: a name, or a CSV file')
-    ] = '1f1b'
-    chunks: Annotated[
-        int, Field(ge=0, le=2**10, description='stages on each pipeline rank; 0: the least that the order has')
-    ] = 0
-    sequence_chunks: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=2**10,
-            description="parts of a sample's sequence, each an item of the order (MindSpore's seq orders)",
-        ),
-    ] = 1
-    rows: Annotated[
-        tuple[Annotated[str, Field(max_length=2**20)], ...],
-        Field(max_length=2**12, description="actions of each pipeline rank, e.g. 0F0 0B0, in the order's place"),
-    ] = ()
-    stages: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**12)], ...] | Literal['balanced'],
-        Field(
-            description='layers of each stage, pipeline × chunks numbers in the order of the model; '
-            'empty: equal counts; balanced: by predicted time and memory'
-        ),
-    ] = ()
-    receive: Annotated[
-        Literal['early', 'late'],
-        Field(description='receives are posted as soon as possible, or when the computation before them is done'),
-    ] = 'early'
-    exchange: Annotated[
-        Literal['separate', 'fused'],
-        Field(description='sends on their own, or one exchange with late receives, which the next computation awaits'),
-    ] = 'separate'
-    scatter_gather: Annotated[
-        bool, Field(description='a tensor rank sends its part of a value to the next stage, which gathers it')
-    ] = False
-    sequence_parallel: Annotated[
-        bool, Field(description='shards norms and residuals along the sequence over the tensor ranks')
-    ] = False
-    copies: Annotated[
-        int, Field(ge=1, le=1024, description="slices of the batch, one computing under another's communication")
-    ] = 1
-    copies_loss: Annotated[
-        Literal['mean', 'sum'],
-        Field(description="loss over the copies: mean, or MindSpore's sum (gradients are copies times as large)"),
-    ] = 'mean'
-    sum_loss: Annotated[
-        bool, Field(description='the loss of every copy of a micro-batch is summed over the ranks, for display')
-    ] = False
-    reduce: Annotated[
-        Literal['early', 'late'],
-        Field(
-            description="sum of a replicated activation's gradient: behind each column-parallel operator (Megatron), "
-            'or at the backward of the earlier all-reduce (MindSpore)'
-        ),
-    ] = 'early'
-    streams: Annotated[
-        Literal['group', 'messages', 'single'],
-        Field(
-            description='a stream for each communication group; streams for messages between stages, while '
-            'computation waits for collectives; or one for compute and communication: no overlap'
-        ),
-    ] = 'group'
-    dataset: Annotated[
-        Literal['data-parallel', 'full-batch'],
-        Field(description='with strategies, what a rank reads: its slice of the batch, or all of it'),
-    ] = 'data-parallel'
-    device_matrix: Annotated[
-        dict[Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')], Annotated[int, Field(ge=1, le=2**20)]],
-        Field(
-            examples=[{'dp': 2, 'sp': 2, 'mp': 2}], description="axes that layers' layouts name, the outermost first"
-        ),
-    ] = field(default_factory=dict)
-    redistribution: Annotated[
-        Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10', 'predicted'],
-        Field(
-            description='with strategies, how layouts change: by the fewest bytes, as the compiler does, or the fastest'
-        ),
-    ] = 'cheapest'
-    all_to_all: Annotated[bool, Field(description='redistribution may use all-to-all')] = False
-    strategies: Annotated[
-        dict[
-            Annotated[str, Field(min_length=1, max_length=256)],
-            Annotated[Strategy, Field(min_length=1, max_length=4)],
-        ],
-        Field(
-            max_length=2**14,
-            examples=[{'layer*.fc1': [[2, 1, 1], [1, 4]]}],
-            description='of operators of any model, by patterns of their names, the first that matches: slices of each '
-            "of its inputs, and of a product's result, where its sum is scattered",
-        ),
-    ] = field(default_factory=dict)
-    layouts: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=256)], Annotated[Layouts, Field(min_length=1)]],
-        Field(
-            max_length=2**14,
-            examples=[{'layer*.fc1': [['dp', 'none', 'none'], ['none', 'mp']]}],
-            description='the same by names of axes of device_matrix, joined by +, or none',
-        ),
-    ] = field(default_factory=dict)
-    search: Annotated[
-        Literal['none', 'sharding-propagation', 'double-recursive', 'exact'],
-        Field(description="finds strategies for layers that have none: as MindSpore's searches do, or the best"),
-    ] = 'none'
-    compat: Annotated[
-        Literal['2.0', '2.10'], Field(description="whose search it is: MindSpore's version, in quotes")
-    ] = '2.10'
-    objective: Annotated[
-        Literal['bytes', 'time'], Field(description='of an exact search: bytes that a rank sends, or predicted step')
-    ] = 'bytes'
-    recompute: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] | Literal['none', 'full', 'selective'],
-        Field(
-            max_length=2**12,
-            description='made again in the backward instead of kept: none, full (layers), selective (attention), '
-            'or a list of patterns of operator names (check --ir writes them), '
-            'e.g. layer3.*',
-        ),
-    ] = 'none'
-    recompute_stages: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**12)], ...],
-        Field(max_length=2**12, description='stages that recompute; empty: all'),
-    ] = ()
-    recompute_communication: Annotated[
-        bool, Field(description='collectives among what is recomputed run again; false: their results are kept')
-    ] = True
-    shard: Annotated[
-        tuple[Literal['state', 'gradients', 'weights'], ...],
-        Field(max_length=3, description='what is sharded over the data ranks: state, gradients, weights'),
-    ] = ()
-    gather: Annotated[
-        Literal['', 'after-update', 'on-use', 'on-use-twice'],
-        Field(description='when sharded weights are gathered; empty: on-use where there are any, else after-update'),
-    ] = ''
-    hsdp: Annotated[
-        Literal['off', 'level1', 'level2', 'level3'],
-        Field(description="MindSpore's levels of shard and gather: states and weights, gradients too, gathered twice"),
-    ] = 'off'
-    zero: Annotated[
-        int, Field(ge=0, le=3, description='stage of ZeRO: 1 shards states, 2 gradients too, 3 weights too')
-    ] = 0
-    shard_form: Annotated[
-        Literal['', 'dim', 'padded', 'flat'],
-        Field(
-            description='how a parameter is sharded: dim (what does not divide stays full), padded (rows, as FSDP2), '
-            'flat (a range of its message, as Megatron-LM); empty: dim; with zero, another where that does not divide'
-        ),
-    ] = ''
-    shard_group: Annotated[
-        int, Field(ge=0, le=2**20, description='neighbouring data ranks that share one set of shards; 0: all')
-    ] = 0
-    shard_threshold: Annotated[
-        Bytes | None, Field(description='smaller parameters stay unsharded; none: 64 KiB with hsdp, else nothing')
-    ] = None
-    unsharded: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
-        Field(max_length=2**12, description='patterns of names of parameters that stay unsharded, e.g. *.bias'),
-    ] = ()
-    accumulate: Annotated[
-        Literal['', 'full', 'sharded'],
-        Field(
-            description='gradients over micro-batches: full, reduced once, or sharded, reduced every time; '
-            'empty: sharded where gradients are sharded'
-        ),
-    ] = ''
-    prefetch: Annotated[
-        int, Field(ge=0, le=2**12, description='how many gathers ahead one is issued; 0: when needed')
-    ] = 1
-    reduce_gradients: Annotated[
-        Literal['overlapped', 'end'],
-        Field(description='sums of gradients under the backward, or behind it'),
-    ] = 'overlapped'
-    fusion: Annotated[
-        Literal['layer', 'stage', 'none', 'all', 'auto', 'ids', 'predicted']
-        | Bytes
-        | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
-        Field(
-            description='gradients and weights in one message: of a layer, a stage, none, all, auto (64 MiB), a size, '
-            'a list of split points, ids, or predicted: as is fastest'
-        ),
-    ] = 'layer'
-    fusion_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**20)], ...],
-        Field(max_length=2**13, description='for fusion ids: one for each layer in order of use; 0: not fused'),
-    ] = ()
-    tiles: Annotated[
-        int, Field(ge=1, le=1024, description='tiles of a product and its sum or gather, one under the next one')
-    ] = 1
-    overlap: Annotated[
-        tuple[
-            Literal[
-                'matmul_grad_comm_overlap',
-                'enable_grad_comm_opt',
-                'enable_opt_shard_comm_opt',
-                'recompute_comm_overlap',
-            ],
-            ...,
-        ]
-        | Literal['default'],
-        Field(max_length=7, description="passes as keys of MindSpore's parallel_speed_up.json, no others; or default"),
-    ] = 'default'
+    data: int = 0
+    tensor: int = 1
+    context: int = 1
+    context_kind: Literal['all_gather', 'all_to_all', 'ring'] = 'all_gather'
+    context_split: Literal['balanced', 'contiguous'] = 'balanced'
+    expert: int = 1
+    pipeline: int = 1
+    micro_batches: int = 1
+    order: str = '1f1b'
+    chunks: int = 0
+    sequence_chunks: int = 1
+    rows: tuple[Annotated[str, Field(max_length=2**20)], ...] = ()
+    stages: tuple[Count, ...] | Literal['balanced'] = ()
+    receive: Literal['early', 'late'] = 'early'
+    exchange: Literal['separate', 'fused'] = 'separate'
+    scatter_gather: bool = False
+    sequence_parallel: bool = False
+    copies: int = 1
+    copies_loss: Literal['mean', 'sum'] = 'mean'
+    sum_loss: bool = False
+    reduce: Literal['early', 'late'] = 'early'
+    streams: Literal['group', 'messages', 'single'] = 'group'
+    dataset: Literal['data-parallel', 'full-batch'] = 'data-parallel'
+    device_matrix: dict[Axis, Annotated[int, Field(ge=1, le=2**20)]] = field(default_factory=dict)
+    redistribution: Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10', 'predicted'] = 'cheapest'
+    all_to_all: bool = False
+    strategies: dict[Pattern, Annotated[Strategy, Field(min_length=1, max_length=4)]] = field(default_factory=dict)
+    layouts: dict[Pattern, Annotated[Layouts, Field(min_length=1)]] = field(default_factory=dict)
+    search: Literal['none', 'sharding-propagation', 'double-recursive', 'exact'] = 'none'
+    compat: Literal['2.0', '2.10'] = '2.10'
+    objective: Literal['bytes', 'time'] = 'bytes'
+    recompute: tuple[Pattern, ...] | Literal['none', 'full', 'selective'] = 'none'
+    recompute_stages: tuple[Count, ...] = ()
+    recompute_communication: bool = True
+    shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()
+    gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''
+    hsdp: Literal['off', 'level1', 'level2', 'level3'] = 'off'
+    zero: int = 0
+    shard_form: Literal['', 'dim', 'padded', 'flat'] = ''
+    shard_group: int = 0
+    shard_threshold: Bytes | None = None
+    unsharded: tuple[Pattern, ...] = ()
+    accumulate: Literal['', 'full', 'sharded'] = ''
+    prefetch: int = 1
+    reduce_gradients: Literal['overlapped', 'end'] = 'overlapped'
+    fusion: FusionWord | Bytes | tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = 'layer'
+    fusion_ids: tuple[Annotated[int, Field(ge=0, le=2**20)], ...] = ()
+    tiles: int = 1
+    overlap: tuple[Pass, ...] | Literal['default'] = 'default'
 
     def __repr__(self) -> str:
         # Some forty keys are as they are by default; what is left tells two plans apart all the same.

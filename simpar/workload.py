@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from simpar.document import OneOf, Short
+from simpar.keys import described
 from simpar.model import Network, Strategy
-from simpar.model.keys import Size
 from simpar.model.library.cross_entropy import LossForm
 from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
 from simpar.model.module import FromModule
@@ -28,14 +28,16 @@ Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the root of t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.optimizer.sgd')
 class Sgd:
     """w ← w − learning_rate · gradient."""
 
-    learning_rate: LearningRate = 0.01
-    master_weights: MasterWeights = False
+    learning_rate: float = 0.01
+    master_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.optimizer.momentum')
 class Momentum:
     """v ← momentum · v + g; w ← w − learning_rate · v; one state in fp32 per weight (Polyak 1964).
 
@@ -43,41 +45,40 @@ class Momentum:
     it; with ``nesterov``, w ← w − learning_rate · (g + momentum · v) (Sutskever et al. 2013).
     """
 
-    learning_rate: LearningRate = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1, description='decay of the sum of gradients')] = 0.9
-    nesterov: Annotated[bool, Field(description='looks one step of momentum ahead')] = False
-    weight_decay: Annotated[
-        float, Field(ge=0, le=1e6, description='times the weight is added to the gradient (L2 penalty)')
-    ] = 0.0
-    master_weights: MasterWeights = False
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    master_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.optimizer.adam')
 class Adam:
     """Adam without weight decay; two states in fp32 per weight, and a third with ``master_weights``."""
 
-    learning_rate: LearningRate = 1e-4
-    beta1: Beta1 = 0.9
-    beta2: Beta2 = 0.999
-    epsilon: Epsilon = 1e-8
-    master_weights: MasterWeights = False
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    master_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.optimizer.adamw')
 class AdamW:
     """Adam whose weights decay apart, by learning_rate · weight_decay (Loshchilov and Hutter 2019)."""
 
-    learning_rate: LearningRate = 1e-4
-    beta1: Beta1 = 0.9
-    beta2: Beta2 = 0.999
-    epsilon: Epsilon = 1e-8
-    weight_decay: Annotated[
-        float, Field(ge=0, le=1e6, description='share of a weight that it loses at a learning rate of 1')
-    ] = 0.01
-    master_weights: MasterWeights = False
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    master_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.optimizer.muon')
 class Muon:
     """Momentum of a full matrix, orthogonalised by 5 Newton–Schulz iterations (Jordan et al. 2024); a state in fp32.
 
@@ -88,18 +89,11 @@ class Muon:
     the same keys.
     """
 
-    learning_rate: LearningRate = 0.02
-    momentum: Annotated[float, Field(ge=0, lt=1, description='decay of the sum of gradients')] = 0.95
-    nesterov: Annotated[bool, Field(description='looks one step of momentum ahead')] = True
-    weight_decay: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1e6,
-            description='share of a matrix that it loses at a learning rate of 1; of others, L2 penalty',
-        ),
-    ] = 0.0
-    master_weights: MasterWeights = False
+    learning_rate: float = 0.02
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    master_weights: bool = False
 
 
 Optimizer = Sgd | Momentum | Adam | AdamW | Muon
@@ -107,6 +101,7 @@ OPTIMIZERS: Final = {'sgd': Sgd, 'momentum': Momentum, 'adam': Adam, 'adamw': Ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload')
 class Workload:
     """What one optimizer step computes.
 
@@ -134,75 +129,17 @@ class Workload:
         ),
         Field(alias=MODEL),
     ]
-    batch: Annotated[
-        Size, Field(description='samples in a step, over all ranks; a multiple of data × micro_batches × copies')
-    ]
-    loss: Annotated[
-        Literal['cross-entropy', 'mse', 'mae'],
-        Field(description='mean over the samples of a copy; mse and mae for a network only'),
-    ] = 'cross-entropy'
-    loss_strategy: Annotated[
-        Strategy,
-        Field(
-            max_length=2,
-            description='with strategies, slices of its two inputs, e.g. [[2, 4], [2, 4]]; empty: by batch over all',
-        ),
-    ] = ()
-    loss_operators: Annotated[
-        LossForm,
-        Field(description='cross-entropy of a network as one operator, or as those that MindSpore 2.10 makes of it'),
-    ] = 'one'
-    loss_strategies: Annotated[
-        dict[str, Annotated[Strategy, Field(min_length=1, max_length=2)]],
-        Field(
-            max_length=64,
-            examples=[{'sum': [[1, 1]]}],
-            description='of loss_operators mindspore-2.10: slices of the inputs of each, by name; others: by batch',
-        ),
-    ] = field(default_factory=dict)
-    precision: Annotated[Precision, Field(description='of activations, weights and gradients')] = 'fp32'
-    fp8: Annotated[
-        Literal['none', 'e4m3', 'hybrid'],
-        Field(
-            description='products of weights read 8 bits: e4m3, or hybrid, with e5m2 for gradients (TransformerEngine)'
-        ),
-    ] = 'none'
-    fp8_except: Annotated[
-        tuple[Annotated[str, Field(max_length=200, min_length=1)], ...],
-        Field(
-            max_length=64,
-            examples=[['head', 'layer0.*']],
-            description='with fp8, patterns of names of products that stay in the precision',
-        ),
-    ] = ('head',)
-    gradients: Annotated[
-        Precision | None, Field(description='precision in which gradients of weights are summed; none: as precision')
-    ] = None
-    phase: Annotated[
-        Literal['train', 'forward'],
-        Field(description='a step of training, or its forward alone (prefill, evaluation): no backward, no update'),
-    ] = 'train'
-    optimizer: Annotated[
-        Optimizer,
-        OneOf(short=True, **OPTIMIZERS),
-        Field(description='what updates the weights; unless given that of the framework, else sgd'),
-    ] = Sgd()
-    clip_norm: Annotated[
-        float,
-        Field(ge=0, le=1e12, description='gradients shrink where the norm of all of them together is larger; 0: off'),
-    ] = 0.0
-    loss_scale: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1e38,
-            description="times the loss's gradient; the update divides by it, and is left out where a gradient is not "
-            'finite; 1: off',
-        ),
-    ] = 1.0
-    data: Annotated[
-        Literal['random', 'mnist'],
-        Field(
-            description='random tensors, or the IDX files in the folder DATA_PATH (generated learnable images without)'
-        ),
-    ] = 'random'
+    batch: int
+    loss: Literal['cross-entropy', 'mse', 'mae'] = 'cross-entropy'
+    loss_strategy: Strategy = ()
+    loss_operators: LossForm = 'one'
+    loss_strategies: dict[str, Annotated[Strategy, Field(min_length=1, max_length=2)]] = field(default_factory=dict)
+    precision: Precision = 'fp32'
+    fp8: Literal['none', 'e4m3', 'hybrid'] = 'none'
+    fp8_except: tuple[Annotated[str, Field(max_length=200, min_length=1)], ...] = ('head',)
+    gradients: Precision | None = None
+    phase: Literal['train', 'forward'] = 'train'
+    optimizer: Annotated[Optimizer, OneOf(short=True, **OPTIMIZERS)] = Sgd()
+    clip_norm: float = 0.0
+    loss_scale: float = 1.0
+    data: Literal['random', 'mnist'] = 'random'

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from simpar.ablation.rules import INERT, Facts
+from simpar.ablation.rules import Facts, inert_keys
 from simpar.case import Case
 from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
@@ -55,8 +55,7 @@ def _inert(case: Case) -> frozenset[str]:
     facts = Facts(
         program=case.program, workload=case.workload, plan=case.plan, workload_asked=case.workload, asked=case.plan
     )
-    names = (name.partition('.') for name, rule in INERT.items() if rule(facts))
-    return frozenset(key for owner, _, key in names if owner == 'plan')
+    return frozenset(key.removeprefix('plan.') for key in inert_keys(facts) if key.startswith('plan.'))
 
 
 def _without_empty(key: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from simpar.ablation.keys import Key, left_out, spelled_out, written_keys
-from simpar.ablation.rules import INERT, Facts, effective, facts_of, idle, words
+from simpar.ablation.rules import Facts, effective, facts_of, idle, inert, words
 from simpar.cost.beside import speeds_beside
 from simpar.cost.price import price
 from simpar.errors import SimparError
@@ -105,11 +105,11 @@ class _Ablation:
     def told(self) -> Iterator[WithoutEffect]:
         facts = facts_of(self.schedule, self.found.workload, self.plan, self.program)
         keys = list(written_keys(self.schedule))
-        inert = {key.name: INERT[key.rule](facts) for key in keys if key.rule in INERT}
-        others = [key for key in keys if key.is_set and not inert.get(key.name)]
+        unable = {key.name: inert(key.rule, facts) for key in keys}
+        others = [key for key in keys if key.is_set and not unable[key.name]]
         spelled = [key for key in others if spelled_out(key, self.found.workload, self.plan, self.cluster.world)]
         others = [key for key in others if key not in spelled]
-        why = {**inert, **self._idle(others, spelled, facts)}
+        why = {**unable, **self._idle(others, spelled, facts)}
         for key in keys:
             if why.get(key.name):
                 yield WithoutEffect(key.name, key.shown, why[key.name])
@@ -347,7 +347,7 @@ def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Itera
 def _inert(key: str, facts: Facts) -> bool:
     # Without tensor ranks no value has parts to send.
     parts = key == 'plan.scatter_gather' and facts.plan.tensor == 1
-    return parts or (key in INERT and bool(INERT[key](facts)))
+    return parts or bool(inert(key, facts))
 
 
 def _plain(value: object) -> object:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any, Final
 
 from simpar.errors import SimparError
+from simpar.keys import row_of
 from simpar.lower.overlap import overlap_of, with_passes
 from simpar.plan import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
@@ -14,8 +15,8 @@ from simpar.schedule import Schedule
 from simpar.workload import MODEL, OPTIMIZERS, Workload
 
 Path = tuple[str | int, ...]
-_OWNERS: Final = {'layers': 'layer', 'experts': 'experts'}
-"""What rules call keys that stand in a group of keys."""
+_LAYERS: Final = 'workload.network.layers'
+LAYER_RECOMPUTE: Final = f'{_LAYERS}.recompute'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +43,10 @@ class Key:
 
     @property
     def rule(self) -> str:
-        """``plan.zero``, ``workload.loss``, ``layer.recompute``: what rules call it."""
-        owner = next((word for group, word in _OWNERS.items() if group in self.path[:-1]), str(self.path[0]))
-        return f'{owner}.{self.field}'
+        """What the table of keys calls it: as a user writes it, but for a layer's, which have no place."""
+        if 'layers' in self.path[:-1]:
+            return f'{_LAYERS}.{self.field}'
+        return self.name if self.item is None else self.name.rpartition('.')[0]
 
     @property
     def is_set(self) -> bool:
@@ -55,8 +57,9 @@ class Key:
     def shown(self) -> Any:
         """Its value, or that of its item, as a file holds it."""
         found = self.value if self.item is None else self.value[self.item]
-        if isinstance(found, float) and self.rule in ('plan.fusion', 'plan.shard_threshold'):
-            return f'{found:.16g} B'
+        row = row_of(self.rule)
+        if isinstance(found, float) and row and row.unit:
+            return f'{found:.16g} {row.unit}'
         return list(found) if isinstance(found, tuple) else dict(found) if isinstance(found, Mapping) else found
 
     def items(self) -> Iterator[Key]:
@@ -132,10 +135,6 @@ def _put(node: Any, path: Path, value: Any) -> Any:
     return replace(node, **{first: _put(getattr(node, first), tuple(rest), value)})
 
 
-_OF_PLAN: Final = (
-    *('chunks', 'stages', 'shard', 'gather', 'shard_group', 'shard_threshold', 'accumulate', 'recompute_stages'),
-)
-_OF_WORKLOAD: Final = ('gradients', 'ffn', 'kv_heads', 'input')
 _UNMARKED: Final = 1
 """The id of fusion of a layer without a mark."""
 
@@ -150,23 +149,24 @@ def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
     # ``balanced`` is a request, not a value that could be chosen without it.
     if isinstance(key.value, str) and key.field == 'stages':
         return False
-    if key.rule == 'layer.comm_fusion':
+    if key.rule == f'{_LAYERS}.comm_fusion':
         return bool(key.value == _UNMARKED)
     other_workload, other = left_out(workload, plan, [key])
     if key.rule == 'plan.overlap':
         return with_passes(plan) == _but(with_passes(other), plan.overlap) and overlap_of(plan) == overlap_of(other)
-    if key.path[0] == 'plan' and key.field in _OF_PLAN:
+    row = row_of(key.rule)
+    if row is None or not row.chosen:
+        return False
+    if key.path[0] == 'plan':
         try:
             chosen = settled_plan(workload, other)
         # Without the key nothing can be chosen: so it does not say what would be chosen.
         except SimparError:
             return False
         return _alike(getattr(chosen, key.field), getattr(plan, key.field))
-    if key.rule in {f'workload.{name}' for name in _OF_WORKLOAD}:
-        settled = settled_workload(other_workload)
-        owner: Any = settled if key.field == 'gradients' else settled.model
-        return bool(getattr(owner, key.field) == key.value)
-    return False
+    settled = settled_workload(other_workload)
+    owner: Any = settled if key.path == ('workload', key.field) else settled.model
+    return bool(getattr(owner, key.field) == key.value)
 
 
 def _but(plan: Plan, overlap: Any) -> Plan:

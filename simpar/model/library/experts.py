@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.errors import Problem
+from simpar.keys import described
 from simpar.model.advice import divisors
-from simpar.model.keys import Size
 from simpar.model.node import Node
 from simpar.model.operators.base import Operator
 from simpar.model.operators.experts import Combine, Dispatch, GroupedProduct, SigmoidGate
@@ -26,6 +26,7 @@ MakeNode = Callable[..., Node]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.transformer.experts')
 class Experts:
     """A mixture of experts in the place of feed-forwards.
 
@@ -40,44 +41,24 @@ class Experts:
         imbalance: tokens of the fullest expert over the mean, where none is dropped: what is priced, not computed.
     """
 
-    count: Annotated[Size, Field(description='experts of a layer')]
-    top_k: Annotated[Size, Field(description='experts that a token goes to')]
-    ffn: Annotated[Width, Field(description='width of an expert; 0: as ffn of the transformer')] = 0
-    every: Annotated[Size, Field(description='of so many layers the last has experts; 1: all layers')] = 1
-    first_dense: Annotated[int, Field(ge=0, le=4096, description='first layers that have no experts')] = 0
-    shared: Annotated[Width, Field(description='width of shared experts, which all tokens go to; 0: none')] = 0
-    shared_gate: Annotated[bool, Field(description='each token weighs the shared experts by a sigmoid')] = False
-    score: Annotated[Score, Field(description='of the logits of the router')] = 'softmax'
-    normalise: Annotated[
-        bool, Field(description='weights of the experts of a token are divided by their sum (softmax of the top_k)')
-    ] = True
-    scaling_factor: Annotated[float, Field(gt=0, le=1e6, description='what weights are multiplied by')] = 1.0
-    groups: Annotated[Size, Field(description='groups of experts, of which a token goes to some; 1: to any')] = 1
-    group_top_k: Annotated[Size, Field(description='groups that a token chooses its experts from')] = 1
-    group_scores: Annotated[
-        Size, Field(description='a group counts by the sum of so many of its largest scores (DeepSeek-V2: 1, V3: 2)')
-    ] = 2
-    correction_bias: Annotated[
-        bool, Field(description='a bias is added to the scores that choose experts; a constant here (DeepSeek-V3)')
-    ] = False
-    capacity: Annotated[
-        float,
-        Field(ge=0, le=2**20, description='slots of an expert over the mean of its tokens; 0: no token is dropped'),
-    ] = 0.0
-    aux_loss: Annotated[
-        float, Field(ge=0, le=1e6, description='coefficient of the auxiliary loss that balances experts; 0: none')
-    ] = 0.0
-    aux_group: Annotated[
-        Group,
-        Field(
-            description='tokens that the auxiliary loss balances: of a data rank, micro-batch and copy, of a sample, '
-            'or of all data ranks in a micro-batch and copy'
-        ),
-    ] = 'rank'
-    imbalance: Annotated[
-        float,
-        Field(ge=1, le=2**20, description='tokens of the fullest expert over the mean, priced; with capacity it is 1'),
-    ] = 1.0
+    count: int
+    top_k: int
+    ffn: int = 0
+    every: int = 1
+    first_dense: int = 0
+    shared: int = 0
+    shared_gate: bool = False
+    score: Score = 'softmax'
+    normalise: bool = True
+    scaling_factor: float = 1.0
+    groups: int = 1
+    group_top_k: int = 1
+    group_scores: int = 2
+    correction_bias: bool = False
+    capacity: float = 0.0
+    aux_loss: float = 0.0
+    aux_group: Group = 'rank'
+    imbalance: float = 1.0
 
     def in_layer(self, layer: int) -> bool:
         """Whether a layer has experts."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from simpar.errors import Problem
+from simpar.keys import described
 from simpar.model.advice import divisors, multiple
 from simpar.model.documents import packed
 from simpar.model.dropout import DRAW, KEYS
-from simpar.model.keys import Deviation, Size
+from simpar.model.keys import Deviation
 from simpar.model.library.decoder import TOKENS, decoder_nodes
 from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
@@ -40,6 +41,7 @@ GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.transformer')
 class Transformer(Model):
     """A decoder: embedding, pre-norm blocks of causal attention and feed-forward, norm, head; a GPT-2 unless told.
 
@@ -55,95 +57,47 @@ class Transformer(Model):
         parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
     """
 
-    layers: Annotated[int, Field(ge=1, le=4096, description='blocks')]
-    hidden: Annotated[Size, Field(description='width of the residual stream; without head_dim a multiple of heads')]
-    heads: Annotated[Size, Field(description='attention heads')]
-    vocab: Annotated[Size, Field(description='tokens in the vocabulary')]
-    sequence: Annotated[Size, Field(description='tokens in a sample')]
-    ffn: Annotated[int, Field(ge=0, le=2**22, description='width of the feed-forward; 0: 4 × hidden')] = 0
-    kv_heads: Annotated[int, Field(ge=0, le=2**20, description='heads of keys and values (GQA); 0: heads')] = 0
-    tied: Annotated[bool, Field(description="the head uses the token embedding's weight")] = False
-    attention: Annotated[
-        Literal['flash', 'unfused'], Field(description='flash keeps no probabilities; unfused writes and keeps them')
-    ] = 'flash'
-    dropout: Annotated[
-        float, Field(ge=0, lt=1, description='probability of zeros, of attention and behind embedding and half-layers')
-    ] = 0.0
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    sequence: int
+    ffn: int = 0
+    kv_heads: int = 0
+    tied: bool = False
+    attention: Literal['flash', 'unfused'] = 'flash'
+    dropout: float = 0.0
     init_std: Deviation = 0.02
-    head_dim: Annotated[int, Field(ge=0, le=2**16, description='features of a head; 0: hidden / heads')] = 0
-    norm: Annotated[Literal['layer_norm', 'rms_norm'], Field(description='of the residual stream')] = 'layer_norm'
-    norm_epsilon: Annotated[float, Field(gt=0, le=1, description='added to the mean of squares in norms')] = 1e-5
-    post_norms: Annotated[
-        bool, Field(description='each half of a layer has a norm behind it too, before it is added (Gemma 2)')
-    ] = False
-    qk_norm: Annotated[bool, Field(description='every head of queries and keys is divided by its RMS (Qwen 3)')] = False
-    activation: Annotated[
-        Activation, Field(description='of the feed-forward; those with glu have a gate, a third product')
-    ] = 'gelu'
-    bias: Annotated[
-        tuple[Biased, ...], Field(max_length=4, description='products that add a bias: some of qkv, proj, ffn, head')
-    ] = GPT_BIASES
-    position: Annotated[
-        Literal['learned', 'rotary', 'none'],
-        Field(description='a weight for each place of a sequence, a rotation of queries and keys, or nothing'),
-    ] = 'learned'
-    positions: Annotated[
-        int, Field(ge=0, le=2**20, description='rows of the weight of learned positions; 0: as many as the sequence')
-    ] = 0
-    rope_theta: Annotated[float, Field(gt=0, le=1e12, description='base of the frequencies of rotary')] = 10000.0
-    rotary_share: Annotated[float, Field(gt=0, le=1, description="of a head's features, those that rotary turns")] = 1.0
-    rope_scaling: Annotated[
-        tuple[Number, ...],
-        Field(
-            max_length=5,
-            description='[factor] divides positions, [factor, positions] stretches the base for longer samples '
-            '(dynamic NTK), [factor, low, high, original] is that of Llama 3.1, [factor, original, fast, slow, '
-            'magnitude] that of YaRN; empty: none',
-        ),
-    ] = ()
-    longrope: Annotated[
-        LongRope | None, Field(description='frequencies of rotary divided by a factor each (LongRoPE); none: they stay')
-    ] = None
-    rope_interleaved: Annotated[bool, Field(description='each feature is turned with its neighbour (DeepSeek)')] = False
-    kv_lora_rank: Annotated[
-        Rank, Field(description='features of the latent that keys and values come from (MLA); 0: no latent attention')
-    ] = 0
-    q_lora_rank: Annotated[Rank, Field(description='of latent attention, the same of queries; 0: of the stream')] = 0
-    qk_nope_head_dim: Annotated[Rank, Field(description='of latent attention, features of a key that no one turns')] = 0
-    qk_rope_head_dim: Annotated[
-        Rank, Field(description='of latent attention, features of a key that rotary turns, shared by all heads')
-    ] = 0
-    v_head_dim: Annotated[Rank, Field(description='of latent attention, features of a value')] = 0
-    latent_epsilon: Annotated[
-        float, Field(ge=0, le=1, description='added to the mean of squares in norms of latents; 0: norm_epsilon')
-    ] = 0.0
-    mtp_layers: Annotated[
-        int, Field(ge=0, le=4096, description='modules that predict further tokens (MTP): not built, write 0')
-    ] = 0
-    window: Annotated[
-        Window | tuple[Window, ...],
-        Field(description='tokens that attention sees, itself and those before it; a list repeats over layers; 0: all'),
-    ] = 0
-    documents: Annotated[
-        Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...],
-        Field(
-            description='tokens of each document that a sample packs, or of all but its last; no token sees another '
-            'document, positions begin anew; 0: one document',
-        ),
-    ] = 0
-    parallel: Annotated[
-        bool, Field(description='attention and feed-forward read one norm, both are added to what it read (Phi)')
-    ] = False
-    attention_scale: Annotated[Number, Field(description='scores are multiplied by it; 0: 1 / √head_dim')] = 0.0
-    attention_softcap: Annotated[Number, Field(description='most that a score can be, by tanh (Gemma 2); 0: any')] = 0.0
-    logit_softcap: Annotated[Number, Field(description='the same of logits; 0: any')] = 0.0
-    embedding_scale: Annotated[
-        float, Field(gt=0, le=1e6, description='what the embedding is multiplied by (Gemma: √hidden)')
-    ] = 1.0
-    pad_vocab: Annotated[Size, Field(description='embedding and head get rows until this divides their count')] = 1
-    experts: Annotated[
-        Experts | None, Field(description='a mixture of experts in the place of feed-forwards; none: they are dense')
-    ] = None
+    head_dim: int = 0
+    norm: Literal['layer_norm', 'rms_norm'] = 'layer_norm'
+    norm_epsilon: float = 1e-5
+    post_norms: bool = False
+    qk_norm: bool = False
+    activation: Activation = 'gelu'
+    bias: tuple[Biased, ...] = GPT_BIASES
+    position: Literal['learned', 'rotary', 'none'] = 'learned'
+    positions: int = 0
+    rope_theta: float = 10000.0
+    rotary_share: float = 1.0
+    rope_scaling: tuple[Number, ...] = ()
+    longrope: LongRope | None = None
+    rope_interleaved: bool = False
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    latent_epsilon: float = 0.0
+    mtp_layers: int = 0
+    window: Window | tuple[Window, ...] = 0
+    documents: Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = 0
+    parallel: bool = False
+    attention_scale: float = 0.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    pad_vocab: int = 1
+    experts: Experts | None = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True

@@ -1,0 +1,103 @@
+"""Keys: what is known of each key of a schedule file, one row a key in ``keys.csv``; classes have types and defaults.
+
+Columns of the table:
+
+- ``key``, dotted, as in a file. Keys that all optimizers have, and those of layers of a network, have one row together.
+- ``limits`` of its value: ``>=1 <=4096``, ``length<=64``; ``unit`` that a number has in a file; ``examples``, as JSON.
+- ``meaning``: one sentence, which the JSON Schema and the tables of the docs show.
+- ``words``: what other programs call it, for "unknown key; write …".
+- ``chosen``: a value is found for it where it is not written; ``training``: it is of the backward or the update.
+- ``inert``: when no value has any effect, and why; ``idle``: when no value but the default has one, and why.
+- ``effect``: when a value other than the default surely has one.
+- ``alike``: what is told where the program is found to be the same without it.
+
+The last four are about facts of a program (``simpar.ablation.rules.Facts``): ``!sends & copies → why | … → why``. The
+first condition that holds counts. ``as plan.zero`` stands for the rules of another key.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
+
+from pydantic import Field
+
+T = TypeVar('T')
+_OPTIMIZER: Final = 'workload.optimizer'
+_LIMITS: Final = {
+    'length>=': 'min_length', 'length<=': 'max_length', '>=': 'ge', '<=': 'le', '>': 'gt', '<': 'lt',
+}  # fmt: skip
+"""How limits are written, the longest first, and what pydantic calls them."""
+
+
+class Row(NamedTuple):
+    """What is known of a key; columns as in the table."""
+
+    key: str
+    limits: str
+    unit: str
+    examples: str
+    meaning: str
+    words: str
+    chosen: str
+    training: str
+    inert: str
+    idle: str
+    effect: str
+    alike: str
+
+    @property
+    def field(self) -> Any:
+        """Limits, examples and meaning as pydantic takes them."""
+        found: dict[str, Any] = {'description': self.meaning} if self.meaning else {}
+        for limit in self.limits.split():
+            sign = next(sign for sign in _LIMITS if limit.startswith(sign))
+            found[_LIMITS[sign]] = json.loads(limit.removeprefix(sign))
+        return Field(**found, **({'examples': json.loads(self.examples)} if self.examples else {}))
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table that comes with simpar."""
+    with path.open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def _table() -> Mapping[str, Row]:
+    rows = {row['key']: row for row in read_csv(Path(__file__).with_suffix('.csv'))}
+    for row in rows.values():
+        for column in ('inert', 'idle', 'alike'):
+            parts = row[column].split(' | ')
+            row[column] = ' | '.join(rows[part[3:]][column] if part.startswith('as ') else part for part in parts)
+    return MappingProxyType({key: Row(**row) for key, row in rows.items()})
+
+
+ROWS: Final = _table()
+"""By dotted key."""
+
+
+def row_of(key: str) -> Row | None:
+    """The row of a dotted key; None where the table has none."""
+    if key not in ROWS and key.startswith(f'{_OPTIMIZER}.'):
+        return ROWS.get(f'{_OPTIMIZER}.{key.rpartition(".")[2]}')
+    return ROWS.get(key)
+
+
+def described(owner: str) -> Callable[[type[T]], type[T]]:
+    """Give the fields of a class what the table says of them; it stands below ``@dataclass``.
+
+    Arguments: ``owner``, the dotted key that the class is the value of; empty: the file.
+    """
+
+    def with_fields(kind: type[T]) -> type[T]:
+        hints = get_type_hints(kind, include_extras=True)
+        for name in kind.__annotations__:
+            row = row_of(f'{owner}.{name}' if owner else name)
+            if row and (row.meaning or row.limits):
+                kind.__annotations__[name] = Annotated[hints[name], row.field]
+        return kind
+
+    return with_fields
