@@ -48,10 +48,7 @@ Found = dict[str, Any]
 
 def programs(before: Found | None) -> Found:
     """The hash of each random schedule's program; the same schedules as before where there are any."""
-    if before is None:
-        trees = dict(_drawn())
-    else:
-        trees = {name: one['schedule'] for name, one in before.items()}
+    trees = dict(_drawn()) if before is None else {name: one['schedule'] for name, one in before.items()}
     return {name: {'schedule': tree, 'hash': _hash(tree)} for name, tree in trees.items()}
 
 
@@ -78,7 +75,7 @@ def _hash(tree: Any) -> str:
             return digest(load_case(path, ['cluster.stack=none']).program)
         except SimparError as error:
             return str(error).replace(folder, '')
-        except Exception as error:  # noqa: BLE001  # an internal error is an answer, too: one to mend
+        except Exception as error:  # an internal error is an answer, too: one to mend
             return f'{type(error).__name__}: {error}'
 
 
