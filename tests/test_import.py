@@ -14,11 +14,11 @@ from simpar.cli import main
 from simpar.huggingface.sizes import MODELS
 from simpar.importing import deepspeed, megatron, mindformers, torchtitan
 from simpar.importing.first import first_schedules
+from simpar.importing.mapping import schedule_text
 from simpar.importing.megatron import MEGATRON, MINDSPEED
 from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.shell import read_script
-from simpar.importing.write import schedule_text
 from simpar.profiles import load_profile
 from simpar.schedule import check_against_cluster, load_schedule, written
 from simpar.units import parse
@@ -40,6 +40,7 @@ SCRIPTS = {
     'functions': 'launch() {\n  torchrun --n $N\n}\nN=3\nlaunch\ncmd="torchrun --e \'1 2\' --f $N"\neval $cmd',
     'joined': '[ 1 = 2 ] && A=1 || A=2\nfalse || B=3\ntorchrun --a $A --b $B >/dev/null --c; torchrun --d 2>&1',
     'cut': 'P=/x/y.tar.gz\ntorchrun ${P##*/} ${P%.*} ${P%%.*} ${P#/} ${P/x/z} ${P//\\//-}',
+    'another language': 'python -c "h=1; print(f\'{(12 * h) / 10 :.0f}B\')"\ntorchrun --a\n',
     'documents': 'cat <<EOF > /dev/null\ntorchrun --not me\nEOF\ntorchrun --a <<< "in" --b',
 }  # fmt: skip
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from simpar.cli import main
+from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
-from simpar.importing.write import schedule_text
 
 SCRIPT = """\
 export CUDA_DEVICE_MAX_CONNECTIONS=1

@@ -26,11 +26,10 @@ from simpar.document.tree import parse
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.huggingface.sizes import MODELS
-from simpar.importing.first import Degrees, First, Step, compared, first_schedules
-from simpar.importing.mapping import Imported
+from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
+from simpar.importing.mapping import Imported, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.importing.settings import MAPPED
-from simpar.importing.write import NONE, Question, listing, questions, schedule_text
 from simpar.kineto.overlap import Busy, busy
 from simpar.kineto.read import Recording, is_recording, read_recordings
 from simpar.predict import step_of

@@ -10,10 +10,9 @@ from typing import Final
 from simpar.errors import Problem, ScheduleError
 from simpar.importing.settings import Setting, Settings, Source
 from simpar.importing.shell import Given, Script, read_script
-from simpar.importing.shell_words import ShellError
+from simpar.importing.shell_syntax import ShellError
 
 _FLAG: Final = re.compile(r'--?[A-Za-z][A-Za-z0-9_.-]*(=.*)?', re.DOTALL)
-_LAUNCHERS: Final = ('torch.distributed.run', 'torch.distributed.launch', 'torchrun')
 _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""

@@ -1,16 +1,23 @@
-"""A first schedule for a model on some devices: what fits by its weights, with a comment on every choice."""
+"""First schedules: their YAML, the question that their baseline answers, and what fits of a model on some devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from simpar.hardware import Profile
-from simpar.importing.write import NONE, Question, yaml_of
 from simpar.stacks import stack_of
 from simpar.units import format_time
 
+WIDTH: Final = 120
+_SHORT: Final = 64
+_PLAIN: Final = re.compile(r'[A-Za-z][A-Za-z0-9_-]*')
+_WORDS: Final = ('null', 'true', 'false', 'yes', 'no', 'on', 'off', 'y', 'n')
+PASSES: Final = ('matmul_grad_comm_overlap', 'enable_grad_comm_opt', 'enable_opt_shard_comm_opt')
+"""MindSpore's passes that put communication under computation, without the one that costs memory."""
 SHARE: Final = 0.85
 """Of a device's memory, what the estimate may take: it leaves out buffers and fragments."""
 MOST: Final = 6
@@ -19,6 +26,128 @@ DEEPEST: Final = 16
 """Stages of the deepest pipeline that is compared where another plan fits."""
 BYTES: Final = {'weights': 2, 'gradients': 4, 'states': 12}
 """Of a weight: bf16; fp32 sums; fp32 weight and two moments of Adam."""
+
+
+class Question(NamedTuple):
+    """What differs in the baseline, by dotted key, and what the gain over it says, in words."""
+
+    against: Mapping[str, Any]
+    comment: str
+
+
+NONE: Final = Question({}, 'no baseline is known to fit this plan: write what to compare with, e.g. {plan.copies: 2}')
+
+
+# YAML
+
+
+def yaml_of(
+    values: Mapping[str, Any], comments: Mapping[str, str], head: tuple[str, ...] = (), question: Question = NONE
+) -> str:
+    """YAML of values by dotted key, each with its comment.
+
+    Arguments: ``head``, lines of comment before all; ``question``, the baseline that the plan is compared with.
+    """
+    tree: dict[str, Any] = {'simpar': 1}
+    for part in ('cluster', 'workload', 'plan'):
+        tree[part] = {}
+    for key, value in values.items():
+        node = tree
+        *above, last = key.split('.')
+        for name in above:
+            node = node.setdefault(name, {})
+        node[last] = value
+    lines = [f'# {line}'.rstrip() for line in head] + list(_lines(tree, '', comments, 0))
+    lines.append(f'# The baseline of the gain: {question.comment}.')
+    changes = ', '.join(f'{key}: {scalar(value)}' for key, value in question.against.items())
+    lines.append(f'against: {{{changes}}}')
+    return '\n'.join(lines) + '\n'
+
+
+def _lines(node: Mapping[str, Any], at: str, comments: Mapping[str, str], depth: int) -> Iterator[str]:
+    for key, value in node.items():
+        place = f'{at}{key}'
+        indent = '  ' * depth
+        if isinstance(value, dict) and value:
+            yield f'{indent}{key}:'
+            yield from _lines(value, f'{place}.', comments, depth + 1)
+            continue
+        line = f'{indent}{key}: {scalar(value)}'
+        note = clean(comments.get(place, ''))
+        if not note:
+            yield line
+        elif len(line) < _SHORT - 14 and len(note) + 50 <= WIDTH:
+            yield f'{line:<48}  # {note}'
+        else:
+            yield f'{indent}# {note[: WIDTH - 4]}'
+            yield line
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML, lists in one line; JSON is YAML, and its text cannot be mistaken for anything else."""
+    if isinstance(value, str):
+        return (
+            value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else json.dumps(value, ensure_ascii=False)
+        )
+    if isinstance(value, list):
+        return f'[{", ".join(map(scalar, value))}]'
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return json.dumps(value)
+
+
+def clean(text: str) -> str:
+    """A text without letters that no file should have."""
+    return ''.join(one if one.isprintable() else '?' for one in text)
+
+
+# the baseline
+
+
+def questions(values: Mapping[str, Any], ranks: int) -> Iterator[Question]:
+    """Baselines for a plan, the most telling first: without one kind of overlap that it has, else with copies.
+
+    Arguments: ``values`` of the schedule by dotted key; ``ranks`` in all.
+    """
+    inner = values.get('plan.pipeline', 1) * values.get('plan.tensor', 1) * values.get('plan.context', 1)
+    data = values.get('plan.data') or max(1, ranks // max(1, inner))
+    if values.get('plan.copies', 1) > 1:
+        yield Question({'plan.copies': 1}, 'what the copies gain, over the whole batch at once')
+    if values.get('plan.chunks', 1) > 1 and values.get('plan.order') == 'interleaved-1f1b':
+        yield Question({'plan.order': '1f1b', 'plan.chunks': 1}, 'what interleaved stages gain, over plain 1F1B')
+    if values.get('plan.tiles', 1) > 1:
+        yield Question({'plan.tiles': 1}, 'what products and messages in tiles gain')
+    passes = values.get('plan.overlap')
+    if passes:
+        yield Question({'plan.overlap': []}, 'what the overlap passes gain')
+    if data > 1 and values.get('plan.zero', 0) == 3 and values.get('plan.prefetch', 1):
+        yield Question({'plan.prefetch': 0}, 'what gathers ahead of their use gain')
+    if data > 1 and values.get('plan.reduce_gradients') == 'overlapped':
+        yield Question({'plan.reduce_gradients': 'end'}, 'what sums of gradients under the backward gain')
+    yield from _what_if(values, data)
+
+
+def _what_if(values: Mapping[str, Any], data: int) -> Iterator[Question]:
+    """Plans to weigh this one against, which overlaps nothing: two copies, interleaved stages, overlapped sums."""
+    micro = values.get('plan.micro_batches', 1)
+    comment = 'would two copies be faster? The plan is compared with them'
+    if any(values.get(key, 1) > 1 for key in ('plan.tensor', 'plan.context', 'plan.expert')):
+        yield Question({'plan.copies': 2}, comment)
+        if micro % 2 == 0:
+            yield Question({'plan.copies': 2, 'plan.micro_batches': micro // 2}, comment)
+    if values.get('plan.overlap') == []:
+        comment = "would MindSpore's overlap passes be faster? The plan is compared with them"
+        yield Question({'plan.overlap': list(PASSES)}, comment)
+    stages, layers = values.get('plan.pipeline', 1), values.get('workload.transformer.layers', 0)
+    if stages > 1 and micro % stages == 0 and layers and layers % (2 * stages) == 0:
+        comment = 'would interleaved stages be faster? The plan is compared with them'
+        yield Question({'plan.order': 'interleaved-1f1b', 'plan.chunks': 2}, comment)
+    if data > 1:
+        comment = 'would sums of gradients under the backward be faster? The plan is compared with them'
+        yield Question({'plan.reduce_gradients': 'overlapped'}, comment)
+
+
+# plans that fit
 
 
 class Degrees(NamedTuple):

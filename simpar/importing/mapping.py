@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
+from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
 from simpar.importing.settings import (
     DEVICE_MEMORY,
     IDLE,
     MAPPED,
     NODE_SIZE,
+    NOT_MODELLED,
     NOT_TAKEN,
     UNSEEN,
     Assumed,
@@ -269,3 +271,62 @@ def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) ->
         return Line(one.called, one.shown, one.where, IDLE, note='empty')
     reason = source.table.reason(one.name)
     return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))
+
+
+# what a reader gets of it
+
+
+def schedule_text(made: Imported, name: str, question: Question = NONE) -> str:
+    """The schedule of an imported file.
+
+    Arguments: ``name`` of that file, for the first line; ``question``, the baseline that the plan is compared with.
+    """
+    listed = [line for line in made.lines if line.outcome != MAPPED]
+    counts = f'{len(made.lines) - len(listed)} settings mapped, {len(listed)} listed'
+    head = [f'Written by simpar import from {name} ({made.kind}): {counts}.']
+    head += _guesses(made)
+    # What moves the answer stands before what does not.
+    for outcome in sorted(dict.fromkeys(line.outcome for line in listed), key=lambda one: one == IDLE):
+        head.append(f'{outcome}:')
+        head += [f'  {_flag(line)}' for line in listed if line.outcome == outcome]
+    return yaml_of(made.values, made.comments, tuple(clean(line)[: WIDTH + 80] for line in head), question)
+
+
+def _flag(line: Line, *, with_note: bool = True) -> str:
+    value = '' if line.value == 'true' else f' {line.value}'
+    note = f' ({line.note})' if line.note and with_note else ''
+    return f'{line.where}: {line.name}{value[:60]}{note}'
+
+
+def listing(made: Imported, *, full: bool) -> str:
+    """What a reader has to know of an import: first what was assumed, then what is not modelled.
+
+    Arguments: ``full``, whether a line for every other setting follows, or their number.
+    """
+    told = _guesses(made)
+    missing = [line for line in made.lines if line.outcome in (NOT_MODELLED, UNSEEN, NOT_TAKEN)]
+    told += [f'{_outcome(line)}: {_flag(line, with_note=False)}' for line in missing]
+    rest = [line for line in made.lines if line not in missing]
+    if full:
+        rows = [(line.where, f'{line.name} {line.value}'.removesuffix(' true'), _outcome(line)) for line in rest]
+        widths = [min(48, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
+        told += [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
+    else:
+        mapped = sum(line.outcome == MAPPED for line in rest)
+        idle = len(rest) - mapped
+        told.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
+    return _lines_of(told)
+
+
+def _guesses(made: Imported) -> list[str]:
+    """What was assumed, and what of the file could not be followed."""
+    return [f'Assumed: {what}' for what in made.assumed] + [f'Not followed: {what}' for what in made.notes]
+
+
+def _lines_of(lines: list[str]) -> str:
+    return '\n'.join(map(clean, lines))
+
+
+def _outcome(line: Line) -> str:
+    what = f'→ {", ".join(line.keys)}' if line.outcome == MAPPED else line.outcome
+    return f'{what}: {line.note}' if line.note else what

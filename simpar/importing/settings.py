@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from simpar.importing.shell_values import UNKNOWN, shown
+from simpar.importing.shell import UNKNOWN, shown
 
 IDLE: Final = "no effect on a step's time"
 NOT_MODELLED: Final = 'not modelled'
