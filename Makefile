@@ -109,8 +109,8 @@ prove-micro: .venv-test/installed
 	.venv-test/bin/python -m tests.micro_page
 
 netns: .venv-test/installed
-	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 2
-	.venv-test/bin/python -m executor.validation --net netns:500mbit --ranks 4
+	cd tests && PYTHONPATH=..:. ../.venv-test/bin/python -m equipment.validation --net netns:500mbit --ranks 2
+	cd tests && PYTHONPATH=..:. ../.venv-test/bin/python -m equipment.validation --net netns:500mbit --ranks 4
 
 notebooks: .venv-test/installed
 	.venv-test/bin/python -m pip install --quiet nbclient ipykernel

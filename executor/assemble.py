@@ -9,10 +9,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from executor.packing import as_named
-from executor.rank import Compute, Outcome
-from executor.result import Result
-from executor.tensors import assemble
+from executor.ranks.request import Compute, Outcome
+from executor.state import Result
+from executor.tensors import as_named, assemble
 from executor.validate import communicators
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace

@@ -9,24 +9,233 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import math
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from executor.contents import DIGEST, LIST, OLD, Chunk, Contents, Stored, Written, for_torch
-from executor.pieces import Piece, kept, names, pieces
-from executor.tensors import bounds
+from executor import data
+from executor.tensors import Piece, bounds, kept, names, pieces
+from simpar.case import Case
+from simpar.document import build, dump, one_screen
+from simpar.document.tree import Tree
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
+from simpar.schedule import Schedule
 from simpar.torch_module.names import module_name
+from simpar.workload import MODEL, Workload
+
+MAY_CHANGE: Final = frozenset(
+    {
+        *('strategy', 'layout', 'out_strategy', 'out_layout', 'comm_fusion', 'pipeline_stage', 'recompute'),
+        *('loss_strategy', 'loss_strategies', 'loss_operators', 'loss_scale', 'attention', 'imbalance'),
+    }
+)
+"""The keys of a workload that say how it is computed. Cluster, plan and number of steps may change, too; all else says
+what is trained."""
+_LONGEST: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training trains.
+
+    Arguments:
+        workload: the plain tree of the workload.
+        dtype: what takes the place of every floating dtype; empty: nothing.
+        data: where batches come from.
+    """
+
+    workload: Mapping[str, Any]
+    dtype: str
+    data: str
+
+    @classmethod
+    def of(cls, case: Case, dtype: str, *, own: bool) -> Trained:
+        """Of a case. Arguments: ``own``, whether the caller gives batches."""
+        workload = case.schedule.workload
+        tree = dump(workload, Workload)
+        source = 'given by the caller'
+        if not own:
+            drawn = workload.data == 'random'
+            source = 'drawn' if drawn else data.identity(os.environ.get('DATA_PATH', ''))
+        return cls({'model': tree.pop(MODEL), **tree}, dtype, source)
+
+    def check(self, before: Trained, schedule: Schedule, folder: Path) -> None:
+        """Raise ``ScheduleError`` with all that the checkpoint in a folder was trained with and this run is not."""
+        problems = [
+            Problem(schedule.where(key), f'{key}: is {_shown(now)}, but {folder} was trained with {_shown(then)}', _AS)
+            for key, now, then in _differences(_rows(self._in_full(folder)), _rows(before._in_full(folder)))
+        ]
+        for name, now, then in (('dtype', self.dtype, before.dtype), ('data', self.data, before.data)):
+            if now != then:
+                what = f'is {now or _OWN}, but {folder} was trained with {then or _OWN}'
+                problems.append(Problem(name, what, _AS))
+        if problems:
+            raise ScheduleError(one_screen(problems))
+
+    def _in_full(self, folder: Path) -> Mapping[str, Any]:
+        """The workload as this version writes it, with the defaults of keys that an older one did not know."""
+        tree = {MODEL if key == 'model' else key: value for key, value in self.workload.items()}
+        try:
+            found = dump(build(Tree(root=tree, origins={}), Workload), Workload)
+        except ScheduleError as error:
+            first = error.problems[0]
+            what = f'was trained with a workload that this version cannot read: {first}'
+            raise ScheduleError(Problem(str(folder), what, 'go on with the version of simpar that wrote it')) from None
+        return {**found.pop(MODEL), **found}
+
+
+_OWN: Final = 'that of the schedule'
+_AS: Final = 'write that again, or name another folder for a new training'
+
+
+def _rows(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key → value, of all that says what is trained; kinds and lengths of lists are rows, too."""
+    return dict(_flat('workload', workload))
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if key.endswith('.module.graph'):
+        graph = json.loads(value)
+        # By name, so that one operator more is one difference. Sources and notes tell where it comes from.
+        value = {node.pop('name'): node for node in graph['nodes']}
+    if isinstance(value, Mapping):
+        yield key, ', '.join(value) if len(value) == 1 else '{…}'
+        for part, of in value.items():
+            if part not in MAY_CHANGE:
+                yield from _flat(f'{key}.{part}', of)
+    elif isinstance(value, list) and any(isinstance(of, dict) for of in value):
+        yield key, f'a list of {len(value)}'
+        for place, of in enumerate(value):
+            yield from _flat(f'{key}.{place}', of)
+    else:
+        yield key, value
+
+
+def _differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys that differ, with both values; none below a key that differs already."""
+    differing: set[str] = set()
+    for key in dict.fromkeys((*now, *then)):
+        parts = key.split('.')
+        if any('.'.join(parts[:end]) in differing for end in range(1, len(parts))):
+            continue
+        if now.get(key, _ABSENT) != then.get(key, _ABSENT):
+            differing.add(key)
+            yield key, now.get(key, _ABSENT), then.get(key, _ABSENT)
+
+
+_ABSENT: Final = object()
+
+
+def _shown(value: Any) -> str:
+    text = 'absent' if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
+
+
+# What a checkpoint's list says: which tensors it holds, where their bytes are, and what was trained.
+
+LIST: Final = 'simpar.json'
+DIGEST: Final = 'simpar.json.sha256'
+"""The digest of the list, as sha256sum writes it. Those of tensors are in the list."""
+FORMAT: Final = 'simpar checkpoint 2'
+OLD: Final = 'simpar checkpoint 1'
+"""The format without digests, and without what was trained."""
+
+
+def _loss(value: object) -> object:
+    """The old format wrote null for what is no finite number."""
+    return math.nan if value is None else value
+
+
+class Chunk(BaseModel):
+    """A box of a tensor, and where its bytes are.
+
+    Arguments: ``digest``, SHA-256 of the bytes; empty in the old format.
+    """
+
+    model_config = ConfigDict(extra='forbid', frozen=True)
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    offset: int
+    length: int
+    digest: str = ''
+
+
+class Stored(BaseModel):
+    """A full tensor."""
+
+    model_config = ConfigDict(extra='forbid', frozen=True)
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[Chunk, ...]
+
+
+class Contents(BaseModel):
+    """What a checkpoint holds.
+
+    Arguments:
+        step: how many steps were trained.
+        seed: of weights and data.
+        program: the hash of the program that wrote it.
+        losses: of all steps so far; under a loss scale, one may be no finite number.
+        trained: what was trained; None in the old format.
+    """
+
+    # JSON has no numbers that are not finite; by default they would be written as null.
+    model_config = ConfigDict(extra='forbid', frozen=True, ser_json_inf_nan='strings')
+    format: Literal['simpar checkpoint 2', 'simpar checkpoint 1'] = FORMAT
+    step: int
+    seed: int
+    program: str
+    losses: tuple[Annotated[float, BeforeValidator(_loss)], ...]
+    tensors: dict[str, Stored]
+    trained: Trained | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank has written: the entries of its file, by name of the tensor."""
+
+    entries: tuple[tuple[str, tuple[int, ...], str, Chunk], ...]
+
+    def packed(self) -> str:
+        """As JSON."""
+        return json.dumps([[name, shape, dtype, chunk.model_dump()] for name, shape, dtype, chunk in self.entries])
+
+    @classmethod
+    def read(cls, text: str) -> Written:
+        """From JSON."""
+        return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
+
+
+def for_torch(contents: Contents) -> dcp.Metadata:
+    """The list as torch.distributed.checkpoint reads it."""
+    tensors: dict[str, Any] = {}
+    places = {}
+    for name, stored in contents.tensors.items():
+        chunks = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in stored.chunks]
+        properties = dcp.TensorProperties(dtype=getattr(torch, stored.dtype))
+        tensors[name] = dcp.TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
+        for one in stored.chunks:
+            places[dcp.MetadataIndex(name, one.offsets)] = _StorageInfo(one.file, one.offset, one.length)
+    return dcp.Metadata(state_dict_metadata=tensors, storage_data=places)
+
+
+# Checkpoints: parameters and optimizer states by name, whole or not at all, read back into any plan.
 
 KEPT: Final = 2
 """Checkpoints that stay: the last, and the one before it."""

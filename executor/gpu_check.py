@@ -12,18 +12,25 @@ import json
 import platform
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
-from executor.devices.alone import Alone, costs_of, run_alone
+from executor.devices.issue import Issuer
 from executor.devices.kinds import KINDS
 from executor.devices.open import Device, open_device
+from executor.devices.transports import Copies
 from executor.inprocess import InProcess
-from executor.rank import Request
+from executor.ranks.request import Request
+from executor.ranks.transport import Transport
+from executor.tensors import TORCH
+from executor.validate import communicators
+from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.lower import lower
@@ -31,7 +38,96 @@ from simpar.memory import memory
 from simpar.plan import Plan
 from simpar.program import Program
 from simpar.trace import Trace
+from simpar.units import quantise
 from simpar.workload import AdamW, Transformer, Workload
+
+FILL: Final = 512
+"""Rows of the products that keep a device busy while the host gets ahead of it."""
+RANK: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What was seen.
+
+    Arguments:
+        step: median seconds of a steady step.
+        ops: op class → median seconds on the device.
+        host: seconds that the host took to issue an op, in the mean.
+        bytes: the most that tensors took on the device; 0 where it is not known.
+    """
+
+    step: float
+    ops: dict[str, float]
+    host: float
+    bytes: int
+
+
+def run_alone(program: Program, device: Device, *, steps: int, dtype: str = '', ahead: int = 0) -> Alone:
+    """Run rank 0's role.
+
+    Arguments: ``ahead``, products that the device has to do before each step, so that it never waits for the host.
+    """
+    transports: dict[tuple[str, str], Transport] = {
+        (partition.name, stream): Copies(partition.size, partition.place(RANK)[1])
+        for partition, stream in communicators(program)
+    }
+    issuer = Issuer(program, RANK, device, transports, steps=steps, dtype=TORCH[dtype] if dtype else None)
+    issuer.begin(time.perf_counter, -1)
+    filler = torch.ones(FILL, FILL, device=device.name) if ahead else None
+    device.module.reset_peak_memory_stats(device.name)
+    hosts = []
+    for step in range(steps):
+        issuer.keep_near(step)
+        with device.module.stream(issuer.streams[0]), torch.no_grad():
+            for _ in range(ahead):
+                torch.mm(filler, filler)
+        begun = time.perf_counter()
+        issuer.issue(step)
+        hosts.append((time.perf_counter() - begun) / len(issuer.slots))
+    issuer.finish()
+    ends = issuer.end_KS.max(axis=1)
+    steady = slice(min(2, steps - 1), None)
+    return Alone(
+        step=float(np.median(np.diff(ends)[1:] if steps > 2 else np.diff(ends))),
+        ops=_of_ops(program, issuer, steady),
+        host=float(np.median(hosts[steady])),
+        bytes=int(device.module.max_memory_allocated(device.name)),
+    )
+
+
+def _of_ops(program: Program, issuer: Issuer, steady: slice) -> dict[str, float]:
+    seconds = defaultdict(list)
+    took = np.median((issuer.end_KS - issuer.arrive_KS)[steady], axis=0)
+    for slot, value in zip(issuer.slots, took.tolist(), strict=True):
+        seconds[slot.op.name].append(value)
+    return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
+    """Costs of a program whose op classes took so long."""
+    ops = program.op_classes
+    count, groups = len(ops), {name: len(part.groups_GP) for name, part in program.partitions.items()}
+
+    def of(op: Any) -> float:
+        return quantise(seen.get(op.name, 0.0))
+
+    return Costs(
+        compute=np.array([of(op) if op.kind == 'compute' else 0.0 for op in ops]),
+        host=np.full(count, quantise(host)),
+        beside_communication=np.ones(count),
+        beside_compute=np.ones(count),
+        communication={
+            index: [Communication(alpha=of(op), transfer=0.0)] * groups[op.partition]
+            for index, op in enumerate(ops)
+            if op.kind not in ('compute', 'recv')
+        },
+        links=(),
+        rank_speed=np.ones(program.world),
+    )
+
+
+# What a machine with one accelerator shows, in a few minutes: ``python -m executor.gpu_check [--quick]``.
 
 BAR: Final = 0.10
 """Share by which a predicted step may differ."""
@@ -157,7 +253,7 @@ def _train(device: Device, program: Program, dtype: str) -> tuple[float, ...]:
 
 def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Two ranks on the one device."""
-    from executor.backend import Pool
+    from executor.ranks.pool import Pool
 
     with Pool(WORLD, timeout=60) as pool:
         for name in ('tensor 2, copies 2', 'data 2, zero 3'):
@@ -176,7 +272,7 @@ def _no_waiting(device: Device, options: argparse.Namespace) -> Iterator[Row]:
         yield Row('no waiting host', 'not asked', f'{options.device} cannot tell')
         return
     from executor.devices.issue import Issuer
-    from executor.devices.traffic import Copies
+    from executor.devices.transports import Copies
     from executor.validate import communicators
 
     program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)

@@ -1,13 +1,79 @@
-"""What a rank's host has: cores, free memory and accelerators, as a preflight compares them with what ranks need."""
+"""What a rank asks of its host: a clock that ranks share, cores and memory, states of processes, who goes first."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import socket
-from contextlib import suppress
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
+
+BOOT_ID: Final = Path('/proc/sys/kernel/random/boot_id')
+PR_SET_TIMERSLACK: Final = 29
+
+
+class Clock:
+    """Seconds that all ranks of a run share.
+
+    Arguments: ``offset``, seconds to add to this host's monotonic clock; ranks of one host share that clock, so 0.
+    """
+
+    __slots__ = ('offset',)
+
+    def __init__(self, offset: float = 0.0) -> None:
+        self.offset = offset
+
+    def now(self) -> float:
+        """Seconds since an origin that all ranks share."""
+        return time.perf_counter() + self.offset
+
+    def sleep_until(self, moment: float) -> None:
+        """Return at ``moment``, or at once if it has passed."""
+        # ``sleep`` may return early on some systems.
+        while (left := moment - self.now()) > 0:
+            time.sleep(left)
+
+    def condition(self) -> threading.Condition:
+        """A condition on which threads wait by this clock, see ``wait``."""
+        return threading.Condition()
+
+    def wait(self, changed: threading.Condition, moment: float) -> None:
+        """Wait on a condition, which is held, until ``moment`` at most."""
+        changed.wait(max(0.0, moment - self.now()))
+
+
+def host_identity() -> str:
+    """Equal on two ranks if and only if they share a monotonic clock."""
+    # Containers of one host have different names but one kernel, and so one monotonic clock.
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
+
+
+def sharpen_sleep() -> None:
+    """Ask the kernel to wake this thread, and threads it starts, within a microsecond instead of 50 (Linux only)."""
+    if platform.system() == 'Linux':
+        # Python has no call for it. The default slack of 50 us is as long as the ops that are emulated.
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+
+
+def offset_by_ping(ping: Callable[[], tuple[float, float, float]], rounds: int = 16) -> tuple[float, float]:
+    """Seconds to add to this clock to get the other's, and how far off that may be.
+
+    Arguments: ``ping`` gives (sent by this clock, stamped by the other, received by this clock). The quickest of
+    ``rounds`` is taken and its stamp put half way (Cristian 1989), so half its round trip bounds the error.
+    """
+    # The quickest ping met no queue, so its two ways are the most alike.
+    sent, stamped, received = min((ping() for _ in range(rounds)), key=lambda times: times[2] - times[0])
+    return stamped - (sent + received) / 2, (received - sent) / 2
+
+
+# What a rank's host has: cores, free memory and accelerators, as a preflight compares them with what ranks need.
 
 _CGROUP: Final = Path('/sys/fs/cgroup')
 _MEMINFO: Final = Path('/proc/meminfo')
@@ -53,3 +119,162 @@ def _group() -> Path:
     """The folder of this process's control group (version 2)."""
     line = Path('/proc/self/cgroup').read_text(encoding='utf-8').splitlines()[-1]
     return _CGROUP / line.rpartition(':')[2].lstrip('/')
+
+
+# What the kernel says of a process and its threads: stopped, gone, or busy (Linux; elsewhere nothing is known).
+
+State = Literal['alive', 'stopped', 'gone', 'unknown']
+BUSY: Final = 0.2
+"""Share of a core from which a thread does not count as waiting."""
+BUSY_AMONG_OTHERS: Final = 0.02
+"""The same of one that wants the core whenever it is looked at, but shares it with many."""
+_STATES: Final[dict[str, State]] = {'T': 'stopped', 't': 'stopped', 'Z': 'gone', 'X': 'gone'}
+_PROC: Final = Path('/proc')
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, as other processes can find it.
+
+    Arguments:
+        host: tells the kernel and the space of process ids that ``pid`` belongs to.
+    """
+
+    host: str
+    pid: int
+
+    @property
+    def state(self) -> State:
+        """What it does; unknown from elsewhere than its own host and container."""
+        if self.host != _here() or not (_PROC / 'self').exists():
+            return 'unknown'
+        fields = _fields(_PROC / str(self.pid) / 'stat')
+        return _STATES.get(fields[0], 'alive') if fields else 'gone'
+
+
+def this_process() -> Process:
+    """The calling process."""
+    return Process(_here(), os.getpid())
+
+
+def _here() -> str:
+    # Containers on one host share the kernel, but not their process ids.
+    space = ''
+    with suppress(OSError):
+        space = os.readlink(_PROC / 'self' / 'ns' / 'pid')
+    return f'{host_identity()} {space}'
+
+
+def cpu_use(pid: int, thread: int) -> tuple[float, bool] | None:
+    """Seconds of processor time that a thread has used, and whether it runs or wants to; None where nobody knows."""
+    fields = _fields(_PROC / str(pid) / 'task' / str(thread) / 'stat')
+    return ((int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK'), fields[0] == 'R') if fields else None
+
+
+def _fields(path: Path) -> list[str]:
+    """The fields of a stat file from the state on; empty where it cannot be read."""
+    try:
+        # The name of the program comes before, in brackets, and may hold anything.
+        return path.read_text(encoding='utf-8', errors='replace').rpartition(')')[2].split()
+    except OSError:
+        return []
+
+
+# The C library's memory: a rank keeps what it has freed, so that no step after the first asks the kernel for pages.
+
+TRIM_THRESHOLD: Final = -1
+TOP_PAD: Final = -2
+MMAP_MAX: Final = -4
+ARENA_MAX: Final = -8
+"""Numbers of glibc's ``mallopt``."""
+MOST: Final = 2**31 - 1
+PAD: Final = 2**24
+"""Bytes by which memory grows at once."""
+CHOSEN: Final = ('MALLOC_', 'LD_PRELOAD', 'GLIBC_TUNABLES')
+"""How variables begin by which a user has chosen settings or another allocator."""
+
+
+def keep_memory() -> bool:
+    """Have this process keep its memory; threads that have allocated before keep their arenas.
+
+    Returns False where the C library cannot be told, or the user has chosen otherwise.
+    """
+    library = ctypes.CDLL(None)
+    # musl and macOS have no such call.
+    if not hasattr(library, 'mallopt') or any(name.startswith(CHOSEN) for name in os.environ):
+        return False
+    # One arena: what one thread frees another uses. No mapped blocks and no trimming: nothing goes back.
+    chosen = ((ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, MOST), (TOP_PAD, PAD))
+    return bool(min(library.mallopt(number, value) for number, value in chosen) == 1)
+
+
+# Scheduling of a rank's threads where computation and communication want the same few cores.
+
+SYS_SCHED_SETATTR: Final = {'x86_64': 314, 'aarch64': 274}
+SLICE_NS: Final = 100_000
+NICE: Final = 15
+
+
+def pin(rank: int) -> None:
+    """Keep this process on one core of those that it may use."""
+    if hasattr(os, 'sched_setaffinity'):
+        # Only cores that this process may use: a container often has fewer than the machine.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def yield_to_communication() -> None:
+    """Make the calling thread, which computes, nice, with the kernel's own slice, whatever started it."""
+    if platform.system() == 'Linux':
+        _set(threading.get_native_id(), nice=NICE, slice_ns=0)
+
+
+@contextmanager
+def urgently() -> Iterator[None]:
+    """While entered, threads of this process, and those that they start, come before all else on its cores.
+
+    They get real-time priority where the system grants it (root, CAP_SYS_NICE or a limit of rtprio), and short slices
+    elsewhere. A process that somebody has made nice, or given another policy, stays as it is.
+    """
+    if not _plain():
+        yield
+        return
+    try:
+        for task in _tasks():
+            _real_time(task)
+        yield
+    finally:
+        # The next run of this process may compute for real, and would take its cores from all others.
+        for task in _tasks():
+            _set(task, nice=0, slice_ns=0)
+
+
+def _plain() -> bool:
+    """Whether the process has the priority that processes have unless somebody decides otherwise."""
+    return platform.system() == 'Linux' and os.sched_getscheduler(0) == os.SCHED_OTHER and os.nice(0) == 0
+
+
+def _tasks() -> list[int]:
+    """Threads of this process by the kernel's numbers; gloo has started its own already, and does not tell them."""
+    return [int(task.name) for task in Path('/proc/self/task').iterdir()] if platform.system() == 'Linux' else []
+
+
+def _real_time(task: int) -> None:
+    """Real-time priority, the lowest, or a short slice."""
+    try:
+        os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
+    except ProcessLookupError:
+        # It has ended since it was listed.
+        return
+    # Mostly a right that is missing; whatever else a kernel may say, no run must fail for it.
+    except OSError:
+        _set(task, nice=0, slice_ns=SLICE_NS)
+
+
+def _set(task: int, nice: int, slice_ns: int) -> None:
+    number = SYS_SCHED_SETATTR.get(platform.machine())
+    # There is no wrapper in Python or libc, so other processors' call numbers would have to be known.
+    if number is not None:
+        # struct sched_attr: size, policy, flags, nice, priority, runtime (the slice), deadline, period
+        attributes = struct.pack('IIQiIQQQ', 48, 0, 0, nice, 0, slice_ns, 0, 0)
+        ctypes.CDLL(None).syscall(number, task, ctypes.create_string_buffer(attributes, 48), 0)

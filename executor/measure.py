@@ -1,18 +1,19 @@
-"""Measurement: several programs on one pool of ranks, in rounds of a new order each, so that drift hits all alike."""
+"""Measurement: several programs on one pool of ranks, in turns, so that drift of the machine hits all alike."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from executor.assemble import Execution
-from executor.backend import Pool
-from executor.rank import Request
+from executor.ranks.pool import Pool
+from executor.ranks.request import Request
 from simpar.program import Program
-from simpar.trace import Times
+from simpar.trace import Times, joined
 
 Case = tuple[Program, Request]
 FIRST_STEADY = 2
@@ -108,3 +109,54 @@ def _measured(executions: list[Execution]) -> Measured:
     step = Statistics(np.array([steady(execution) for execution in executions]))
     # A trace of a typical quiet round, so that its spans fit the number that is reported.
     return Measured(step, min(executions, key=lambda execution: abs(steady(execution) - step.p10)))
+
+
+# Turns: a plan and its baseline run block after block, one after the other, so that drift of the machine hits both.
+
+BLOCK: Final = 5
+"""Steps that count in a block: more would let the machine drift between plan and baseline, fewer mostly warm up."""
+Perform = Callable[[Program, Request], Execution]
+Run = tuple[Program, Request]
+"""What is run: a program, and a request whose number of steps a block replaces."""
+
+
+def blocks_of(steps: int, programs: int) -> list[int]:
+    """How many steps count in each block: of one program all in one, of several a few, and at least two blocks."""
+    count = 1 if programs == 1 else min(max(2, round(steps / BLOCK)), steps)
+    return [steps // count + (number < steps % count) for number in range(count)]
+
+
+def in_turns(runs: Sequence[Run], steps: int, perform: Perform) -> tuple[Execution, ...]:
+    """Run programs in turns; of each an execution, whose trace has the steps of all its blocks.
+
+    Arguments:
+        runs: programs with their requests; the first may keep parameters and gradients.
+        steps: how many of each program count, over all blocks.
+        perform: runs a program.
+    """
+    found: list[list[Execution]] = [[] for _ in runs]
+    for counted in blocks_of(steps, len(runs)):
+        for (program, request), executions in zip(runs, found, strict=True):
+            block = replace(request, steps=steps_of(program, counted), keep=request.keep and len(runs) == 1)
+            executions.append(perform(program, block))
+    whole = [_whole(executions) for executions in found]
+    program, request = runs[0]
+    if request.keep and len(runs) > 1:
+        # A state is of one training, and each block begins a training anew.
+        kept = perform(program, replace(request, steps=steps_of(program, steps)))
+        whole[0] = replace(kept, trace=whole[0].trace, notes=_notes([whole[0], kept]))
+    return tuple(whole)
+
+
+def steps_of(program: Program, counted: int) -> int:
+    """Steps of a block: those before do not count, nor does the last where the next would run into it."""
+    return FIRST_STEADY + counted + program.followed
+
+
+def _whole(executions: Sequence[Execution]) -> Execution:
+    trace = joined([one.trace for one in executions], FIRST_STEADY)
+    return replace(executions[0], trace=trace, notes=_notes(executions))
+
+
+def _notes(executions: Sequence[Execution]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for one in executions for note in one.notes))

@@ -10,7 +10,7 @@ import torch
 
 from executor.inprocess import InProcess
 from executor.reference import Reference
-from executor.result import Result
+from executor.state import Result
 from simpar.errors import NumericsWrong
 from simpar.plan import Plan
 from simpar.program import Program

@@ -1,4 +1,4 @@
-"""What a run gave, as a file: losses, full parameters, and the gradients of the last step, for ``torch.load``."""
+"""What training steps gave: losses, full parameters, the gradients of the last step; in memory, and as a file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import io
 import os
 import pickle
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from executor.result import Result
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """Arguments:
+    losses: one a step.
+    parameters: after the last step.
+    gradients: those of the last step.
+    """
+
+    losses: tuple[float, ...]
+    parameters: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+
 
 FORMAT: Final = 'simpar state 1'
 MOST_BYTES: Final = 2**36

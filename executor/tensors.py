@@ -1,24 +1,158 @@
-"""A program's tensors on one rank: drawn in full from (seed, name, step, micro-batch), alike in any plan, then sharded.
+"""A program's tensors on ranks: shards of what is drawn in full, packed buffers, boxes by name, and full tensors again.
 
-Draws are made in fp64 and then cast; a collective is a function from the tensors of a group's ranks to their tensors.
+A collective in one process is a function from the tensors of a group's ranks to their tensors.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
 from typing import Final
 
 import torch
 
-from executor import data
-from executor.given import given
-from executor.packing import pack
-from executor.sequence import in_sequence
+from executor.draws import batch_of, draw
 from simpar.errors import NumericsWrong, ProgramError
-from simpar.program import Program, Tensor
+from simpar.program import OpClass, Program, Tensor
+from simpar.torch_module.names import module_name
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer of an op.
+
+    Arguments:
+        shapes: the shapes of a rank's members.
+        length: elements with padding; None for a tensor that is not packed.
+    """
+
+    shapes: tuple[Shape, ...] = ()
+    length: int | None = None
+
+    @property
+    def members(self) -> int:
+        """How many tensors there are in it."""
+        return len(self.shapes) if self.length is not None else 1
+
+
+ALONE = Buffer()
+
+
+def buffer(program: Program, tensor: Tensor) -> Buffer:
+    """The buffer that a tensor is a rank's share of."""
+    if not tensor.members:
+        return ALONE
+    return Buffer(tuple(program.local_shape(program.tensor[name]) for name in tensor.members), tensor.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The buffers that an op packs from its reads, and those that it unpacks into its writes.
+
+    Arguments: one buffer for each tensor that it makes, or for each that it reads.
+    """
+
+    reads: tuple[Buffer, ...] = ()
+    makes: tuple[Buffer, ...] = ()
+
+    @classmethod
+    def of(cls, program: Program, op: OpClass) -> Packing:
+        """Find the packing of an op of a program."""
+        packs, unpacks = op.operator in ('reduce_scatter', 'piece'), op.operator == 'all_gather'
+        names = op.writes + op.accumulates if packs else op.reads if unpacks else ()
+        found = tuple(buffer(program, program.tensor[name]) for name in names)
+        # Most ops pack nothing, and then skip all of it at run time.
+        if all(one is ALONE for one in found):
+            return cls()
+        return cls(reads=found if packs else (), makes=found if unpacks else ())
+
+    def packed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Pack what the op reads into what the op works on."""
+        if not self.reads:
+            return list(tensors)
+        rest = iter(tensors)
+        return [_pack(one, list(islice(rest, one.members))) for one in self.reads]
+
+    def unpacked(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Unpack what the op makes into what the op writes."""
+        if not self.makes:
+            return list(results)
+        return [part for one, result in zip(self.makes, results, strict=True) for part in _unpack(one, result)]
+
+
+def _pack(one: Buffer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if one.length is None:
+        return tensors[0]
+    return pack(tensors, one.length)
+
+
+def pack(tensors: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    """Tensors flattened, one behind the other, then zeros up to a length."""
+    # Zeros behind the members: padding takes part in sums, and must add nothing.
+    packed = tensors[0].new_zeros(length)
+    torch.cat([tensor.flatten() for tensor in tensors], out=packed[: sum(tensor.numel() for tensor in tensors)])
+    return packed
+
+
+def _unpack(one: Buffer, packed: torch.Tensor) -> Iterator[torch.Tensor]:
+    if one.length is None:
+        yield packed
+        return
+    first = 0
+    for shape in one.shapes:
+        # A clone, so that the buffer can be freed while a member lives on.
+        yield packed[first : first + prod(shape)].reshape(shape).clone()
+        first += prod(shape)
+
+
+def members_of(
+    program: Program, tensor: Tensor, shares: Mapping[int, torch.Tensor]
+) -> dict[str, dict[int, torch.Tensor]]:
+    """The members of a packed tensor on every rank, of the shares that ranks have.
+
+    Raises ``NumericsWrong`` where there is anything but zeros in the padding.
+    """
+    one = buffer(program, tensor)
+    partition = program.partitions[tensor.splits[-1].partition]
+    found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in tensor.members}
+    for group in partition.groups_GP.tolist():
+        # Groups of which no rank holds the tensor (another stage) are left out.
+        if all(rank in shares for rank in group):
+            full = torch.cat([shares[rank] for rank in group])
+            # A factor that is not finite turns zeros into NaN, which is no mistake of layout; other numbers are one.
+            padding = full[sum(map(prod, one.shapes)) :].nan_to_num(0.0)
+            if padding.any():
+                raise NumericsWrong(f'{tensor.name}: ranks {group} have something in its padding: {padding.tolist()}')
+            for name, member in zip(tensor.members, _unpack(one, full), strict=True):
+                found[name] |= dict.fromkeys(group, member)
+    return found
+
+
+def as_named(
+    program: Program, shares: Mapping[str, Mapping[int, torch.Tensor]]
+) -> dict[str, tuple[Tensor, dict[int, torch.Tensor]]]:
+    """Parameters and gradients by the names that the model gives them, each with its tensor and what ranks have of it.
+
+    Arguments: ``shares``, by the names of the program, and rank.
+    """
+    found: dict[str, tuple[Tensor, dict[int, torch.Tensor]]] = {}
+    for name, held in shares.items():
+        tensor = program.tensor[name]
+        if not tensor.members:
+            found[name] = (tensor, dict(held))
+            continue
+        for member, shards in members_of(program, tensor, held).items():
+            like = program.tensor[member].like or member
+            found[f'd:{like}' if tensor.kind == 'gradient' else like] = (program.tensor[member], shards)
+    return found
+
+
+# A program's tensors on one rank: drawn in full from (seed, name, step, micro-batch), alike in any plan, then
+# sharded.
 
 TORCH: Final = {
     'fp64': torch.float64,
@@ -38,65 +172,6 @@ def torch_dtype(dtype: str, override: torch.dtype | None = None) -> torch.dtype:
     """The torch dtype of a program's dtype; ``override`` takes the place of every floating one."""
     named = TORCH[dtype]
     return override if override is not None and named.is_floating_point else named
-
-
-def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
-    """A full tensor.
-
-    Arguments:
-        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``given:NAME`` (of a module), ``tokens:COUNT`` or
-            ``classes:COUNT`` (integers below COUNT).
-        key: what is drawn, e.g. name, step, micro-batch.
-    Raises ``ProgramError`` for another ``initial``.
-    """
-    how, _, number = initial.partition(':')
-    if how == 'given':
-        return given(number, tuple(shape), dtype)
-    # A generator for each draw: its result must not depend on what was drawn before.
-    generator = torch.Generator().manual_seed(stable_seed(seed, *key))
-    if how == 'normal' and number:
-        # In fp64 and then cast, so that all dtypes start from the same numbers.
-        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * float(number)).to(dtype)
-    if how in ('tokens', 'classes') and number:
-        return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
-    if initial in ('zeros', 'ones'):
-        return torch.full(tuple(shape), float(initial == 'ones'), dtype=dtype)
-    raise ProgramError(
-        f'{key[0]}: nothing is drawn as {initial!r}; '
-        'write normal:DEVIATION, zeros, ones, tokens:COUNT, classes:COUNT or mnist'
-    )
-
-
-def stable_seed(seed: int, *key: object) -> int:
-    """A seed of 63 bits that depends on nothing but its arguments."""
-    # Not ``hash``, which differs from process to process.
-    digest = hashlib.sha256('\0'.join(str(part) for part in (seed, *key)).encode()).digest()
-    # 63 bits: torch takes signed seeds.
-    return int.from_bytes(digest[:8], 'big') >> 1
-
-
-own_batches: Final[dict[int, Mapping[str, torch.Tensor]]] = {}
-"""Batches that the user has given, by step and name, in place of drawn ones; see ``executor.batches``."""
-
-
-def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
-    """One input of a step in full: the user's own, or drawn."""
-    if step not in own_batches:
-        return _drawn(name, initial, shape, dtype, seed, step)
-    full = own_batches[step][name].to(dtype)
-    _, _, ranks = initial.partition('@')
-    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
-
-
-@lru_cache(maxsize=16)
-def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
-    """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
-    if initial == data.INITIAL:
-        return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
-    # Balanced context ranks hold a sequence in another order: drawn in its own, then brought into theirs.
-    initial, _, ranks = initial.partition('@')
-    full = draw(initial, shape, dtype, seed, name, step)
-    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
 
 
 def bounds(program: Program, tensor: Tensor, rank: int) -> tuple[slice, ...]:
@@ -217,7 +292,7 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], dim: int, reduce: str = 'sum
 def all_to_all(
     tensors: Sequence[torch.Tensor], joins: Sequence[int], splits: Sequence[int], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Position i gets the i-th slice of every tensor, joined by position; see ``executor.dims.exchange_of``."""
+    """Position i gets the i-th slice of every tensor, joined by position; see ``validate.exchange_of``."""
     slices = [slices_of(tensor, splits, sizes) for tensor in tensors]
     return [joined(shards, joins, sizes) for shards in zip(*slices, strict=True)]
 
@@ -244,3 +319,121 @@ def _reduce(tensors: Sequence[torch.Tensor], reduce: str) -> torch.Tensor:
     for tensor in tensors[1:]:
         total = torch.maximum(total, tensor) if reduce == 'max' else total.add_(tensor)
     return total
+
+
+# What a rank holds of parameters and optimizer states, as boxes of full tensors by name: the same in every plan.
+
+Offsets = tuple[int, ...]
+COUNT = 'updates'
+"""The state of a layer, not of a weight: how often it was updated, where a loss scale may leave an update out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a full tensor that a rank holds.
+
+    Arguments:
+        name: of the model's weight, with the kind of state before it, e.g. ``m:layer0.fc1.weight``.
+        shape: of the full tensor.
+        offsets, sizes: the box.
+        values: the box itself, in the rank's own memory.
+    """
+
+    name: str
+    shape: Offsets
+    offsets: Offsets
+    sizes: Offsets
+    values: torch.Tensor
+
+
+def kept(program: Program, rank: int) -> Iterator[Tensor]:
+    """The tensors of a rank that live from step to step: parameters and states."""
+    for tensor in program.tensors:
+        if tensor.kind in ('parameter', 'state') and program.holds(rank, tensor.name):
+            yield tensor
+
+
+def names(program: Program) -> set[str]:
+    """The names of all pieces of a program: those of weights and of their states, the same in every plan."""
+    found: set[str] = set()
+    for tensor in program.tensors:
+        if tensor.kind in ('parameter', 'state'):
+            found.update(_names(program, tensor))
+    return found
+
+
+def _names(program: Program, tensor: Tensor) -> Iterator[str]:
+    if tensor.name.startswith(f'{COUNT}:'):
+        return (module_name(f'{COUNT}:{weight}') for weight in _counted(program, tensor.name))
+    if not tensor.members:
+        return iter((module_name(tensor.name),))
+    kind = f'{tensor.name.partition(":")[0]}:' if tensor.kind == 'state' else ''
+    return (module_name(f'{kind}{program.tensor[name].like or name}') for name in tensor.members)
+
+
+def pieces(program: Program, rank: int, tensor: Tensor, values: torch.Tensor) -> Iterator[Piece]:
+    """The boxes that a rank holds of a tensor; a tensor of several weights in one buffer gives those of each weight."""
+    if tensor.name.startswith(f'{COUNT}:'):
+        for weight in _counted(program, tensor.name):
+            yield Piece(module_name(f'{COUNT}:{weight}'), (1,), (0,), (1,), values)
+        return
+    if not tensor.members:
+        where = bounds(program, tensor, rank)
+        yield _box(tensor.name, tensor.shape, tuple(part.start for part in where), values)
+        return
+    kind = f'{tensor.name.partition(":")[0]}:' if tensor.kind == 'state' else ''
+    # A rank holds one stretch of the flat buffer, which begins and ends anywhere in a weight.
+    (stretch,) = bounds(program, tensor, rank)
+    first = 0
+    for name, shape in zip(tensor.members, buffer(program, tensor).shapes, strict=True):
+        begin, end = max(stretch.start, first), min(stretch.stop, first + prod(shape))
+        if begin < end:
+            member = program.tensor[name]
+            corner = [part.start for part in bounds(program, member, rank)]
+            own = values.view(-1)[begin - stretch.start : end - stretch.start]
+            at = 0
+            for offsets, sizes in boxes(shape, begin - first, end - first):
+                box = own[at : at + prod(sizes)].view(sizes)
+                place = tuple(low + more for low, more in zip(corner, offsets, strict=True))
+                yield _box(f'{kind}{member.like or name}', member.shape, place, box)
+                at += prod(sizes)
+        first += prod(shape)
+
+
+def _box(name: str, shape: Offsets, offsets: Offsets, values: torch.Tensor) -> Piece:
+    # By the module's own name, where the model is one.
+    return Piece(module_name(name), tuple(shape), offsets, tuple(values.shape), values)
+
+
+def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offsets]]:
+    """Cut a stretch of a flattened tensor into boxes of it, in their order: (offsets, sizes) each."""
+    if begin >= end:
+        return
+    if len(shape) == 1:
+        yield (begin,), (end - begin,)
+        return
+    row = prod(shape[1:])
+    first, last = -(-begin // row), end // row
+    # Both ends in one row: no whole row between them.
+    if first > last:
+        for offsets, sizes in boxes(shape[1:], begin % row, end - begin // row * row):
+            yield (last, *offsets), (1, *sizes)
+        return
+    for offsets, sizes in boxes(shape[1:], begin % row, row) if begin % row else ():
+        yield (first - 1, *offsets), (1, *sizes)
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    for offsets, sizes in boxes(shape[1:], 0, end % row):
+        yield (last, *offsets), (1, *sizes)
+
+
+def _counted(program: Program, name: str) -> list[str]:
+    """The weights of the layer whose updates are counted."""
+    found: dict[str, None] = {}
+    for op in program.op_classes:
+        if op.phase == 'U' and name in op.writes:
+            weights = (program.tensor[one] for one in op.writes if program.tensor[one].kind in ('parameter', 'view'))
+            for weight in weights:
+                members = [program.tensor[one].like or one for one in weight.members]
+                found |= dict.fromkeys(members or [weight.like or weight.name])
+    return list(found)

@@ -4,28 +4,247 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
 
 from executor import checkpoint as kept
-from executor.backend import Pool
-from executor.batches import Given, checked, ended, skipped
-from executor.contents import Contents
-from executor.devices.flags import Wanted
-from executor.given import by_module, keep
-from executor.launch import Launch, detect
-from executor.rank import Request
-from executor.result import Result
-from executor.stretch import Batch, Stretch
-from executor.stretches import Runner, in_process, of_launch, of_pool, on_virtual
-from executor.trained import Trained
+from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
+from executor.cluster.external import External, of_rank
+from executor.cluster.handshake import asked
+from executor.cluster.launch import Launch, detect
+from executor.cluster.preflight import bytes_of_ranks
+from executor.draws import Batch, by_module, fed, keep
+from executor.inprocess import InProcess
+from executor.options import Wanted
+from executor.ranks.memory import Memory
+from executor.ranks.pool import Pool
+from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
+from executor.state import Result
+from executor.tensors import TORCH
 from executor.validate import validate
 from simpar.case import Case, load_case
-from simpar.errors import Problem, ScheduleError
-from simpar.program import Program
+from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.hardware.net import Net
+from simpar.program import Program, Tensor
 from simpar.torch_module import Imported
+
+Given: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+_ORDER: Final = 'a tensor, a tuple in this order, or a dict by these names'
+
+
+def inputs_of(program: Program) -> dict[str, Tensor]:
+    """The inputs of a step, by name, in the order in which the model reads them."""
+    return {tensor.name: tensor for tensor in program.tensors if tensor.kind == 'input' and not tensor.like}
+
+
+def shape_of(program: Program, tensor: Tensor) -> tuple[int, ...]:
+    """The shape of an input of a whole step: all micro-batches, copies and ranks."""
+    first, *rest = tensor.shape
+    return (first * program.micro_batches, *rest)
+
+
+def checked(program: Program, step: int, given: Any) -> Batch:
+    """A batch by the names of the program's inputs.
+
+    Raises ``ScheduleError`` with everything that does not fit.
+    """
+    wanted = inputs_of(program)
+    batch = given if isinstance(given, Mapping) else dict(zip(wanted, _several(given), strict=False))
+    many = len(batch) if isinstance(given, Mapping) else len(_several(given))
+    known = ', '.join(f'{name} {list(shape_of(program, tensor))}' for name, tensor in wanted.items())
+    where = f'data, batch {step}'
+    problems = [
+        Problem(where, f'has no input {name!r}', f'give {_ORDER}: {known}') for name in wanted if name not in batch
+    ]
+    problems += [Problem(where, f'has {name!r}, which the model does not read', f'give {known}') for name in batch
+                 if name not in wanted]  # fmt: skip
+    if many > len(wanted) and not isinstance(given, Mapping):
+        problems.append(Problem(where, f'has {many} tensors, the model reads {len(wanted)}', f'give {_ORDER}: {known}'))
+    for name, tensor in wanted.items():
+        if name in batch and (what := _unfit(program, tensor, batch[name])):
+            problems.append(Problem(f'{where}, {name}', what, f'the schedule asks for {known}'))
+    if problems:
+        raise ScheduleError(problems)
+    return {name: batch[name].detach().cpu() for name in wanted}
+
+
+def _several(given: Any) -> Sequence[Any]:
+    return [given] if isinstance(given, torch.Tensor) or not isinstance(given, Sequence) else given
+
+
+def _unfit(program: Program, tensor: Tensor, value: Any) -> str:
+    """What is wrong with the value of an input; empty where nothing is."""
+    if not isinstance(value, torch.Tensor):
+        return f'is {type(value).__name__}, not a tensor'
+    if tuple(value.shape) != shape_of(program, tensor):
+        return f'has shape {list(value.shape)}, not {list(shape_of(program, tensor))}'
+    if value.is_floating_point() != TORCH[tensor.dtype].is_floating_point:
+        return f'is {str(value.dtype).removeprefix("torch.")}, not {tensor.dtype}'
+    how, _, number = tensor.initial.partition('@')[0].partition(':')
+    # Beyond the vocabulary, kernels would read other memory.
+    if (
+        how in ('tokens', 'classes')
+        and value.numel()
+        and not (int(value.min()) >= 0 and int(value.max()) < int(number))
+    ):
+        return f'has values from {int(value.min())} to {int(value.max())}, not from 0 to {int(number) - 1}'
+    return ''
+
+
+def skipped(data: Iterable[Given], count: int) -> Iterator[Given]:
+    """The batches behind those that earlier runs have trained.
+
+    Raises ``ScheduleError`` where there are fewer.
+    """
+    found = iter(data)
+    for step in range(count):
+        if next(found, None) is None:
+            raise ended(step, count)
+    return found
+
+
+def ended(step: int, steps: int) -> ScheduleError:
+    """The error that data end too early."""
+    return ScheduleError(
+        Problem('data', f'ends after {step} batches, {steps} steps are asked for', 'give more, or fewer steps')
+    )
+
+
+# What runs the stretches of a training: all ranks in this process, a pool of them, or one that a launcher started.
+
+Perform = Callable[[Request], Result]
+Runner = AbstractContextManager[Perform]
+
+
+def in_process(program: Program) -> Runner:
+    """All ranks in this process."""
+
+    @contextmanager
+    def runner() -> Iterator[Perform]:
+        machine: InProcess | None = None
+
+        def perform(request: Request) -> Result:
+            nonlocal machine
+            stretch = request.stretch or Stretch()
+            if machine is None:
+                dtype = TORCH[request.dtype] if request.dtype else None
+                machine = InProcess(program, request.seed, dtype, first=stretch.first)
+                if stretch.source:
+                    folder = Path(stretch.source)
+                    contents = contents_of(folder)
+                    for rank, held in enumerate(machine.held):
+                        read_rank(folder, contents, program, rank, held)
+            with fed(stretch.first, stretch.batches):
+                result = machine.run(request.steps)
+            if stretch.save:
+                folder = Path(stretch.save)
+                written = [write_rank(folder, program, rank, held) for rank, held in enumerate(machine.held)]
+                _finish(program, request, result.losses, written)
+            return result
+
+        yield perform
+
+    return runner()
+
+
+def on_virtual(program: Program) -> Runner:
+    """All ranks on virtual accelerators of this process."""
+
+    @contextmanager
+    def runner() -> Iterator[Perform]:
+        held: list[dict[str, torch.Tensor]] | None = None
+
+        def perform(request: Request) -> Result:
+            nonlocal held
+            # It makes a device module known to torch, which others do not need.
+            from executor.virtual.transport import VirtualWorld
+
+            stretch = request.stretch or Stretch()
+            if stretch.source:
+                folder, dtype = Path(stretch.source), TORCH[request.dtype] if request.dtype else None
+                contents = contents_of(folder)
+                held = [Memory(program, rank, request.seed, dtype).held for rank in range(program.world)]
+                for rank, own in enumerate(held):
+                    read_rank(folder, contents, program, rank, own)
+            with fed(stretch.first, stretch.batches):
+                world = VirtualWorld.of(program, request, held=held)
+                result = world.run(keep=request.keep)
+            held = [one.held() for one in world.ranks]
+            if stretch.save:
+                written = [write_rank(Path(stretch.save), program, rank, own) for rank, own in enumerate(held)]
+                _finish(program, request, result.losses, written)
+            return result
+
+        yield perform
+
+    return runner()
+
+
+def of_pool(pool: Pool, program: Program) -> Runner:
+    """A process a rank, which the pool has started."""
+
+    @contextmanager
+    def runner() -> Iterator[Perform]:
+        def finished(request: Request, result: Result, outcomes: Sequence[Outcome]) -> None:
+            if request.stretch and request.stretch.save:
+                _finish(program, request, result.losses, [Written.read(one.written) for one in outcomes])
+
+        with pool:
+            yield lambda request: pool.perform(program, request, lambda *found: finished(request, *found))
+
+    return runner()
+
+
+def of_launch(launch: Launch, program: Program, timeout: float, meet: float = INIT_TIMEOUT) -> Runner:
+    """The one rank that this process is; the ranks that are not 0 get empty results."""
+    if launch.world != program.world:
+        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+
+    @contextmanager
+    def runner() -> Iterator[Perform]:
+        external: External | None = None
+
+        def perform(request: Request) -> Result:
+            nonlocal external
+            if external is None:
+                external = External(launch, program, timeout, asked(program, request, Net()), meet)
+                external.preflight(bytes_of_ranks(program, request.dtype))
+
+            def finished(result: Result, outcomes: Sequence[Outcome]) -> None:
+                if request.stretch and request.stretch.save:
+                    _finish(program, request, result.losses, [Written.read(one.written) for one in outcomes])
+
+            return external.run(request, Net(), finished) or Result((), {}, {})
+
+        try:
+            yield perform
+        except RuntimeError as error:
+            raise of_rank(launch, error) from error
+
+    return runner()
+
+
+def _finish(program: Program, request: Request, losses: tuple[float, ...], written: Sequence[Written]) -> None:
+    """Make the checkpoint of a stretch whole."""
+    stretch = request.stretch or Stretch()
+    contents = Contents(
+        step=stretch.first + request.steps,
+        seed=request.seed,
+        program=program.hash,
+        losses=(*stretch.losses, *losses),
+        tensors={},
+        trained=stretch.trained,
+    )
+    finish(Path(stretch.save), written, contents)
+
+
+# ``train``: train a schedule, with the user's own module and data, and keep what came of it, by one call.
 
 FEW = 50
 """Steps whose batches are read from the user's data at once, where no checkpoint ends them."""

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_ranks import model
 
+from executor.draws import batch_of
 from executor.reference import _optimizer
-from executor.tensors import batch_of
 from simpar.model import Dense
 
 MESSAGES = {'c10d::_allgather_base_': 'all_gather', 'c10d::_reduce_scatter_base_': 'reduce_scatter'}

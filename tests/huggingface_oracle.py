@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from huggingface_cases import SEQUENCE, Unnarrowed, schedule_of, their_names, transformers_model
 
+from executor.draws import batch_of, single_thread
 from executor.reference import Reference
-from executor.single_thread import single_thread
-from executor.tensors import batch_of
 from simpar.plan import Plan
 
 FLOOR = 1e-6

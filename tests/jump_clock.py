@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
-from executor.clock import Clock
+from executor.host import Clock
 
 
 class _Task:

@@ -10,9 +10,8 @@ from huggingface_cases import Unnarrowed
 from torch import nn
 from torch.nn import functional
 
-from executor.given import provided
+from executor.draws import batch_of, provided
 from executor.inprocess import InProcess
-from executor.tensors import batch_of
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.torch_module import from_module

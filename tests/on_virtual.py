@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from executor import numerics
-from executor.result import Result
-from executor.virtual.world import VirtualWorld
+from executor.state import Result
+from executor.virtual.transport import VirtualWorld
 
 MOST = 6
 orders = itertools.count()

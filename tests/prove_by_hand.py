@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from by_hand import RANKS, ByHand
 
-from executor.backend import Pool
-from executor.rank import Request
-from executor.stretch import Stretch
+from executor.ranks.pool import Pool
+from executor.ranks.request import Request, Stretch
 from simpar.case import load_case
 
 ROOT = Path(__file__).parent.parent

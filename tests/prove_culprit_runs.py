@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from equipment.validation import CalibratedCollectives, Samples, emulated_cluster, kinds_of, program_of, sizes_around
+from equipment.validation_cases import network
 from prove_evidence import commit, cores
 from sabotage_kinds import Truth, right
 
-from executor.backend import Pool
-from executor.rank import TOO_SLOW, Request
-from executor.validation.calibration import CalibratedCollectives, Samples, kinds_of, program_of, sizes_around
-from executor.validation.cases import network
-from executor.validation.validation import emulated_cluster
+from executor.ranks.pool import Pool
+from executor.ranks.rank import TOO_SLOW
+from executor.ranks.request import Request
 from simpar.cost.price import price
 from simpar.diagnosis import diagnose, sentence
 from simpar.diagnosis.fault import Bench, apart, in_turn, later, longer

@@ -24,12 +24,11 @@ import numpy as np
 from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
 
-from executor.backend import Pool
-from executor.bench.bench import bench_messages
-from executor.bench.progress import Lines
-from executor.bench.sizes import QUICK
+from executor.bench.bench import Lines, bench_messages
+from executor.bench.items import QUICK
 from executor.measure import steady_steps
-from executor.rank import Request
+from executor.ranks.pool import Pool
+from executor.ranks.request import Request
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.costs import Costs
 from simpar.cost.price import price

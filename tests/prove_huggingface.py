@@ -19,8 +19,8 @@ from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import Oracle
 from huggingface_plans import PLANS, SIX, groups, plan_for, ranks
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
+from executor.ranks.pool import Pool
 from simpar.lower import lower
 
 PAGE = HERE.parent / 'docs' / 'huggingface_proof.md'

@@ -22,9 +22,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from executor.backend import Pool
 from executor.measure import steady
-from executor.rank import Request
+from executor.ranks.pool import Pool
+from executor.ranks.request import Request
 from simpar.case import Case, case_of, cluster_of, on_net
 from simpar.errors import SimparError
 from simpar.files import write_atomically

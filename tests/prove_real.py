@@ -28,13 +28,12 @@ from evidence_page import disordered, error, said, tables, verdict
 from pooled_records import pooled
 from prove_evidence import commit, cores, say
 
-from executor.backend import Pool
-from executor.bench.bench import bench, calibrated
+from executor.bench.bench import Lines, bench, calibrated
 from executor.bench.in_order import AlonePool, InOrder, put
-from executor.bench.progress import Lines
-from executor.bench.sizes import QUICK, TINY
+from executor.bench.items import QUICK, TINY
 from executor.measure import steady_steps
-from executor.rank import Request
+from executor.ranks.pool import Pool
+from executor.ranks.request import Request
 from simpar.calibrate import Calibration
 from simpar.cost.price import price
 from simpar.errors import SimparError

@@ -26,9 +26,9 @@ from virtual_cases import (
 )
 
 from executor import virtual
-from executor.backend import Pool
 from executor.inprocess import InProcess
-from executor.virtual.races import Race
+from executor.ranks.pool import Pool
+from executor.virtual.engine import Race
 from simpar.errors import Deadlock, SimparError
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'virtual_proof.md'

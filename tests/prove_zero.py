@@ -13,9 +13,9 @@ import torch
 from odd_cases import coverage, odd_case
 from test_shard_forms_oracle import FORMS, MODULES, STEPS, jobs, messages, program_of, run_torch, same_as_torch
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
 from executor.numerics import check
+from executor.ranks.pool import Pool
 from executor.validate import validate
 
 RANKS = (2, 3, 4, 5)

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor.draws import batch_of, draw
 from executor.reference import OF_MODELS, _optimizer
-from executor.reference_gpt import _attention, _together
-from executor.tensors import batch_of, draw
+from executor.reference.gpt import _attention, _together
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Relu, RmsNorm, layer_names, network_shapes
 from simpar.workload import Transformer
 

@@ -12,20 +12,27 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
-from executor.bench.bench import bench, bench_messages
-from executor.bench.communication import collective, message_items, program_messages
-from executor.bench.compute import attention, grid_items, matmul, program_items, unique
+from executor.bench.bench import Lines, bench, bench_messages, schedule_programs
 from executor.bench.in_order import STEPS, InOrder, Ran, own_seconds
-from executor.bench.item import group_sizes, program_of, twice
-from executor.bench.jobs import schedule_programs
-from executor.bench.kinds import KINDS
-from executor.bench.messages import Found, Messages
-from executor.bench.overlap import BUSIEST, busiest, kernel_stretches, message_stretches
-from executor.bench.progress import Lines
+from executor.bench.items import (
+    QUICK,
+    TINY,
+    attention,
+    collective,
+    grid_items,
+    group_sizes,
+    matmul,
+    message_items,
+    program_items,
+    program_messages,
+    program_of,
+    twice,
+    unique,
+)
+from executor.bench.kinds import KINDS, PATIENCE, Found, Messages, repeat
 from executor.bench.ranks import Timed
-from executor.bench.sizes import QUICK, TINY
-from executor.bench.steady import PATIENCE, repeat
-from executor.collectives import SMALL
+from executor.bench.rounds import BUSIEST, busiest, kernel_stretches, message_stretches
+from executor.ranks.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.price import price

@@ -11,19 +11,14 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
-from executor.bench.bench import bench
-from executor.bench.item import program_of
+from executor.bench.bench import Lines, bench
+from executor.bench.items import LEAST, TINY, look_at, program_of
 from executor.bench.journal import HEAD, Journal
-from executor.bench.kinds import crossing, kinds
+from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
-from executor.bench.launched import _per_host
-from executor.bench.messages import Messages
-from executor.bench.on import look_at
-from executor.bench.progress import Lines
-from executor.bench.ranks import Timed
-from executor.bench.sizes import LEAST, TINY
+from executor.bench.ranks import Timed, _per_host
+from executor.cluster.preflight import Place
 from executor.host import Host
-from executor.preflight import Place
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.errors import RunFailed, ScheduleError
@@ -180,7 +175,7 @@ def test_wrong_use_is_told_at_once(variables, flags, words, capsys, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     for name, value in {**variables, **({'MASTER_ADDR': '127.0.0.1'} if variables else {})}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr('executor.bench.command.refuse_external', lambda launch, reason: None)
+    monkeypatch.setattr('executor.bench.bench.refuse_external', lambda launch, reason: None)
     assert main(flags) in (2, 5)
     told = capsys.readouterr().err
     assert all(word in told for word in words)

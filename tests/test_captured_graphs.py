@@ -11,9 +11,8 @@ from executor.devices.graph import WARM
 from executor.devices.issue import AHEAD
 from executor.devices.open import open_device
 from executor.inprocess import InProcess
-from executor.virtual import state
-from executor.virtual.races import Race
-from executor.virtual.world import VirtualWorld
+from executor.virtual.engine import Race, state
+from executor.virtual.transport import VirtualWorld
 from simpar.errors import ProgramError
 
 pytestmark = pytest.mark.torch

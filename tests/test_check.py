@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.status import STREAMS
+from executor.ranks.watchdog import STREAMS
 from simpar import cli
 from simpar.case import load_case
 from simpar.commands.check import MOST_STREAMS, render, to_dict

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytestmark = pytest.mark.torch
 
-from executor import checkpoint, contents
-from executor.pieces import boxes
+from executor import checkpoint
+from executor.tensors import boxes
 from executor.train import train
 from simpar import from_module
 from simpar.case import load_case
@@ -194,9 +194,9 @@ def test_what_was_not_finished_is_no_checkpoint(tmp_path):
 
 
 def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
-    chunk = contents.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
-    written = contents.Written((('w', (1,), 'float32', chunk),))
-    whole = contents.Contents(step=1, seed=0, program='', losses=(), tensors={})
+    chunk = checkpoint.Chunk(offsets=(0,), sizes=(1,), file='__3_0.distcp', offset=0, length=9)
+    written = checkpoint.Written((('w', (1,), 'float32', chunk),))
+    whole = checkpoint.Contents(step=1, seed=0, program='', losses=(), tensors={})
     with pytest.raises(ScheduleError, match=r'__3_0\.distcp is not there: its rank wrote on another disk'):
         checkpoint.finish(tmp_path / 'step-000001', [written], whole)
 

@@ -349,7 +349,7 @@ def test_a_small_all_reduce_is_one_message_to_every_other_rank(group, size):
 
 @pytest.mark.torch
 def test_the_shipped_profile_knows_where_the_executor_changes_its_algorithm():
-    from executor.collectives import SMALL
+    from executor.ranks.collectives import SMALL
 
     assert load_profile('cpu-gloo').library.exchange.value == SMALL
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from test_numerics_gloo import MLP
 from virtual_cases import differences, world
 
-from executor.backend import Pool
+from executor.ranks.pool import Pool
 from simpar.errors import RunFailed
 from simpar.lower import lower
 from simpar.plan import Plan

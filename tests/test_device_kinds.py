@@ -10,7 +10,7 @@ from executor.options import parser
 from simpar.errors import RunFailed, ScheduleError
 
 ROOT = Path(__file__).parent.parent / 'executor'
-BRANCHES = ['commands/run.py', 'devices/flags.py', 'devices/kinds.py']
+BRANCHES = ['commands/run.py', 'devices/kinds.py', 'options.py']
 """Files that ask for the kind of device: what a run is called, all ranks in one process, streams as threads."""
 
 
@@ -30,7 +30,7 @@ def test_no_branch_on_the_kind_of_device_but_those_that_are_listed():
 
 
 def refused(*flags):
-    from executor.devices.flags import check_device
+    from executor.options import check_device
 
     options = parser().parse_args(['run', 'job.yaml', *flags])
     with pytest.raises((ScheduleError, RunFailed)) as caught:
@@ -68,7 +68,7 @@ def test_a_shaped_network_needs_gloo():
 
 
 def test_virtual_accelerators_are_no_ranks_of_a_launcher():
-    from executor.devices.flags import check_device
+    from executor.options import check_device
 
     with pytest.raises(ScheduleError, match='torchrun has started one for each rank'):
         check_device(parser().parse_args(['run', 'job.yaml', '--device', 'virtual']), 'torchrun')

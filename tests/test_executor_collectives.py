@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import collectives, tensors
-from executor.collectives import Channel
+from executor import tensors
+from executor.ranks import collectives
+from executor.ranks.collectives import Channel
 
 pytestmark = pytest.mark.torch
 

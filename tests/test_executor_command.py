@@ -203,7 +203,7 @@ def shaken(job, *flags):
     """What each of two threads, as ranks whose commands differ by some flags, is told; and after how many seconds."""
     import torch.distributed as dist
 
-    from executor import handshake
+    from executor.cluster import handshake
     from executor.commands.run import load_job, request_of
 
     store, found, begin = dist.HashStore(), {}, time.perf_counter()
@@ -339,7 +339,7 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
 def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
     """Two ranks that believe to be on two hosts, but have one clock: nothing is left to align."""
     dist = pytest.importorskip('torch.distributed', reason='needs the extra torch')
-    from executor import store as meeting
+    from executor.cluster import store as meeting
 
     store, found = dist.HashStore(), {}
     hosts = threading.local()

@@ -19,8 +19,8 @@ from simpar.errors import ProgramError, RunFailed
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import netns
-from executor.backend import Pool
-from executor.faults import Fault, parse_fault
+from executor.ranks.pool import Pool
+from executor.ranks.watchdog import Fault, parse_fault
 from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
@@ -164,7 +164,7 @@ def orphaning(script, tmp_path):
 
 def test_ranks_go_when_their_parent_is_killed(tmp_path):
     script = (
-        'from executor.backend import Pool; import os, signal; pool = Pool(2); '
+        'from executor.ranks.pool import Pool; import os, signal; pool = Pool(2); '
         'print(*pool.processes, flush=True); os.kill(os.getpid(), signal.SIGKILL)'
     )
     parent = orphaning(script, tmp_path)
@@ -233,7 +233,7 @@ def test_a_cut_link_is_named(namespace_net):
 @pytest.mark.lab
 def test_namespaces_go_when_their_parent_is_killed(namespace_net, tmp_path):
     script = (
-        'from executor.backend import Pool; from simpar.hardware.net import Net; import os, signal; '
+        'from executor.ranks.pool import Pool; from simpar.hardware.net import Net; import os, signal; '
         'pool = Pool(2, net=Net("netns", 125e6)); print(*pool.processes, flush=True); '
         'os.kill(os.getpid(), signal.SIGKILL)'
     )

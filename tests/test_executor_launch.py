@@ -2,8 +2,7 @@
 
 import pytest
 
-from executor.launch import Launch, detect
-from executor.slurm import first_host, hosts_of_ranks
+from executor.cluster.launch import Launch, detect, first_host, hosts_of_ranks
 from simpar.errors import RunFailed
 
 TORCHRUN = {

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.measure import Statistics, measure
-from executor.rank import Request
+from executor.ranks.request import Request
 from simpar.trace import warm_steps
 
 pytestmark = pytest.mark.torch

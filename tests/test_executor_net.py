@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jump_clock import JumpClock
 from paced_links import prove
 
-from executor.clock import Clock, offset_by_ping
-from executor.device import Busy, VirtualDevice, stretched_end
-from executor.link import Link, fair_speeds
+from executor.host import Clock, offset_by_ping
+from executor.ranks.emulated import Busy, VirtualDevice, stretched_end
+from executor.ranks.link import Link, fair_speeds
 from simpar.hardware.net import Net, parse_net
 
 # what --net says

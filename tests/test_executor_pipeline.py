@@ -7,7 +7,7 @@ from pipeline_cases import any_case, edited
 from sabotage import change_ops
 
 from executor.options import parser
-from executor.status import STREAMS
+from executor.ranks.watchdog import STREAMS
 from executor.validate import validate
 from simpar.case import load_case
 from simpar.commands.check import MOST_STREAMS

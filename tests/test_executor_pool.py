@@ -12,8 +12,8 @@ from simpar.workload import Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
+from executor.ranks.pool import Pool
 from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch

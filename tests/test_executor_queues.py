@@ -15,9 +15,9 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 import numpy as np
 
-from executor.backend import Pool
 from executor.devices.kinds import KINDS
-from executor.work_queues import NOT_SET, queues_by_slot, set_queues
+from executor.ranks.pool import Pool
+from executor.ranks.streams import NOT_SET, queues_by_slot, set_queues
 from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch

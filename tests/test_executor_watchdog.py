@@ -9,9 +9,8 @@ import time
 import pytest
 from worked import worked_program
 
-from executor.process_state import Process, this_process
-from executor.status import RUNNING, THROUGH, WAITING, Beat, Status
-from executor.watchdog import BusyThreads, Failure, Seen, death, explain
+from executor.host import Process, this_process
+from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, BusyThreads, Failure, Seen, Status, death, explain
 
 COMPUTE, TP = 0, 1
 # slots of the worked program, in issue order

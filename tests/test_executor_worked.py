@@ -9,8 +9,8 @@ from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.backend import Pool
-from executor.collectives import SMALL
+from executor.ranks.collectives import SMALL
+from executor.ranks.pool import Pool
 from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch

@@ -4,8 +4,6 @@ import importlib
 import subprocess
 import sys
 
-import pytest
-
 import simpar
 
 NAMES = [
@@ -66,11 +64,3 @@ def test_former_names_still_work():
     assert trace.lanes is trace.representatives
     assert trace.lane_of_rank is trace.representative_of_rank
     assert prediction.critical_path.words == prediction.critical_path.summary
-
-
-def test_the_former_name_of_validation_still_runs_it():
-    pytest.importorskip('torch')
-    found = subprocess.run(
-        [sys.executable, '-m', 'executor.evidence', '--help'], capture_output=True, text=True, check=True
-    )
-    assert 'python -m executor.validation' in found.stdout

@@ -13,14 +13,13 @@ from graph_cases import graph_case
 from pipeline_cases import left_over
 from sabotage import change_ops, drop_sum
 
-from executor.backend import Pool
-from executor.bench.compute import program_items
-from executor.bench.item import program_of
+from executor.bench.items import program_items, program_of
+from executor.draws import batch_of
 from executor.inprocess import InProcess
 from executor.numerics import TOLERANCE, check, compare
+from executor.ranks.pool import Pool
 from executor.reference import Reference
-from executor.result import Result
-from executor.tensors import batch_of
+from executor.state import Result
 from executor.validate import validate
 from simpar.cost.compute import NO_WORK
 from simpar.errors import NumericsWrong, ProgramError

@@ -11,9 +11,9 @@ pytest.importorskip('transformers', reason='needs the extra test')
 
 from huggingface_cases import PLANS, SEQUENCE, STRETCHED, TINY, Unnarrowed, schedule_of, their_names, transformers_model
 
+from executor.draws import batch_of
 from executor.inprocess import InProcess
 from executor.reference import Reference
-from executor.tensors import batch_of
 from simpar.lower import lower
 from simpar.plan import Plan
 

@@ -13,8 +13,8 @@ from huggingface_oracle import Oracle
 from huggingface_plans import AXES, PLANS, SAMPLE, SIX, groups, plan_for, ranks
 from prove_huggingface import AUX_LOSS, MARGIN, NARROW, NARROW_FLOOR, PAGE, WIDE
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
+from executor.ranks.pool import Pool
 from simpar.lower import lower
 
 pytestmark = pytest.mark.torch

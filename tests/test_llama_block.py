@@ -8,9 +8,9 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from sabotage import change_ops
 
+from executor.draws import batch_of
 from executor.numerics import check
 from executor.reference import Reference
-from executor.tensors import batch_of
 from simpar.errors import Infeasible, NumericsWrong
 from simpar.lower import lower
 from simpar.model.library.blocks import llama_network

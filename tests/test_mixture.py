@@ -134,8 +134,8 @@ def test_a_part_that_does_something_else_is_found(case):
 @pytest.mark.torch
 def test_expert_ranks_on_gloo_train_as_in_process():
     torch = pytest.importorskip('torch', reason='needs the extra torch')
-    from executor.backend import Pool
     from executor.inprocess import InProcess
+    from executor.ranks.pool import Pool
 
     with Pool(4, timeout=30.0) as pool:
         for plan in (

@@ -10,10 +10,9 @@ pytest.importorskip('transformers', reason='needs the extra test')
 
 from huggingface_cases import MIXTURES, SEQUENCE, Unnarrowed, schedule_of, their_names, transformers_model
 
+from executor.draws import batch_of, single_thread
 from executor.inprocess import InProcess
 from executor.reference import Reference
-from executor.single_thread import single_thread
-from executor.tensors import batch_of
 from simpar.lower import lower
 from simpar.plan import Plan
 

@@ -16,7 +16,7 @@ from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.dropout import kept
+from executor.draws import kept
 from executor.inprocess import InProcess
 from executor.numerics import check
 

@@ -13,19 +13,11 @@ from simpar.trace import RankTimes, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
+from executor.draws import batch_of, draw
 from executor.inprocess import InProcess
 from executor.kernels import context
-from executor.memory import Memory
-from executor.tensors import (
-    all_gather,
-    all_reduce,
-    assemble,
-    batch_of,
-    draw,
-    initial,
-    inputs,
-    reduce_scatter,
-)
+from executor.ranks.memory import Memory
+from executor.tensors import all_gather, all_reduce, assemble, initial, inputs, reduce_scatter
 
 pytestmark = pytest.mark.torch
 functional = torch.nn.functional

@@ -8,11 +8,11 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from pipeline_cases import edited
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
 from executor.numerics import compare
+from executor.ranks.pool import Pool
 from executor.reference import Reference
-from executor.result import Result
+from executor.state import Result
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pipeline_cases import edited
 
-from executor.bench.item import Item, isolate, program_of
+from executor.bench.items import Item, isolate, program_of
 from executor.validate import validate
 from simpar.errors import ProgramError
 from simpar.lower import lower

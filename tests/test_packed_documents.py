@@ -57,9 +57,9 @@ def test_losses_and_gradients_are_those_of_transformers_on_each_document_alone(k
     pytest.importorskip('transformers', reason='needs the extra test')
     from huggingface_cases import TINY, Unnarrowed, schedule_of, their_names, transformers_model
 
+    from executor.draws import batch_of
     from executor.inprocess import InProcess
     from executor.reference import Reference
-    from executor.tensors import batch_of
 
     lengths = [3, 1, 4]
     work = schedule_of(TINY[kind], tmp_path, f', documents: {lengths}').workload

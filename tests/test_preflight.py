@@ -14,12 +14,11 @@ pytestmark = pytest.mark.torch
 
 import torch.distributed as dist
 
-from executor import handshake, preflight
-from executor.devices.survey import Survey
-from executor.handshake import Card
-from executor.host import Host, free_memory, this_host
-from executor.process_state import Process
-from executor.pulse import Pulse
+from executor.cluster import handshake, preflight
+from executor.cluster.handshake import Card
+from executor.cluster.store import Pulse
+from executor.devices.open import Survey
+from executor.host import Host, Process, free_memory, this_host
 
 GB = 10**9
 
@@ -157,10 +156,10 @@ def test_a_door_that_is_closed_is_not_reached():
 
 def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
     """Rank 1 gives signs of life, then none; rank 2 is through and may be silent."""
-    from executor import pulse
+    from executor.cluster import store as meeting
 
-    monkeypatch.setattr(pulse, 'PERIOD', 0.02)
-    monkeypatch.setattr(pulse, 'LOST', 0.4)
+    monkeypatch.setattr(meeting, 'PERIOD', 0.02)
+    monkeypatch.setattr(meeting, 'LOST', 0.4)
     store, told = dist.HashStore(), []
     of = [replace(card, host=Host(name, 1, 0)) for card, name in zip(cards('a', 'b', 'c'), 'abc', strict=True)]
     store.set('simpar/ready/2', b'1')
@@ -213,7 +212,7 @@ def test_devices_that_are_missing_too_few_or_full_are_named():
 def test_a_card_carries_what_its_host_has_of_devices(monkeypatch):
     """As torch tells it, versions among what all must agree on; a device that is not there is said, and not raised."""
     from executor import virtual
-    from executor.devices.survey import survey
+    from executor.devices.open import survey
 
     monkeypatch.setattr(virtual, 'mem_get_info', lambda index: (index, 99), raising=False)
     monkeypatch.setattr('torch._C._virtual_getDriverVersion', lambda: 12080, raising=False)

@@ -6,10 +6,10 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from sabotage import change_ops
 
-from executor.backend import Pool
 from executor.numerics import compare
+from executor.ranks.pool import Pool
 from executor.reference import Reference
-from executor.result import Result
+from executor.state import Result
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.workload import Sgd, Transformer, Workload

@@ -52,7 +52,7 @@ def network(tmp_path, layer):
 @pytest.mark.torch
 def test_kernels_and_the_reference_know_the_registrys_operators_and_no_others():
     from executor.kernels import KERNELS
-    from executor.reference_network import _RESULTS
+    from executor.reference.network import _RESULTS
 
     assert set(_RESULTS) <= set(KINDS.values())
     assert all(set(kind.__mro__) & set(_RESULTS) for kind in KINDS.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.scheduling import NICE, urgently
+from executor.host import NICE, urgently
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'sched_setscheduler'), reason='only Linux has these policies')
 
@@ -35,7 +35,7 @@ def as_of_now(code, *before, check=True):
 
 STORY = """
 import os, threading
-from executor.scheduling import NICE, urgently
+from executor.host import NICE, urgently
 from test_scheduling import policies
 holding = threading.Event()
 thread = threading.Thread(target=holding.wait)
@@ -78,7 +78,7 @@ def test_threads_that_end_meanwhile_are_no_error():
 
 COMPUTES = """
 import os, threading
-from executor.scheduling import NICE, urgently, yield_to_communication
+from executor.host import NICE, urgently, yield_to_communication
 def compute():
     yield_to_communication()
     print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))

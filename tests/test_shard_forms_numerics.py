@@ -18,8 +18,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.inprocess import InProcess
 from executor.numerics import check
-from executor.packing import members_of
-from executor.tensors import initial
+from executor.tensors import initial, members_of
 from executor.validate import validate
 
 pytestmark = pytest.mark.torch

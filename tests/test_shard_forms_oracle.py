@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
+from executor.ranks.pool import Pool
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Network, Relu, RmsNorm

@@ -18,12 +18,12 @@ from simpar.workload import Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.backend import Pool
 from executor.inprocess import InProcess
-from executor.kernels.tiles import chunk_of, join_chunks
+from executor.kernels.linear import chunk_of, join_chunks
 from executor.numerics import check, compare
+from executor.ranks.pool import Pool
 from executor.reference import Reference
-from executor.result import Result
+from executor.state import Result
 from executor.validate import validate
 
 pytestmark = pytest.mark.torch

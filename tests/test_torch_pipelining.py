@@ -14,7 +14,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from pipeline_cases import any_order
 from torch_ranks import CLASSES
 
-from executor.backend import Pool
+from executor.ranks.pool import Pool
 from simpar.lower import lower
 from simpar.lower.stages import stage_of_layer
 from simpar.model import Dense, Network, Relu

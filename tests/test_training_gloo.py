@@ -9,10 +9,10 @@ from training_cases import Case, Coverage, training_case
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.backend import Pool
 from executor.numerics import TOLERANCE, compare
+from executor.ranks.pool import Pool
 from executor.reference import Reference
-from executor.result import Result
+from executor.state import Result
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu

@@ -8,9 +8,8 @@ from worked import worked_costs, worked_program
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.assemble import Execution
-from executor.measure import FIRST_STEADY
-from executor.rank import Request
-from executor.turns import blocks_of, in_turns
+from executor.measure import FIRST_STEADY, blocks_of, in_turns
+from executor.ranks.request import Request
 from simpar.engine import simulate
 
 pytestmark = pytest.mark.torch

@@ -1,15 +1,15 @@
 """Prediction against measurement, emulated compute over a paced network: the gate of a shared machine.
 
-The command ``python -m executor.validation`` asks for 5 % over twenty rounds; here it is two rounds and 15 %.
+The command ``python -m equipment.validation`` asks for 5 % over twenty rounds; here it is two rounds and 15 %.
 """
 
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.validation.calibration import Samples, kinds_of, sizes_around
-from executor.validation.cases import cases, losing_cases
-from executor.validation.validation import run_cases
+from equipment.validation import Samples, kinds_of, run_cases, sizes_around
+from equipment.validation_cases import cases, losing_cases
+
 from simpar.hardware.net import parse_net
 
 pytestmark = pytest.mark.torch

@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.validation.optimizer_cases import VARIANTS, optimizer_cases
-from executor.validation.validation import run_cases
+from equipment.validation import run_cases
+from equipment.validation_cases import VARIANTS, optimizer_cases
+
 from simpar.hardware.net import parse_net
 
 pytestmark = pytest.mark.torch

@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.validation.cases import balance_cases, pipeline_cases
-from executor.validation.validation import emulated_cluster, run_cases
+from equipment.validation import emulated_cluster, run_cases
+from equipment.validation_cases import balance_cases, pipeline_cases
+
 from simpar.hardware.net import parse_net
 
 pytestmark = pytest.mark.torch

@@ -6,8 +6,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import virtual
 from executor.devices.open import open_device
-from executor.virtual import state
-from executor.virtual.races import Race
+from executor.virtual.engine import Race, state
 from simpar.errors import ProgramError
 
 pytestmark = pytest.mark.torch

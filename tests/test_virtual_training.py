@@ -20,7 +20,7 @@ from virtual_cases import (
 )
 
 from executor.inprocess import InProcess
-from executor.virtual.races import Race
+from executor.virtual.engine import Race
 from simpar.errors import Deadlock
 
 pytestmark = pytest.mark.torch

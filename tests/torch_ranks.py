@@ -11,7 +11,7 @@ from rank_jobs import fork
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
-from executor.tensors import batch_of, draw
+from executor.draws import batch_of, draw
 from simpar.model import Dense
 
 CLASSES = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from test_numerics_gloo import CASES, MLP
 
-from executor.virtual.world import VirtualWorld
+from executor.virtual.transport import VirtualWorld
 from simpar.lower import lower
 from simpar.plan import Plan
 

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.devices.flags import TRANSPORTS
+from executor.cluster.launch import detect
 from executor.devices.kinds import KINDS
-from executor.launch import detect
-from executor.options import DTYPES
+from executor.options import DTYPES, TRANSPORTS
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import USAGE, parse_net
 from simpar.units import parse
@@ -96,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
     launch = None if options.ranks else detect(os.environ)
     if launch is not None and launch.idle:
         return
-    from executor.bench.command import run
+    from executor.bench.bench import run
 
     run(options, launch)
 

@@ -17,17 +17,16 @@ from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from executor import process, rank
-from executor.backend import Pool
-from executor.bench.compute import place_of
-from executor.bench.messages import Price
+from executor.bench.items import place_of
+from executor.bench.kinds import Price
 from executor.bench.ranks import mapped
-from executor.bench.record import figures
-from executor.bench.sample import WARM_UP, quickest
-from executor.machine import Work
-from executor.process import Setup
-from executor.rank import Request
-from executor.real import RealMachine
+from executor.bench.rounds import WARM_UP, figures, quickest
+from executor.ranks import process, rank
+from executor.ranks.pool import Pool
+from executor.ranks.process import Setup
+from executor.ranks.real import RealMachine
+from executor.ranks.request import Request
+from executor.ranks.streams import Work
 from executor.tensors import torch_dtype
 from simpar.cost.compute import NO_WORK
 from simpar.cost.costs import Costs

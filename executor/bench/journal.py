@@ -18,7 +18,7 @@ import numpy as np
 
 from executor.assemble import assemble_run
 from executor.bench.ranks import Timed, Timer
-from executor.rank import Outcome
+from executor.ranks.request import Outcome
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically

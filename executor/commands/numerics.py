@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from executor.given import module_of
+from executor.draws import module_of
 from executor.numerics import check
 from simpar.case import load_case
 from simpar.size import parse_limit

@@ -10,13 +10,12 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
+from executor.cluster.external import REFUSAL
+from executor.cluster.handshake import asked, let_all_see, local_address, many, refuse, shake_hands
+from executor.cluster.launch import Launch
+from executor.cluster.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
+from executor.cluster.store import common_clock, store_of
 from executor.commands.run import Job, load_job, request_of
-from executor.external import REFUSAL
-from executor.handshake import asked, let_all_see, many, refuse, shake_hands
-from executor.launch import Launch
-from executor.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
-from executor.route import local_address
-from executor.store import common_clock, store_of
 from executor.validate import validate
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.program import Program

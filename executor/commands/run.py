@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from executor.assemble import Execution
-from executor.devices.flags import check_device, in_one_process
+from executor.cluster.launch import Launch, detect
 from executor.devices.kinds import KINDS
-from executor.launch import Launch, detect
-from executor.measure import FIRST_STEADY
-from executor.rank import Request
-from executor.turns import Perform, in_turns
+from executor.measure import FIRST_STEADY, Perform, in_turns
+from executor.options import check_device, in_one_process
+from executor.ranks.request import Request
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
@@ -60,7 +59,7 @@ def command(options: argparse.Namespace) -> int:
             validate(one.program)
     except SimparError as error:
         if launch is not None:
-            from executor.external import refuse_external
+            from executor.cluster.external import refuse_external
 
             refuse_external(launch, str(error))
         raise
@@ -111,7 +110,7 @@ def load_job(options: argparse.Namespace) -> Job:
     if ':' in options.job and not os.path.exists(options.job):
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
-    from executor.given import module_of
+    from executor.draws import module_of
     from simpar.case import Case, load_case, on_net
     from simpar.clocks import under_load
     from simpar.cost.price import price
@@ -145,13 +144,13 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
 def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
     """Run on ranks that this process starts, or on virtual accelerators in it."""
     if in_one_process(options):
-        from executor.virtual.world import VirtualWorld
+        from executor.virtual.transport import VirtualWorld
 
         def virtual(program: Program, request: Request) -> Execution:
             return VirtualWorld.of(program, request, options.order).run(keep=request.keep)
 
         return _performed(options, job, virtual)
-    from executor.backend import Pool
+    from executor.ranks.pool import Pool
 
     world = max(one.program.world for one in job.all)
     # With more ranks than cores, pinning would make two ranks share one core while another idles.
@@ -169,7 +168,7 @@ def _performed(options: argparse.Namespace, job: Job, perform: Perform) -> tuple
 
 def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[Execution, ...]:
     """Run as one of the ranks that a launcher has started: the plan alone, for which they were started."""
-    from executor.external import run_external
+    from executor.cluster.external import run_external
 
     request = request_of(options, job)
     timing = (options.net, options.timeout)
@@ -200,7 +199,7 @@ def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
 
             save_trace(path, replace(to_saved(one.trace), net=options.net.flag))
     if options.save_state:
-        from executor.given import by_module
+        from executor.draws import by_module
         from executor.state import save_state
 
         kept = by_module(execution) if options.module else execution

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from executor.constants import Kept, constants
 from executor.devices.issue import AHEAD, Issuer, Marks
+from executor.draws import Kept, constants
 from simpar.program.touches import Instance, instance
 
 WARM: Final = 1

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor.devices.open import Device
-from executor.real import FedMemory, parts
+from executor.ranks.memory import FedMemory, parts
 from executor.tensors import inputs
 from simpar.program import OpClass, Program
 from simpar.program.touches import Instance, instance

@@ -6,70 +6,46 @@ what it accumulates. It never changes what it reads, but for updates, which work
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import torch
+
 from executor.kernels import (
     attention,
-    chunk_attention,
-    clip,
     context_attention,
-    context_unfused,
-    convolution,
-    cross_entropy,
-    dropout,
-    embedding,
-    experts,
-    gated,
-    latent,
     linear,
     loss,
-    muon,
+    mixture,
     norm,
-    optimizer_parallel,
     pointwise,
-    qk_norm,
-    reduction,
-    rotary,
-    router,
-    shape,
-    tiles,
     torch_call,
-    unfused,
     update,
 )
+from executor.kernels.context import DROPOUT
 from executor.kernels.context import Context as Context
 from executor.kernels.context import Kernel as Kernel
 from executor.kernels.context import context as context
 from executor.kernels.loss import LOSSES as LOSSES
+from executor.tensors import Packing, torch_dtype
 from simpar.errors import ProgramError
-from simpar.program import OpClass
+from simpar.program import OpClass, Program
 
-KERNELS: dict[tuple[str, str], Kernel] = {
-    **linear.KERNELS,
-    **convolution.KERNELS,
-    **attention.KERNELS,
-    **chunk_attention.KERNELS,
-    **context_attention.KERNELS,
-    **context_unfused.KERNELS,
-    **unfused.KERNELS,
-    **dropout.KERNELS,
-    **norm.KERNELS,
-    **pointwise.KERNELS,
-    **gated.KERNELS,
-    **rotary.KERNELS,
-    **qk_norm.KERNELS,
-    **router.KERNELS,
-    **experts.KERNELS,
-    **latent.KERNELS,
-    **reduction.KERNELS,
-    **shape.KERNELS,
-    **embedding.KERNELS,
-    **loss.KERNELS,
-    **cross_entropy.KERNELS,
-    **clip.KERNELS,
-    **optimizer_parallel.KERNELS,
-    **tiles.KERNELS,
-    **update.KERNELS,
-    **muon.KERNELS,
-    **torch_call.KERNELS,
+FAMILIES: Final = (
+    linear,
+    attention,
+    context_attention,
+    norm,
+    pointwise,
+    mixture,
+    loss,
+    update,
+    torch_call,
+)
+KERNELS: Final[dict[tuple[str, str], Kernel]] = {
+    **DROPOUT,
+    **{key: kernel for family in FAMILIES for key, kernel in family.KERNELS.items()},
 }
 """(operator, phase) → kernel."""
 
@@ -86,3 +62,39 @@ def kernel(op: OpClass) -> Kernel:
         phases = sorted(phase for operator, phase in KERNELS if operator == op.operator)
         known = f'phases {", ".join(phases)}' if phases else 'operators ' + ', '.join(sorted({o for o, _ in KERNELS}))
         raise ProgramError(f'{op.name}: no kernel for {op.operator!r} in phase {op.phase}; there are {known}') from None
+
+
+# A kernel bound to its place in a program: results come out in the shapes and dtypes of the program's tensors.
+
+Bound = Callable[[Context, list[torch.Tensor]], list[torch.Tensor]]
+
+
+def bind(program: Program, op: OpClass, kernel: Kernel, dtype: torch.dtype | None = None) -> Bound:
+    """The kernel of ``op`` as a function (context, what it reads) → what it writes, then what it adds.
+
+    Arguments: ``dtype`` takes the place of every floating dtype of the program. The kernel is told how many ``rows`` of
+    a weight the rank has, and given packed what it shares out. The function raises ``ProgramError`` where tensors have
+    other shapes than the program says.
+    """
+    tensors = [program.tensor[name] for name in op.writes + op.accumulates]
+    forms = [(program.local_shape(tensor), torch_dtype(tensor.dtype, dtype)) for tensor in tensors]
+    if op.phase == 'W' and len(forms) == 1 and forms[0][0]:
+        # A weight's gradient cannot tell from its inputs how many rows this rank's weight has.
+        op = replace(op, attributes={'rows': forms[0][0][0], **op.attributes})
+
+    packing = Packing.of(program, op)
+
+    def run(where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            results = kernel(op, where, packing.packed(reads))
+            return [_formed(result, *form) for result, form in zip(results, forms, strict=True)]
+        # What torch raises on wrong shapes; it names neither the op nor the rank.
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shapes = ', '.join(str(tuple(tensor.shape)) for tensor in reads)
+            raise ProgramError(f'{op.name} on rank {where.rank}: {error}; it read {shapes}') from error
+
+    return run
+
+
+def _formed(result: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return result if result.shape == shape and result.dtype == dtype else result.reshape(shape).to(dtype)

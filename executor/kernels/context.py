@@ -1,14 +1,23 @@
-"""What a kernel knows besides its op class and tensors."""
+"""What kernels share: where and when an op runs, the places of its tokens, masks of dropout, and at least fp32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from executor.draws import in_sequence, kept
 from simpar.program import OpClass, Program
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in at least fp32."""
+    return tensor.float() if tensor.element_size() < torch.float32.itemsize else tensor
+
+
+# What a kernel knows besides its op class and tensors.
 
 CPU: Final = torch.device('cpu')
 
@@ -59,3 +68,116 @@ def position(op: OpClass, where: Context) -> int:
     """The rank's position in the partition that ``attributes['partition']`` names; 0 where nothing is sharded."""
     partition = str(op.attributes.get('partition', ''))
     return where.position[partition] if partition else 0
+
+
+# Places of tokens: those of a rank's part of a sequence, and their positions, which begin anew with each document.
+
+
+def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
+    """The position of each of a rank's tokens, [tokens]: in its document, where ``attributes['documents']`` has some.
+
+    Arguments: ``tokens`` of a sample on this rank.
+    """
+    own, lengths = held(op, where, tokens), _lengths(op)
+    return own if lengths is None else own - (lengths.cumsum(0) - lengths)[_document(lengths, own)]
+
+
+def held(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
+    """Which tokens of its sequence a rank has, [tokens], whichever way ranks share it."""
+    partition = str(op.attributes.get('partition', ''))
+    first = int(op.attributes.get('first', 0))
+    return first + in_slice(op, position(op, where), tokens, where.size[partition] if partition else 1)
+
+
+def in_slice(op: OpClass, number: int, tokens: int, slices: int) -> torch.Tensor:
+    """Which tokens slice ``number`` of equal ``slices`` has."""
+    index = torch.arange(tokens) + number * tokens
+    return in_sequence(index, slices * tokens, int(op.attributes.get('balanced', 0)))
+
+
+def in_order(op: OpClass, tokens: int) -> torch.Tensor:
+    """The tokens of a whole sequence, in the order in which context ranks hold them."""
+    return in_slice(op, 0, tokens, 1)
+
+
+def document_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
+    """The number of the document of each of some tokens; all 0 where there is one."""
+    lengths = _lengths(op)
+    return torch.zeros_like(tokens) if lengths is None else _document(lengths, tokens)
+
+
+def _lengths(op: OpClass) -> torch.Tensor | None:
+    text = str(op.attributes.get('documents', ''))
+    return torch.tensor([int(length) for length in text.split()]) if text else None
+
+
+def _document(lengths: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(lengths.cumsum(0), tokens, right=True)
+
+
+# Dropout: the mask of a rank's shard, and what it leaves.
+
+
+def mask_of(
+    op: OpClass,
+    where: Context,
+    keys: torch.Tensor,
+    shape: Sequence[int],
+    pairs: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The mask of this rank's shard.
+
+    Arguments: ``shape`` of the shard, batch first; ``pairs``, of probabilities the places of queries and keys, which
+    are others than all places in order.
+    """
+    full, probability = list(shape[1:]), float(op.attributes['dropout'])
+    places = _places(op, where, full) if pairs is None else dict(enumerate(pairs, 1))
+    site, shard = str(op.attributes['site']), (0, 0, 0)
+    # The mask is drawn by places in the full tensor, so that any plan drops the same elements.
+    if 'cut' in op.attributes:
+        # ``cut`` counts the batch, the mask's shape does not.
+        dim = int(op.attributes['cut']) - 1
+        length = full[dim]
+        full[dim] *= where.size[str(op.attributes['partition'])]
+        shard = (dim, position(op, where) * length, length)
+    return kept(keys, site, full, probability, shard, places)
+
+
+def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch.Tensor]:
+    """By dim the places of a sequence that a rank does not hold from the first on, in order."""
+    first = int(op.attributes.get('first', 0))
+    if first and len(full) == 2:
+        # A chunk of it, whose tokens or features tensor ranks may share.
+        own = position(op, where) * full[0] if int(op.attributes.get('cut', 0)) == 1 else 0
+        return {0: first + own + torch.arange(full[0])}
+    if 'balanced' not in op.attributes:
+        return {}
+    if len(full) == 2:
+        return {0: held(op, where, full[0])}
+    # Probabilities of whole sequences, for each head.
+    every = in_order(op, full[-1])
+    return {1: every, 2: every}
+
+
+def left(op: OpClass, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """x × mask / (1 − probability)."""
+    return x * mask / (1 - float(op.attributes['dropout']))
+
+
+def dropout_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, keys → y, mask."""
+    x, keys = tensors
+    mask = mask_of(op, where, keys, x.shape)
+    return [left(op, x, mask), mask]
+
+
+def dropout_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, mask → dx."""
+    return [left(op, *tensors)]
+
+
+DROPOUT: Final[dict[tuple[str, str], Kernel]] = {
+    ('dropout', 'F'): dropout_forward,
+    ('dropout', 'I'): dropout_dx,
+    ('residual', 'I'): dropout_dx,
+}

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from executor.constants import on_device
-from executor.kernels.attention import heads, join, scale_of, unseen, values_of
-from executor.kernels.context import Context
-from executor.kernels.dropout import left, mask_of
-from executor.kernels.places import in_order, in_slice
-from executor.kernels.precision import wide
+from executor.draws import on_device
+from executor.kernels.attention import by_group, by_head, heads, join, scale_of, unseen, values_of
+from executor.kernels.context import Context, in_order, in_slice, left, mask_of, wide
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
@@ -50,7 +47,7 @@ def repeat_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """q, kv[, y, lse of keys before] → y, lse, of all keys so far."""
     q, kv, *more = tensors
-    before, keys = _apart(op, more)
+    before, keys = _before_and_keys(op, more)
     part = Part(op, where, q, kv, keys)
     # Rows that see nothing keep the log of an empty sum, and give nothing.
     y_rows, lse_rows = part.forward()
@@ -65,7 +62,7 @@ def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 def part_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """dy, q, kv, y, lse[, dq of keys before] → dq of all keys so far, dkv."""
     dy, q, kv, y, lse, *more = tensors
-    before, keys = _apart(op, more)
+    before, keys = _before_and_keys(op, more)
     part = Part(op, where, q, kv, keys)
     dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
     dq = join(op, dq)
@@ -173,7 +170,7 @@ class Part:
         return dq, torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
 
 
-def _apart(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
+def _before_and_keys(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:
     """What keys before have given, and the keys of masks."""
     return (more[:-1], more[-1:]) if 'dropout' in op.attributes else (more, [])
 
@@ -187,6 +184,104 @@ def _groups(op: OpClass) -> int:
     return int(op.attributes['groups'])
 
 
+# Unfused attention of a rank's queries with keys and values that are there: those of all context ranks, or of one.
+
+
+def scores_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """q, kv → scores, those of the future too."""
+    q, kv = tensors
+    k, _ = _keys_and_values(op, kv)
+    return [by_head(op, _queries(op, q) @ k.mT * scale_of(op))]
+
+
+def scores_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dscores, probability, dy, q, kv[, dq of keys before] → dq of all keys so far, dkv."""
+    dscores, probability, dy, q, kv, *before = tensors
+    k, _ = _keys_and_values(op, kv)
+    dscores, probability = (by_group(op, _there(op, where, one, kv.shape[1])) for one in (dscores, probability))
+    dq = dscores @ k * scale_of(op)
+    dk, dv = dscores.mT @ _queries(op, q) * scale_of(op), probability.mT @ heads(op, dy)
+    dq = dq.unflatten(2, (int(op.attributes['queries']), -1)).permute(0, 3, 1, 2, 4).flatten(2)
+    dkv = torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
+    return [dq + before[0] if before else dq, dkv]
+
+
+def values_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """probability, kv[, y of keys before] → y of all keys so far."""
+    probability, kv, *before = tensors
+    _, v = _keys_and_values(op, kv)
+    y = join(op, by_group(op, _there(op, where, probability, kv.shape[1])) @ v)
+    return [y + before[0] if before else y]
+
+
+def values_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dy, kv → dprobability."""
+    dy, kv = tensors
+    _, v = _keys_and_values(op, kv)
+    return [by_head(op, heads(op, dy) @ v.mT)]
+
+
+def join_keys(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """blocks by step → the blocks in the order of the ranks that their keys are of."""
+    ranks = len(tensors)
+    steps = [(where.position[str(op.attributes['context'])] - rank) % ranks for rank in range(ranks)]
+    return [torch.cat([tensors[step] for step in steps], -1)]
+
+
+def _there(op: OpClass, where: Context, scores: torch.Tensor, keys: int) -> torch.Tensor:
+    """The columns of the keys that are there."""
+    if 'step' not in op.attributes:
+        return scores
+    context = str(op.attributes['context'])
+    source = (where.position[context] - int(op.attributes['step'])) % where.size[context]
+    return scores.narrow(-1, source * keys, keys)
+
+
+def _queries(op: OpClass, q: torch.Tensor) -> torch.Tensor:
+    """[B, S, G × Q × D] → [B, G, Q × S, D]."""
+    groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
+    return q.unflatten(-1, (groups, queries, head_dim)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+
+def _keys_and_values(op: OpClass, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [B, G, S, D]."""
+    sizes = int(op.attributes['head_dim']), values_of(op)
+    k, v = kv.unflatten(-1, (int(op.attributes['groups']), -1)).split(sizes, -1)
+    return k.transpose(1, 2), v.transpose(1, 2)
+
+
+# Attention of one chunk of a sequence with keys and values of all chunks so far, as in a cache of them.
+
+
+def chunk_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """q, kv of each chunk that is seen[, keys of dropout] → y, lse."""
+    q, *more = tensors
+    count = int(op.attributes['parts'])
+    part = _part(op, where, q, more[:count], more[count:])
+    # A token sees itself, so no row is left out.
+    y, lse = part.forward()
+    return [join(op, y.to(q.dtype)), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
+
+
+def chunk_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """dy, q, y, lse, kv of each chunk[, dkv of the last, from later chunks][, keys] → dq, dkv of each chunk."""
+    dy, q, y, lse, *more = tensors
+    count, dropped = int(op.attributes['parts']), 'dropout' in op.attributes
+    kv, later, keys = more[:count], more[count : len(more) - dropped], more[len(more) - dropped :]
+    part = _part(op, where, q, kv, keys)
+    dq, dkv = part.backward(heads(op, dy), heads(op, y), lse.reshape(part.q.shape[:-1]))
+    own = list(dkv.split(q.shape[1], 1))
+    # Later chunks see a run of chunks that ends with this one; those before it, past a window, they do not.
+    unseen = count - len(later)
+    return [join(op, dq), *own[:unseen], *(one + other for one, other in zip(own[unseen:], later, strict=True))]
+
+
+def _part(op: OpClass, where: Context, q: torch.Tensor, kv: Tensors, keys: Tensors) -> Part:
+    own = int(op.attributes.get('first', 0)) + torch.arange(q.shape[1])
+    there = int(op.attributes['first_key']) + torch.arange(q.shape[1] * len(kv))
+    return Part(op, where, q, torch.cat(kv, 1), keys, (own, there))
+
+
 KERNELS = {
     ('context_attention', 'F'): part_forward,
     ('context_attention', 'I'): part_dx,
@@ -194,4 +289,12 @@ KERNELS = {
     ('repeat_kv', 'I'): repeat_dx,
     ('split_qkv', 'F'): split_forward,
     ('split_qkv', 'I'): split_dx,
+    ('context_scores', 'F'): scores_forward,
+    ('context_scores', 'I'): scores_dx,
+    ('context_values', 'F'): values_forward,
+    ('context_values', 'I'): values_dx,
+    ('join_keys', 'F'): join_keys,
+    ('join_keys', 'I'): join_keys,
+    ('chunk_attention', 'F'): chunk_forward,
+    ('chunk_attention', 'I'): chunk_dx,
 }

@@ -1,22 +1,59 @@
-"""Matrix products with a weight [outputs..., inputs...]; activations keep outputs and inputs as one last dim."""
+"""Matrix products with a weight [outputs..., inputs...], convolutions, and chunks of what products read and give."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from executor.kernels.context import Context
-from executor.kernels.tiles import rows_of
 from simpar.program import OpClass
+
+
+def chunk_of(full: torch.Tensor, dim: int, tile: int, tiles: int, blocks: int) -> torch.Tensor:
+    """Return one chunk of a full tensor.
+
+    Along ``dim`` the tensor has ``blocks`` equal blocks; the chunk is part ``tile`` of ``tiles`` in each.
+    """
+    return full.unflatten(dim, (blocks, tiles, -1)).select(dim + 1, tile).flatten(dim, dim + 1)
+
+
+def join_chunks(parts: Sequence[torch.Tensor], dim: int, blocks: int) -> torch.Tensor:
+    """Join all chunks of a tensor, in memory of its own."""
+    # Chunks alternate within each block, so they are stacked inside of it, not put one after the other.
+    return torch.stack([part.unflatten(dim, (blocks, -1)) for part in parts], dim + 1).flatten(dim, dim + 2)
+
+
+def rows_of(op: OpClass, operand: torch.Tensor) -> torch.Tensor:
+    """Return the rows that an op works on: its chunk where ``attributes['tiles']`` is there, else all rows."""
+    if 'tiles' not in op.attributes:
+        return operand
+    dim, tile, tiles, blocks = (int(op.attributes[key]) for key in ('tile_dim', 'tile', 'tiles', 'tile_blocks'))
+    return chunk_of(operand, dim, tile, tiles, blocks)
+
+
+def split(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """full tensor → chunks..., as many as the op writes."""
+    dim, blocks, tiles = int(op.attributes['dim']), int(op.attributes['blocks']), len(op.writes)
+    return [chunk_of(tensors[0], dim, tile, tiles, blocks).contiguous() for tile in range(tiles)]
+
+
+def join(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """chunks... → full tensor."""
+    return [join_chunks(tensors, int(op.attributes['dim']), int(op.attributes['blocks']))]
+
+
+# Matrix products with a weight [outputs..., inputs...]; activations keep outputs and inputs as one last dim.
 
 
 def matmul_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, weight[, bias] → y."""
     x, weight, *bias = _alike(op, tensors)
     matrix = _matrix(op, weight)
-    return [functional.linear(_rows(rows_of(op, x), matrix.shape[1]), matrix, bias[0].flatten() if bias else None)]
+    return [functional.linear(_as_rows(rows_of(op, x), matrix.shape[1]), matrix, bias[0].flatten() if bias else None)]
 
 
 def matmul_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,7 +85,7 @@ def _matrix(op: OpClass, weight: torch.Tensor) -> torch.Tensor:
     return weight.reshape(prod(weight.shape[:outputs]), -1)
 
 
-def _rows(x: torch.Tensor, inputs: int) -> torch.Tensor:
+def _as_rows(x: torch.Tensor, inputs: int) -> torch.Tensor:
     """x with as many trailing dims made one as the weight's inputs need (a flatten of images is no op of its own)."""
     lead = x.ndim - 1
     # As many trailing dims as the weight needs: heads and head_dim, or an image's channels, rows and columns.
@@ -57,4 +94,43 @@ def _rows(x: torch.Tensor, inputs: int) -> torch.Tensor:
     return x.reshape(*x.shape[:lead], inputs)
 
 
-KERNELS = {('matmul', 'F'): matmul_forward, ('matmul', 'I'): matmul_dx, ('matmul', 'W'): matmul_dw}
+# Convolutions of images [batch, channels, height, width].
+
+
+def conv2d_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, weight[, bias] → y."""
+    return [functional.conv2d(*tensors, **_window(op))]
+
+
+def conv2d_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, weight → dx of ``shape``."""
+    dy, weight = tensors
+    # The first number is the batch as lowered; copies make it smaller, so dy's batch is taken.
+    _, *image = (int(number) for number in str(op.attributes['shape']).split())
+    return [conv2d_input([dy.shape[0], *image], weight, dy, **_window(op))]
+
+
+def conv2d_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dweight[, dbias]."""
+    dy, x = tensors
+    kernel = int(op.attributes['kernel'])
+    dweight = conv2d_weight(x, [dy.shape[1], x.shape[1], kernel, kernel], dy, **_window(op))
+    return [dweight] if len(op.writes + op.accumulates) == 1 else [dweight, dy.sum((0, 2, 3))]
+
+
+def _window(op: OpClass) -> dict[str, int]:
+    return {key: int(op.attributes[key]) for key in ('stride', 'padding')}
+
+
+KERNELS = {
+    ('split', 'F'): split,
+    ('split', 'I'): split,
+    ('join', 'F'): join,
+    ('join', 'I'): join,
+    ('matmul', 'F'): matmul_forward,
+    ('matmul', 'I'): matmul_dx,
+    ('matmul', 'W'): matmul_dw,
+    ('conv2d', 'F'): conv2d_forward,
+    ('conv2d', 'I'): conv2d_dx,
+    ('conv2d', 'W'): conv2d_dw,
+}

@@ -1,4 +1,4 @@
-"""Losses: ``attributes['scale']`` × the sum over the local samples, unsharded or with the vocabulary over a partition.
+"""Embeddings, and losses: ``attributes['scale']`` × the sum over the local samples, the vocabulary sharded or not.
 
 Cross entropy over a sharded vocabulary is Megatron's (Shoeybi et al. 2019, section 3). It all-reduces a maximum and two
 sums, and never logits.
@@ -8,10 +8,58 @@ from __future__ import annotations
 
 import torch
 
-from executor.kernels.context import Context
-from executor.kernels.embedding import local_rows
-from executor.kernels.precision import wide
+from executor.draws import on_device
+from executor.kernels.context import Context, places, position, wide
+from executor.kernels.pointwise import numbers, reduced
 from simpar.program import OpClass
+
+
+def local_rows(op: OpClass, where: Context, tokens: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens as rows of this rank's shard of the vocabulary, and which of them lie in it; the others become row 0."""
+    local = tokens - position(op, where) * rows
+    inside = (local >= 0) & (local < rows)
+    # Row 0 stands in for tokens of other ranks: an index out of range would abort, and ``inside`` removes what it
+    # gives.
+    return local.where(inside, 0), inside
+
+
+def embedding_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """tokens, weight → y; zeros for tokens outside of this rank's rows."""
+    tokens, weight = tensors
+    local, inside = local_rows(op, where, tokens, weight.shape[0])
+    # Zeros elsewhere, so that the sum over ranks is the full result.
+    return [weight[local] * inside.unsqueeze(-1)]
+
+
+def embedding_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """tokens, dy → dweight; ``attributes['rows']``: how many rows of the weight this rank has."""
+    tokens, dy = tensors
+    rows = int(op.attributes['rows'])
+    local, inside = local_rows(op, where, tokens, rows)
+    # As in torch, the row of a padding token is not trained.
+    inside = inside & (tokens != int(op.attributes.get('padding', -1)))
+    dweight = dy.new_zeros(rows, dy.shape[-1])
+    # A token may occur several times; ``index_add_`` sums, where an assignment would keep one.
+    return [dweight.index_add_(0, local.flatten(), (dy * inside.unsqueeze(-1)).flatten(0, -2))]
+
+
+def position_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, weight → y; the weight is unsharded, x may be this rank's shard of the sequence."""
+    x, weight = tensors
+    return [x + weight[on_device(places(op, where, x.shape[1]), weight)]]
+
+
+def position_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dweight of the full weight: zero rows outside of this rank's shard of the sequence, and behind its end."""
+    drows = tensors[0].sum(0)
+    rows = int(op.attributes['rows'])
+    # Documents that a sample packs share the rows of their places.
+    at = on_device(places(op, where, drows.shape[0]), drows)
+    return [drows.new_zeros(rows, drows.shape[1]).index_add_(0, at, drows)]
+
+
+# Losses: ``attributes['scale']`` × the sum over the local samples, unsharded or with the vocabulary over a
+# partition.
 
 
 def cross_entropy_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,7 +135,102 @@ def _partial_share(op: OpClass) -> float:
     return float(op.attributes.get('partial_share', 1.0))
 
 
+LOSSES = frozenset({'cross_entropy', 'ce_loss', 'cross_entropy_mean', 'mse', 'mae', 'aux_loss'})
+"""Operators whose first written tensor in phase F is a loss."""
+
+
+# The operators of cross-entropy where it is no single one: see ``simpar.model.library.cross_entropy``.
+
+
+def maximum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → its maximum over ``dims``, which stay with length 1."""
+    return [tensors[0].amax(numbers(op, 'dims'), keepdim=True)]
+
+
+def subtract(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, z [..., 1] → x − z."""
+    x, z = tensors
+    return [x - z]
+
+
+def subtract_dz(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dz [..., 1]."""
+    # z was broadcast over the last dim, so its gradient is summed there.
+    return [-wide(tensors[0]).sum(-1, keepdim=True)]
+
+
+def exp(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [tensors[0].exp()]
+
+
+def exp_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, y → dx."""
+    return [torch.mul(*tensors)]
+
+
+def log(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y."""
+    return [tensors[0].log()]
+
+
+def log_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    return [torch.div(*tensors)]
+
+
+def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → −x."""
+    return [-tensors[0]]
+
+
+def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → the same everywhere along what was summed, in memory of its own."""
+    # An expanded view shares one element; a later op that works in place would change all of them.
+    return [tensors[0].expand(numbers(op, 'shape')).contiguous()]
+
+
+def equal(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → where it is ``value``."""
+    return [tensors[0] == int(op.attributes['value'])]
+
+
+def masked_fill(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, mask → x, zeros where the mask is true; a mask alone: ones, zeros where it is."""
+    *x, mask = tensors
+    return [x[0].masked_fill(mask, 0) if x else ~mask]
+
+
+def gather_elements(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, index → of each row the elements that the index names."""
+    return [tensors[0].gather(-1, tensors[1])]
+
+
+def gather_elements_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, index → dx of ``shape``, zeros but for what was named."""
+    dy, index = tensors
+    return [dy.new_zeros(numbers(op, 'shape')).scatter_(-1, index, dy)]
+
+
+def mean(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Σ likelihoods, Σ smoothing, count → loss; nothing is smoothed."""
+    likelihood, _, count = map(wide, tensors)
+    return [float(op.attributes['scale']) * likelihood / count]
+
+
+def mean_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """count → the gradients of both sums."""
+    share = float(op.attributes['scale']) * float(op.attributes['partial_share'])
+    gradient = share / wide(tensors[0])
+    # Label smoothing is off, but the compiler's graph still has its sum, which therefore gets a gradient.
+    return [gradient, torch.zeros_like(gradient)]
+
+
 KERNELS = {
+    ('embedding', 'F'): embedding_forward,
+    ('embedding', 'W'): embedding_dw,
+    ('position', 'F'): position_forward,
+    ('position', 'W'): position_dw,
     ('cross_entropy', 'F'): cross_entropy_forward,
     ('cross_entropy', 'I'): cross_entropy_dx,
     ('ce_max', 'F'): ce_max,
@@ -97,6 +240,22 @@ KERNELS = {
     ('mse', 'I'): mse_dx,
     ('mae', 'F'): mae_forward,
     ('mae', 'I'): mae_dx,
+    ('maximum', 'F'): maximum,
+    ('subtract', 'F'): subtract,
+    ('subtract', 'I'): subtract_dz,
+    ('exp', 'F'): exp,
+    ('exp', 'I'): exp_dx,
+    ('log', 'F'): log,
+    ('log', 'I'): log_dx,
+    ('negate', 'F'): negate,
+    ('negate', 'I'): negate,
+    ('reduce_sum', 'F'): reduced,
+    ('reduce_sum', 'I'): spread,
+    ('equal', 'F'): equal,
+    ('masked_fill', 'F'): masked_fill,
+    ('masked_fill', 'I'): masked_fill,
+    ('gather_elements', 'F'): gather_elements,
+    ('gather_elements', 'I'): gather_elements_dx,
+    ('cross_entropy_mean', 'F'): mean,
+    ('cross_entropy_mean', 'I'): mean_dx,
 }
-LOSSES = frozenset({'cross_entropy', 'ce_loss', 'cross_entropy_mean', 'mse', 'mae', 'aux_loss'})
-"""Operators whose first written tensor in phase F is a loss."""

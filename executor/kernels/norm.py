@@ -1,11 +1,18 @@
-"""LayerNorm over the last dim, as aten does it, and RMSNorm."""
+"""Norms, rotary positions, and what latent attention has between its products.
+
+B batch, S sequence, G groups (key/value heads on this rank), C columns (queries, key and value), D head_dim.
+"""
 
 from __future__ import annotations
 
-import torch
+from math import ceil, floor, log, pi
 
-from executor.kernels.context import Context
-from executor.kernels.precision import wide
+import torch
+from torch.nn import functional
+
+from executor.draws import on_device
+from executor.kernels.attention import values_of
+from executor.kernels.context import Context, places, wide
 from simpar.program import OpClass
 
 
@@ -63,6 +70,185 @@ def rms_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
     return [(dy * x * rstd).flatten(0, -2).sum(0)]
 
 
+# RMSNorm of every head of the queries and keys of fused ``qkv``.
+
+
+def qk_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """qkv, gain of queries, gain of keys → qkv, rstd [B, S, G × (C − 1)]."""
+    qkv, *gains = tensors
+    x_BSGCD = _columns(op, qkv)
+    rstd = (wide(x_BSGCD[..., :-1, :]).square().mean(-1, keepdim=True) + float(op.attributes['epsilon'])).rsqrt()
+    normalised = x_BSGCD[..., :-1, :] * rstd * _gains(op, gains)
+    return [_joined(normalised, x_BSGCD), rstd.flatten(2)]
+
+
+def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, qkv, gain of queries, gain of keys, rstd → dqkv."""
+    dy, qkv, q_gain, k_gain, kept = map(wide, tensors)
+    dy_BSGCD, x_BSGCD, rstd = _columns(op, dy), _columns(op, qkv)[..., :-1, :], _rstd(op, kept)
+    normalised, scaled = x_BSGCD * rstd, dy_BSGCD[..., :-1, :] * _gains(op, [q_gain, k_gain])
+    dx = rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))
+    return [_joined(dx, dy_BSGCD)]
+
+
+def qk_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, qkv, rstd → gradients of the gains."""
+    dy, qkv, kept = map(wide, tensors)
+    of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, kept)).sum((0, 1, 2))
+    return [of_each[:-1].sum(0), of_each[-1]]
+
+
+def _columns(op: OpClass, qkv: torch.Tensor) -> torch.Tensor:
+    groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
+    return qkv.unflatten(-1, (groups, queries + 2, head_dim))
+
+
+def _rstd(op: OpClass, rstd: torch.Tensor) -> torch.Tensor:
+    return rstd.unflatten(-1, (int(op.attributes['groups']), -1)).unsqueeze(-1)
+
+
+def _gains(op: OpClass, gains: list[torch.Tensor]) -> torch.Tensor:
+    """[C − 1, D]: the gain of queries for each of a group's, then that of keys."""
+    q_gain, k_gain = gains
+    return torch.cat([q_gain.expand(int(op.attributes['queries']), -1), k_gain.unsqueeze(0)])
+
+
+def _joined(queries_and_keys: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """With the values of a source behind them."""
+    return torch.cat([queries_and_keys, source[..., -1:, :]], -2).flatten(2)
+
+
+# Rotary position embedding of the queries and keys of fused ``qkv``; the backward turns the other way.
+
+
+def rotary_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """qkv → qkv, turned."""
+    return [_turned(op, where, tensors[0])]
+
+
+def rotary_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dqkv."""
+    return [_turned(op, where, tensors[0], back=True)]
+
+
+def frequencies(features: int, theta: float, scaling: list[float]) -> torch.Tensor:
+    """Radians a position, [features / 2]; ``scaling`` as of ``Rotation``."""
+    found = theta ** (-torch.arange(0, features, 2, dtype=torch.float64) / features)
+    if not scaling:
+        return found
+    factor, *band = scaling
+    if not band:
+        return found / factor
+    if len(band) == 4:
+        return _yarn(found, theta, factor, *band[:3])
+    low, high, original = band
+    turns = original * found / (2 * pi)
+    # 0 where waves are long, 1 where they are short.
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return found * (kept + (1 - kept) / factor)
+
+
+def _yarn(found: torch.Tensor, theta: float, factor: float, original: float, fast: float, slow: float) -> torch.Tensor:
+    """Divided by the factor behind a ramp over features, from those that turn ``fast`` times to those of ``slow``."""
+    features = 2 * len(found)
+    first, last = (features * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (fast, slow))
+    low, high = max(floor(first), 0), min(ceil(last), features - 1)
+    divided = ((torch.arange(len(found), dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return found * (1 - divided + divided / factor)
+
+
+def _numbers(op: OpClass, key: str) -> list[float]:
+    return [float(number) for number in str(op.attributes.get(key, '')).split()]
+
+
+def turned(op: OpClass, where: Context, x: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+    """x [B, S, ..., features], every feature turned by its position; ``back``, the transpose of that."""
+    sequence = x.shape[1]
+    scaling, factors = _numbers(op, 'scaling'), _numbers(op, 'factors')
+    radians = frequencies(x.shape[-1], float(op.attributes['theta']), scaling)
+    if factors:
+        radians = radians / torch.tensor(factors, dtype=torch.float64)
+    magnitude = scaling[4] if len(scaling) == 5 else float(op.attributes.get('magnitude', 1.0))
+    angles = torch.outer(places(op, where, sequence).double(), radians).reshape(1, sequence, *(1,) * (x.ndim - 3), -1)
+    both = (angles.cos(), angles.sin() * (-1 if back else 1))
+    cos, sin = (on_device((part * magnitude).to(wide(x).dtype), x) for part in both)
+    interleaved = bool(op.attributes.get('interleaved', False))
+    one, other = (x[..., 0::2], x[..., 1::2]) if interleaved and not back else x.chunk(2, -1)
+    halves = wide(one) * cos - wide(other) * sin, wide(other) * cos + wide(one) * sin
+    # Pairs come out as halves, so backward they go from halves to pairs.
+    y = torch.stack(halves, -1).flatten(-2) if interleaved and back else torch.cat(halves, -1)
+    return y.to(x.dtype)
+
+
+def _turned(op: OpClass, where: Context, qkv: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+    groups, queries, head_dim, rotated = (
+        int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim', 'rotated')
+    )
+    y_BSGCD = qkv.unflatten(-1, (groups, queries + 2, head_dim)).clone()
+    # Values, the last column, are not turned.
+    part = y_BSGCD[..., : queries + 1, :rotated]
+    part.copy_(turned(op, where, part, back=back))
+    return y_BSGCD.flatten(2)
+
+
+# What multi-head latent attention has between its products: a norm of a part, a part, and what attention reads.
+
+
+def latent_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, gain → RMSNorm of the first features, as many as there are gains, and rstd."""
+    x, gain = tensors
+    return rms_forward(op, where, [x[..., : gain.shape[-1]], gain])
+
+
+def latent_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, gain, rstd → dx, zero for the features that were left out."""
+    dy, x, gain, rstd = tensors
+    features = gain.shape[-1]
+    (dx,) = rms_dx(op, where, [dy, x[..., :features], gain, rstd])
+    return [functional.pad(dx, (0, x.shape[-1] - features))]
+
+
+def latent_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, rstd → dgain."""
+    dy, x, rstd = tensors
+    return rms_dw(op, where, [dy, x[..., : dy.shape[-1]], rstd])
+
+
+def last_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → its features behind the first ``before``."""
+    return [tensors[0][..., int(op.attributes['before']) :].contiguous()]
+
+
+def last_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dx."""
+    return [functional.pad(tensors[0], (int(op.attributes['before']), 0))]
+
+
+def qkv_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """q, keys and values, shared keys → qkv [B, S, G × (query, key, value)]."""
+    groups = int(op.attributes['groups'])
+    (q, kv), k_rope = (tensor.unflatten(-1, (groups, -1)) for tensor in tensors[:2]), tensors[2]
+    rotated, values = int(op.attributes['rotated']), values_of(op)
+    q_nope, q_rope = q.split((q.shape[-1] - rotated, rotated), -1)
+    k_nope, v = kv.split((kv.shape[-1] - values, values), -1)
+    k_turned = turned(op, where, k_rope.unsqueeze(2)).expand(-1, -1, groups, -1)
+    return [torch.cat([q_nope, turned(op, where, q_rope), k_nope, k_turned, v], -1).flatten(2)]
+
+
+def qkv_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dqkv → the gradient of the part that ``of`` names."""
+    head_dim, rotated, values = int(op.attributes['head_dim']), int(op.attributes['rotated']), values_of(op)
+    dqkv_BSGD = tensors[0].unflatten(-1, (int(op.attributes['groups']), -1))
+    parts = (head_dim - rotated, rotated, head_dim - rotated, rotated, values)
+    dq, dq_turned, dk, dk_turned, dv = dqkv_BSGD.split(parts, -1)
+    if op.attributes['of'] == 'q':
+        return [torch.cat([dq, turned(op, where, dq_turned, back=True)], -1).flatten(2)]
+    if op.attributes['of'] == 'kv':
+        return [torch.cat([dk, dv], -1).flatten(2)]
+    # All heads share it.
+    return [turned(op, where, dk_turned.sum(2, keepdim=True), back=True).squeeze(2)]
+
+
 KERNELS = {
     ('norm', 'F'): norm_forward,
     ('norm', 'I'): norm_dx,
@@ -70,4 +256,16 @@ KERNELS = {
     ('rms_norm', 'F'): rms_forward,
     ('rms_norm', 'I'): rms_dx,
     ('rms_norm', 'W'): rms_dw,
+    ('qk_norm', 'F'): qk_norm_forward,
+    ('qk_norm', 'I'): qk_norm_dx,
+    ('qk_norm', 'W'): qk_norm_dw,
+    ('rotary', 'F'): rotary_forward,
+    ('rotary', 'I'): rotary_dx,
+    ('latent_norm', 'F'): latent_norm_forward,
+    ('latent_norm', 'I'): latent_norm_dx,
+    ('latent_norm', 'W'): latent_norm_dw,
+    ('last_features', 'F'): last_forward,
+    ('last_features', 'I'): last_dx,
+    ('latent_qkv', 'F'): qkv_forward,
+    ('latent_qkv', 'I'): qkv_dx,
 }

@@ -1,12 +1,14 @@
-"""Activations, biases, residuals and other ops of memory traffic."""
+"""Activations, gates, biases, residuals, reductions, and what changes the shape or order of dims."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
 
-from executor.kernels.context import Context, position
-from executor.kernels.dropout import left, mask_of
+from executor.kernels.context import Context, Kernel, left, mask_of, position, wide
 from simpar.program import OpClass
 
 
@@ -144,7 +146,93 @@ def cast(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch
     return [tensors[0].clone() for _ in op.writes]
 
 
-KERNELS = {
+# Gated feed-forwards: features alternate, a gate and what it lets through.
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+Derivative = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def gated_forward(
+    activation: Activation, op: OpClass, where: Context, tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """x [..., 2 × width] → y [..., width]."""
+    gate, up = _halves(tensors[0])
+    return [activation(gate) * up]
+
+
+def gated_dx(
+    activation: Activation, derivative: Derivative, op: OpClass, where: Context, tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """dy, x → dx."""
+    dy, x = tensors
+    gate, up = _halves(x)
+    return [torch.stack([derivative(dy * up, gate), dy * activation(gate)], -1).flatten(-2)]
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return gate.contiguous(), up
+
+
+def _gated(operator: str, activation: Activation, derivative: Derivative) -> dict[tuple[str, str], Kernel]:
+    return {
+        (operator, 'F'): partial(gated_forward, activation),
+        (operator, 'I'): partial(gated_dx, activation, derivative),
+    }
+
+
+# Products of two activations, and what changes the shape or order of an activation's dims.
+
+
+def batch_matmul(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """a, b → a · b for each index of the leading dims; operands with ``transpose_a``, ``transpose_b`` turned first."""
+    a, b = tensors
+    return [_transposed(op, 'transpose_a', a) @ _transposed(op, 'transpose_b', b)]
+
+
+def transpose(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → y, whose dims are those of x that ``permutation`` lists."""
+    # Messages and flat buffers need contiguous memory.
+    return [tensors[0].permute(numbers(op, 'permutation')).contiguous()]
+
+
+def reshape(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → the same elements in this rank's ``shape``; a view."""
+    return [tensors[0].reshape(numbers(op, 'shape'))]
+
+
+def mul(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → ``factor`` × x."""
+    return [tensors[0] * float(op.attributes['factor'])]
+
+
+def _transposed(op: OpClass, key: str, operand: torch.Tensor) -> torch.Tensor:
+    return operand.mT if op.attributes.get(key) else operand
+
+
+def numbers(op: OpClass, key: str) -> list[int]:
+    """An attribute that is a text of several."""
+    return [int(number) for number in str(op.attributes[key]).split()]
+
+
+# Sums and means over dims of a value.
+
+
+def reduced(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x → its sum over ``dims``, divided by ``count``, the full length of these, where there is one."""
+    # ``count`` is the unsharded length: each rank sums its shard, and the sum over ranks is then the mean.
+    return [wide(tensors[0]).sum(numbers(op, 'dims')) / int(op.attributes.get('count', 1))]
+
+
+def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → dx of ``shape``, the same everywhere along ``dims``, in memory of its own."""
+    (dy,), shape, dims = tensors, numbers(op, 'shape'), numbers(op, 'dims')
+    column = dy.reshape([1 if dim in dims else length for dim, length in enumerate(shape)])
+    # Not a view: ops that work in place follow.
+    return [(column / int(op.attributes.get('count', 1))).expand(shape).contiguous()]
+
+
+KERNELS: dict[tuple[str, str], Kernel] = {
     **{('cast', phase): cast for phase in 'FIW'},
     ('gelu', 'F'): gelu_forward,
     ('gelu', 'I'): gelu_dx,
@@ -174,4 +262,23 @@ KERNELS = {
     ('slice', 'I'): slice_shard,
     ('pad', 'F'): pad,
     ('pad', 'I'): pad,
+    **_gated('swiglu', functional.silu, torch.ops.aten.silu_backward),
+    **_gated('geglu', functional.gelu, torch.ops.aten.gelu_backward),
+    **_gated(
+        'geglu_tanh',
+        partial(functional.gelu, approximate='tanh'),
+        partial(torch.ops.aten.gelu_backward, approximate='tanh'),
+    ),
+    ('batch_matmul', 'F'): batch_matmul,
+    ('batch_matmul', 'I'): batch_matmul,
+    ('transpose', 'F'): transpose,
+    ('transpose', 'I'): transpose,
+    ('reshape', 'F'): reshape,
+    ('reshape', 'I'): reshape,
+    ('mul', 'F'): mul,
+    ('mul', 'I'): mul,
+    ('sum', 'F'): reduced,
+    ('sum', 'I'): spread,
+    ('mean', 'F'): reduced,
+    ('mean', 'I'): spread,
 }

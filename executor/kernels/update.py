@@ -7,17 +7,101 @@ squares, to clip by their norm, and how many are not finite: then it changes not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod, sqrt
 from typing import Final
 
 import torch
 
-from executor.kernels.clip import factor
-from executor.kernels.context import Context
-from executor.kernels.skipped import overflow_of, restore, saved
+from executor.kernels.context import Context, position, wide
+from executor.validate import dims_of
 from simpar.program import OpClass
 
+EPSILON = 1e-6
+"""Added to the norm, as torch's clip_grad_norm_ does."""
+
+
+def square_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """gradients... → Σ (gradient / loss_scale)² / ranks[, how many are not finite].
+
+    Where ranks differ along a packed gradient, ``3x40+1x8@data`` says how many have each so many elements of it.
+    """
+    scale = _loss_scale(op)
+    squares = [
+        # Divided before squaring: scaled gradients squared would overflow.
+        torch.linalg.vector_norm(wide(part) if scale == 1 else wide(part) / scale).square() / count
+        for tensor, ranks in zip(tensors, str(op.attributes['ranks']).split(), strict=True)
+        for part, count in _parts(tensor, ranks, where)
+    ]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=where.device)
+    return [total, *(finite_check(op, where, tensors) if len(op.writes) > 1 else ())]
+
+
+def _parts(tensor: torch.Tensor, ranks: str, where: Context) -> Iterator[tuple[torch.Tensor, int]]:
+    """A rank's parts of a gradient, and how many ranks have each."""
+    runs, _, partition = ranks.partition('@')
+    if not partition:
+        yield tensor, int(ranks)
+        return
+    # Runs count elements of the full gradient, of which this rank holds one shard.
+    first, begin = where.position[partition] * tensor.numel(), 0
+    for run in runs.split('+'):
+        count, length = map(int, run.split('x'))
+        # Slices end at the tensor's end by themselves; below zero they would count from there.
+        yield tensor[max(begin - first, 0) : max(begin + length - first, 0)], count
+        begin += length
+
+
+def finite_check(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """gradients... → how many of them are not finite."""
+    if not tensors:
+        return [torch.zeros((), device=where.device)]
+    # Counted where the gradients are: the host must not wait for it.
+    return [torch.stack([tensor.isfinite().all().logical_not() for tensor in tensors]).sum().float()]
+
+
+def factor(op: OpClass, squares: torch.Tensor | None) -> float | torch.Tensor:
+    """Return what an update multiplies gradients by: min(1, clip_norm / (norm + 1e-6)) / loss_scale.
+
+    Arguments: ``squares``, the norm's; None: nothing is clipped. What follows from it stays on the device.
+    """
+    if squares is None:
+        return 1.0 / _loss_scale(op)
+    # Epsilon in the denominator, as in torch, or results would differ in the last digits.
+    coefficient = float(op.attributes['clip_norm']) / (squares.reshape(()).sqrt() + EPSILON)
+    return coefficient.clamp(max=1.0) / _loss_scale(op)
+
+
+def _loss_scale(op: OpClass) -> float:
+    return float(op.attributes.get('loss_scale', 1.0))
+
+
+# Updates that are left out where a gradient is not finite: decided on the device, so that no host waits for it.
+
 Tensors = list[torch.Tensor]
+
+
+def overflow_of(op: OpClass, tensors: Tensors) -> torch.Tensor | None:
+    """How many gradients of all ranks are not finite, where the op reads that: behind all others."""
+    return tensors[-1] if 'loss_scale' in op.attributes else None
+
+
+def saved(overflow: torch.Tensor | None, tensors: Tensors) -> Tensors:
+    """What an update will change, as it was; nothing where nothing can be left out."""
+    return [] if overflow is None else [tensor.clone() for tensor in tensors]
+
+
+def restore(overflow: torch.Tensor | None, tensors: Tensors, before: Tensors) -> None:
+    """Put all back where something is not finite."""
+    if overflow is not None:
+        # A choice, not a product: NaN times zero is NaN.
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(overflow.reshape(()) > 0, old, tensor))
+
+
+# Optimizer updates, in place and for all weights of an op at once, as fused optimizers do.
+
 STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
 """Operator → states of a weight, without its master."""
 
@@ -160,4 +244,112 @@ def _like(tensors: Tensors, others: Tensors) -> Tensors:
     return [tensor.reshape(other.shape).to(other.dtype) for tensor, other in zip(tensors, others, strict=True)]
 
 
-KERNELS = {('sgd', 'U'): sgd, ('momentum', 'U'): momentum, ('adam', 'U'): adam}
+# Muon: the momentum of a shard, and the update by the orthogonalised full matrix (Jordan et al. 2024).
+
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+MUON_EPSILON: Final = 1e-7
+
+
+def muon_momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """gradient, v[, squares][, overflow] → v, u: v = momentum · v + g; u = v, or with ``nesterov`` g + momentum · v."""
+    gradient, v, *numbers = tensors
+    squares = numbers[0] if 'clip_norm' in op.attributes else None
+    dtype = v.dtype if gradient.dtype == torch.float16 else gradient.dtype
+    overflow = overflow_of(op, tensors)
+    before = saved(overflow, [v])
+    g, mu = gradient.reshape(v.shape).to(v.dtype) * factor(op, squares), float(op.attributes['momentum'])
+    v.mul_(mu).add_(g)
+    # In memory of its own: the state must not change with what is handed on.
+    u = (g.add_(v, alpha=mu) if op.attributes['nesterov'] else v.clone()).to(dtype)
+    # Zeros travel in place of what is not finite, for nobody will use them.
+    restore(overflow, [v, u], [*before, torch.zeros_like(u)])
+    return [v, u]
+
+
+def muon(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """u, weight[, master][, overflow] → weight[, master]: this rank's shard of the change of the full matrix."""
+    full, *rest = tensors
+    return muon_step(op, where, [_own(op, where, full), *rest])
+
+
+def muon_change(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """u → this rank's shard of the change of the full matrix."""
+    return [_own(op, where, tensors[0])]
+
+
+def muon_step(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """change, weight[, master][, overflow] → weight[, master]: decayed, and changed."""
+    change, weight, *rest = tensors
+    masters = rest[:1] if op.attributes.get('master_weights') else []
+    overflow = overflow_of(op, tensors)
+    before = saved(overflow, [weight, *masters])
+    exact, rate = (masters or [weight])[0], float(op.attributes['learning_rate'])
+    exact.mul_(1 - rate * float(op.attributes['weight_decay']))
+    exact.add_(change.to(exact.dtype), alpha=-rate)
+    if masters:
+        weight.copy_(exact)
+    restore(overflow, [weight, *masters], before)
+    return [weight, *masters]
+
+
+def _own(op: OpClass, where: Context, full: torch.Tensor) -> torch.Tensor:
+    """What of the full change a rank has; a matrix for each of the leading dims that count them."""
+    many = int(op.attributes.get('many', 0))
+    behind = many + int(op.attributes['rows'])
+    rows, columns = prod(full.shape[many:behind]), prod(full.shape[behind:])
+    stack = full.reshape(-1, rows, columns)
+    changes = [_orthogonal(matrix, int(op.attributes['iterations'])) for matrix in stack]
+    change = (torch.stack(changes) * sqrt(max(1.0, rows / columns))).reshape(full.shape)
+    splits, partitions = str(op.attributes['splits']).split(), str(op.attributes['partitions']).split()
+    for dim, partition in zip(splits, partitions, strict=True):
+        change = change.chunk(where.size[partition], int(dim))[where.position[partition]]
+    return change
+
+
+def _orthogonal(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Newton–Schulz of degree 5, on the side of fewer rows."""
+    a, b, c = COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / (x.norm() + MUON_EPSILON)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+# What optimizer parallelism does on a rank alone: shards of full weights, and the freeing of gathered ones.
+
+
+def shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """weights... → this position's shards of them in ``partition``, which the update changes.
+
+    In memory of their own, so that a weight changes nowhere but where its op says so.
+    """
+    own, size = position(op, where), where.size[str(op.attributes['partition'])]
+    return [
+        # A view would be updated along with the weight, and would keep the full weight in memory.
+        tensor.chunk(size, dim)[own].clone(memory_format=torch.contiguous_format)
+        for tensor, dim in zip(tensors, dims_of(op), strict=True)
+    ]
+
+
+def reshard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Nothing: the op frees."""
+    return []
+
+
+KERNELS = {
+    ('square_sum', 'U'): square_sum,
+    ('finite_check', 'U'): finite_check,
+    ('sgd', 'U'): sgd,
+    ('momentum', 'U'): momentum,
+    ('adam', 'U'): adam,
+    ('muon_momentum', 'U'): muon_momentum,
+    ('muon', 'U'): muon,
+    ('muon_change', 'U'): muon_change,
+    ('muon_step', 'U'): muon_step,
+    ('piece', 'U'): shard,
+    ('reshard', 'F'): reshard,
+    ('reshard', 'I'): reshard,
+}

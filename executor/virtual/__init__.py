@@ -1,8 +1,8 @@
 """A virtual accelerator: a torch device module for machines without one, its tensors on the CPU.
 
-It has what ``torch.cuda`` and ``torch.npu`` have for the executor: streams, events, memory that is reused. What is
-issued runs later, in an order that a seed picks (``reset``). ``check`` raises where a stream did not wait for another
-that it should have waited for.
+It has what ``torch.cuda`` and ``torch.npu`` have for the executor: streams, events, memory that is reused, captured
+graphs. What is issued runs later, in an order that a seed picks (``reset``). ``check`` raises where a stream did not
+wait for another that it should have waited for.
 """
 
 from __future__ import annotations
@@ -14,14 +14,9 @@ from typing import Any
 
 import torch
 
-from executor.virtual import state
-from executor.virtual.engine import Queue
-from executor.virtual.graphs import Capture, outside, record_in_capture, wait_in_capture
-from executor.virtual.graphs import Graph as Graph
-from executor.virtual.graphs import graph as graph
-from executor.virtual.graphs import graph_pool_handle as graph_pool_handle
-from executor.virtual.races import Clock, join
+from executor.virtual.engine import DEVICES, Capture, Clock, Pool, Queue, join, state
 from executor.virtual.tensor import KIND, register
+from simpar.errors import ProgramError
 
 _names = itertools.count()
 
@@ -127,7 +122,7 @@ def is_available() -> bool:
 
 def device_count() -> int:
     """As many as a test could want."""
-    return state.DEVICES
+    return DEVICES
 
 
 def current_device() -> int:
@@ -205,7 +200,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Of nothing."""
 
 
@@ -236,3 +231,88 @@ def install() -> None:
         return
     _setup_privateuseone_for_python_backend(KIND, sys.modules[__name__])
     register()
+
+
+# Captured graphs of virtual accelerators: what is issued to some streams is kept, and issued again by one call.
+
+
+class Graph:
+    """What was captured, to be replayed on the current stream."""
+
+    def __init__(self) -> None:
+        self.capture: Capture | None = None
+        self._lanes: dict[int, Queue] = {}
+
+    def replay(self) -> None:
+        """Issue all of it again."""
+        if self.capture is None:
+            raise ProgramError('a graph is replayed before it was captured')
+        here = current_stream()
+        if not self._lanes:
+            for queue in self.capture.streams.values():
+                self._lanes[queue.number] = here.queue.engine.queue(queue.device, f'{queue.name}, in a graph')
+        lanes = [Stream(lane.device, queue=lane) for lane in self._lanes.values()]
+        for lane in lanes:
+            lane.wait_stream(here)
+        for queue, put in self.capture.nodes:
+            put(self._lanes[queue.number])
+        for lane in lanes:
+            here.wait_stream(lane)
+
+
+_on_stream = stream
+
+
+def graph_pool_handle() -> Pool:
+    """Memory that graphs may share which are replayed one after the other."""
+    pool = Pool()
+    state.of_graphs.setdefault(state.device, []).append(pool)
+    return pool
+
+
+@contextmanager
+def graph(into: Graph, pool: Pool | None = None, stream: Any = None, **_: Any) -> Iterator[None]:
+    """Within it, what is issued to a stream, and to those that wait for it, goes into a graph and does not run.
+
+    Other arguments are those of devices that have more than one thread.
+    """
+    stream = stream or current_stream()
+    synchronize(stream.device)
+    capture = Capture(stream.queue, pool or graph_pool_handle())
+    try:
+        with _on_stream(stream):
+            yield
+    finally:
+        for queue in capture.streams.values():
+            queue.capture = None
+    capture.end()
+    into.capture = capture
+
+
+def record_in_capture(queue: Queue, event: Any) -> None:
+    """An event is recorded on a stream: whether that is inside of a graph, and what it then knows."""
+    inside = queue.capture is not None and not event.external
+    event.capture = queue.capture if inside else None
+    if event.capture is not None:
+        event.seen = event.capture.seen_by(queue)
+        event.seen[queue.number] += 1
+
+
+def wait_in_capture(queue: Queue, event: Any) -> None:
+    """A stream waits for an event: whether it may.
+
+    Raises ``ProgramError`` where only one of both is inside of a graph that is being captured.
+    """
+    capture = event.capture
+    if capture is not None and capture.origin.capture is capture:
+        capture.join(queue, event.seen)
+    elif queue.capture is not None:
+        raise ProgramError(f'{queue.name} waits, inside of a graph, for an event that is not in it')
+    else:
+        outside(event)
+
+
+def outside(event: Any) -> None:
+    """Raises ``ProgramError`` where an event is inside of a graph, and is asked for outside."""
+    if event.capture is not None:
+        raise ProgramError('an event inside of a graph is asked for outside; make it with external=True')

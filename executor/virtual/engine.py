@@ -9,15 +9,94 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from executor.virtual.races import Access, Clock, Races, join
+import torch
+
 from simpar.errors import Deadlock, ProgramError
 
-if TYPE_CHECKING:
-    from executor.virtual.graphs import Capture
+Clock = dict[int, int]
+"""Stream → how many of its tasks are known to have finished."""
+SHOWN: Final = 5
+
+
+class Race(ProgramError):
+    """Two accesses to one piece of memory, of which neither waits for the other."""
+
+
+@dataclass(slots=True)
+class Access:
+    """Arguments: ``first`` and ``past``, the bytes touched; ``tick``, the number of the task on its stream ``name``."""
+
+    stream: int
+    tick: int
+    first: int
+    past: int
+    writes: bool
+    what: str
+    name: str
+
+    def __str__(self) -> str:
+        return f'{self.what} on {self.name}'
+
+    def clashes(self, other: Access, known: Clock) -> bool:
+        """Whether an earlier access and this one, which knows so much, are in no order and may not swap."""
+        return (
+            (self.writes or other.writes)
+            and other.first < self.past
+            and self.first < other.past
+            and known.get(other.stream, 0) < other.tick
+        )
+
+    def hides(self, other: Access) -> bool:
+        """Whether whoever is ordered after this one is after the earlier one, too."""
+        return self.writes and self.first <= other.first and other.past <= self.past
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Let one know what another knows."""
+    for stream, tick in other.items():
+        if into.get(stream, 0) < tick:
+            into[stream] = tick
+
+
+@dataclass(slots=True)
+class Races:
+    """All accesses that later ones may clash with, by place: a block of memory, or a tensor of a program."""
+
+    found: list[str] = field(default_factory=list)
+    _past: dict[Hashable, list[Access]] = field(default_factory=dict)
+
+    def touch(self, place: Hashable, access: Access, known: Clock) -> None:
+        """Hold an access against those before, and keep it for those to come."""
+        kept = []
+        for other in self._past.get(place, ()):
+            if other.stream != access.stream and access.clashes(other, known):
+                self.found.append(f'{access} does not wait for {other}')
+            # A read after a read of the same bytes by the same stream says all that the first said.
+            same = other.stream == access.stream and (access.writes or not other.writes)
+            covered = access.first <= other.first and other.past <= access.past
+            if not access.hides(other) and not (same and covered):
+                kept.append(other)
+        kept.append(access)
+        self._past[place] = kept
+
+    def forget(self, place: Hashable) -> None:
+        """A place that is no more."""
+        self._past.pop(place, None)
+
+    def check(self) -> None:
+        """Raises ``Race`` where there was any."""
+        if self.found:
+            shown = list(dict.fromkeys(self.found))
+            more = f'\n  and {len(shown) - SHOWN} more' if len(shown) > SHOWN else ''
+            raise Race('accesses in no order:\n  ' + '\n  '.join(shown[:SHOWN]) + more)
+
+
+# What executes on virtual accelerators: streams of tasks that run later than they were issued, in any legal order.
 
 CHANGE: Final = 0.02
 """How often the favoured stream changes, of all tasks, where a seed decides."""
@@ -198,3 +277,177 @@ class Engine:
             self._random.choice(self.queues).priority = self._random.random()
             self._order = sorted(self.queues, key=lambda queue: -queue.priority)
         return next((queue for queue in self._order if queue.tasks and queue.may_run()), None)
+
+
+# Memory of a virtual accelerator: blocks that go back to the stream that they were allocated on, as CUDA's do.
+
+GRAIN: Final = 512
+"""Sizes are rounded up to a multiple of this, in bytes."""
+GARBAGE: Final = 0xFF
+"""What new memory holds: NaN in every floating dtype."""
+
+
+class Block:
+    """Some bytes of a device, and the stream to which they return."""
+
+    __slots__ = ('memory', 'queue', 'size')
+
+    def __init__(self, size: int, queue: Queue) -> None:
+        self.size = size
+        self.queue = queue
+        self.memory = torch.full((size,), GARBAGE, dtype=torch.uint8)
+
+
+class Lease:
+    """A block in use, by all tensors that share it; its end gives the block back."""
+
+    __slots__ = ('block', 'pool')
+
+    def __init__(self, pool: Pool, block: Block) -> None:
+        self.pool = pool
+        self.block = block
+
+    @property
+    def _cdata(self) -> int:
+        # As a torch storage tells who it is.
+        return id(self.block)
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.block)
+
+
+class Pool:
+    """The memory of one device."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.peak = 0
+        self.reserved = 0
+        self._free: dict[tuple[int, int], list[Block]] = defaultdict(list)
+
+    def lease(self, size: int, queue: Queue) -> Lease:
+        """Memory for a tensor that a task on this stream makes; it holds garbage."""
+        size = max(1, -(-size // GRAIN)) * GRAIN
+        free = self._free[queue.number, size]
+        if free:
+            block = free.pop()
+        else:
+            block = Block(size, queue)
+            self.reserved += size
+        # Whoever still reads it must be waited for, so this counts as a write, and spoils what was there.
+        touches = (Touch(id(block), 0, size, True),)
+        queue.issue('an allocation', lambda: block.memory.fill_(GARBAGE), touches)
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+        return Lease(self, block)
+
+    def give_back(self, block: Block) -> None:
+        """The host has dropped the last tensor."""
+        self.allocated -= block.size
+        self._free[block.queue.number, block.size].append(block)
+
+
+# Captured graphs.
+
+Put = Callable[[Queue], None]
+
+
+class Capture:
+    """What is being captured.
+
+    Arguments: ``origin``, the stream on which it begins; ``pool``, whose memory it takes.
+    """
+
+    def __init__(self, origin: Queue, pool: Pool) -> None:
+        self.origin = origin
+        self.pool = pool
+        self.nodes: list[tuple[Queue, Put]] = []
+        self.streams: dict[int, Queue] = {}
+        self._issued: dict[int, int] = {}
+        self._known: dict[int, dict[int, int]] = {}
+        self.join(origin, {})
+
+    def join(self, queue: Queue, seen: dict[int, int]) -> None:
+        """A stream waits for an event that knows so much of the others, and is captured from now on."""
+        queue.capture = self
+        self.streams[queue.number] = queue
+        known = self._known.setdefault(queue.number, {})
+        for number, count in seen.items():
+            known[number] = max(known.get(number, 0), count)
+
+    def add(self, queue: Queue, put: Put) -> None:
+        """The next that a stream does."""
+        self.nodes.append((queue, put))
+        self._issued[queue.number] = self._issued.get(queue.number, 0) + 1
+
+    def seen_by(self, queue: Queue) -> dict[int, int]:
+        """How much of every stream is over where a stream now is."""
+        return {**self._known[queue.number], queue.number: self._issued.get(queue.number, 0)}
+
+    def end(self) -> None:
+        """Raises ``ProgramError`` where a stream was not joined to the first."""
+        for queue in self.streams.values():
+            queue.capture = None
+        known = self.seen_by(self.origin)
+        for number, queue in self.streams.items():
+            if known.get(number, 0) < self._issued.get(number, 0):
+                raise ProgramError(f'a graph ends with work on {queue.name} that {self.origin.name} does not wait for')
+
+
+# The virtual accelerators of this process: their engine, memory and streams, and which stream is current.
+
+DEVICES: Final = 64
+
+
+class State:
+    """What a device module holds for its process.
+
+    Arguments: ``lanes``, by device its collectives that are not over, in the order in which they were issued.
+    """
+
+    def __init__(self) -> None:
+        # What operations give follows from their arguments alone, so that it stays.
+        self.made: dict[Any, Any] = {}
+        self.libraries: list[torch.library.Library] = []
+        self.reset()
+
+    def reset(self, seed: int | None = None) -> Engine:
+        """Begin anew, with devices that are empty; a seed picks the order in which streams run."""
+        self.engine, self.device, self.issuing = Engine(seed), 0, False
+        self.pools: dict[int, Pool] = {}
+        self.of_graphs: dict[int, list[Pool]] = {}
+        self.defaults: dict[int, Queue] = {}
+        self.current: dict[int, Queue] = {}
+        self.lanes: defaultdict[int, deque[Any]] = defaultdict(deque)
+        return self.engine
+
+    def with_index(self, where: torch.device) -> torch.device:
+        """A device by its number, that of the current device where it has none."""
+        return where if where.index is not None else torch.device(where.type, self.device)
+
+    def pool(self, where: torch.device) -> Pool:
+        """The memory of a device."""
+        return self.pools.setdefault(self.with_index(where).index, Pool())
+
+    def pools_of(self, index: int) -> list[Pool]:
+        """All memory of a device: that of its graphs, too."""
+        return [self.pool(torch.device('virtual', index)), *self.of_graphs.get(index, ())]
+
+    def pool_of(self, where: torch.device, queue: Queue) -> Pool:
+        """The memory from which a stream allocates: that of its graph while it is captured."""
+        return self.pool(where) if queue.capture is None else queue.capture.pool
+
+    def default_queue(self, index: int) -> Queue:
+        """The stream of a device that is current when no other is."""
+        if index not in self.defaults:
+            self.defaults[index] = self.engine.queue(index, 'default')
+        return self.defaults[index]
+
+    def current_queue(self, where: torch.device) -> Queue:
+        """The current stream of a device."""
+        index = self.with_index(where).index
+        return self.current.get(index) or self.default_queue(index)
+
+
+state: Final = State()
+"""Torch knows one device module in a process, so there is one."""

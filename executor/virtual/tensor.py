@@ -13,9 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from executor.virtual import state
-from executor.virtual.engine import Queue, Touch
-from executor.virtual.memory import Lease
+from executor.virtual.engine import Lease, Queue, Touch, state
 from simpar.errors import ProgramError
 
 KIND: Final = 'virtual'
@@ -101,9 +99,6 @@ class Part(NamedTuple):
     bytes: int
 
 
-_made: dict[Any, Made] = {}
-
-
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Issue one operation."""
     leaves, shape = _flat(args, kwargs)
@@ -113,11 +108,11 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _on_host(func, leaves, shape)
     forms = [_form(leaf) for leaf in leaves]
     key = (func, shape, tuple(forms))
-    made = _made.get(key)
+    made: Made | None = state.made.get(key)
     if made is None:
         if func is aten.index.Tensor and any(isinstance(form, Form) and form.dtype is torch.bool for form in forms):
             raise ProgramError(f'{func}: how many elements a mask picks would have to be read by the host')
-        made = _made[key] = _tried(func, leaves, shape, forms)
+        made = state.made[key] = _tried(func, leaves, shape, forms)
     device = _device(leaves)
     queue = state.current_queue(device)
     results: list[Any] = []

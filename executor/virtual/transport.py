@@ -1,4 +1,4 @@
-"""Collectives among virtual accelerators of one process: tasks on the streams of all ranks that take part.
+"""All ranks of a program on virtual accelerators of this process, and the collectives among them.
 
 As with NCCL, a collective holds its stream until all its ranks have come to it, and the collectives of one device run
 one after the other, in the order in which its host issued them: so ranks that issue two communicators in different
@@ -8,16 +8,26 @@ orders wait for each other for ever, and are found.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from executor.tensors import all_reduce
-from executor.virtual import state
-from executor.virtual.engine import Queue, Task, Touch
+from executor.assemble import Execution, assemble_run
+from executor.devices.graph import ISSUERS
+from executor.devices.issue import Slot
+from executor.devices.open import open_device
+from executor.draws import single_thread
+from executor.ranks.request import Outcome, Request, Stretch
+from executor.ranks.transport import Transport
+from executor.tensors import TORCH, all_reduce
+from executor.validate import communicators
+from executor.virtual.engine import Queue, Task, Touch, state
 from executor.virtual.tensor import VirtualTensor, touches
 from simpar.errors import ProgramError
+from simpar.program import Program
+from simpar.program.touches import instance
 
 Cells = list[torch.Tensor]
 Cells_to = list[tuple[torch.Tensor, int]]
@@ -36,13 +46,9 @@ class Seat:
     @property
     def there(self) -> bool:
         """Whether its stream has come to it, and its device has no collective before it."""
-        lane = lanes[self.queue.device]
+        lane = state.lanes[self.queue.device]
         at_head = bool(self.queue.tasks) and self.queue.tasks[0] is self.task
         return at_head and bool(lane) and lane[0] is self
-
-
-lanes: dict[int, deque[Seat]] = defaultdict(deque)
-"""Device → its collectives that are not over, in the order in which they were issued."""
 
 
 @dataclass(slots=True, eq=False)
@@ -182,8 +188,7 @@ class VirtualTransport:
         seat = Seat(form, brings, gets, queue)
         seats = shared.meetings.setdefault(number, {})
         seats[self._position] = seat
-        lane = lanes[queue.device]
-        lane.append(seat)
+        state.lanes[queue.device].append(seat)
 
         def ready() -> bool:
             return number not in shared.meetings or (
@@ -203,7 +208,7 @@ class VirtualTransport:
             for other, found in zip(ordered, results, strict=True):
                 for target, result in zip(other.gets, found, strict=True):
                     target.copy_(result)
-                lanes[other.queue.device].popleft()
+                state.lanes[other.queue.device].popleft()
 
         seat.task = queue.put(what, run, ready)
 
@@ -249,3 +254,141 @@ def _scattered(brought: list[Cells], reduce: str) -> list[Cells]:
 def _cells(tensor: torch.Tensor) -> torch.Tensor:
     assert isinstance(tensor, VirtualTensor)
     return tensor.cells
+
+
+# All ranks of a program on virtual accelerators of this process, each issued by a host of its own.
+
+
+class VirtualWorld:
+    """A program on virtual accelerators.
+
+    Arguments:
+        seed: of weights and inputs.
+        dtype: takes the place of every floating dtype.
+        order: a seed for the order in which streams run; None: they take turns.
+        begin: the number that the first step has in the whole training.
+        held: of each rank, parameters and states before it; None, as the seed draws them.
+        issue: ``eager``, op by op, or ``graph``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        steps: int,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        order: int | None = None,
+        begin: int = 0,
+        held: Sequence[Mapping[str, torch.Tensor]] | None = None,
+        issue: str = 'eager',
+    ) -> None:
+        open_device('virtual')
+        self.engine = state.reset(order)
+        self._program = program
+        self._steps = steps
+        transports = _transports(program)
+        with single_thread():
+            self.ranks = [
+                ISSUERS[issue](
+                    program,
+                    rank,
+                    open_device('virtual', rank),
+                    transports[rank],
+                    steps=steps,
+                    seed=seed,
+                    dtype=dtype,
+                    first=begin,
+                    held=held[rank] if held else None,
+                    watch=self._touch(rank),
+                )
+                for rank in range(program.world)
+            ]
+        for rank in self.ranks:
+            for stream, name in zip(rank.streams, program.role(rank.rank).streams, strict=True):
+                stream.queue.name = f'{name} of rank {rank.rank}'
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        request: Request,
+        order: int | None = None,
+        held: Sequence[Mapping[str, torch.Tensor]] | None = None,
+    ) -> VirtualWorld:
+        """What a request asks for."""
+        dtype = TORCH[request.dtype] if request.dtype else None
+        begin = (request.stretch or Stretch()).first
+        steps, seed = request.steps, request.seed
+        return cls(
+            program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held, issue=request.issue
+        )
+
+    def run(self, *, keep: bool = True) -> Execution:
+        """Train all steps.
+
+        Arguments: ``keep``, whether parameters and gradients come back.
+
+        Raises ``Race`` where memory or a tensor was used without the events that this needs, ``Deadlock`` where no
+        stream could go on, ``ProgramError`` where ranks met in different collectives.
+        """
+        return self.train(0, self._steps, keep=keep)
+
+    def train(self, first: int, count: int, *, keep: bool = True) -> Execution:
+        """Train some steps from number ``first`` on; see ``run``."""
+        steps = range(first, first + count)
+        with single_thread():
+            for rank in self.ranks:
+                rank.begin(self.engine.now, steps[-1])
+            zero = self.engine.now()
+            for step in steps:
+                self._issue(step)
+            for rank in self.ranks:
+                rank.finish()
+            self.engine.races.check()
+            outcomes = [
+                Outcome(
+                    arrive_KS=rank.arrive_KS[first : steps.stop] - zero,
+                    end_KS=rank.end_KS[first : steps.stop] - zero,
+                    losses=rank.losses[first : steps.stop],
+                    parameters=rank.parameters() if keep else {},
+                    gradients=rank.gradients if keep else {},
+                )
+                for rank in self.ranks
+            ]
+        return assemble_run(self._program, outcomes, 'real')
+
+    def _issue(self, step: int) -> None:
+        """Every host issues the step, none of them waiting for anything in it."""
+        for rank in self.ranks:
+            rank.keep_near(step)
+            state.issuing = True
+            rank.issue(step)
+            state.issuing = False
+
+    def _touch(self, rank: int) -> Any:
+        """What the program's tensors are used for, held against the events as memory is."""
+        program = self._program
+
+        def watch(slot: Slot, step: int, stream: Any) -> None:
+            op, touches = slot.op, []
+            for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
+                tensor = program.tensor[name]
+                writes = name in op.writes or name in op.accumulates or name in op.frees
+                place = (rank, *instance(tensor, *slot.part))
+                touches.append(Touch(place, 0, 1, writes))
+            what = f'the tensors of {op.name}'
+            stream.queue.whenever(lambda queue: queue.touch_all(touches, what))
+
+        return watch
+
+
+def _transports(program: Program) -> list[dict[tuple[str, str], Transport]]:
+    """For each rank its end of every communicator."""
+    found: list[dict[tuple[str, str], Transport]] = [{} for _ in range(program.world)]
+    for partition, stream in communicators(program):
+        for members in partition.groups_GP.tolist():
+            shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members))
+            for position, rank in enumerate(members):
+                found[rank][partition.name, stream] = VirtualTransport(shared, position, rank)
+    return found

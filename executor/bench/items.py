@@ -1,0 +1,621 @@
+"""Items: what a bench measures, each one op class on tensors that every rank holds in full; over which sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from executor.devices.kinds import KINDS, in_threads
+from executor.ranks.collectives import SMALL
+from simpar.cost.compute import NO_WORK, PRODUCTS
+from simpar.hardware.net import Net
+from simpar.lower import lower
+from simpar.model import Dense, Network, Relu
+from simpar.model.library.blocks import block_network, llama_network
+from simpar.model.library.gpt import Transformer
+from simpar.plan import Plan
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program.op import Phase
+from simpar.workload import Adam, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class On:
+    """The devices of a bench.
+
+    Arguments:
+        device, transport, dtype: as of ``Request``.
+        name: what the device calls itself; ``memory``: its bytes, 0 where its module does not tell.
+    """
+
+    device: str = 'cpu'
+    transport: str = ''
+    dtype: str = ''
+    name: str = ''
+    memory: int = 0
+
+    @property
+    def threads(self) -> bool:
+        """Whether streams are threads of the processor."""
+        return in_threads(self.device, self.transport)
+
+    @property
+    def library(self) -> str:
+        """What carries messages."""
+        return 'gloo' if self.transport == 'gloo' else KINDS[self.device].backend
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of times on this kind of device must know."""
+        return tuple(filter(None, [KINDS[self.device].note]))
+
+
+def look_at(device: str, transport: str, dtype: str) -> On:
+    """The devices of this machine, as their module tells. Raises ``RunFailed`` where there are none."""
+    if in_threads(device, transport):
+        return On(device, transport, dtype)
+    from executor.devices.open import device_module, require
+
+    require(device)
+    module = device_module(device)
+    name = getattr(module, 'get_device_name', lambda index: f'{device} device')(0)
+    ask = getattr(module, 'mem_get_info', None)
+    return On(device, transport, dtype, str(name), int(ask(0)[1]) if ask else 0)
+
+
+# What is measured, and how often: a minute's worth, five minutes' worth, and next to nothing for tests.
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A transformer of one layer, whose operators besides products and attention are measured."""
+
+    batch: int
+    sequence: int
+    hidden: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Grids and repeats.
+
+    Arguments:
+        products: values of each of m, n and k; every combination is measured.
+        head_dims, sequences, pairs: values for attention; ``scores``: combinations with more scores are left out.
+        probes: see ``Probe``; ``moved``: operators that move more bytes are left out.
+        messages: bytes of collectives; on a shaped network, up to ``message_seconds`` of its rate.
+        orders: shuffled orders of all items; ``trials`` of each that count; ``rounds`` of overlapped runs.
+        beside: kinds of collectives that run beside kernels.
+        load_seconds: for how long a device makes large products, to see which clock it keeps; ``load``: m, n and k.
+    """
+
+    products: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    sequences: tuple[int, ...]
+    pairs: tuple[int, ...]
+    scores: int
+    probes: tuple[Probe, ...]
+    moved: float
+    messages: tuple[int, ...]
+    message_seconds: float
+    orders: int
+    trials: int
+    rounds: int
+    beside: tuple[str, ...] = ('all_reduce',)
+    load_seconds: float = 5.0
+    load: int = 8192
+
+
+QUICK: Final = Sizes(
+    products=(8, 32, 128, 512, 1024),
+    head_dims=(32, 64, 128),
+    sequences=(16, 32, 64, 128, 256),
+    pairs=(1, 4, 16, 64),
+    scores=2**20,
+    probes=(
+        Probe(4, 16, 32, 512),
+        Probe(4, 32, 64, 1024),
+        Probe(4, 64, 128, 2048),
+        Probe(4, 128, 256, 4096),
+        Probe(4, 256, 512, 8192),
+    ),
+    moved=64e6,
+    messages=tuple(2**power for power in range(8, 25)),
+    message_seconds=0.05,
+    orders=3,
+    trials=6,
+    rounds=8,
+)
+FULL: Final = Sizes(
+    products=(8, 16, 32, 64, 128, 256, 512, 1024),
+    head_dims=(16, 32, 64, 128),
+    sequences=(16, 32, 64, 128, 256, 512, 1024),
+    pairs=(1, 4, 16, 64, 256),
+    scores=2**21,
+    probes=(
+        *QUICK.probes,
+        Probe(8, 16, 32, 512),
+        Probe(8, 32, 64, 1024),
+        Probe(8, 64, 128, 2048),
+        Probe(8, 128, 256, 4096),
+        Probe(8, 256, 512, 8192),
+        Probe(8, 256, 1024, 16384),
+    ),
+    moved=128e6,
+    messages=tuple(2**power for power in range(8, 27)),
+    message_seconds=0.2,
+    orders=4,
+    trials=8,
+    rounds=16,
+    beside=('all_reduce', 'all_gather', 'reduce_scatter'),
+    load_seconds=20.0,
+)
+TINY: Final = Sizes(
+    products=(16, 256),
+    head_dims=(16,),
+    sequences=(16, 32),
+    pairs=(2,),
+    scores=2**12,
+    probes=(Probe(2, 8, 32, 64), Probe(4, 16, 32, 64)),
+    moved=1e6,
+    messages=(2**10, 2**14, 2**18),
+    message_seconds=0.01,
+    orders=2,
+    trials=5,
+    rounds=2,
+    load_seconds=0.05,
+    load=32,
+)
+LEAST: Final = Sizes(
+    products=(16,),
+    head_dims=(16,),
+    sequences=(16,),
+    pairs=(2,),
+    scores=2**12,
+    probes=(Probe(2, 8, 32, 64),),
+    moved=1e6,
+    messages=(2**10, 2**16),
+    message_seconds=0.01,
+    orders=1,
+    trials=2,
+    rounds=1,
+    load_seconds=0.02,
+    load=16,
+)
+NAMED: Final = {'least': LEAST, 'tiny': TINY, 'quick': QUICK, 'full': FULL}
+
+
+# Items: what is measured, each one op class on tensors that every rank holds in full, and programs that run them.
+
+COMPUTE: Final = 'compute'
+COMMUNICATION: Final = 'communication'
+DRAWN: Final = 'normal:0.02'
+"""How operands start: numbers of any size, so that no kernel meets a special case."""
+ANY_SIZE: Final = frozenset({'embedding', 'ce_sum', 'cross_entropy'})
+"""Operators that are told a partition and do the same work whatever its size is."""
+LOGARITHMS: Final = frozenset({'ce_loss', 'log'})
+"""Operators that may not read negative numbers."""
+Key = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One line of a table.
+
+    Arguments:
+        table: matmul, attention, operator or collective.
+        key: its columns without the times.
+        ops: op classes that run one after the other; the last is measured.
+        tensors: all tensors that the ops touch.
+        weight: the item's weight in the mean of all items that have this key.
+    """
+
+    table: str
+    key: Key
+    ops: tuple[OpClass, ...]
+    tensors: tuple[Tensor, ...]
+    weight: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of the op that is measured."""
+        return self.ops[-1].name
+
+
+def partition_name(size: int) -> str:
+    """The partition of a bench program into groups of so many neighbouring ranks."""
+    return f'of{size}'
+
+
+def group_sizes(world: int, per_host: int = 0) -> list[int]:
+    """Sizes of groups that ``world`` ranks can be split into: powers of two, and all.
+
+    Arguments: ``per_host``, ranks of a host; 0: all. Groups then fill hosts, or hosts hold full groups.
+    """
+    # Groups must be equal, and plans use powers of two mostly; all sizes would take too long.
+    powers = {2**power for power in range(1, 20) if world % 2**power == 0}
+    sizes = sorted(powers | ({per_host, world} - {0, 1} if world > 1 else set()))
+    return [size for size in sizes if not per_host or per_host % size == 0 or size % per_host == 0]
+
+
+def hosts_of(size: int, per_host: int) -> int:
+    """Hosts that a group of neighbours touches."""
+    return max(1, size // per_host) if per_host else 1
+
+
+def program_of(items: Sequence[Item], world: int, streams: tuple[str, ...] = ()) -> Program:
+    """A program in which every rank runs the items in this order, communication on a stream of its own.
+
+    Arguments: ``streams`` to have, those that the items need unless given.
+    """
+    # Groups that no op uses cost nothing.
+    sizes = [size for size in range(2, world + 1) if world % size == 0]
+    ranks = np.arange(world, dtype=np.int32)
+    builder = ProgramBuilder(world, [Partition(partition_name(size), ranks.reshape(-1, size)) for size in sizes])
+    # Items share operands of one shape (see ``operand``), so that a bench fits in memory.
+    for tensor in {tensor.name: tensor for item in items for tensor in item.tensors}.values():
+        builder.add_tensor(tensor)
+    ops = [op for item in items for op in item.ops]
+    for op in {op.name: op for op in ops}.values():
+        builder.add_op_class(op)
+    slots = [(op.name, COMPUTE if op.kind == 'compute' else COMMUNICATION, 0, 0) for op in ops]
+    used = {stream for _, stream, _, _ in slots}
+    streams = streams or tuple(stream for stream in (COMPUTE, COMMUNICATION) if stream in used)
+    builder.add_role('all', range(world), slots, streams)
+    return builder.build()
+
+
+def operand(shape: tuple[int, ...], place: int = 0, initial: str = DRAWN, dtype: str = 'fp32') -> Tensor:
+    """A tensor that is there from the start; those of one form and place are one tensor.
+
+    Arguments: ``place`` among the operands of one op, so that no two of them are the same memory.
+    """
+    size = 'x'.join(map(str, shape))
+    return Tensor(f'{initial}.{dtype}.{size}.{place}', 'state', shape, dtype, initial=initial)
+
+
+def result(name: str, shape: tuple[int, ...], dtype: str = 'fp32') -> Tensor:
+    """A tensor that an op writes, and frees at once."""
+    return Tensor(name, 'activation', shape, dtype)
+
+
+def isolate(program: Program, op: OpClass, world: int) -> tuple[OpClass, tuple[Tensor, ...]] | None:
+    """Take an op out of its program, on its local shapes.
+
+    Returns None where the op needs groups that ``world`` cannot form, or does nothing.
+    """
+    # It takes no time on any machine, so there is nothing to measure.
+    if op.operator in NO_WORK:
+        return None
+    program, op = _plain(program, op)
+    attributes, partition = dict(op.attributes), op.partition or str(op.attributes.get('partition', ''))
+    if partition:
+        size = program.partitions[partition].size
+        # Such an op computes the same whatever its group is, so any group of this world does.
+        if size not in group_sizes(world) and op.operator in ANY_SIZE:
+            size = world
+        if size not in group_sizes(world):
+            return None
+        partition = partition_name(size)
+        attributes |= {'partition': partition} if op.kind == 'compute' else {}
+    reads = _operands(program, op)
+    # Updates work in place: what they write is what they have read, not a new tensor.
+    changed = set(op.reads) if op.phase == 'U' and op.kind == 'compute' else set()
+    writes = [reads[op.reads.index(name)] if name in changed else _written(program, op, name) for name in op.writes]
+    sums = [replace(_written(program, op, name), kind='gradient') for name in op.accumulates]
+    alone = replace(
+        op,
+        partition=partition if op.kind != 'compute' else '',
+        attributes=attributes,
+        reads=tuple(tensor.name for tensor in reads),
+        writes=tuple(tensor.name for tensor in writes),
+        accumulates=tuple(tensor.name for tensor in sums),
+        frees=tuple(tensor.name for tensor in (*writes, *sums) if tensor not in reads),
+    )
+    return alone, tuple({tensor.name: tensor for tensor in (*reads, *writes, *sums)}.values())
+
+
+def _plain(program: Program, op: OpClass) -> tuple[Program, OpClass]:
+    """The same message of full buffers, where it packs tensors; a norm as if all elements counted alike."""
+    # How elements count depends on the group's positions, which this world may lack; the work does not depend on it.
+    if '@' in str(op.attributes.get('ranks', '')):
+        return program, replace(op, attributes={**op.attributes, 'ranks': ' '.join('1' for _ in op.reads)})
+    scatters = op.operator == 'reduce_scatter'
+    if op.operator not in ('all_gather', 'reduce_scatter'):
+        return program, op
+    shares = [program.tensor[name] for name in (op.writes + op.accumulates if scatters else op.reads)]
+    if not any(share.members for share in shares):
+        return program, op
+    rest = list(op.reads if scatters else op.writes)
+    buffers = []
+    for share in shares:
+        # Members of a packed share stand one behind the other; an unpacked share stands for one tensor.
+        mine = [rest.pop(0) for _ in range(len(share.members) or 1)]
+        full = replace(share, name=f'{share.name}.full', splits=(), members=(), initial='')
+        buffers.append(full if share.members else program.tensor[mine[0]])
+    names = tuple(full.name for full in buffers)
+    added = tuple(full for full in buffers if full.name not in program.tensor)
+    alone = replace(op, reads=names) if scatters else replace(op, writes=names)
+    return program.replace(tensors=(*program.tensors, *added)), alone
+
+
+def _operands(program: Program, op: OpClass) -> list[Tensor]:
+    """What an op reads, in the order that it reads it; updates have tensors of their own, for they change them."""
+    found = []
+    for place, name in enumerate(op.reads):
+        tensor = program.tensor[name]
+        shape = program.local_shape(tensor)
+        made = operand(shape, place, _initial(tensor, op.operator), tensor.dtype)
+        # An update changes its operands. Were they shared, the next item would meet numbers that no longer are usual.
+        found.append(replace(made, name=f'{op.name}.{made.name}') if op.phase == 'U' else made)
+    return found
+
+
+def _initial(tensor: Tensor, operator: str) -> str:
+    if not tensor.dtype.startswith('int'):
+        given = tensor.kind in ('parameter', 'state')
+        return tensor.initial if given else 'ones' if operator in LOGARITHMS else DRAWN
+    return tensor.initial if tensor.initial.startswith(('tokens:', 'classes:')) else 'classes:2'
+
+
+def _written(program: Program, op: OpClass, name: str) -> Tensor:
+    tensor = program.tensor[name]
+    return result(f'{op.name}>{name}', program.local_shape(tensor), tensor.dtype)
+
+
+def twice(item: Item) -> Item:
+    """Repeat an op, so that the second run adds to the sum that the first has created."""
+    # The first must not free the sum, or the second would create it instead of adding to it.
+    first, second = (replace(item.ops[-1], name=f'{item.name}.{word}') for word in ('first', 'again'))
+    return replace(item, ops=(replace(first, frees=()), second))
+
+
+# Compute items: products and attention over grids of sizes, and every other operator as lowering makes it.
+
+HEADS = 8
+"""At most so many heads in a sample of attention; more work is more samples."""
+GRIDS = frozenset({'matmul', 'attention'})
+"""Operators that are measured over grids of sizes."""
+PRICED_BY_GRIDS = GRIDS | PRODUCTS
+
+
+def grid_items(sizes: Sizes, world: int) -> list[Item]:
+    """Everything that computes, over the sizes asked for."""
+    products = itertools.product(sizes.products, repeat=3)
+    attentions = itertools.product(sizes.head_dims, sizes.sequences, sizes.pairs)
+    items = [matmul(m, n, k, phase) for m, n, k in products for phase in ('F', 'I', 'W')]
+    for head_dim, sequence, pairs in attentions:
+        # Scores are held in full, so larger combinations would not fit in the memory of a small machine.
+        if pairs * sequence**2 <= sizes.scores:
+            items += [attention(head_dim, sequence, pairs, phase) for phase in ('F', 'I')]
+    return items + operators(sizes, world)
+
+
+def matmul(m: int, n: int, k: int, phase: Phase) -> Item:
+    """A product of ``m`` × ``k`` by ``k`` × ``n``: forward, for the gradient of the input or for that of the weight."""
+    name = f'matmul.{m}.{n}.{k}.{phase}'
+    # Weights are stored [outputs, inputs], so the forward reads the second factor transposed, as programs do.
+    shapes = {'F': ((m, k), (n, k), (n,)), 'I': ((m, k), (k, n)), 'W': ((k, m), (k, n))}[phase]
+    reads = [operand(shape, place) for place, shape in enumerate(shapes)]
+    writes = [result(f'{name}>out', (m, n)), *([result(f'{name}>bias', (m,))] if phase == 'W' else [])]
+    op = _op(name, 'matmul', phase, reads, writes, {'m': m, 'n': n, 'k': k}, {'outputs': 1})
+    return _item(op, (*reads, *writes))
+
+
+def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
+    """Causal attention with a key head for every query head.
+
+    Arguments: ``pairs``, heads over all samples.
+    """
+    # The product of batch and heads decides the time; splitting it this way keeps rows of qkv at a usual width.
+    heads = min(pairs, HEADS)
+    batch, width = pairs // heads, heads * head_dim
+    name = f'attention.{head_dim}.{sequence}.{pairs}.{phase}'
+    qkv, y, lse = (batch, sequence, 3 * width), (batch, sequence, width), (batch, heads, sequence)
+    shapes = {'F': (qkv,), 'I': (y, qkv, y, lse)}[phase]
+    reads = [operand(shape, place) for place, shape in enumerate(shapes)]
+    outs = {'F': (y, lse), 'I': (qkv,)}[phase]
+    writes = [result(f'{name}>{place}', shape) for place, shape in enumerate(outs)]
+    dims = {'batch': batch, 'sequence': sequence, 'heads': heads, 'kv_heads': heads, 'head_dim': head_dim}
+    attributes: dict[str, int | float | str | bool] = {
+        'groups': heads,
+        'queries': 1,
+        'head_dim': head_dim,
+        'causal': True,
+    }
+    return _item(_op(name, 'attention', phase, reads, writes, dims, attributes), (*reads, *writes))
+
+
+def operators(sizes: Sizes, world: int) -> list[Item]:
+    """All operators but products and attention, in every phase, as they stand in lowered programs."""
+    found: list[Item] = []
+    for index, probe in enumerate(sizes.probes):
+        for program in _programs(probe, world):
+            found += program_items(program, world, f'probe{index}.{len(found)}')
+    return unique(
+        # Products and attention are priced from their grids; measured here too, they would be counted twice.
+        item
+        for item in found
+        if item.ops[-1].operator not in PRICED_BY_GRIDS and item.ops[-1].bytes <= sizes.moved
+    )
+
+
+def _programs(probe: Probe, world: int) -> Iterator[Program]:
+    """Transformers as GPT-2 and as Qwen 3, and a network, unsharded and over two ranks; and blocks of layers."""
+    model = Transformer(
+        layers=1, hidden=probe.hidden, heads=probe.hidden // 32, vocab=probe.vocab, sequence=probe.sequence
+    )
+    dense = Dense(inputs=probe.hidden, outputs=probe.hidden)
+    parts = replace(model, norm='rms_norm', activation='swiglu', position='rotary', qk_norm=True, bias=())
+    # Sharding adds operators of its own: slices, pads, the cross entropy over a sharded vocabulary.
+    for tensor in (1, 2) if world % 2 == 0 else (1,):
+        plan = Plan(tensor=tensor)
+        yield lower(Workload(model=model, batch=probe.batch, optimizer=Adam()), plan, tensor)
+        yield lower(Workload(model=parts, batch=probe.batch), plan, tensor)
+        rows = Network(layers=(dense, Relu(), dense))
+        yield lower(Workload(model=rows, batch=probe.batch * probe.sequence, loss='mse'), plan, tensor)
+    for blocks in (block_network, llama_network):
+        block = blocks(probe.sequence, probe.hidden, model.heads, probe.hidden)
+        yield lower(Workload(model=block, batch=probe.batch * probe.sequence, loss='mse'), Plan(), 1)
+
+
+def program_items(program: Program, world: int, prefix: str) -> list[Item]:
+    """The distinct compute ops of a program, alone.
+
+    Arguments: ``prefix`` of their names, different for each program.
+    """
+    found = []
+    for op in program.op_classes:
+        alone = isolate(program, replace(op, name=f'{prefix}.{op.name}'), world) if op.kind == 'compute' else None
+        if alone is not None:
+            found.append(_item(*alone))
+    return unique(found)
+
+
+def unique(items: Iterable[Item]) -> list[Item]:
+    """The first of all items that do the same work."""
+    # Reversed twice: of equal items the first stays, and stays at its place.
+    return list({_signature(item): item for item in reversed(list(items))}.values())[::-1]
+
+
+def _signature(item: Item) -> tuple[object, ...]:
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in item.tensors)
+    return (item.table, *sorted(item.key.items()), len(item.ops), shapes)
+
+
+def _item(op: OpClass, tensors: tuple[Tensor, ...]) -> Item:
+    return Item(*place_of(op), (op,), tensors)
+
+
+def place_of(op: OpClass) -> tuple[str, Key]:
+    """The table that an op's time belongs to, and the columns of its line."""
+    return op.operator if op.operator in GRIDS else 'operator', _key(op)
+
+
+def _key(op: OpClass) -> Key:
+    """The columns of the table that an op's time belongs to."""
+    dims = op.dims
+    if op.operator == 'matmul':
+        return {'m': dims['m'], 'n': dims['n'], 'k': dims['k'], 'phase': op.phase}
+    if op.operator == 'attention':
+        queries = dims['heads'] // dims['kv_heads']
+        pairs = dims['batch'] * dims['heads']
+        return {
+            'queries': queries,
+            'head_dim': dims['head_dim'],
+            'sequence': dims['sequence'],
+            'pairs': pairs,
+            'phase': op.phase,
+        }
+    return {'operator': op.operator, 'phase': op.phase, 'bytes': int(op.bytes)}
+
+
+def _op(
+    name: str,
+    operator: str,
+    phase: Phase,
+    reads: list[Tensor],
+    writes: list[Tensor],
+    dims: dict[str, int],
+    attributes: dict[str, int | float | str | bool],
+) -> OpClass:
+    names = tuple(tensor.name for tensor in writes)
+    return OpClass(
+        name=name,
+        kind='compute',
+        operator=operator,
+        phase=phase,
+        dims=dims,
+        reads=tuple(tensor.name for tensor in reads),
+        writes=names,
+        frees=names,
+        attributes=attributes,
+    )
+
+
+# Communication items: collectives over their range of sizes, in groups of every size.
+
+WIDTH = 4
+"""Bytes of a number."""
+RINGS = ('all_reduce', 'all_gather', 'reduce_scatter')
+"""What is measured whether a program has it or not; an all-to-all, only where one does."""
+
+
+def message_items(sizes: Sizes, net: Net, world: int, per_host: int = 0) -> list[Item]:
+    """Every collective in groups of every size; the groups of one size communicate at once."""
+    largest = net.rate * sizes.message_seconds
+    return [
+        collective(operator, members, size, hosts_of(members, per_host))
+        for members in group_sizes(world, per_host)
+        for operator in RINGS
+        for size in both_sides(operator, sizes.messages)
+        # On a slow shaped link a large message would take minutes; the smallest stays, as it tells the latency.
+        if size == min(sizes.messages) or size <= largest
+    ]
+
+
+def both_sides(operator: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes on both sides of the size up to which the executor exchanges all-reduces."""
+    return tuple(sorted({*sizes, SMALL, SMALL + 1})) if operator == 'all_reduce' and max(sizes) > SMALL else sizes
+
+
+def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
+    """A collective of fp32 numbers.
+
+    Arguments:
+        size: bytes of the full vector, rounded up to whole numbers for every member.
+        hosts: how many a group touches.
+    """
+    # Rounded up: every member needs the same whole number of fp32 numbers.
+    shard = -(-size // (WIDTH * members))
+    full = shard * members
+    shape, out = {
+        'all_reduce': (full, full),
+        'all_gather': (shard, full),
+        'reduce_scatter': (full, shard),
+    }[operator]
+    name = f'{operator}.{members}.{size}'
+    read, written = operand((shape,)), result(f'{name}>out', (out,))
+    op = OpClass(
+        name=name,
+        kind='collective',
+        operator=operator,
+        phase='F',
+        bytes=float(WIDTH * full),
+        partition=partition_name(members),
+        reduce='' if operator == 'all_gather' else 'sum',
+        reads=(read.name,),
+        writes=(written.name,),
+        frees=(written.name,),
+        attributes={} if operator == 'all_reduce' else {'dim': 0},
+    )
+    return _collective_item(op, members, (read, written), hosts)
+
+
+def program_messages(program: Program, world: int, prefix: str, per_host: int = 0) -> list[Item]:
+    """The distinct collectives of a program, alone, as far as this world has groups of their size."""
+    found = []
+    for op in program.op_classes:
+        alone = isolate(program, replace(op, name=f'{prefix}.{op.name}'), world) if op.kind == 'collective' else None
+        size = program.partitions[op.partition].size if alone else 0
+        if alone is not None and size in group_sizes(world, per_host):
+            found.append(_collective_item(alone[0], size, alone[1], hosts_of(size, per_host)))
+    return unique(found)
+
+
+def _collective_item(op: OpClass, members: int, tensors: tuple[Tensor, ...], hosts: int) -> Item:
+    # The algorithm depends on the size as in ``ranks.collectives``; fits must not mix the two.
+    exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
+    key: dict[str, int | str] = {
+        'operator': op.operator,
+        'ranks': members,
+        'nodes': hosts,
+        'bytes': int(op.bytes),
+        'algorithm': 'exchange' if exchanged else 'pairwise' if op.operator == 'all_to_all' else 'ring',
+    }
+    return Item('collective', key, (op,), tensors)

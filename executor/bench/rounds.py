@@ -1,0 +1,519 @@
+"""Rounds of a bench: items in shuffled orders, kernels beside messages, what a device has; and the rows they become."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executor.bench.items import COMMUNICATION, COMPUTE, Item, On, Sizes, collective, matmul, program_items, program_of
+from executor.bench.ranks import Timed, Timer
+from executor.devices.kinds import KINDS
+from executor.measure import Statistics
+from simpar import __version__
+from simpar.cost.compute import MATRIX
+from simpar.interval_sets import Intervals, union
+from simpar.lower import lower
+from simpar.model.library.gpt import Transformer
+from simpar.plan import Plan
+from simpar.program import OpClass, Program
+from simpar.program.op import Phase
+from simpar.trace import Span, Times, Trace
+from simpar.workload import Workload
+
+WARM_UP = 2
+"""Steps of every run that do not count."""
+QUIET = 0.02
+TICK = 5e-6
+"""Wall time may exceed CPU time by this share, or by so many seconds of reading clocks."""
+ENOUGH = 8
+QUICKEST: Final = 0.25
+"""The share of steps that is quick: where they scatter normally, its mean is their 10th percentile."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Repeats of one item on all ranks: seconds by the clock and of CPU time.
+
+    Arguments: ``quick``, the mean by the clock over the steps in which all items together were quickest; 0: not known.
+    """
+
+    wall: Times
+    cpu: Times
+    quick: float = 0.0
+
+    @property
+    def quiet(self) -> NDArray[np.bool_]:
+        """Which repeats had the processor to themselves: hardly longer than their CPU time."""
+        return self.wall - self.cpu < np.maximum(QUIET * self.wall, TICK)
+
+    @property
+    def kept(self) -> Samples:
+        """The quiet repeats, as far as there are enough; all of them otherwise."""
+        # A quantile over a handful of repeats would be worse than one over disturbed ones.
+        return Samples(self.wall[self.quiet], self.cpu[self.quiet]) if self.quiet.sum() >= ENOUGH else self
+
+
+def sample(
+    pool: Timer, items: Sequence[Item], orders: int, trials: int, seed: int, said: Callable[[], None] = lambda: None
+) -> list[Samples]:
+    """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
+
+    Arguments:
+        orders: how many shuffled orders there are.
+        trials: how many steps of each order count.
+        said: called after each order.
+    """
+    shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
+    for _ in range(orders):
+        # A new order each time: what ran before an op leaves caches in another state, and drift must not favour one
+        # item.
+        order = list(items)
+        shuffled.shuffle(order)
+        run = pool.timed(program_of(order, pool.world), WARM_UP + trials)
+        for name, wall, cpu in seconds_by_op(run):
+            found[name].append((wall, cpu))
+        said()
+    walls, cpus = ([np.concatenate([pair[which] for pair in found[item.name]]) for item in items] for which in (0, 1))
+    # Repeats are [orders, ranks, steps], one behind the other.
+    by_step = [wall.reshape(orders, -1, trials).mean(1).ravel() for wall in walls]
+    first = quickest(np.sum(by_step, axis=0))
+    means = [float(seconds[first].mean()) for seconds in by_step]
+    return [Samples(*one) for one in zip(walls, cpus, means, strict=True)]
+
+
+def quickest(totals: Times) -> NDArray[np.int64]:
+    """Which steps are quick, by what each took."""
+    return np.argsort(totals)[: max(1, round(QUICKEST * len(totals)))]
+
+
+def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
+    """Op class, seconds from start to end and CPU seconds of every slot, over steps that count and all ranks.
+
+    CPU seconds are those of the op's thread for compute, of the whole process for communication.
+    """
+    role = run.trace.program.role(0)
+    representatives = run.trace.representatives
+    # From start, not arrival: the wait for peers is not the op's own time.
+    wall_RKS = np.array([rank_times.end_KS - rank_times.start_KS for rank_times in representatives])[:, WARM_UP:]
+    ops = [run.trace.program.op(role, slot) for slot in range(len(role))]
+    computes = np.array([op.kind == 'compute' for op in ops])
+    cpu_RKS = np.where(computes, run.thread_RKS, run.process_RKS)[:, WARM_UP:]
+    return [(op.name, wall_RKS[:, :, slot].ravel(), cpu_RKS[:, :, slot].ravel()) for slot, op in enumerate(ops)]
+
+
+# What computation and communication take from one another when both run on every rank at once.
+
+Kernels = Literal['matrix', 'memory']
+TRIALS: Final = 3
+"""Steps of every run that count."""
+LOW: Final = 0.1
+"""Quantile of what ops take alone."""
+COVERED: Final = 0.8
+"""A kernel is beside messages where they run for so much of its time."""
+MOSTLY: Final = 0.5
+"""Kernels must run for so much of the messages' time, and so much of their work be done meanwhile."""
+LEAST: Final = 0.01
+"""Seconds of kernels in a step."""
+LONGER: Final = 1.5
+TINY: Final = 1e-6
+"""Seconds, in place of nothing."""
+LARGEST: Final = 2**20
+SMALLEST: Final = 2**12
+"""Bytes of messages."""
+USUAL: Final = 2
+"""How many sizes of a program's messages are tried."""
+BUSIEST: Final = 6
+"""How many of the ops of programs are tried."""
+LEAST_FLOPS: Final = 10_000_000
+LEAST_BYTES: Final = 1_000_000
+"""What keeps a core busy for about 200 microseconds: shorter kernels are mostly noise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """How many times as long something takes while something else runs, one sample for each run and rank.
+
+    Arguments:
+        what: what is stretched: matrix or memory kernels, or a collective.
+        beside: what runs, in words.
+    """
+
+    what: Kernels | Literal['collective']
+    beside: str
+    factor: Statistics
+
+
+def measure_overlap(
+    pool: Timer,
+    sizes: Sizes,
+    largest: float,
+    said: Callable[[], None] = lambda: None,
+    programs: Sequence[Program] = (),
+) -> list[Stretch]:
+    """Run kernels alone, collectives alone and both at once, in turns.
+
+    Arguments:
+        largest: bytes of the largest message.
+        said: called ``2 × sizes.rounds`` times for each kind of collective.
+        programs: whose sizes messages have, if any communicate, and whose ops kernels are, if any are long enough.
+    """
+    size = int(min(max(largest, SMALLEST), LARGEST))
+    found: list[Stretch] = []
+    kinds: tuple[Kernels, ...] = ('matrix', 'memory')
+    for operator in sizes.beside:
+        messages = [collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
+        for what in kinds:
+            pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), messages)
+            found += pair.measure(what, operator, sizes.rounds, said)
+    return found
+
+
+def _usual(programs: Sequence[Program]) -> list[int]:
+    """The sizes of collectives in which programs send most bytes; the work that a message is has a part for each."""
+    sent: Counter[int] = Counter()
+    for program in programs:
+        for op, times in _often(program):
+            if op.kind == 'collective':
+                sent[int(op.bytes)] += times * int(op.bytes)
+    return [size for size, _ in sent.most_common(USUAL)]
+
+
+def _often(program: Program) -> Iterator[tuple[OpClass, int]]:
+    """Each op class, and how often all ranks together do it in a step; in the order of their first ops."""
+    times = Counter(index for rank in range(program.world) for index in program.role(rank).op_class.tolist())
+    return ((program.op_classes[index], count) for index, count in times.items())
+
+
+def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item]:
+    """The products of programs with most FLOPs, or those of their other ops that move most bytes.
+
+    What a message takes from a kernel is also its cache, and sizes tell how much of one there is to lose.
+    """
+    work: list[tuple[float, Item]] = []
+    for index, program in enumerate(programs):
+        often = {op.name: times for op, times in _often(program)}
+        prefix = f'{what}{index}.'
+        for item in program_items(program, world, prefix[:-1]):
+            op = item.ops[-1]
+            least, amount = (LEAST_FLOPS, op.flops) if what == 'matrix' else (LEAST_BYTES, op.bytes)
+            if (op.operator in MATRIX) == (what == 'matrix') and amount >= least:
+                work.append((often[op.name.removeprefix(prefix)] * amount, item))
+    return [item for _, item in sorted(work, key=lambda one: -one[0])[:BUSIEST]]
+
+
+def kernels(what: Kernels) -> list[Item]:
+    """Matrix products, or ops bound by memory, of some hundred microseconds each or more."""
+    if what == 'matrix':
+        return [matmul(m, n, k, phase) for m, n, k in ((256, 512, 512), (128, 512, 1024)) for phase in ('F', 'I', 'W')]
+    model = Transformer(layers=1, hidden=512, heads=8, vocab=1024, sequence=256)
+    items = program_items(lower(Workload(model=model, batch=4), Plan(), 1), 1, 'beside')
+    return [item for item in items if item.ops[-1].operator in ('norm', 'gelu', 'residual')]
+
+
+class _Pair:
+    """Kernels and messages, and the programs that run either and both; the two streams never wait for one another."""
+
+    def __init__(self, pool: Timer, kernels: list[Item], messages: list[Item]) -> None:
+        self._pool = pool
+        self._items = {COMPUTE: kernels, COMMUNICATION: messages}
+        self._alone = [program_of(items, pool.world) for items in self._items.values()]
+        self._seconds: dict[str, list[float]] = {}
+        # Once before the combined program is built: its lengths follow from the times alone.
+        self._run_alone()
+        self._both = self._program()
+
+    def measure(self, what: Kernels, operator: str, rounds: int, said: Callable[[], None]) -> list[Stretch]:
+        """How the kernels stretch beside the messages, and the messages beside the kernels.
+
+        Arguments: ``operator``, the kind of the messages.
+        """
+        both = []
+        # Alone and together in turns, so that a slow minute of the machine hits both sides of the ratio.
+        for _ in range(rounds):
+            self._run_alone()
+            both.append(self._run(self._both))
+            said()
+        alone = self._usual()
+        # On a shaped network messages cannot be quicker than the link, however much CPU they get.
+        shaped = self._pool.net.kind != 'none'
+        kernels = [factor for run in both for factor in kernel_stretches(run, alone, shaped=shaped)]
+        messages = [factor for run in both for factor in message_stretches(run.trace, alone)]
+        called, of = f'{operator.replace("_", "-")}s', '' if operator == 'all_reduce' else f' ({operator})'
+        return [
+            Stretch(what, called, Statistics(np.array(kernels))),
+            Stretch('collective', f'{what} kernels{of}', Statistics(np.array(messages))),
+        ]
+
+    def _run(self, program: Program) -> Timed:
+        return self._pool.timed(program, WARM_UP + TRIALS)
+
+    def _run_alone(self) -> None:
+        """Remember CPU seconds of kernels, and seconds of messages by the clock, with nothing beside them."""
+        for run in map(self._run, self._alone):
+            for rank in range(run.trace.program.world):
+                for step, span in _spans(run.trace, rank):
+                    kernel = span.op.kind == 'compute'
+                    # Kernels work on their own thread; gloo's threads do the work of messages, for which the wall clock
+                    # is what counts.
+                    seconds = run.thread_RKS[rank, step, span.slot] if kernel else span.end - span.start
+                    self._seconds.setdefault(span.op.name, []).append(float(seconds))
+
+    def _usual(self) -> dict[str, float]:
+        # A low quantile: others on the machine only ever add time.
+        return {name: float(np.quantile(seconds, LOW)) for name, seconds in self._seconds.items()}
+
+    def _program(self) -> Program:
+        """Both at once; messages last longer than kernels, so that they are there beside the last kernel."""
+        alone = self._usual()
+        totals = {stream: sum(alone[item.name] for item in items) for stream, items in self._items.items()}
+        times = max(1, round(LEAST / totals[COMPUTE]))
+        # Kernels take longer beside messages than alone. Messages get a margin, so that the last kernel does not run
+        # alone.
+        lasting = LONGER * totals[COMPUTE] * times
+        messages = self._items[COMMUNICATION] * max(1, round(lasting / totals[COMMUNICATION]))
+        return program_of([*self._items[COMPUTE] * times, *messages], self._pool.world)
+
+
+def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[tuple[int, Span]]:
+    return [(step, span) for step in range(first, trace.steps) for span in trace.spans(rank, step)]
+
+
+def _busy(trace: Trace, rank: int, kind: str) -> Intervals:
+    """When ops of a kind run on a rank, warm-ups included."""
+    # Warm-up steps too: a message of a warm-up may still run when the first counted kernel starts.
+    spans = [(span.start, span.end) for _, span in _spans(trace, rank, 0) if span.op.kind == kind]
+    return union(np.array(spans).reshape(-1, 2))
+
+
+def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) -> Iterator[float]:
+    """For each rank, how many times as long kernels take while messages run on their core.
+
+    Arguments:
+        alone: op class → CPU seconds.
+        shaped: whether the network sets the pace of messages.
+    Where nobody else uses the machine, a core runs kernels or messages. So a kernel takes its own CPU time and that
+    which messages take meanwhile: on a shaped network, their part of the clock; on one that is not, where messages go
+    the faster the more of the core they get, their part of the process's CPU time. Both are one where nobody else is
+    on the machine, and change little where somebody is, other than the clock.
+    """
+    for rank in range(run.trace.program.world):
+        busy = _busy(run.trace, rank, 'collective')
+        beside = [
+            (span.end - span.start, run.thread_RKS[at], run.process_RKS[at], alone[span.op.name])
+            for step, span in _spans(run.trace, rank)
+            # A kernel that is partly alone would dilute the factor.
+            if span.op.kind == 'compute' and covered(span, busy) >= COVERED * (span.end - span.start)
+            for at in [(rank, step, span.slot)]
+        ]
+        if beside:
+            # Sums before ratios: a ratio for each short kernel would mostly be noise.
+            clock, own, process, work = (sum(column) for column in zip(*beside, strict=True))
+            # The process's time beyond the kernel's own is gloo's: what messages took of the core.
+            shared = clock / max(clock - (process - own), TINY) if shaped else process / own
+            yield float(own / work * shared)
+
+
+def message_stretches(trace: Trace, alone: Mapping[str, float]) -> Iterator[float]:
+    """For each rank, how many times as long messages take while kernels run.
+
+    Of the messages from the first kernel to the last, with A seconds alone, U went by while no kernel ran for a moment,
+    and C while one did: the factor is C / (A − U). Nothing where that rests on too little.
+    """
+    for rank in range(trace.program.world):
+        busy = _busy(trace, rank, 'compute')
+        mine = [span for _, span in _spans(trace, rank) if span.op.kind == 'collective' and _within(span, busy)]
+        both = sum(covered(span, busy) for span in mine)
+        free = sum(span.end - span.start for span in mine) - both
+        work = sum(alone[span.op.name] for span in mine)
+        # A quotient of two small differences says nothing, so such a rank gives no sample.
+        if mine and both >= MOSTLY * (both + free) and work - free >= MOSTLY * work:
+            yield both / (work - free)
+
+
+def _within(span: Span, busy: Intervals) -> bool:
+    return len(busy) > 0 and bool(busy[0, 0] <= span.start and span.end <= busy[-1, 1])
+
+
+def covered(span: Span, busy: Intervals) -> float:
+    """Seconds of a span that lie in a union of intervals."""
+    inside = np.clip(busy, span.start, span.end)
+    return float((inside[:, 1] - inside[:, 0]).sum())
+
+
+# The record of a bench: one JSON object, every line with its count, median, 10th percentile, IQR and CV.
+
+FORMAT: Final = 'simpar bench 1'
+TABLES: Final = ('matmul', 'attention', 'operator', 'collective')
+DIGITS: Final = 5
+"""Significant digits of a time: more would be noise."""
+FAMILIES: Final = {'x86_64': 'x86', 'amd64': 'x86', 'aarch64': 'ARM', 'arm64': 'ARM'}
+
+
+def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of every table, in the order of the items."""
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for item, found in zip(items, samples, strict=True):
+        computes = item.ops[-1].kind == 'compute'
+        # Messages wait for other ranks, so wall time beyond CPU time is no sign of a disturbance there.
+        kept = found.kept if computes else found
+        row: dict[str, Any] = {**item.key, 'weight': item.weight}
+        # Wall time of all repeats, CPU time of quiet ones: their distance tells a reader how busy the machine was.
+        # Of messages a step has many, one after the other: what they take in quick steps counts.
+        low = None if computes or not found.quick else found.quick
+        row |= {'wall': figures(found.wall, low), 'cpu': figures(kept.cpu)}
+        if computes:
+            row['quiet'] = round(float(found.quiet.mean()), 3)
+        tables[item.table].append(row)
+    return tables
+
+
+def figures(samples: Any, low: float | None = None) -> dict[str, float] | None:
+    """What a reader must know of some repeats; None where there are none.
+
+    Arguments: ``low``, the number to use of them, where it is not their 10th percentile.
+    """
+    if not len(samples):
+        return None
+    statistics = Statistics(samples)
+    return {
+        'n': statistics.count,
+        'median': _short(statistics.median),
+        'p10': _short(statistics.p10),
+        'iqr': _short(statistics.iqr),
+        'cv': round(statistics.cv, 4),
+        **({} if low is None else {'low': _short(low)}),
+    }
+
+
+def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
+    """One row for everything that was measured beside something else; ``factor`` of its time alone."""
+    return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor.samples)} for one in found]
+
+
+def environment(ranks: int, net: str, on: On | None = None, per_host: int = 0) -> dict[str, Any]:
+    """Where the times are from, in general words."""
+    on = on or On()
+    return {
+        'format': FORMAT,
+        'date': datetime.date.today().isoformat(),
+        'machine': machine() if on.threads else on.name,
+        'cores': os.cpu_count() or 1,
+        'memory': memory() if on.threads else on.memory,
+        'software': {'Python': platform.python_version(), 'torch': str(torch.__version__), 'simpar': __version__},
+        'ranks': ranks,
+        'hosts': ranks // per_host if per_host else 1,
+        'net': net,
+        **({} if on.threads else {'device': on.device, 'dtype': on.dtype or 'fp32', 'library': on.library}),
+    }
+
+
+def machine() -> str:
+    """The kind of this machine, e.g. ``2-core x86 CPU (AVX512)``."""
+    family = FAMILIES.get(platform.machine().lower(), platform.machine())
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return f'{os.cpu_count()}-core {family} CPU' + (f' ({vectors})' if vectors != 'DEFAULT' else '')
+
+
+def memory() -> int:
+    """Bytes of this machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _short(seconds: float) -> float:
+    return float(f'{seconds:.{DIGITS}g}')
+
+
+# What a device has and a processor has not: a host that issues to it, and a clock that sinks under load.
+
+LEAST_SIZE: Final = 8
+"""Sizes of a product that takes a device no longer than the host needs to issue it."""
+MANY: Final = (64, 256)
+"""Such products in a step: the slope between the two is what one costs, what is left is the step's own."""
+DEVICE_WARM_UP: Final = 3
+"""Steps that do not count: with captured graphs, the first and those that are captured."""
+DEVICE_STEPS: Final = 8
+PHASES: Final[tuple[Phase, ...]] = ('F', 'I')
+AT_ONCE: Final = 16
+"""Large products in a step."""
+EARLY, LATE = 0.1, 0.25
+"""Shares of the time under load: at its beginning, when the clock is still high, and at its end."""
+
+
+class Reporter(Protocol):
+    """Learns how far a bench has come."""
+
+    def part(self, name: str, turns: int) -> None:
+        """A part of so many turns begins."""
+
+    def turn(self) -> None:
+        """One turn of it is done."""
+
+
+def of_device(timer: Timer, sizes: Sizes, on: On, reporter: Reporter) -> dict[str, Any]:
+    """Rows of a record: what the host takes to issue an op, eagerly and captured, and the clock under load."""
+    modes = ['eager', *(['graph'] if KINDS[on.device].graphs else [])]
+    reporter.part(f'launches: {" and ".join(modes)}', len(modes) * len(PHASES))
+    launches = []
+    for mode in modes:
+        for phase in PHASES:
+            launches.append({'mode': mode, 'phase': phase, **_launch(timer, mode, phase)})
+            reporter.turn()
+    reporter.part('clock under load', 1)
+    under_load = _under_load(timer, sizes)
+    reporter.turn()
+    return {'launches': launches, 'sustained': under_load}
+
+
+def _launch(timer: Timer, mode: str, phase: Phase) -> dict[str, Any]:
+    """Seconds that an op takes of the host, and those of a step beside its ops."""
+    item = matmul(LEAST_SIZE, LEAST_SIZE, LEAST_SIZE, phase)
+    few, many = (
+        _steps(timer.timed(program_of([item] * count, timer.world), DEVICE_WARM_UP + DEVICE_STEPS, issue=mode))
+        for count in MANY
+    )
+    slopes = (many - few) / (MANY[1] - MANY[0])
+    # Every rank has a host of its own; noise may make a short slope negative.
+    op = np.maximum(slopes.ravel(), 1e-9)
+    return {'op': figures(op), 'step': figures(np.maximum((few - MANY[0] * slopes).ravel(), 1e-9))}
+
+
+def _steps(run: Timed) -> Times:
+    """Seconds of the steps that count, shape [ranks, steps]: from the end of the step before to its own end."""
+    ends = np.array([run.trace.times_of(rank).end_KS[:, -1] for rank in range(run.trace.program.world)])
+    return np.asarray(np.diff(ends, axis=1)[:, DEVICE_WARM_UP - 1 :])
+
+
+def _under_load(timer: Timer, sizes: Sizes) -> dict[str, Any]:
+    """Seconds of a large product at the beginning and at the end of a time in which a device does nothing else."""
+    item = matmul(sizes.load, sizes.load, sizes.load, 'F')
+    program = program_of([item] * AT_ONCE, timer.world)
+    first = timer.timed(program, DEVICE_WARM_UP + 1)
+    once = float(np.median(_products(first)[:, -AT_ONCE:]))
+    steps = DEVICE_WARM_UP + max(DEVICE_STEPS, round(sizes.load_seconds / (AT_ONCE * once)))
+    seconds = _products(timer.timed(program, steps))[:, DEVICE_WARM_UP * AT_ONCE :]
+    count = seconds.shape[1]
+    early, late = seconds[:, : max(1, round(EARLY * count))], seconds[:, -max(1, round(LATE * count)) :]
+    return {
+        'size': sizes.load,
+        'seconds': sizes.load_seconds,
+        'early': figures(early.ravel()),
+        'late': figures(late.ravel()),
+    }
+
+
+def _products(run: Timed) -> Times:
+    """Seconds of each product, shape [ranks, products in their order]."""
+    return run.thread_RKS.reshape(run.trace.program.world, -1)

@@ -1,0 +1,352 @@
+"""One rank among ranks that somebody else has started: it meets the others at a store, and watches itself."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from executor.assemble import Execution, assemble_run
+from executor.cluster.handshake import POLL, Card, asked, interface_to, let_all_see, on_host, refuse, shake_hands
+from executor.cluster.launch import Launch
+from executor.cluster.preflight import bytes_of_ranks, clocks_apart, places_of, preflight
+from executor.cluster.store import Guard, Pulse, common_clock, store_of
+from executor.host import sharpen_sleep
+from executor.ranks.rank import Rank, Watched
+from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
+from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, explain
+from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
+from simpar.program import Program
+
+UNANSWERED: Final = 5.0
+"""Seconds without an answer of the store, after which it counts as lost."""
+BEAT: Final = 0.25
+"""Seconds between two reports of a rank to the others."""
+SILENT: Final = 1.0
+"""Seconds without a report after which a rank counts as gone, once something has failed."""
+SOONER: Final = 16
+"""The first look at the store comes so many times sooner than later ones follow one another."""
+REFUSAL: Final = 10.0
+"""Seconds for which a rank that will not run looks for the others."""
+Finish = Callable[[Execution, Sequence[Outcome]], None]
+KILLED: Final = 'was killed, or has ended without a word'
+
+
+def run_external(
+    launch: Launch,
+    program: Program,
+    request: Request,
+    net: Net,
+    timeout: float,
+    *,
+    meet: float = INIT_TIMEOUT,
+    check: bool = True,
+) -> Execution | None:
+    """Run a program as one rank of ``launch``; rank 0 gets the Execution, the others None.
+
+    Arguments:
+        timeout: seconds without progress after which the run has failed.
+        meet: seconds in which all ranks must come.
+        check: whether a preflight looks at memory and network before the run.
+    Raises ``RunFailed`` naming rank, op and peer, or what keeps the ranks from meeting.
+    """
+    if net.kind == 'netns':
+        raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
+    if launch.world != program.world:
+        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+    sharpen_sleep()
+    try:
+        ranks = External(launch, program, timeout, asked(program, request, net), meet)
+        if check:
+            ranks.preflight(bytes_of_ranks(program, request.dtype))
+        return ranks.run(request, net)
+    except RuntimeError as error:
+        raise of_rank(launch, error) from error
+
+
+def of_rank(launch: Launch, error: RuntimeError) -> RunFailed:
+    """An error of torch's, as that of a rank."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RunFailed(f'rank {launch.rank}: {reason}')
+
+
+def refuse_external(launch: Launch, reason: str) -> None:
+    """Tell the other ranks of a launch why this one will not run, so that they do not wait for it."""
+    # They have a timeout of their own where the store cannot be reached.
+    with suppress(SimparError, RuntimeError):
+        refuse(store_of(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
+
+
+def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
+    """Let gloo talk over the interface that leads to the store, or to ranks on other hosts."""
+    # gloo otherwise takes the interface of the host's own name, which often is the loopback's, also among hosts.
+    if 'GLOO_SOCKET_IFNAME' in os.environ:
+        return
+    others = [card.address for card in cards if card.process.host != cards[rank].process.host]
+    name = interface_to([host, *others])
+    if not name and not others:
+        name = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
+    if name:
+        os.environ['GLOO_SOCKET_IFNAME'] = name
+
+
+class External:
+    """What a rank knows of the others through the store."""
+
+    def __init__(
+        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float
+    ) -> None:
+        self._launch = launch
+        self._rank = launch.rank
+        self._program = program
+        self._timeout = timeout
+        self._base = self._store = store_of(launch, meet)
+        self._ready: Rank | None = None
+        self._runs = 0
+        # Where torchrun's agent serves the store, it outlives rank 0.
+        self._served = launch.served
+        # Before any group is made: ranks that want different runs would hang in different collectives.
+        self._cards = shake_hands(
+            self._store, launch.rank, launch.world, launch.host, wanted, seconds=meet, where=launch.where
+        )
+        # From here on ranks wait for work of one another, not for hosts that may not come.
+        self._store.set_timeout(datetime.timedelta(seconds=max(meet, INIT_TIMEOUT)))
+        _set_interface(launch.host, launch.rank, self._cards)
+        self._status = Status(launch.world)
+        self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
+        # While ops may go on, the store is given as long as they are.
+        self._waiting, self._guard = Guard(timeout, self._cut_off), Guard(UNANSWERED, self._cut_off)
+
+    def preflight(self, needs: Sequence[int]) -> None:
+        """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
+        places = places_of(self._cards, [(rank,) for rank in range(len(self._cards))])
+        self._notes += preflight(self._store, self._rank, self._cards, places, needs)
+        self._notes += clocks_apart(places, self._wall_clocks())
+
+    def _wall_clocks(self) -> dict[int, float]:
+        """Rank → its wall clock at one moment, the zero of the ranks' common clock."""
+        self._store.set(f'simpar/wall/{self._rank}', repr(time.time() - self._clock.now()))
+        return {rank: float(self._store.get(f'simpar/wall/{rank}')) for rank in range(len(self._cards))}
+
+    def run(self, request: Request, net: Net, finish: Finish | None = None) -> Execution | None:
+        """Run once, or one stretch of a training, and go on together with the others.
+
+        Arguments: ``finish``, what rank 0 does with the outcome before any rank goes on.
+        """
+        # Each run has keys of its own.
+        self._store = dist.PrefixStore(f'run{self._runs}', self._base)
+        self._runs += 1
+        # Nobody else starts or watches this rank, so it agrees and watches by itself.
+        with ExitStack() as preparing:
+            preparing.enter_context(self._pulse('ready'))
+            rank = self._loaded(net)
+
+            def agree() -> float:
+                begin = self._agree()
+                preparing.close()
+                return begin
+
+            outcome = rank.run(self._program, request, agree, self._watch)
+        with self._pulse('outcome'):
+            execution = self._finish(outcome, request, finish)
+        self._part()
+        return execution
+
+    def _part(self) -> None:
+        """Let rank 0, which may serve the store, go last."""
+        self._store.set(f'simpar/left/{self._rank}', b'1')
+        if self._rank == 0:
+            let_all_see(self._store, 0, range(self._program.world), 'left')
+
+    def _finish(self, outcome: Outcome, request: Request, finish: Finish | None) -> Execution | None:
+        world = self._program.world
+        self._store.set(f'simpar/outcome/{self._rank}', _packed(outcome))
+        if self._rank:
+            # Ranks leave together, once rank 0 has read all outcomes.
+            self._await(['simpar/end'])
+            return None
+        self._await([f'simpar/outcome/{rank}' for rank in range(world)])
+        outcomes = [_unpacked(self._store.get(f'simpar/outcome/{other}')) for other in range(world)]
+        execution = assemble_run(self._program, outcomes, request.compute, self._notes)
+        if finish is not None:
+            finish(execution, outcomes)
+        self._store.set('simpar/end', b'1')
+        return execution
+
+    def _loaded(self, net: Net) -> Rank:
+        """The rank, with the groups that the program needs."""
+        if self._ready is None:
+            world = self._program.world
+            self._ready = Rank(self._rank, world, self._base, net, self._status, self._timeout, self._clock)
+        # Programs may follow one another; one that is known is not loaded again.
+        self._ready.load(self._program)
+        self._status.clear()
+        return self._ready
+
+    def _pulse(self, done: str) -> Pulse:
+        """Signs of life on a connection of its own. Arguments: ``done``, the key of those that are through."""
+        again, prefix = replace(self._launch, served=True), f'run{self._runs - 1}'
+        return Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, self._cards, done)
+
+    def _await(self, keys: list[str]) -> None:
+        """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
+        # The more ranks, the less often each asks; at first more often, for most have come by then.
+        pause = longest = max(POLL, self._program.world / 5000)
+        pause /= SOONER
+        while not self._store.check(keys):
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _agree(self) -> float:
+        """Wait until all ranks are ready, and return the moment that rank 0 chooses."""
+        # Drawing the weights of a large model takes minutes.
+        self._store.set(f'simpar/ready/{self._rank}', b'1')
+        if self._rank == 0:
+            self._await([f'simpar/ready/{rank}' for rank in range(self._program.world)])
+            # A moment ahead, so that every rank has read it before it comes.
+            self._store.set('simpar/begin', repr(self._clock.now() + 0.05 + self._program.world / 2500))
+        self._await(['simpar/begin'])
+        return float(self._store.get('simpar/begin'))
+
+    def _watch(self, streams: Watched) -> None:
+        """Report to the others while streams run; nobody else watches over this rank."""
+        finished, moved = -1, time.perf_counter()
+        busy: BusyThreads | None = None
+        with self._waiting:
+            self._report([], busy)
+        while not streams.wait(BEAT):
+            now, still = self._status.finished(), time.perf_counter() - moved
+            if now != finished:
+                finished, moved, busy = now, time.perf_counter(), None
+            # Threads are looked at only where a run may be lost, for that takes time from them.
+            elif busy is None and still > self._timeout / 2:
+                busy = BusyThreads(self._status, {self._rank: os.getpid()})
+            # Also without progress: a rank that reports is alive, and only waits.
+            with self._waiting:
+                self._report([], busy)
+            if still > self._timeout:
+                break
+        else:
+            if not streams.failures:
+                return
+        raise RunFailed(self._explain(streams.failures, busy))
+
+    def _report(self, failures: list[Failure], busy: BusyThreads | None) -> None:
+        self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))
+        self._store.set(f'simpar/beat-at/{self._rank}', repr(self._clock.now()))
+        if failures:
+            found = [asdict(failure) for failure in failures]
+            self._store.set(f'simpar/failures/{self._rank}', json.dumps(found))
+        if busy is not None:
+            shares = [[*key, share] for key, share in busy.found().items()]
+            self._store.set(f'simpar/busy/{self._rank}', json.dumps(shares))
+
+    def _explain(self, failures: list[Failure], busy: BusyThreads | None) -> str:
+        """Explain a failure by what this rank and the others know."""
+        # A rank 0 that is stopped or gone answers nothing: its store would keep this rank for a minute.
+        if not self._served and self._cards[0].process.state in ('stopped', 'gone'):
+            return self._by_itself(failures, busy)
+        try:
+            with self._guard:
+                self._store.check(['simpar/begin'])
+            # Long enough that a dead rank's last report counts as old, so that the dead are told from the waiting.
+            until = time.perf_counter() + SILENT + BEAT
+            while time.perf_counter() < until:
+                with self._guard:
+                    self._report(failures, busy)
+                time.sleep(BEAT)
+            return self._ask_the_others()
+        # The store is gone, and with it rank 0: what this rank knows is all there is.
+        except (RuntimeError, OSError):
+            return self._by_itself(failures, busy)
+
+    def _cut_off(self) -> str:
+        """What this rank knows where nobody answers at the store."""
+        return self._by_itself([], None)
+
+    def _by_itself(self, failures: list[Failure], busy: BusyThreads | None) -> str:
+        """What this rank knows where rank 0, and so the store, cannot be reached."""
+        states = {rank: card.process.state for rank, card in enumerate(self._cards)}
+        dead = {rank: KILLED for rank, state in states.items() if state == 'gone'}
+        stopped = frozenset(rank for rank, state in states.items() if state == 'stopped')
+        seen = Seen(dead, stopped, busy.found() if busy else {})
+        reason = explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
+        server = f'the launcher on {self._cards[0].host.name}' if self._served else 'rank 0'
+        return f"{reason}; {server}, which serves the ranks' store, cannot be reached"
+
+    def _ask_the_others(self) -> str:
+        dead: dict[int, str] = {}
+        stopped: set[int] = set()
+        busy: dict[tuple[int, int], float] = {}
+        failures: list[Failure] = []
+        for rank, card in enumerate(self._cards):
+            with self._guard:
+                age = self._hear(rank)
+                if self._store.check([f'simpar/busy/{rank}']):
+                    found = json.loads(self._store.get(f'simpar/busy/{rank}'))
+                    busy |= {(of, stream): share for of, stream, share in found}
+                told = self._store.check([f'simpar/failures/{rank}'])
+                if told:
+                    reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
+                    failures += [Failure(**failure) for failure in reported]
+            state = card.process.state
+            if state == 'stopped':
+                stopped.add(rank)
+            # A rank that has said why it failed may have ended since.
+            elif age > SILENT and not told:
+                host = on_host(card, self._cards)
+                since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
+                quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
+                dead[rank] = KILLED if state == 'gone' else quiet
+        seen = Seen(dead, frozenset(stopped), busy)
+        explained = explain(self._program, self._status, seen, failures, self._timeout)
+        # One rank prints the table, or the log has as many copies as ranks.
+        alive = min(rank for rank in range(self._program.world) if rank not in dead and rank not in stopped)
+        return explained if self._rank == alive else explained.splitlines()[0]
+
+    def _hear(self, rank: int) -> float:
+        """Take over what a rank said last; returns how many seconds ago that was, without end where it said nothing."""
+        if not self._store.check([f'simpar/beat/{rank}', f'simpar/beat-at/{rank}']):
+            return math.inf
+        self._status.put_row(rank, self._store.get(f'simpar/beat/{rank}'))
+        return self._clock.now() - float(self._store.get(f'simpar/beat-at/{rank}'))
+
+
+def _packed(outcome: Outcome) -> bytes:
+    content = {
+        'arrive': torch.from_numpy(outcome.arrive_KS),
+        'end': torch.from_numpy(outcome.end_KS),
+        'notes': list(outcome.notes),
+        'losses': outcome.losses,
+        'parameters': outcome.parameters,
+        'gradients': outcome.gradients,
+        'written': outcome.written,
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(content: bytes) -> Outcome:
+    # Only tensors and plain values: the store is open to the network, and pickles could run code.
+    found = torch.load(io.BytesIO(content), weights_only=True)
+    return Outcome(
+        arrive_KS=found['arrive'].numpy(),
+        end_KS=found['end'].numpy(),
+        notes=tuple(found['notes']),
+        losses=found['losses'],
+        parameters=found['parameters'],
+        gradients=found['gradients'],
+        written=found['written'],
+    )

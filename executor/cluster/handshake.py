@@ -1,0 +1,313 @@
+"""The handshake of ranks that somebody else has started: before any collective, all must ask for the very same run."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import ipaddress
+import json
+import os
+import platform
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from executor import data
+from executor.devices.open import Survey, survey
+from executor.host import Host, Process, this_host, this_process
+from executor.ranks.request import INIT_TIMEOUT, Request, Stretch
+from simpar import __version__
+from simpar.cost.costs import Costs
+from simpar.errors import RunFailed
+from simpar.hardware.net import Net
+from simpar.program import Program
+
+_SIOCGIFADDR: Final = 0x8915
+_PORT: Final = 9
+"""Any: nothing is sent there."""
+
+
+def local_address(host: str) -> str:
+    """The address from which packets to a host leave this one; empty where there is no route or no such name."""
+    # Connecting a datagram socket sends nothing, but makes the kernel choose a route.
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return ''
+
+
+def loopback(address: str) -> bool:
+    """Whether an address means the same host everywhere."""
+    try:
+        return ipaddress.ip_address(address.partition('%')[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an address of this host; empty where the kernel names none (then IPv6, or not Linux)."""
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), '')
+
+
+def address_of(interface: str) -> str:
+    """The address of an interface; empty where it is down or has none that the kernel tells (IPv6, or not Linux)."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', interface.encode()[:15]))
+        return socket.inet_ntoa(told[20:24])
+    return ''
+
+
+def interface_to(addresses: list[str]) -> str:
+    """The interface towards the first of some hosts that is reached over a network; empty where none is.
+
+    Arguments: ``addresses``, of the store's host first, then of ranks on other hosts.
+    """
+    return next((name for found in _over_a_network(addresses) if (name := interface_of(found))), '')
+
+
+def address_towards(addresses: list[str], interface: str = '') -> str:
+    """This host's address towards the first of some hosts that is reached over a network; empty where none is.
+
+    Arguments: ``interface``, whose address it is to be, where the user has chosen one.
+    """
+    return (interface and address_of(interface)) or next(_over_a_network(addresses), '')
+
+
+def _over_a_network(addresses: list[str]) -> Iterator[str]:
+    for address in addresses:
+        found = local_address(address)
+        if found and not loopback(found):
+            yield found
+
+
+# The handshake of ranks that somebody else has started: before any collective, all must ask for the very same run.
+
+Store = Any
+"""A store of torch.distributed."""
+LINGER: Final = 5.0
+"""Seconds for which rank 0, which may serve the store, waits until all have read why the run does not begin."""
+POLL: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a rank says of itself.
+
+    Arguments:
+        asked: topic → what this rank was asked to run, in words or as a digest; equal on all ranks.
+        process: where it runs.
+        address: the address from which it reaches the store.
+        refusal: why it will not run; empty where it will.
+        host: what its host has.
+        devices: of the kind that the run asks for.
+    """
+
+    asked: Mapping[str, str]
+    process: Process
+    address: str = ''
+    refusal: str = ''
+    host: Host = field(default_factory=this_host)
+    devices: Survey = field(default_factory=Survey)
+
+    def packed(self) -> str:
+        """The card as JSON."""
+        of_process, of_host = [self.process.host, self.process.pid], [self.host.name, self.host.cores, self.host.free]
+        return json.dumps([dict(self.asked), of_process, self.address, self.refusal, of_host, asdict(self.devices)])
+
+    @classmethod
+    def read(cls, text: str) -> Card:
+        """The card of a JSON text."""
+        asked, (host, pid), address, refusal, of_host, devices = json.loads(text)
+        found = Survey(**{**devices, 'free': tuple(devices['free'])})
+        return cls(asked, Process(host, pid), address, refusal, Host(*of_host), found)
+
+
+def asked(program: Program, request: Request, net: Net) -> dict[str, str]:
+    """What must be equal on all ranks, topic by topic; the program comes last, since any other topic may explain it."""
+    return {
+        'ranks': str(program.world),
+        **software(),
+        'seed': str(request.seed),
+        'steps': str(request.steps),
+        'dtype': request.dtype or "the job's own",
+        'compute': request.compute,
+        'work queues': str(request.queues or 'not asked for'),
+        'network': str(net),
+        'device': f'{request.device} {request.transport}'.strip(),
+        'data (DATA_PATH)': _data(program),
+        'saving of the state': 'on' if request.keep else 'off',
+        **_stretch(request.stretch),
+        'costs': _digest_of_costs(request.costs),
+        'program': program.hash[:12],
+    }
+
+
+def software() -> dict[str, str]:
+    """Versions that all ranks must share."""
+    return {
+        'version of simpar': __version__,
+        'version of torch': str(torch.__version__),
+        'version of numpy': np.__version__,
+        'version of Python': '.'.join(platform.python_version_tuple()[:2]),
+    }
+
+
+def _device(wanted: Mapping[str, str]) -> tuple[str, str]:
+    """Kind of device and transport that were asked for."""
+    kind, _, transport = wanted.get('device', 'cpu').partition(' ')
+    return kind, transport
+
+
+def _stretch(stretch: Stretch | None) -> dict[str, str]:
+    """Where a training goes on, and with what."""
+    if stretch is None:
+        return {}
+    digest = hashlib.sha256()
+    for batch in stretch.batches:
+        for name, tensor in sorted(batch.items()):
+            digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        'steps trained before (do all hosts see one checkpoint folder?)': str(stretch.first),
+        'batches': digest.hexdigest()[:12] if stretch.batches else 'drawn',
+    }
+
+
+def _data(program: Program) -> str:
+    """A digest of the data set that a program reads, if any."""
+    if not any(tensor.initial == data.INITIAL for tensor in program.tensors):
+        return 'none'
+    return data.identity(os.environ.get('DATA_PATH', ''))
+
+
+def _digest_of_costs(costs: Costs | None) -> str:
+    if costs is None:
+        return 'none'
+    digest = hashlib.sha256()
+    for numbers in (costs.compute, costs.host, costs.beside_communication, costs.beside_compute, costs.rank_speed):
+        digest.update(np.ascontiguousarray(numbers).tobytes())
+    digest.update(repr((sorted(costs.communication.items()), costs.links, costs.waiting_slows)).encode())
+    return digest.hexdigest()[:12]
+
+
+def shake_hands(
+    store: Store,
+    rank: int,
+    world: int,
+    host: str,
+    wanted: Mapping[str, str],
+    *,
+    seconds: float = INIT_TIMEOUT,
+    where: Callable[[int], str] = lambda rank: '',
+    noun: str = 'rank',
+) -> list[Card]:
+    """Exchange cards with all ranks and return them.
+
+    Arguments:
+        host: where the store is.
+        wanted: what this rank was asked to run, see ``asked``.
+        seconds: how long others may take to come.
+        where: what a rank's host is called, as far as the launcher tells.
+        noun: what meets here, ranks or hosts.
+    Raises ``RunFailed`` that names who did not come, who differs in what, or who refuses to run; all raise the same.
+    """
+    devices = survey(*_device(wanted))
+    card = Card({**wanted, **devices.versions}, this_process(), local_address(host), devices=devices)
+    cards = _exchange(store, rank, world, card, seconds, where, noun)
+    problems = [f'{noun} {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
+    problems = problems or _differences(cards, noun)
+    if problems:
+        let_all_see(store, rank, range(world))
+        raise RunFailed('\n'.join(problems))
+    return cards
+
+
+def refuse(store: Store, rank: int, world: int, reason: str) -> None:
+    """Tell the other ranks why this one will not run, so that they do not wait for it."""
+    # Whoever cannot be told has its own timeout.
+    with suppress(RuntimeError):
+        store.set(f'simpar/card/{rank}', Card({}, this_process(), refusal=reason).packed())
+        let_all_see(store, rank, range(world))
+
+
+def _exchange(
+    store: Store, rank: int, world: int, card: Card, seconds: float, where: Callable[[int], str], noun: str
+) -> list[Card]:
+    store.set(f'simpar/card/{rank}', card.packed())
+    until = time.perf_counter() + seconds
+    for other in range(world):
+        while not store.check([f'simpar/card/{other}']):
+            if time.perf_counter() > until:
+                came = [one for one in range(world) if store.check([f'simpar/card/{one}'])]
+                told = _absent(store, world, came, seconds, where, noun)
+                let_all_see(store, rank, came, 'given-up')
+                raise RunFailed(told)
+            time.sleep(POLL)
+    return [Card.read(store.get(f'simpar/card/{other}').decode()) for other in range(world)]
+
+
+def _absent(
+    store: Store, world: int, came: Sequence[int], seconds: float, where: Callable[[int], str], noun: str
+) -> str:
+    """Who did not come, on which hosts, and who did."""
+    missing = [other for other in range(world) if other not in came]
+    hosts = ', '.join(dict.fromkeys(filter(None, map(where, missing))))
+    cards = [Card.read(store.get(f'simpar/card/{other}').decode()) for other in came]
+    here = ', '.join(dict.fromkeys(card.host.name for card in cards))
+    on = f' (on {hosts})' if hosts else ''
+    return f'{many(noun, missing)}{on} did not come within {seconds:g} s; here: {many(noun, came)} on {here}'
+
+
+def many(noun: str, numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2``, ``ranks 0 to 7, 9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = [f'{run[0]} to {run[-1]}' if len(run) > 2 else ', '.join(map(str, run)) for run in runs]
+    return f'{noun}{"s" if len(numbers) > 1 else ""} {", ".join(told)}'
+
+
+def _differences(cards: list[Card], noun: str) -> list[str]:
+    """A line for each rank that was asked for another run than rank 0, with every topic that differs."""
+    lines = []
+    for rank, card in enumerate(cards):
+        first = cards[0].asked
+        topics = [topic for topic in {**first, **card.asked} if first.get(topic) != card.asked.get(topic)]
+        # A program that differs is explained by whatever else differs.
+        topics = [topic for topic in topics if topic != 'program'] or topics
+        if topics:
+            told = ', '.join(f'{topic} ({card.asked.get(topic, "?")}, not {first.get(topic, "?")})' for topic in topics)
+            lines.append(
+                f'{noun} {rank} {on_host(card, cards)}was asked for another run than {noun} 0: {told}; '
+                f'give every {noun} the same command'
+            )
+    return lines
+
+
+def on_host(card: Card, cards: Sequence[Card]) -> str:
+    """``on NAME `` where there are several hosts."""
+    return f'on {card.host.name} ' if len({one.host.name for one in cards}) > 1 else ''
+
+
+def let_all_see(store: Store, rank: int, ranks: Iterable[int], what: str = 'seen') -> None:
+    """Stay, as the store may be rank 0's, until these ranks have read what it holds.
+
+    Arguments: ``what``, another word for every such meeting of a run.
+    """
+    store.set(f'simpar/{what}/{rank}', b'1')
+    # Who does not come has gone by itself.
+    with suppress(RuntimeError):
+        store.wait([f'simpar/{what}/{other}' for other in ranks], datetime.timedelta(seconds=LINGER))

@@ -1,0 +1,296 @@
+"""Draws, alike in any plan: weights and batches by (seed, name, step), masks of dropout; and tensors that are given.
+
+Draws are made in fp64 and then cast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+
+from executor import data
+from executor.devices.kinds import KINDS
+from executor.state import Result
+from simpar.errors import ProgramError
+from simpar.janitor import remove_at_the_end
+from simpar.torch_module.names import module_tensors
+
+Kept = dict[object, torch.Tensor]
+_kept: Kept | None = None
+_again = False
+
+
+@contextmanager
+def constants(kept: Kept, *, again: bool) -> Iterator[None]:
+    """Within it, constants are remembered; ``again``: those that were remembered are given.
+
+    A graph that is captured cannot read memory of the host, for the host has dropped it when the graph is replayed.
+    """
+    global _kept, _again
+    _kept, _again = kept, again
+    try:
+        yield
+    finally:
+        _kept, _again = None, False
+
+
+def on_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the host where another one is; its dtype stays."""
+    if tensor.device == like.device:
+        return tensor
+    key = None
+    if _kept is not None:
+        cells = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b''
+        key = (like.device, tensor.dtype, tuple(tensor.shape), cells)
+        if _again and key in _kept:
+            return _kept[key]
+    # A copy from memory that is not pinned would have the host wait for all that the stream has to do.
+    host = tensor.pin_memory() if KINDS[like.device.type].pins else tensor
+    moved = host.to(like.device, non_blocking=True)
+    if _kept is not None:
+        _kept.setdefault(key, moved)
+    return moved
+
+
+# A sequence as context ranks hold it balanced: of 2 N chunks rank i has chunks i and 2 N − 1 − i.
+
+
+def in_sequence(index: torch.Tensor, sequence: int, ranks: int) -> torch.Tensor:
+    """Places in a sequence of what stands at some indices where it lies balanced; ``ranks`` 0: the same."""
+    if not ranks:
+        return index
+    length = sequence // (2 * ranks)
+    number, inside = index // length, index % length
+    rank = number // 2
+    return torch.where(number % 2 == 0, rank, 2 * ranks - 1 - rank) * length + inside
+
+
+# Tensors that a torch module has: its weights and constants, by their names in programs.
+
+VARIABLE: Final = 'SIMPAR_GIVEN'
+_known: dict[str, torch.Tensor] = {}
+_read: set[str] = set()
+
+
+def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the module; raises ``ProgramError`` where there is none of this name and shape."""
+    path = os.environ.get(VARIABLE, '')
+    if name not in _known and path and path not in _read:
+        _read.add(path)
+        _known.update(torch.load(path, weights_only=True))
+    found = _known.get(name)
+    if found is None:
+        raise ProgramError(
+            f'{name}: the values of the module are not known here; pass --module package:function, and build it with '
+            'weights, not on the meta device'
+        )
+    if tuple(found.shape) != shape:
+        raise ProgramError(f'{name}: the module has shape {list(found.shape)}, its graph says {list(shape)}')
+    return found.detach().to(dtype)
+
+
+def keep(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give this process and those that it starts these tensors, until it ends."""
+    _known.update(tensors)
+    folder = tempfile.mkdtemp(prefix='simpar-module-')
+    remove_at_the_end(Path(folder))
+    path = Path(folder) / 'given.pt'
+    torch.save(dict(tensors), path)
+    os.environ[VARIABLE] = str(path)
+
+
+@contextmanager
+def provided(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within it programs of this process find these tensors."""
+    before = dict(_known)
+    _known.update(tensors)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
+
+
+AnyResult = TypeVar('AnyResult', bound=Result)
+
+
+def by_module(result: AnyResult) -> AnyResult:
+    """A result whose parameters and gradients have the module's own names."""
+    gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})
+    return replace(
+        result,
+        parameters=module_tensors(result.parameters),
+        gradients={f'd:{name}': of for name, of in gradients.items()},
+    )
+
+
+def module_of(options: argparse.Namespace) -> str:
+    """The graph of the module that ``--module`` names, whose tensors are kept; empty: there is no flag."""
+    if not options.module:
+        return ''
+    # Exporting imports much of torch, which others do without.
+    from simpar.torch_module.flag import imported
+
+    found = imported(options.module, options.seed)
+    keep(found.weights)
+    return found.graph
+
+
+# core
+
+Batch = Mapping[str, torch.Tensor]
+"""The inputs of one step in full, by the names that they have in the program."""
+
+
+def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key: object) -> torch.Tensor:
+    """A full tensor.
+
+    Arguments:
+        initial: ``normal:DEVIATION``, ``zeros``, ``ones``, ``given:NAME`` (of a module), ``tokens:COUNT`` or
+            ``classes:COUNT`` (integers below COUNT).
+        key: what is drawn, e.g. name, step, micro-batch.
+    Raises ``ProgramError`` for another ``initial``.
+    """
+    how, _, number = initial.partition(':')
+    if how == 'given':
+        return given(number, tuple(shape), dtype)
+    # A generator for each draw: its result must not depend on what was drawn before.
+    generator = torch.Generator().manual_seed(stable_seed(seed, *key))
+    if how == 'normal' and number:
+        # In fp64 and then cast, so that all dtypes start from the same numbers.
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * float(number)).to(dtype)
+    if how in ('tokens', 'classes') and number:
+        return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
+    if initial in ('zeros', 'ones'):
+        return torch.full(tuple(shape), float(initial == 'ones'), dtype=dtype)
+    raise ProgramError(
+        f'{key[0]}: nothing is drawn as {initial!r}; '
+        'write normal:DEVIATION, zeros, ones, tokens:COUNT, classes:COUNT or mnist'
+    )
+
+
+def stable_seed(seed: int, *key: object) -> int:
+    """A seed of 63 bits that depends on nothing but its arguments."""
+    # Not ``hash``, which differs from process to process.
+    digest = hashlib.sha256('\0'.join(str(part) for part in (seed, *key)).encode()).digest()
+    # 63 bits: torch takes signed seeds.
+    return int.from_bytes(digest[:8], 'big') >> 1
+
+
+own_batches: Final[dict[int, Mapping[str, torch.Tensor]]] = {}
+"""Batches that the user has given, by step and name, in place of drawn ones; see ``fed``."""
+
+
+def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
+    """One input of a step in full: the user's own, or drawn."""
+    if step not in own_batches:
+        return _drawn(name, initial, shape, dtype, seed, step)
+    full = own_batches[step][name].to(dtype)
+    _, _, ranks = initial.partition('@')
+    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
+
+
+@lru_cache(maxsize=16)
+def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
+    """Draw one input of a step in full (all micro-batches, data ranks, copies), so that every plan sees the same."""
+    if initial == data.INITIAL:
+        return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
+    # Balanced context ranks hold a sequence in another order: drawn in its own, then brought into theirs.
+    initial, _, ranks = initial.partition('@')
+    full = draw(initial, shape, dtype, seed, name, step)
+    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
+
+
+# core
+
+
+@contextmanager
+def fed(first: int, batches: Sequence[Batch]) -> Iterator[None]:
+    """Within it, inputs of steps from ``first`` on are those of the batches; none: they are drawn."""
+    own_batches.update(enumerate(batches, first))
+    try:
+        yield
+    finally:
+        own_batches.clear()
+
+
+# Dropout masks: a hash of a sample's key, of where in the model it is, and of the element's place in the full
+# tensor.
+
+_BITS: Final = 53
+
+
+def kept(
+    keys_B: torch.Tensor,
+    site: str,
+    full: Sequence[int],
+    probability: float,
+    shard: tuple[int, int, int] = (0, 0, 0),
+    places: Mapping[int, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Which elements stay, as booleans [B, rest of ``full`` ...], or of one shard of it.
+
+    Arguments:
+        full: shape without the batch.
+        shard: (dim, first, length), a part along one dim of ``full``; length 0: all.
+        places: dim → which places along it, in any order.
+    """
+    dim, first, length = shard
+    rows = [torch.arange(size, device=keys_B.device) for size in full]
+    if length:
+        rows[dim] = rows[dim][first : first + length]
+    for axis, index in (places or {}).items():
+        rows[axis] = on_device(index, keys_B)
+    # The element's number in the full tensor: a shard computes the same numbers for its part.
+    index = torch.zeros((), dtype=torch.int64, device=keys_B.device)
+    for axis, row in enumerate(rows):
+        shape = [-1 if other == axis else 1 for other in range(len(rows))]
+        index = index + row.reshape(shape) * prod(full[axis + 1 :])
+    # The site keeps two dropouts of one sample apart.
+    start = _mixed(keys_B ^ stable_seed(0, site)).reshape(-1, *(1,) * len(rows))
+    # 53 bits, as many as a double's mantissa has; the shift also drops the sign.
+    uniform = (_mixed(start + index) >> 10) & ((1 << _BITS) - 1)
+    return uniform >= int(probability * (1 << _BITS))
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 (Steele, Lea and Flood 2014): neighbours become independent. Integers wrap around in torch."""
+    x = x * _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _right(x, 31)
+
+
+def _right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifted without the sign."""
+    # torch shifts int64 with its sign; SplitMix64 is defined on unsigned words.
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+# One thread for small tensors.
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Torch on one thread of this process: the same bits on any number of cores, no spinning for tiny tensors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,1 +1,0 @@
-"""The former name of ``executor.validation``, which scripts still write."""

@@ -1,0 +1,242 @@
+"""A mixture of experts: the router and its auxiliary loss, rows of tokens to slots and back, products of each expert.
+
+B batch, S sequence, E experts, C slots of an expert for each sample, K and N features. What is chosen is no function
+with a gradient; weights and the loss are. A token's slot is its place in the sequence where there are as many slots as
+tokens; else its turn among the tokens of the expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from executor.kernels.context import Context, wide
+from simpar.program import OpClass
+
+TINY = 1e-20
+"""Added to a sum of sigmoids, which may all be zero."""
+
+
+def route_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """logits[, correction] → weights [B, S, E], zero but for the experts of a token; map [B, S, E]."""
+    logits, *correction = map(wide, tensors)
+    scores = _scores(op, logits)
+    chosen = _chosen(op, scores + correction[0] if correction else scores)
+    return [_weights(op, scores * chosen), chosen]
+
+
+def route_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dweights, logits, map → dlogits."""
+    dy, logits, chosen = wide(tensors[0]), wide(tensors[1]), tensors[2]
+    scores = _scores(op, logits)
+    dy = dy * chosen * float(op.attributes.get('factor', 1.0))
+    if 'normalise' in op.attributes:
+        picked = scores * chosen
+        total = picked.sum(-1, keepdim=True) + _tiny(op)
+        dy = (dy - (dy * picked).sum(-1, keepdim=True) / total) / total * chosen
+    return [_scores_dx(op, scores, dy)]
+
+
+def balance_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """logits, map → [B, 2, E], or together [1, 2, E]: tokens of each expert, and the sum of its scores.
+
+    The scores of a token add up to one.
+    """
+    scores = _shares(op, _scores(op, wide(tensors[0])))
+    sums = torch.stack([tensors[1].to(scores.dtype).sum(1), scores.sum(1)], 1)
+    return [sums.sum(0, keepdim=True) if 'together' in op.attributes else sums]
+
+
+def aux_loss_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """weights, balance → loss, weights."""
+    weights, balance = tensors[0], wide(tensors[1])
+    counts, scores = (part / float(op.attributes['tokens']) for part in balance.unbind(1))
+    if op.attributes['group'] == 'rank':
+        counts, scores = counts.mean(0), scores.mean(0)
+        loss = (counts * scores).sum()
+    else:
+        loss = (counts * scores).sum(-1).mean()
+    return [(loss * _scale(op)).reshape(1), weights.clone()]
+
+
+def aux_loss_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """logits, balance → dlogits."""
+    logits, balance = map(wide, tensors)
+    counts = balance[:, 0] / float(op.attributes['tokens'])
+    if op.attributes['group'] == 'rank':
+        counts = counts.mean(0, keepdim=True)
+    counts = counts.expand(logits.shape[0], -1)
+    # The mean over samples, and over the tokens of each.
+    each = counts * (_scale(op) / (logits.shape[0] * float(op.attributes['sequence'])))
+    scores = _scores(op, logits)
+    dscores = each.unsqueeze(1).expand_as(scores)
+    if op.attributes['score'] == 'sigmoid':
+        total = scores.sum(-1, keepdim=True)
+        dscores = (dscores - (dscores * scores).sum(-1, keepdim=True) / total) / total
+    return [_scores_dx(op, scores, dscores)]
+
+
+def _scale(op: OpClass) -> float:
+    # A token has several choices; their shares add up to one.
+    return float(op.attributes['scale']) / float(op.attributes['top_k'])
+
+
+def _scores(op: OpClass, logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(-1) if op.attributes['score'] == 'softmax' else logits.sigmoid()
+
+
+def _scores_dx(op: OpClass, scores: torch.Tensor, dscores: torch.Tensor) -> torch.Tensor:
+    if op.attributes['score'] == 'softmax':
+        return scores * (dscores - (dscores * scores).sum(-1, keepdim=True))
+    return dscores * scores * (1 - scores)
+
+
+def _shares(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
+    """Scores that add up to one for each token, as those of a softmax do."""
+    return scores if op.attributes['score'] == 'softmax' else scores / scores.sum(-1, keepdim=True)
+
+
+def _tiny(op: OpClass) -> float:
+    return 0.0 if op.attributes['score'] == 'softmax' else TINY
+
+
+def _chosen(op: OpClass, scores: torch.Tensor) -> torch.Tensor:
+    """The experts of each token; of equal scores, those of lower numbers."""
+    groups = int(op.attributes.get('groups', 1))
+    if groups > 1:
+        scores_BSGE = scores.unflatten(-1, (groups, -1))
+        of_group = scores_BSGE.topk(int(op.attributes['group_scores']), -1).values.sum(-1)
+        best = _mask(of_group, int(op.attributes['group_top_k']))
+        scores = scores_BSGE.masked_fill(~best.unsqueeze(-1), float('-inf')).flatten(-2)
+    return _mask(scores, int(op.attributes['top_k']))
+
+
+def _mask(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The largest of each row; a stable sort, so that every rank and step decides ties alike."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, value=True)
+
+
+def _weights(op: OpClass, picked: torch.Tensor) -> torch.Tensor:
+    if 'normalise' in op.attributes:
+        picked = picked / (picked.sum(-1, keepdim=True) + _tiny(op))
+    return picked * float(op.attributes.get('factor', 1.0))
+
+
+# Experts of a mixture: rows of tokens to slots and back, products of each expert, the gate of shared experts.
+
+
+def dispatch_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x [B, S, K], map [B, S, E] → [B, E, C, K], zeros in empty slots."""
+    x, chosen = tensors
+    return [_slot_rows(x, _tokens(op, chosen))]
+
+
+def dispatch_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy [B, E, C, K], map → dx."""
+    dy, chosen = tensors
+    return [_added(_tokens(op, chosen), dy, chosen.shape[1])]
+
+
+def combine_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """weights [B, S, E], z [B, E, C, K], map → [B, S, K]."""
+    weights, z, chosen = tensors
+    tokens = _tokens(op, chosen)
+    return [_added(tokens, z * _slot_weights(weights, tokens), chosen.shape[1])]
+
+
+def combine_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy [B, S, K], z, map → dweights; or dy, weights, map → dz."""
+    dy, other, chosen = tensors
+    tokens = _tokens(op, chosen)
+    rows = _slot_rows(dy, tokens)
+    if op.attributes['of'] == 'weights':
+        batch, sequence, experts = chosen.shape
+        dweights = dy.new_zeros(batch, experts, sequence + 1).scatter_(2, tokens, (rows * other).sum(-1))
+        return [dweights[..., :sequence].transpose(1, 2).contiguous()]
+    return [rows * _slot_weights(other, tokens)]
+
+
+def grouped_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x [B, E, C, K], weight [E, N..., K] → [B, E, C, N]."""
+    x, weight = tensors
+    return [x @ weight.flatten(1, -2).mT]
+
+
+def grouped_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, weight → dx."""
+    dy, weight = tensors
+    return [dy @ weight.flatten(1, -2)]
+
+
+def grouped_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x → dweight."""
+    dy_ETN, x_ETK = (tensor.transpose(0, 1).flatten(1, 2) for tensor in tensors)
+    return [dy_ETN.mT @ x_ETK]
+
+
+def gate_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, gate [B, S, 1] → x · sigmoid(gate)."""
+    x, gate = tensors
+    return [x * gate.sigmoid()]
+
+
+def gate_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, gate → dx; or dy, x, gate → dgate."""
+    dy, *x, gate = tensors
+    share = gate.sigmoid()
+    if op.attributes['of'] == 'x':
+        return [dy * share]
+    return [(dy * x[0]).sum(-1, keepdim=True) * share * (1 - share)]
+
+
+def _tokens(op: OpClass, chosen: torch.Tensor) -> torch.Tensor:
+    """[B, E, C], the token in each slot; S where there is none. No size depends on what was chosen."""
+    slots, sequence = int(op.attributes['slots']), chosen.shape[1]
+    every = torch.arange(sequence, device=chosen.device)
+    chosen_BES = chosen.bool().transpose(1, 2)
+    # The first tokens of a sample come first.
+    turn = every.expand_as(chosen_BES) if slots == sequence else chosen_BES.long().cumsum(2) - 1
+    # What no expert takes goes to a slot behind all others, which nobody reads.
+    slot = torch.where(chosen_BES & (turn < slots), turn, slots)
+    tokens = slot.new_full((*chosen_BES.shape[:2], slots + 1), sequence)
+    return tokens.scatter_(2, slot, every.expand_as(slot))[..., :slots]
+
+
+def _slot_rows(x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, E, C, K]: the row of each slot's token, zeros in empty ones."""
+    samples = torch.arange(len(x), device=x.device)[:, None, None]
+    return pad(x, (0, 0, 0, 1))[samples, tokens]
+
+
+def _slot_weights(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, E, C, 1]: the weight of each slot's token."""
+    return pad(weights.transpose(1, 2), (0, 1)).gather(2, tokens).unsqueeze(-1)
+
+
+def _added(tokens: torch.Tensor, rows: torch.Tensor, sequence: int) -> torch.Tensor:
+    """[B, S, K]: the sum of the rows of each token."""
+    batch, features = len(rows), rows.shape[-1]
+    # One row more a sample, for empty slots.
+    first = torch.arange(batch, device=rows.device)[:, None, None] * (sequence + 1)
+    total = rows.new_zeros(batch * (sequence + 1), features)
+    total.index_add_(0, (first + tokens).flatten(), rows.reshape(-1, features))
+    return total.unflatten(0, (batch, sequence + 1))[:, :sequence].contiguous()
+
+
+KERNELS = {
+    ('route', 'F'): route_forward,
+    ('route', 'I'): route_dx,
+    ('balance', 'F'): balance_forward,
+    ('aux_loss', 'F'): aux_loss_forward,
+    ('aux_loss', 'I'): aux_loss_dx,
+    ('dispatch', 'F'): dispatch_forward,
+    ('dispatch', 'I'): dispatch_dx,
+    ('combine', 'F'): combine_forward,
+    ('combine', 'I'): combine_dx,
+    ('grouped_matmul', 'F'): grouped_forward,
+    ('grouped_matmul', 'I'): grouped_dx,
+    ('grouped_matmul', 'W'): grouped_dw,
+    ('sigmoid_gate', 'F'): gate_forward,
+    ('sigmoid_gate', 'I'): gate_dx,
+}

@@ -1,0 +1,316 @@
+"""Collectives built from point-to-point messages: rings, pairs, and a plain exchange where messages are small.
+
+gloo's own reduce-scatter costs a full all-reduce and its all-gather is bimodal. In a pair of ranks, bulk data in one
+direction delays what goes in the other on the same connection, so each direction has a process group of its own, and
+receives are posted before sends. Sums are taken in an order that depends on positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from executor.host import Clock
+from executor.ranks.link import Link
+
+SMALL = 16384
+"""Bytes up to which everybody sends everything to everybody: one message time instead of 2 (w − 1)."""
+
+LATE = 1e-3
+"""Seconds for which a message whose link is through may still be on its way before real time counts, not the link's."""
+
+Add = Callable[[torch.Tensor, torch.Tensor], object]
+"""Adds its second argument into its first, or takes the maximum, or does nothing where only sizes matter."""
+
+REDUCE: dict[str, Add] = {
+    'sum': lambda into, other: into.add_(other),
+    'max': lambda into, other: torch.maximum(into, other, out=into),
+    '': lambda into, other: None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the executor paces a collective's sends; see ``Link.carry``.
+
+    Arguments: ``virtual``: a message that answers another was there to be sent when the link's clock says that the
+    other came, not when a thread woke up for it; only where nothing is computed in between.
+    """
+
+    link: Link
+    demand: float = 1.0
+    beside_compute: float = 1.0
+    virtual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Moments on their way, and who wants to know the latest."""
+
+    works: list[dist.Work]
+    mine: torch.Tensor
+    theirs: torch.Tensor
+    known: Callable[[float], object]
+
+
+class Channel:
+    """Messages among the ranks of one group, for one stream.
+
+    Arguments:
+        members: ranks by position.
+        upward, downward: the process groups of messages to higher and to lower positions.
+    """
+
+    def __init__(
+        self, members: Sequence[int], rank: int, upward: dist.ProcessGroup, downward: dist.ProcessGroup, clock: Clock
+    ) -> None:
+        self.members = tuple(members)
+        self.position = self.members.index(rank)
+        self._upward = upward
+        self._downward = downward
+        self._clock = clock
+        self._meeting: _Meeting | None = None
+        self.done: float | None = None
+        """When the last exchange was done by the links' clocks; None: when it returned."""
+        self.paced = self.late = 0
+        """Exchanges by the links' clocks, and how many of them the machine was too slow for."""
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self.members)
+
+    def _receive(self, into: torch.Tensor, source: int) -> dist.Work:
+        group = self._upward if source < self.position else self._downward
+        return dist.irecv(into, self.members[source], group=group)
+
+    def _send(self, out: torch.Tensor, target: int) -> dist.Work:
+        group = self._upward if target > self.position else self._downward
+        return dist.isend(out, self.members[target], group=group)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+        pace: Pace | None = None,
+        due: float | None = None,
+    ) -> float | None:
+        """Send and receive at once, and return when all is done.
+
+        Arguments: pairs (flat tensor, position of the peer); ``due``, since when the sends could have gone, None: now.
+        A paced message starts at once, but counts as received when a stamp comes behind it, which leaves when the link
+        and the latency have let the message through. Returns when all was done by the links' clocks, None: now.
+        """
+        # Both ends know the sizes, so both leave empty messages out.
+        sends = [(out, peer) for out, peer in sends if out.numel()]
+        receives = [(into, peer) for into, peer in receives if into.numel()]
+        stamps = [torch.zeros(1, dtype=torch.float64) for _ in receives] if pace is not None else []
+        moments: list[float] = []
+        # Receives before sends: a message that finds no receive is buffered, which costs a copy and distorts the pace.
+        works = [self._receive(into, peer) for into, peer in receives]
+        stamped = [self._receive(stamp, peer) for stamp, (_, peer) in zip(stamps, receives, strict=False)]
+        works += [self._send(out, peer) for out, peer in sends]
+        # The data are sent at once and unpaced. The stamp behind them is what is held back until the link would be
+        # through.
+        if pace is not None and sends:
+            size = sum(out.nbytes for out, _ in sends)
+            due = self._clock.now() if due is None else due
+            moments.append(pace.link.carry(size, due, pace.demand, pace.beside_compute))
+            through = torch.tensor(moments, dtype=torch.float64)
+            stamped += [self._send(through, peer) for _, peer in sends]
+        # Data are on their way, so waiting for the agreement on the start costs nothing here.
+        self.settle()
+        looked = self._clock.now()
+        for work in works:
+            work.wait()
+        arrived = self._clock.now()
+        for work in stamped:
+            work.wait()
+        moments += map(float, stamps)
+        # Data for which this rank waited, and that came long after their stamp: then the machine, not the modelled
+        # link, was the limit, and the real time counts. A peer whose own link was busy longer stamps its data later.
+        timed = pace is not None and pace.virtual and bool(moments) and arrived - max(looked, *moments) <= LATE
+        self.done = max(moments) if timed else None
+        if pace is not None and pace.virtual and moments:
+            self.paced += 1
+            self.late += not timed
+        return self.done
+
+    def meet(self, moment: float, peers: Sequence[int], known: Callable[[float], object]) -> None:
+        """Agree with ``peers`` on the latest of their moments and this one, and call ``known`` with it.
+
+        The call comes while the next exchange is on its way, so that nothing waits for it, or in ``settle``.
+        """
+        # Moments travel as fp64: microseconds of a day's uptime do not fit into fp32.
+        mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(len(peers), dtype=torch.float64)
+        works = [self._receive(theirs[at : at + 1], peer) for at, peer in enumerate(peers)]
+        works += [self._send(mine, peer) for peer in peers]
+        self._meeting = _Meeting(works, mine, theirs, known)
+
+    def settle(self) -> None:
+        """Wait for the meeting that has begun, if any."""
+        if self._meeting is not None:
+            meeting, self._meeting = self._meeting, None
+            for work in meeting.works:
+                work.wait()
+            meeting.known(max(float(meeting.mine), float(meeting.theirs.max())))
+
+    def latest(self, moment: float) -> float:
+        """Return the latest of the moments that the ranks of the group give (a dissemination barrier)."""
+        mine, theirs, distance = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64), 1
+        # Each round doubles how many ranks one has heard of, so log2(w) rounds do for any w.
+        while distance < self.size:
+            ahead, behind = (self.position + distance) % self.size, (self.position - distance) % self.size
+            self.exchange([(mine, ahead)], [(theirs, behind)])
+            mine = torch.maximum(mine, theirs)
+            distance *= 2
+        return float(mine)
+
+    def later(self, moment: float, peer: int) -> float:
+        """Return the later of this rank's moment and that of the rank at position ``peer``."""
+        mine, theirs = torch.tensor([moment], dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+        self.exchange([(mine, peer)], [(theirs, peer)])
+        return max(moment, float(theirs))
+
+
+def all_reduce(
+    channel: Channel, flat: torch.Tensor, reduce: str, pace: Pace | None = None, due: float | None = None
+) -> None:
+    """Reduce a flat tensor in place over the group."""
+    size, position = channel.size, channel.position
+    if size == 1:
+        return
+    # Below this size a message's fixed time outweighs its bytes, so one round with more bytes is quicker.
+    if flat.nbytes <= SMALL:
+        _exchange_reduce(channel, flat, REDUCE[reduce], pace, due)
+        return
+    # Unlike ``chunk``, this always gives ``size`` parts, some of them one element shorter.
+    chunks = list(flat.tensor_split(size))
+    due = _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
+    # The reduction leaves chunk position + 1 complete here, so the gather begins with that one.
+    _ring_gather(channel, chunks, position + 1, pace, due)
+
+
+def reduce_scatter(
+    channel: Channel, chunks: list[torch.Tensor], reduce: str, pace: Pace | None = None, due: float | None = None
+) -> torch.Tensor:
+    """The reduced chunk of this rank's position.
+
+    Arguments: ``chunks``, flat, one for each position, changed on the way.
+    """
+    # One earlier than in an all-reduce, so that the complete chunk is the one at this rank's own position.
+    _ring_reduce(channel, chunks, channel.position - 1, REDUCE[reduce], pace, due)
+    return chunks[channel.position]
+
+
+def all_gather(channel: Channel, own: torch.Tensor, pace: Pace | None = None, due: float | None = None) -> torch.Tensor:
+    """The flat tensors of all ranks, shape [size, elements], by position."""
+    gathered = own.new_empty((channel.size, own.numel()))
+    gathered[channel.position] = own
+    _ring_gather(channel, list(gathered), channel.position, pace, due)
+    return gathered
+
+
+def all_to_all(
+    channel: Channel, chunks: Sequence[torch.Tensor], pace: Pace | None = None, due: float | None = None
+) -> list[torch.Tensor]:
+    """The chunks that all ranks have for this one, by position: w − 1 rounds, each to and from another peer.
+
+    Arguments: ``chunks``, flat, one for each position, as long as the other ranks' for it.
+    """
+    size, position = channel.size, channel.position
+    received = [torch.empty_like(chunks[position]) for _ in chunks]
+    received[position].copy_(chunks[position])
+    for distance in range(1, size):
+        ahead, behind = (position + distance) % size, (position - distance) % size
+        due = channel.exchange([(chunks[ahead], ahead)], [(received[behind], behind)], pace, due)
+    return received
+
+
+def send_recv(
+    channel: Channel, out: torch.Tensor, into: torch.Tensor, pace: Pace | None = None, due: float | None = None
+) -> None:
+    """To the rank behind, and from the one before: a step of a ring."""
+    ahead, behind = (channel.position + 1) % channel.size, (channel.position - 1) % channel.size
+    channel.exchange([(out, ahead)], [(into, behind)], pace, due)
+
+
+def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:
+    """Send everything to everybody; each rank reduces by position, so that all get the same bits."""
+    everything = [torch.empty_like(flat) for _ in range(channel.size)]
+    everything[channel.position].copy_(flat)
+    peers = [peer for peer in range(channel.size) if peer != channel.position]
+    channel.exchange([(flat, peer) for peer in peers], [(everything[peer], peer) for peer in peers], pace, due)
+    # Everybody starts with position 0's numbers and adds in order: floating-point sums depend on the order.
+    flat.copy_(everything[0])
+    for other in everything[1:]:
+        reduce(flat, other)
+
+
+def _ring_reduce(
+    channel: Channel, chunks: list[torch.Tensor], first: int, reduce: Add, pace: Pace | None, due: float | None
+) -> float | None:
+    """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank behind
+    sends; chunk ``first`` + 1 is then complete here. Returns since when it can be sent on."""
+    size = channel.size
+    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
+    # One buffer for all rounds; chunks may differ by an element.
+    scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
+    for step in range(size - 1):
+        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
+        received = scratch[: into.numel()]
+        due = channel.exchange([(out, ahead)], [(received, behind)], pace, due)
+        reduce(into, received)
+    return due
+
+
+def _ring_gather(
+    channel: Channel, chunks: list[torch.Tensor], first: int, pace: Pace | None, due: float | None
+) -> None:
+    """Take w − 1 rounds: send chunk ``first``, which is complete here, then each chunk that comes."""
+    size = channel.size
+    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
+    for step in range(size - 1):
+        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
+        due = channel.exchange([(out, ahead)], [(into, behind)], pace, due)
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The collectives of this file as the transport of a channel."""
+
+    channel: Channel
+    pace: Pace | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return self.channel.size
+
+    @property
+    def position(self) -> int:
+        """This rank's place among them."""
+        return self.channel.position
+
+    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
+        """Reduce a flat tensor in place."""
+        all_reduce(self.channel, flat, reduce, self.pace)
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all ranks, by position."""
+        return all_gather(self.channel, own, self.pace)
+
+    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
+        """The reduced chunk of this rank's position."""
+        return reduce_scatter(self.channel, chunks, reduce, self.pace)
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The chunks that all ranks have for this one, by position."""
+        return all_to_all(self.channel, chunks, self.pace)
+
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """Send and receive at once."""
+        self.channel.exchange(sends, receives, self.pace)

@@ -1,0 +1,234 @@
+"""Emulated compute: ops take their predicted time on a virtual device; messages are real, of the right size.
+
+It shows that dependencies, streams and communication are predicted right. It does not show that compute is.
+A compute op runs from its arrival at speed 1, and slower in the intervals in which a collective runs on the rank. The
+end is worked out afresh whenever an interval opens or closes, from the op's start on, so that neither late wake-ups nor
+late news add up: spans are those that the device would have had; the thread sleeps towards their ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from executor.host import Clock
+from executor.ranks import collectives
+from executor.ranks.collectives import Channel, Pace
+from executor.ranks.link import Link
+from executor.ranks.streams import Work
+from simpar.cost.costs import Costs, entry_of
+from simpar.program import OpClass, Program
+
+
+@dataclass(slots=True, eq=False)
+class Busy:
+    """An interval in which a collective runs on the rank; open while ``end`` is infinite."""
+
+    start: float
+    end: float = math.inf
+
+
+class VirtualDevice:
+    """One rank's device; threads of compute streams run ops on it, those of communication streams open intervals.
+
+    Arguments: ``link`` is told when the device computes (for collectives that computing slows), None where none are.
+    """
+
+    def __init__(self, clock: Clock, link: Link | None = None) -> None:
+        self._clock = clock
+        self._link = link
+        self._busy: list[Busy] = []
+        self._running: list[float] = []
+        self._changed = clock.condition()
+
+    def compute(self, start: float, seconds: float, beside_communication: float) -> float:
+        """Run an op and return when it has ended.
+
+        Arguments:
+            start: the moment at which the op arrived.
+            seconds: what the op takes alone.
+            beside_communication: its speed while a collective runs on the rank.
+        """
+        if self._link is not None:
+            self._link.computing(True, start)
+        with self._changed:
+            self._running.append(start)
+            while True:
+                # From the start each time, not from the last look: errors of wake-ups would add up.
+                end = stretched_end(start, seconds, beside_communication, self._busy)
+                if self._clock.now() >= end:
+                    break
+                # Woken early by an interval that opens or closes, for then the end moves.
+                self._clock.wait(self._changed, end)
+            self._running.remove(start)
+        if self._link is not None:
+            self._link.computing(False, end)
+        return end
+
+    def open(self, start: float) -> Busy:
+        """A collective runs on the rank from ``start`` on."""
+        interval = Busy(start)
+        with self._changed:
+            # Intervals that ended before the oldest running op started can move no end any more.
+            oldest = min(self._running, default=start)
+            self._busy = [busy for busy in self._busy if busy.end > oldest]
+            self._busy.append(interval)
+            self._changed.notify_all()
+        return interval
+
+    def close(self, interval: Busy, end: float) -> None:
+        """The collective has ended."""
+        with self._changed:
+            interval.end = end
+            self._changed.notify_all()
+
+
+def stretched_end(start: float, seconds: float, speed: float, busy: list[Busy]) -> float:
+    """When an op ends that does ``seconds`` of work at speed 1, but at ``speed`` inside of the union of intervals."""
+    at, left = start, seconds
+    # Intervals of different streams may overlap; ``at`` never moves back, so each moment counts once.
+    for interval in sorted(busy, key=lambda interval: interval.start):
+        if interval.end <= at:
+            continue
+        if interval.start - at >= left:
+            break
+        # Work at full speed until the interval begins, then at reduced speed inside of it.
+        free = max(0.0, interval.start - at)
+        at, left = at + free, left - free
+        inside = interval.end - at
+        if inside * speed >= left:
+            return at + left / speed
+        at, left = interval.end, left - inside * speed
+    return at + left
+
+
+# Emulated compute: ops take their predicted time on a virtual device; messages are real, of the right size.
+
+
+class EmulatedMachine:
+    """One rank's virtual device and host.
+
+    Arguments: ``link``, what the rank sends through where the network is paced.
+    """
+
+    def __init__(self, program: Program, costs: Costs, rank: int, clock: Clock, link: Link | None) -> None:
+        role = program.role(rank)
+        self._costs = costs
+        self._clock = clock
+        self._link = link
+        self._device = VirtualDevice(clock, link if link is not None and costs.beside_compute.min() < 1 else None)
+        self._slows = bool((costs.beside_communication < 1).any())
+        self._speed = float(costs.rank_speed[rank])
+        self._place = {
+            name: (len(partition.groups_GP), *partition.place(rank)) for name, partition in program.partitions.items()
+        }
+        # The host issues ops one after the other, without waiting for the device; so issue times are sums known in
+        # advance.
+        hosts: list[float] = costs.host[role.op_class].tolist()
+        self._issued = list(accumulate(hosts))
+        self._period = sum(hosts)
+        self._begin = 0.0
+
+    def begin(self, moment: float) -> None:
+        """The host starts to issue ops."""
+        self._begin = moment
+
+    def arrive(self, work: Work, ready: float) -> float:
+        """The op is ready and the host has issued it."""
+        arrived = max(ready, self._begin + self._issued[work.slot] + work.step * self._period)
+        if work.channel is not None:
+            # Only communication must wait in real time: its messages are real. Compute sleeps in the device.
+            self._clock.sleep_until(arrived)
+        return arrived
+
+    def compute(self, work: Work, arrived: float) -> float:
+        """The op's isolated time on this rank, stretched beside collectives."""
+        seconds = float(self._costs.compute[work.index]) / self._speed
+        return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.index]))
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
+
+        When that is must be known before a send, and where the link is ours; meanwhile where the start slows compute.
+        """
+        # A group of one rank has nothing to send.
+        if work.channel is None or work.channel.size == 1:
+            return arrived
+        channel, busy = work.channel, list[Busy]()
+
+        def begin(start: float) -> None:
+            if not busy:
+                busy.append(self._device.open(start))
+
+        # Whether a kernel that waits for its peers already slows compute is a property of the machine, as given by the
+        # costs. Where it does, compute is slowed before it is known until when.
+        if self._slows and self._costs.waiting_slows:
+            begin(arrived)
+        start = arrived
+        if self._link is not None or work.op.kind != 'collective':
+            # What is sent before its receive is posted would wait in buffers that links between devices do not have.
+            start = _meet(work.op, channel, arrived)
+            begin(start)
+        elif self._slows:
+            channel.meet(arrived, _others(channel), begin)
+        channel.done = None
+        _transfer(work.op, channel, self._pace(work), start)
+        # A meeting that no exchange has waited for would meet the next op's messages.
+        channel.settle()
+        # As of compute: the moment at which the link was through, not that at which a thread woke up for it.
+        end = self._clock.now() if channel.done is None else channel.done
+        if self._link is None and work.op.kind != 'collective':
+            # What was sent may be in a buffer: it is through when the other end has it.
+            end = _meet(work.op, channel, end)
+        for interval in busy:
+            self._device.close(interval, end)
+        return end
+
+    def _pace(self, work: Work) -> Pace | None:
+        """Demand as the costs have it: below 1 where something else than the link limits the collective."""
+        if self._link is None:
+            return None
+        entries = self._costs.communication.get(work.index, ())
+        links = entries[entry_of(len(entries), *self._place[work.op.partition])].links if entries else ()
+        # A rank has one link here; of several modelled links the busiest is the limit.
+        demand = max((demand for _, demand in links), default=1.0)
+        return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
+
+
+def _others(channel: Channel) -> list[int]:
+    """Positions of all that take part but this."""
+    return [position for position in range(channel.size) if position != channel.position]
+
+
+def _meet(op: OpClass, channel: Channel, arrived: float) -> float:
+    """When the last participant arrived."""
+    if op.kind == 'collective':
+        return channel.latest(arrived)
+    return channel.later(arrived, (channel.position + op.peer) % channel.size)
+
+
+def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> None:
+    """An op's messages, of bytes that nobody reads."""
+    size, width = int(op.bytes), channel.size
+    if op.operator == 'all_reduce':
+        collectives.all_reduce(channel, _bytes(size), '', pace, due)
+    elif op.operator == 'all_gather':
+        collectives.all_gather(channel, _bytes(size // width), pace, due)
+    elif op.operator == 'reduce_scatter':
+        collectives.reduce_scatter(channel, list(_bytes(size).tensor_split(width)), '', pace, due)
+    elif op.operator == 'all_to_all':
+        collectives.all_to_all(channel, _bytes(size).tensor_split(width), pace, due)
+    elif op.operator == 'send_recv':
+        collectives.send_recv(channel, _bytes(size), _bytes(size), pace, due)
+    else:
+        peer = (channel.position + op.peer) % width
+        message = [(_bytes(size), peer)]
+        channel.exchange(message if op.kind == 'send' else [], message if op.kind == 'recv' else [], pace, due)
+
+
+def _bytes(size: int) -> torch.Tensor:
+    # Nobody reads the content, so it need not be set.
+    return torch.empty(size, dtype=torch.uint8)

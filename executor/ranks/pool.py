@@ -1,0 +1,398 @@
+"""The pool: ranks that are started once and run program after program, watched by the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from executor import netns
+from executor.assemble import Execution, assemble_run
+from executor.host import Process, this_process
+from executor.ranks.process import Setup, main
+from executor.ranks.request import INIT_TIMEOUT, Compute, Outcome, Request
+from executor.ranks.watchdog import BusyThreads, Failure, Fault, Seen, Status, death, explain
+from executor.validate import validate
+from simpar.cost.costs import Costs
+from simpar.errors import RunFailed, SimparError
+from simpar.hardware.net import Net
+from simpar.janitor import remove_at_the_end
+from simpar.program import Program
+
+
+class Child:
+    """A process and our ends of its pipes; it goes when ``held`` is closed."""
+
+    def __init__(self, process: Any, pipe: Connection, held: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.mute = False
+        self._held = held
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return (self.pipe, self.process.sentinel)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None or 0 while nothing is wrong."""
+        code: int | None = self.process.exitcode
+        return code
+
+    def say(self, word: str, what: object = None) -> None:
+        try:
+            # Pickled here, so that an object that cannot be pickled raises in the caller, not in a feeder thread.
+            self.pipe.send_bytes(pickle.dumps((word, what)))
+        except OSError:
+            self.mute = True
+
+    def hear(self) -> tuple[str, Any]:
+        word, what = pickle.loads(self.pipe.recv_bytes())
+        return word, what
+
+    def last_failures(self) -> list[Failure]:
+        """Failures that the rank still reports."""
+        try:
+            word, what = self.hear()
+        except (EOFError, OSError):
+            self.mute = True
+            return []
+        return list(what) if word == 'failed' else []
+
+    def end(self, until: float) -> None:
+        """Wait for the process until then, and kill it if it is still there."""
+        # Closing the lifeline makes the kernel signal a child that hangs in C++ code.
+        self._held.close()
+        self.process.join(max(0.0, until - time.perf_counter()))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+        self.process.close()
+
+
+# The pool: ranks that are started once and run program after program, watched by the process that started them.
+
+GRACE: Final = 0.5
+"""Seconds in which other ranks may still say what they know, once one has failed."""
+HEAD_START: Final = 0.01
+"""Seconds from the moment that all ranks are ready until the program begins."""
+
+
+Finish = Callable[[Execution, Sequence[Outcome]], None]
+
+
+class Pool:
+    """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
+
+    Arguments:
+        net: the network that joins the ranks, see ``parse_net``.
+        timeout: seconds without progress after which a run has failed.
+        port: the port of rank 0's store, 0 for any free one. A taken port is replaced, and ``notes`` say so.
+        pinned: whether every rank keeps to one core.
+    After a failure the pool is closed and no process is left.
+    Raises ``RunFailed`` where ranks cannot be started or the network cannot be built.
+    """
+
+    def __init__(
+        self, world: int, *, net: Net | None = None, timeout: float = 30.0, port: int = 0, pinned: bool = False
+    ) -> None:
+        self.world = world
+        self.net = net or Net()
+        self.notes: tuple[str, ...] = ()
+        self._timeout = timeout
+        self._host = this_process().host
+        self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
+        # The fork server's folder, too: it is the process's, and the command ends without Python's own clearing up.
+        for folder in (self._folder, Path(get_temp_dir())):
+            remove_at_the_end(folder)
+        self._status = Status(world, self._folder / 'status')
+        # A fork of this process would copy its threads' locks, and a spawn would import torch anew in every rank.
+        self._context = multiprocessing.get_context('forkserver')
+        # The server imports torch once; ranks are forked from it in milliseconds.
+        self._context.set_forkserver_preload(['executor.ranks.process'])
+        self._children: list[Child] = []
+        self._hub: Child | None = None
+        self._loaded: set[str] = set()
+        # Ranks share the cores: more OpenMP threads than cores would spin against one another.
+        threads = 1 if pinned else max(1, (os.cpu_count() or 1) // world)
+        try:
+            # The hub comes first: it holds the bridge to which every rank's cable goes.
+            if self.net.kind == 'netns':
+                self._hub = self._start_hub()
+            for rank in range(world):
+                setup = Setup(
+                    rank=rank,
+                    world=world,
+                    environment=dict(os.environ),
+                    directory=os.getcwd(),
+                    folder=self._folder,
+                    net=self.net,
+                    timeout=timeout,
+                    port=port,
+                    threads=threads,
+                    pinned=pinned,
+                )
+                self._children.append(self._start(main, setup))
+            self._connect(port)
+        # Also on Ctrl-C in the middle: no process may be left behind.
+        except BaseException:
+            self.close(grace=0.0)
+            raise
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The process ids of the ranks."""
+        return tuple(child.pid for child in self._children)
+
+    def run(
+        self,
+        program: Program,
+        costs: Costs | None = None,
+        *,
+        compute: Compute = 'real',
+        steps: int = 3,
+        seed: int = 0,
+        dtype: str = '',
+        keep: bool = False,
+        favour: bool = False,
+        faults: Sequence[Fault] = (),
+        device: str = 'cpu',
+        transport: str = '',
+    ) -> Execution:
+        """Run a program for some steps, back to back.
+
+        Arguments:
+            costs: seconds of every op, for ``compute='emulated'``.
+            dtype: fp64, fp32, ...; it takes the place of every floating dtype of the program.
+            keep: whether the full parameters and the last step's gradients come back.
+            favour: whether communication is scheduled before computation on the same core.
+            device, transport: as of ``Request``.
+        Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
+        """
+        request = Request(
+            compute=compute,
+            costs=costs,
+            steps=steps,
+            seed=seed,
+            dtype=dtype,
+            keep=keep,
+            favour=favour,
+            faults=tuple(faults),
+            device=device,
+            transport=transport,
+        )
+        return self.perform(program, request)
+
+    def perform(self, program: Program, request: Request, finish: Finish | None = None) -> Execution:
+        """Run a program as a request says; see ``run``.
+
+        Arguments: ``finish``, what is done with the outcomes of all ranks.
+        """
+        if not self._children:
+            raise RunFailed('the pool is closed')
+        if program.world > self.world:
+            raise RunFailed(f'the program is for {program.world} ranks, the pool has {self.world}')
+        # Programs are equal if their hashes are, so each is validated and loaded once for a pool.
+        if program.hash not in self._loaded:
+            validate(program)
+        try:
+            self._load(program)
+            outcomes = self._run(program, request)
+        except BaseException:
+            self.close(grace=0.0)
+            raise
+        execution = assemble_run(program, outcomes, request.compute, self.notes)
+        if finish is not None:
+            finish(execution, outcomes)
+        return execution
+
+    def cut(self, rank: int) -> None:
+        """Take a rank's cable out (namespaces only); the run in progress then fails."""
+        if self._hub is not None:
+            self._ask_hub('cut', rank, 0)
+
+    def close(self, grace: float = GRACE) -> None:
+        """End all processes; those that have not gone by themselves within ``grace`` seconds are killed."""
+        for child in self._children:
+            # Asked first: a rank that ends by itself closes its sockets, and its peers see no broken connection.
+            child.say('stop')
+        # One deadline for all children, not one for each, so that closing takes no longer with more ranks.
+        until = time.perf_counter() + grace
+        for child in (*self._children, *([self._hub] if self._hub else [])):
+            child.end(until)
+        self._children, self._hub = [], None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # starting
+
+    def _start(self, target: Callable[..., object], *arguments: object) -> Child:
+        ours, theirs = self._context.Pipe()
+        # Nothing is ever written to this pipe. Its end tells the child that the parent is gone, whatever killed the
+        # parent.
+        lifeline, held = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=target, args=(*arguments, theirs, lifeline), daemon=True)
+        process.start()
+        # The child has copies; were ours open, a dead child's pipe would never report its end.
+        theirs.close()
+        lifeline.close()
+        return Child(process, ours, held)
+
+    def _start_hub(self) -> Child:
+        netns.require()
+        if self.world > netns.MAX_RANKS:
+            raise RunFailed(f'a network of namespaces has room for {netns.MAX_RANKS} ranks, not for {self.world}')
+        child = self._start(netns.hub)
+        if problem := child.pipe.recv():
+            child.end(0.0)
+            raise RunFailed(problem)
+        return child
+
+    def _ask_hub(self, word: str, rank: int, process: int) -> None:
+        if self._hub is None:
+            raise RunFailed('the pool is closed, and its network with it')
+        self._hub.pipe.send((word, rank, process))
+        if problem := self._hub.pipe.recv():
+            raise RunFailed(problem)
+
+    def _connect(self, port: int) -> None:
+        """Put the ranks into their network, start rank 0's store, and connect all ranks to it."""
+        pids = self._gather('hello', INIT_TIMEOUT)
+        for rank, child in enumerate(self._children):
+            if self.net.kind == 'netns':
+                self._ask_hub('attach', rank, pids[rank])
+            child.say('attached')
+        # Rank 0 opens the store and reports its port before any other rank is told where to connect.
+        (found,) = self._gather('port', INIT_TIMEOUT, self._children[:1])
+        # A taken port is no failure: the ranks are ours and learn the new one. The user is told, for a firewall may
+        # matter.
+        if port and found != port:
+            self.notes += (f'port {port} was taken; took {found}',)
+        for child in self._children:
+            child.say('port', found)
+
+    # running
+
+    def _load(self, program: Program) -> None:
+        """Have the ranks open the channels that a program needs, unless they have done so."""
+        if program.hash not in self._loaded:
+            for child in self._children:
+                child.say('load', program)
+            self._gather('loaded', INIT_TIMEOUT + self._timeout)
+            self._loaded.add(program.hash)
+
+    def _run(self, program: Program, request: Request) -> list[Outcome]:
+        self._status.clear()
+        children = self._children[: program.world]
+        for child in children:
+            child.say('run', (program.hash, request))
+        self._gather('ready', INIT_TIMEOUT + self._timeout, children)
+        # All ranks get one moment in the future instead of a signal, so that the order of wake-ups does not skew the
+        # start.
+        begin = time.perf_counter() + HEAD_START
+        for child in children:
+            child.say('go', begin)
+        outcomes: list[Outcome] = self._gather('done', self._timeout, children, program)
+        return outcomes
+
+    def _gather(
+        self,
+        word: str,
+        timeout: float,
+        children: Sequence[Child] | None = None,
+        program: Program | None = None,
+    ) -> list[Any]:
+        """Collect what every rank answers to ``word``.
+
+        Raises ``RunFailed`` where one fails or dies, or where for ``timeout`` seconds nobody says anything and, while
+        a program runs, no op finishes.
+        """
+        children = self._children if children is None else children
+        said: dict[int, Any] = {}
+        moved, finished = time.perf_counter(), -1
+        while len(said) < len(children):
+            # Ranks that have answered may rightly be quiet; only the others are watched.
+            silent = [rank for rank in range(len(children)) if rank not in said]
+            ready = wait([end for rank in silent for end in children[rank].ends], timeout=0.1)
+            for rank in silent:
+                # The pipe before the sentinel: a rank that failed has often said why before it ended.
+                if children[rank].pipe in ready:
+                    said[rank] = self._hear(children[rank], word, program)
+                # It died without a word (killed, or aborted in C++).
+                elif children[rank].process.sentinel in ready:
+                    self._fail(program, [])
+            # Progress anywhere counts as a sign of life: a rank may rightly wait long for a slow peer.
+            now = self._status.finished()
+            if now != finished or any(rank in said for rank in silent):
+                moved, finished = time.perf_counter(), now
+            if time.perf_counter() - moved > timeout:
+                self._fail(program, [])
+        return [said[rank] for rank in range(len(children))]
+
+    def _hear(self, child: Child, word: str, program: Program | None) -> Any:
+        try:
+            heard, what = child.hear()
+        except EOFError:
+            self._fail(program, [])
+        if heard == 'failed':
+            self._fail(program, what)
+        if heard != word:
+            raise what if isinstance(what, SimparError) else RunFailed(f'rank {self._children.index(child)}: {what}')
+        return what
+
+    def _fail(self, program: Program | None, failures: list[Failure]) -> None:
+        """Hear what the other ranks report, then raise ``RunFailed``."""
+        until = time.perf_counter() + GRACE
+        failures = list(failures)
+        busy = BusyThreads(self._status, {rank: child.pid for rank, child in enumerate(self._children)})
+        # The first report is often a mere consequence (a lost peer); the cause may come a moment later.
+        while (left := until - time.perf_counter()) > 0:
+            for child in self._speaking(left):
+                failures += child.last_failures()
+        dead = {rank: self._death(rank, child) for rank, child in enumerate(self._children) if child.exit_code}
+        if program is not None:
+            seen = Seen(dead, self._stopped(), busy.found())
+            raise RunFailed(explain(program, self._status, seen, failures, self._timeout))
+        how = '; '.join(f'rank {rank} {reason}' for rank, reason in dead.items())
+        how = how or '; '.join(f'rank {rank} is stopped' for rank in sorted(self._stopped()))
+        raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
+
+    def _stopped(self) -> frozenset[int]:
+        """Ranks whose processes somebody has stopped."""
+        states = [Process(self._host, child.pid).state for child in self._children]
+        return frozenset(rank for rank, state in enumerate(states) if state == 'stopped')
+
+    def _speaking(self, seconds: float) -> list[Child]:
+        """Return the ranks that speak within some seconds; a pipe that has ended speaks once."""
+        able = [child for child in self._children if not child.mute]
+        # ``wait`` returns at once for an empty list, and the caller would spin.
+        if not able:
+            time.sleep(min(seconds, 0.05))
+            return []
+        ready = wait([child.pipe for child in able], timeout=seconds)
+        return [child for child in able if child.pipe in ready]
+
+    def _death(self, rank: int, child: Child) -> str:
+        stderr = self._folder / f'stderr{rank}'
+        return death(child.exit_code or 0, stderr.read_text(errors='replace') if stderr.exists() else '')

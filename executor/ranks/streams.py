@@ -1,0 +1,358 @@
+"""Streams: a thread for each, walking its own slots through all steps back to back, and waiting for needs in between.
+
+gloo runs two asynchronous works of one group at once, so its handles are no stream. Here every stream, compute too, is
+a thread that blocks in what it does; an op waits for its needs on the counters of the streams that they stand in.
+``Machine`` is the seam between real and emulated compute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from executor.devices.kinds import Kind
+from executor.host import yield_to_communication
+from executor.ranks.collectives import Channel
+from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Fault, Status
+from simpar.engine.queues import queues_of
+from simpar.errors import RunFailed
+from simpar.program import OpClass, Program, Role
+from simpar.trace import Times
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op of one step on one rank.
+
+    Arguments:
+        index: the number of the op class in the program.
+        channel: the channel to the op's group, None for compute.
+    """
+
+    op: OpClass
+    index: int
+    slot: int
+    step: int
+    micro_batch: int
+    copy: int
+    channel: Channel | None = None
+
+
+class Machine(Protocol):
+    """Runs ops for the streams; every method is called from several threads at once."""
+
+    def begin(self, moment: float) -> None:
+        """The program begins."""
+
+    def arrive(self, work: Work, ready: float) -> float:
+        """When an op arrives whose needs and stream were done at ``ready``; returns no earlier than that."""
+
+    def compute(self, work: Work, arrived: float) -> float:
+        """Run a compute op; returns its end."""
+
+    def communicate(self, work: Work, arrived: float) -> float:
+        """Run a collective, send or receive; returns its end."""
+
+
+# Work queues of a rank that runs its streams as threads: an op leaves one when it arrives, those before it first.
+
+NOT_SET: Final = 'work queues are not as predicted'
+"""How a note begins that says so."""
+
+
+class Queue:
+    """One queue that several streams share, in issue order.
+
+    Arguments: ``slots``, of a step. ``left``: how many have left it over all steps; ``moment``, when the last one did.
+    """
+
+    def __init__(self, slots: list[int]) -> None:
+        self._place = {slot: at for at, slot in enumerate(slots)}
+        self.left = 0
+        self.moment = 0.0
+        self.changed = threading.Condition()
+
+    def ahead(self, step: int, slot: int) -> int:
+        """How many must have left it before a slot of a step is first."""
+        return step * len(self._place) + self._place[slot]
+
+    def leave(self, moment: float) -> None:
+        """Let the next one be first."""
+        with self.changed:
+            self.left, self.moment = self.left + 1, moment
+            self.changed.notify_all()
+
+
+def queues_by_slot(role: Role, queues: int) -> dict[int, Queue]:
+    """The queue of each slot of a role whose stream shares one; ``queues``, how many, 0: as many as streams."""
+    found: dict[int, Queue] = {}
+    for shared in queues_of(role.stream, queues) if queues else ():
+        slots = np.flatnonzero(np.isin(role.stream, shared)).tolist()
+        found |= dict.fromkeys(slots, Queue(slots))
+    return found
+
+
+def set_queues(kind: Kind, queues: int, streams: int) -> tuple[str, ...]:
+    """Have the driver of a kind of device use so many work queues, 0: nobody asks; a note that says what is in force.
+
+    Raises ``RunFailed`` where its variable says another number: the driver reads it once in a process.
+    """
+    if not queues:
+        return _of_environment(kind, streams)
+    if not kind.queues:
+        return (f'{NOT_SET}: {queues} were predicted, and nothing sets their number on {kind.name}',)
+    found = os.environ.setdefault(kind.queues, str(queues))
+    if found != str(queues):
+        what = f'{kind.queues} is {found} in this process, and the plan has {queues} work queues'
+        raise RunFailed(f'{what}; write cluster.work_queues: {found}, or unset the variable')
+    return (f'{kind.queues}={queues}: streams share so many work queues of a device',)
+
+
+def _of_environment(kind: Kind, streams: int) -> tuple[str, ...]:
+    """A note where the user's environment says how many there are, and they are too few for all streams."""
+    found = os.environ.get(kind.queues, '') if kind.queues else ''
+    if not found.isdecimal() or int(found) >= streams:
+        return ()
+    return (f'{NOT_SET}: {kind.queues} is {found} for {streams} streams; write cluster.work_queues: {found}',)
+
+
+# Streams: a thread for each, walking its own slots through all steps back to back, and waiting for needs in
+# between.
+
+Channels = Mapping[tuple[str, str], Channel]
+"""(partition, stream) → the rank's channel there."""
+
+
+class Cancelled(Exception):
+    """Another stream of the rank has failed."""
+
+
+class _Stream:
+    """One stream's slots, and how many ops of it have finished."""
+
+    def __init__(self, index: int, name: str, slots: list[int]) -> None:
+        self.index = index
+        self.name = name
+        self.slots = slots
+        self.finished = 0
+        self.thread = 0
+        self.changed = threading.Condition()
+
+
+class Streams:
+    """One run of a rank's role.
+
+    Arguments:
+        machine: what runs the ops.
+        status: learns what every stream does.
+        favour: whether communication goes first where both want one core.
+        queues: how many work queues its device has, which streams share; 0: one for each.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        steps: int,
+        machine: Machine,
+        channels: Channels,
+        status: Status,
+        faults: Sequence[Fault] = (),
+        *,
+        favour: bool = False,
+        queues: int = 0,
+    ) -> None:
+        role = program.role(rank)
+        self._program = program
+        self._role = role
+        self._rank = rank
+        self._steps = steps
+        self._machine = machine
+        self._channels = channels
+        self._status = status
+        self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
+        self._streams = [
+            # Plain lists: the walk indexes them once an op, which is slow on arrays.
+            _Stream(index, name, [*slots])
+            for index, (name, slots) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
+        ]
+        # A stream is in order, so "need has finished" is a comparison of one counter.
+        self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
+        self._favour = favour
+        self._needs, self._carried = role.needs(), role.carried()
+        self._queues = queues_by_slot(role, queues)
+        self.arrive_KS: Times = np.zeros((steps, len(role)))
+        self.end_KS: Times = np.zeros((steps, len(role)))
+        self.failures: list[Failure] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, begin: float) -> None:
+        """Start all streams of a program that begins at ``begin``, by the clock of the machine."""
+        for stream in self._streams:
+            # Daemons: a thread that is stuck in gloo must not keep the process alive.
+            thread = threading.Thread(target=self._run, args=(stream, begin), name=stream.name, daemon=True)
+            self._threads.append(thread)
+        # All are made before any starts, so that a failure in making one leaves none running.
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds``; return whether all streams are through or one has failed."""
+        until = time.perf_counter() + seconds
+        for thread in self._threads:
+            while thread.is_alive() and not self.failures:
+                thread.join(min(0.05, max(0.0, until - time.perf_counter())))
+                if time.perf_counter() >= until:
+                    # The last look: threads may have ended while another was waited for.
+                    return bool(self.failures) or not any(one.is_alive() for one in self._threads)
+        return True
+
+    def _run(self, stream: _Stream, begin: float) -> None:
+        step, slot = 0, -1
+        stream.thread = threading.get_native_id()
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
+        try:
+            if self._favour and self._computes(stream):
+                yield_to_communication()
+            last = begin
+            for step in range(self._steps):
+                for slot in stream.slots:
+                    last = self._one(stream, step, slot, last)
+            self._say(stream, THROUGH, step, slot)
+        # Another stream has reported the failure; a second report would hide the cause.
+        except Cancelled:
+            pass
+        except Exception as error:
+            self._fail(failure_of(self._rank, step, slot, error))
+
+    def _computes(self, stream: _Stream) -> bool:
+        # Computation that came before all else would starve the threads of gloo, which share its core.
+        return any(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
+
+    def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
+        """Wait for an op's needs, run it, and say that it has finished."""
+        self._say(stream, WAITING, step, slot)
+        # An op waits for the op before it on its stream, and for its needs.
+        ready = max(last, self._wait_for_needs(step, slot))
+        queue = self._queues.get(slot)
+        if queue:
+            ready = max(ready, self._wait_for_turn(queue, step, slot))
+        work = self._work(stream, step, slot)
+        arrived = self._machine.arrive(work, ready)
+        if queue:
+            queue.leave(arrived)
+        if self._faults:
+            work = self._break(work)
+        self._say(stream, RUNNING, step, slot)
+        run = self._machine.compute if work.channel is None else self._machine.communicate
+        end = run(work, arrived)
+        self.arrive_KS[step, slot], self.end_KS[step, slot] = arrived, end
+        with stream.changed:
+            stream.finished += 1
+            stream.changed.notify_all()
+        return end
+
+    def _say(self, stream: _Stream, state: int, step: int, slot: int) -> None:
+        """Tell the watchdog what a stream does."""
+        beat = Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
+        self._status.set(self._rank, stream.index, beat)
+
+    def _work(self, stream: _Stream, step: int, slot: int) -> Work:
+        index = int(self._role.op_class[slot])
+        op = self._program.op_classes[index]
+        return Work(
+            op=op,
+            index=index,
+            slot=slot,
+            step=step,
+            micro_batch=int(self._role.micro_batch[slot]),
+            copy=int(self._role.copy[slot]),
+            channel=None if op.kind == 'compute' else self._channels[op.partition, stream.name],
+        )
+
+    def _wait_for_needs(self, step: int, slot: int) -> float:
+        """Wait for a slot's needs; return when the last of them ended."""
+        ends = [self._wait_for(step, need) for need in self._needs[slot]]
+        if step:
+            # Needs carried over from the step before; the first step has none.
+            ends += [self._wait_for(step - 1, need) for need in self._carried[slot]]
+        return max(ends, default=0.0)
+
+    def _wait_for_turn(self, queue: Queue, step: int, slot: int) -> float:
+        """Wait until a slot is first in its work queue; return when the one before it has left."""
+        count = queue.ahead(step, slot)
+        if queue.left < count:
+            with queue.changed:
+                queue.changed.wait_for(lambda: queue.left >= count or self.failures)
+        if queue.left < count:
+            raise Cancelled
+        return queue.moment
+
+    def _wait_for(self, step: int, need: int) -> float:
+        stream, at = self._place[need]
+        # How many ops of that stream must have finished, all steps counted.
+        count = step * len(stream.slots) + at + 1
+        # Looked at without the lock first: most needs have long been met.
+        if stream.finished < count:
+            with stream.changed:
+                stream.changed.wait_for(lambda: stream.finished >= count or self.failures)
+        if stream.finished < count:
+            raise Cancelled
+        return float(self.end_KS[step, need])
+
+    def _fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        waited = [stream.changed for stream in self._streams]
+        for changed in (*waited, *(queue.changed for queue in self._queues.values())):
+            with changed:
+                changed.notify_all()
+
+    def _break(self, work: Work) -> Work:
+        """Do what a fault says."""
+        kind = self._faults.get((self._program.action(self._role, work.slot), work.step))
+        if kind == 'kill':
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == 'stall':
+            time.sleep(3600)
+        if kind == 'stop':
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while kind == 'spin':
+            pass
+        if kind == 'resize':
+            return _resized(work)
+        return work
+
+
+def _resized(work: Work) -> Work:
+    """The same op with a message twice as long."""
+    return replace(work, op=replace(work.op, bytes=2 * work.op.bytes))
+
+
+def failure_of(rank: int, step: int, slot: int, error: Exception) -> Failure:
+    """What a rank reports of an error in an op."""
+    return Failure(rank, step, slot, _in_short(error), _lost(error))
+
+
+def _in_short(error: Exception) -> str:
+    """The first sentence of an error, without the place in gloo's source."""
+    # gloo puts its source file in front and advice behind; only the middle helps a user.
+    text = str(error).splitlines()[0].partition('. ')[0] if str(error) else ''
+    _, bracket, rest = text.partition('] ')
+    text = rest if bracket and text.startswith('[') else text
+    return text if isinstance(error, RuntimeError) else f'{type(error).__name__}: {text}'
+
+
+def _lost(error: Exception) -> bool:
+    """Whether gloo says that a peer has gone or does not come."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in text for sign in ('losed by peer', 'reset by peer', 'Timed out', 'timeout', 'imeout', 'Broken pipe')
+    )

@@ -1,0 +1,365 @@
+"""Watchdog: who is to blame when all ranks stop, told from what every stream did last and what the kernel says."""
+
+from __future__ import annotations
+
+import mmap
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from executor.host import BUSY, BUSY_AMONG_OTHERS, cpu_use
+from simpar.files import naming
+from simpar.program import OpClass, Program
+
+FAULTS: Final = ('kill', 'stall', 'stop', 'spin', 'resize')
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong as a rank comes to an op: ``kill`` or ``stop`` the rank's process, let the stream's
+    thread ``stall`` or ``spin``, or ``resize`` the op's message (in emulated compute)."""
+
+    kind: str
+    rank: int
+    action: str
+    step: int = 0
+
+
+def parse_fault(text: str) -> Fault:
+    """Read ``KIND:RANK:ACTION[:STEP]``, e.g. ``kill:1:dense0.F.c0:2``; raises ``ValueError``."""
+    kind, rank, action, *step = text.split(':')
+    if kind not in FAULTS:
+        raise ValueError(f'not a fault: {text!r}; write KIND:RANK:ACTION[:STEP], KIND one of {", ".join(FAULTS)}')
+    return Fault(kind, int(rank), action, int(step[0]) if step else 0)
+
+
+# Status: what every stream of every rank is doing, kept where it outlives the rank.
+
+STREAMS: Final = 128
+"""Streams of a rank that the status has room for."""
+FIELDS: Final = 6
+"""64-bit numbers for each stream: finished ops, state, step, slot, since when, in ns, and the thread's id."""
+THROUGH, WAITING, RUNNING = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What one stream is doing: ``finished`` ops so far, and its head in ``state`` since ``since`` ns.
+
+    Arguments: ``thread``, the kernel's id of the stream's thread; 0 where it is not known.
+    """
+
+    finished: int
+    state: int
+    step: int
+    slot: int
+    since: int
+    thread: int = 0
+
+
+class Status:
+    """Beats of all ranks in one block of memory: a file that parent and ranks map, or a rank's own memory."""
+
+    def __init__(self, world: int, path: Path | None = None) -> None:
+        size = world * STREAMS * FIELDS * 8
+        # A rank that others have started has no parent to share a file with; it sends its rows through the store.
+        if path is None:
+            self._memory: bytearray | mmap.mmap = bytearray(size)
+        else:
+            if not path.exists():
+                with naming(path):
+                    path.write_bytes(bytes(size))
+            # A mapped file outlives a killed process, so its last beat can still be read.
+            with path.open('r+b') as file:
+                self._memory = mmap.mmap(file.fileno(), size)
+        self._numbers = memoryview(self._memory).cast('q')
+        self.world = world
+
+    def clear(self) -> None:
+        """Forget the run before."""
+        self._numbers[:] = memoryview(bytes(self._numbers.nbytes)).cast('q')
+
+    def set(self, rank: int, stream: int, beat: Beat) -> None:
+        """Say what a stream does; each stream has one writer, and a reader may see a beat half written."""
+        at = (rank * STREAMS + stream) * FIELDS
+        numbers = self._numbers
+        # No lock: a half-written beat only blurs a message, a lock would slow every op.
+        numbers[at], numbers[at + 1], numbers[at + 2] = beat.finished, beat.state, beat.step
+        numbers[at + 3], numbers[at + 4], numbers[at + 5] = beat.slot, beat.since, beat.thread
+
+    def get(self, rank: int, stream: int) -> Beat:
+        """What a stream did when it last said so."""
+        at = (rank * STREAMS + stream) * FIELDS
+        return Beat(*self._numbers[at : at + FIELDS].tolist())
+
+    def finished(self) -> int:
+        """Ops that have finished on all ranks."""
+        return sum(self._numbers[::FIELDS].tolist())
+
+    def row(self, rank: int) -> bytes:
+        """A rank's beats, to send elsewhere."""
+        width = STREAMS * FIELDS
+        return self._numbers[rank * width : (rank + 1) * width].tobytes()
+
+    def put_row(self, rank: int, row: bytes) -> None:
+        """Take over a rank's beats from elsewhere."""
+        width = STREAMS * FIELDS
+        self._numbers[rank * width : (rank + 1) * width] = memoryview(row).cast('q')
+
+
+# Watchdog: who is to blame when all ranks stop, told from what every stream did last and what the kernel says.
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on a rank; ``slot`` −1 where it was in no op; ``lost`` where only a peer can be to blame."""
+
+    rank: int
+    step: int
+    slot: int
+    what: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of the processes of a run that broke.
+
+    Arguments:
+        dead: rank → how its process ended, in words.
+        stopped: ranks whose processes are stopped, by a signal or a debugger.
+        busy: (rank, index of a stream) → share of a core that its thread uses, where it does not wait.
+    """
+
+    dead: dict[int, str] = field(default_factory=dict)
+    stopped: frozenset[int] = frozenset()
+    busy: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+class BusyThreads:
+    """Finds threads that use a core although their streams do not come forward: they spin, or compute for very long.
+
+    Arguments: ``processes``, rank → process id, of ranks on this host.
+    """
+
+    def __init__(self, status: Status, processes: Mapping[int, int]) -> None:
+        self._processes = processes
+        self._threads = {
+            (rank, stream): beat.thread
+            for rank in processes
+            for stream in range(STREAMS)
+            if (beat := status.get(rank, stream)).thread and beat.state != THROUGH
+        }
+        self._begin = time.perf_counter()
+        self._before = self._used()
+
+    def found(self) -> dict[tuple[int, int], float]:
+        """Stream → share of a core that its thread has used since this object was made, where that is much."""
+        seconds = max(time.perf_counter() - self._begin, 1e-3)
+        shares = {}
+        for key, (now, running) in self._used().items():
+            before, ran = self._before.get(key, (now, False))
+            share = (now - before) / seconds
+            if share >= (BUSY_AMONG_OTHERS if running and ran else BUSY):
+                shares[key] = share
+        return shares
+
+    def _used(self) -> dict[tuple[int, int], tuple[float, bool]]:
+        used = {key: cpu_use(self._processes[key[0]], thread) for key, thread in self._threads.items()}
+        return {key: use for key, use in used.items() if use is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One stream's head, in the program's terms.
+
+    Arguments:
+        active: it runs, or could.
+        action, last: what it is at and what it finished last, empty where there is none.
+        peers: the ranks that it communicates with in ``partition``.
+        busy: share of a core that its thread uses, 0 where it waits.
+    """
+
+    rank: int
+    stream: str
+    beat: Beat
+    active: bool
+    action: str
+    last: str
+    peers: tuple[int, ...]
+    partition: str
+    busy: float = 0.0
+
+
+def heads(program: Program, status: Status, busy: Mapping[tuple[int, int], float] | None = None) -> list[Head]:
+    """The heads of all streams of all ranks. Arguments: ``busy``, see ``Seen``."""
+    return [
+        replace(_head(program, status, rank, stream), busy=(busy or {}).get((rank, stream), 0.0))
+        for rank in range(program.world)
+        for stream in range(len(program.role(rank).streams))
+    ]
+
+
+def _head(program: Program, status: Status, rank: int, stream: int) -> Head:
+    role, beat = program.role(rank), status.get(rank, stream)
+    queue = np.flatnonzero(role.stream == stream).tolist()
+    last = ''
+    if beat.finished:
+        step, at = divmod(beat.finished - 1, len(queue))
+        last = f'{program.action(role, queue[at])} of step {step}'
+    # The slot is stale then.
+    if beat.state == THROUGH:
+        return Head(rank, role.streams[stream], beat, False, '', last, (), '')
+    op = program.op(role, beat.slot)
+    return Head(
+        rank=rank,
+        stream=role.streams[stream],
+        beat=beat,
+        active=beat.state == RUNNING or _needs_finished(program, status, rank, beat),
+        action=f'{program.action(role, beat.slot)} of step {beat.step}',
+        last=last,
+        peers=_peers(program, op, rank),
+        partition=op.partition,
+    )
+
+
+def _peers(program: Program, op: OpClass, rank: int) -> tuple[int, ...]:
+    if op.kind == 'compute':
+        return ()
+    members = program.partitions[op.partition].members(rank)
+    if op.kind in ('send', 'recv'):
+        return (members[(members.index(rank) + op.peer) % len(members)],)
+    return tuple(member for member in members if member != rank)
+
+
+def _needs_finished(program: Program, status: Status, rank: int, beat: Beat) -> bool:
+    role = program.role(rank)
+    needs = [(beat.step, need) for need in role.needs()[beat.slot]]
+    needs += [(beat.step - 1, need) for need in role.carried()[beat.slot] if beat.step]
+    for step, need in needs:
+        stream = int(role.stream[need])
+        queue = np.flatnonzero(role.stream == stream).tolist()
+        # The same count as the streams wait for.
+        if status.get(rank, stream).finished <= step * len(queue) + queue.index(need):
+            return False
+    return True
+
+
+def table(program: Program, status: Status, seen: Seen) -> str:
+    """Rank, stream, what it finished last, what it does, and for whom it waits."""
+    rows = [('rank', 'stream', 'last finished', 'now', 'waits for')]
+    for head in heads(program, status):
+        waits = f'{head.partition}: ranks {_list(head.peers)}' if head.peers and head.beat.state == RUNNING else ''
+        now = {THROUGH: 'through', WAITING: f'before {head.action}', RUNNING: head.action}[head.beat.state]
+        if head.rank in seen.dead:
+            now += f' ({seen.dead[head.rank].partition(":")[0]})'
+        elif head.rank in seen.stopped:
+            now += ' (stopped)'
+        rows.append((str(head.rank), head.stream, head.last or 'nothing', now, waits))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return '\n'.join(
+        '  ' + ' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def stalled(program: Program, status: Status, seen: Seen | None = None) -> list[str]:
+    """Name who is to blame when nothing moves: heads that could go on and wait for no absent rank."""
+    active = [head for head in heads(program, status, seen.busy if seen else None) if head.active]
+    at = {(head.rank, head.stream): head for head in active if head.beat.state == RUNNING}
+    blamed = []
+    for head in active:
+        # It could go on and does not, and waits for nobody: the blame is its own. A thread that is busy waits for
+        # nobody either, whatever op it is in.
+        if head.beat.state == WAITING or not head.peers or head.busy:
+            before = 'in' if head.beat.state == RUNNING else 'before'
+            how = f', where its thread spins or computes ({head.busy:.0%} of a core)' if head.busy else ''
+            waiters = _waiters(head.rank, active)
+            blamed.append(f'rank {head.rank} is stuck {before} {head.action} (stream {head.stream}){how}{waiters}')
+        # Told once, by the lowest rank, not by every member.
+        elif head.rank < min(head.peers) and all(_in_the_same(head, at.get((p, head.stream))) for p in head.peers):
+            ranks = _list(sorted((head.rank, *head.peers)))
+            blamed.append(
+                f'ranks {ranks} are all in {head.action} (group {head.partition}), but the network between them '
+                'delivers nothing'
+            )
+    # Who is busy is told first: others may only look as if they could go on.
+    return sorted(blamed, key=lambda line: 'where its thread' not in line) or _missing(active, at)
+
+
+def _in_the_same(head: Head, other: Head | None) -> bool:
+    return other is not None and head.rank in other.peers and other.beat.step == head.beat.step
+
+
+def _missing(active: list[Head], at: dict[tuple[int, str], Head]) -> list[str]:
+    """Say who waits for whom, where no rank is plainly stuck."""
+    lines = []
+    for head in active:
+        away = [peer for peer in head.peers if not _in_the_same(head, at.get((peer, head.stream)))]
+        if away:
+            lines.append(f'rank {head.rank} waits in {head.action} for rank {_list(away)}, which never came')
+    return lines
+
+
+def _waiters(rank: int, active: list[Head]) -> str:
+    waiting = [head for head in active if rank in head.peers and head.beat.state == RUNNING]
+    return ''.join(f'; rank {head.rank} waits for it in {head.action} (group {head.partition})' for head in waiting)
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ', '.join(map(str, ranks))
+
+
+def death(code: int, stderr: str) -> str:
+    """How a process ended, in words; gloo aborts on a message of an unexpected size."""
+    if code == -signal.SIGABRT and 'EnforceNotMet' in stderr:
+        return 'was aborted by gloo: size mismatch, a message was longer than its receiver expects'
+    if code < 0:
+        return f'was killed by {signal.Signals(-code).name}'
+    return f'exited with {code}'
+
+
+def explain(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> str:
+    """Explain why a run broke: the first line names rank, op and peer; a table of all ranks follows."""
+    return '\n'.join((*_causes(program, status, seen, failures, timeout), table(program, status, seen)))
+
+
+def _causes(program: Program, status: Status, seen: Seen, failures: list[Failure], timeout: float) -> list[str]:
+    # A lost connection is the consequence of another rank's failure, so other failures are told first.
+    own = [failure for failure in failures if not failure.lost and failure.rank not in seen.dead]
+    # A death explains everything else.
+    if seen.dead:
+        return [_died(program, status, rank, how) for rank, how in sorted(seen.dead.items())]
+    if not own and seen.stopped:
+        how = 'is stopped (by SIGSTOP, the terminal or a debugger; SIGCONT lets it go on)'
+        return [_died(program, status, rank, how) for rank in sorted(seen.stopped)]
+    if own or failures:
+        return [_failed(program, failure) for failure in own or failures]
+    blamed = stalled(program, status, seen) or ['no rank is in an op']
+    return [f'nothing has finished for {timeout:g} s: {blamed[0]}', *blamed[1:]]
+
+
+def _died(program: Program, status: Status, rank: int, how: str) -> str:
+    """What a rank was doing when it died or was stopped, and who waits for it."""
+    active = [head for head in heads(program, status) if head.active]
+    # Where gloo aborted, only streams that communicate can be the cause.
+    mine = [head for head in active if head.rank == rank and (head.peers or 'gloo' not in how)]
+    at = ', at ' + ' and '.join(head.action for head in mine) if mine else ''
+    return f'rank {rank} {how}{at}{_waiters(rank, active)}'
+
+
+def _failed(program: Program, failure: Failure) -> str:
+    if failure.slot < 0:
+        return f'rank {failure.rank} failed: {failure.what}'
+    role = program.role(failure.rank)
+    op = program.op(role, failure.slot)
+    peers = _peers(program, op, failure.rank)
+    others = f' with ranks {_list(peers)} (group {op.partition})' if peers else ''
+    return (
+        f'rank {failure.rank} failed in {program.action(role, failure.slot)} of step {failure.step}{others}: '
+        f'{failure.what}'
+    )

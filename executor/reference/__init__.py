@@ -1,0 +1,156 @@
+"""The reference: the unsharded model in plain torch with autograd, built from the workload alone, never from a Program.
+
+Shares with the machines only the names of parameters and how global tensors are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from executor.draws import batch_of, draw, single_thread
+from executor.reference.gpt import REFERENCE_OF_GPT
+from executor.reference.model import OfModel, Parameters, Slices
+from executor.reference.module import REFERENCE_OF_MODULE
+from executor.reference.muon import MuonSteps, Steps
+from executor.reference.network import REFERENCE_OF_NETWORK
+from executor.state import Result
+from simpar.lower.two_homes import in_both_directions
+from simpar.model import Network
+from simpar.model.library.gpt import Transformer
+from simpar.model.module import FromModule
+from simpar.plan import Plan
+from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
+
+
+class Reference:
+    """Trains the full model on the full batch in one process, or with ``phase: forward`` computes its losses alone.
+
+    Arguments: ``plan``: its copies and whether their losses are averaged or summed; where experts are balanced by an
+    auxiliary loss, also its micro-batches and data ranks; where they drop tokens, its slices of a sequence. All else
+    of it must not matter.
+    """
+
+    def __init__(self, workload: Workload, plan: Plan, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        self._workload = workload
+        self._model = OF_MODELS[type(workload.model)]
+        # An auxiliary loss of all data ranks is one of both directions of a pipeline.
+        self._plan = in_both_directions(plan)
+        self._seed = seed
+        self._dtype = dtype
+        self.parameters: Parameters = {
+            name: draw(initial, shape, dtype, seed, name).requires_grad_()
+            for name, shape, initial in self._model.parameters(workload)
+        }
+        self._optimizer = _optimizer(workload, self.parameters)
+        self._gradients: Parameters = {}
+        self._step = 0
+
+    def run(self, steps: int = 1) -> Result:
+        """Train ``steps`` more steps."""
+        # One thread gives the same bits on any machine.
+        with single_thread():
+            losses = tuple(self._train() for _ in range(steps))
+        return Result(
+            losses=losses,
+            parameters={name: parameter.detach().clone() for name, parameter in self.parameters.items()},
+            gradients=self._gradients,
+        )
+
+    def _train(self) -> float:
+        inputs = [self._input(*named) for named in self._model.inputs(self._workload)]
+        copies, plan = self._plan.copies, self._plan
+        # An auxiliary loss is one of each group of tokens: the loss of the batch is the mean of those of its groups.
+        slices = copies * plan.micro_batches * max(plan.data, 1) if _in_groups(self._workload) else copies
+        # Drawn even without dropout: that changes no other draw, for each has a seed of its own.
+        keys = self._input('dropout.keys', f'tokens:{2**62}', (self._workload.batch,), True)
+        losses = [
+            self._model.loss(self._workload, self.parameters, *own, _of_sequence(plan))
+            for own in zip(*(self._sliced(one, slices) for one in (*inputs, keys)), strict=True)
+        ]
+        # Each copy's loss is a mean over its own samples, so the copies' mean is that of the batch.
+        loss = torch.stack(losses).mean() * (1 if plan.copies_loss == 'mean' else copies)
+        if self._workload.phase == 'forward':
+            self._step += 1
+            return float(loss.detach())
+        self._optimizer.zero_grad()
+        (loss * self._workload.loss_scale).backward()
+        self._gradients = {
+            # What is a constant to the model has none.
+            f'd:{name}': parameter.grad.clone()
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None
+        }
+        self._update()
+        self._step += 1
+        return float(loss.detach())
+
+    def _sliced(self, samples: torch.Tensor, slices: int) -> list[torch.Tensor]:
+        """Samples in slices; those of all data ranks together where these are balanced together."""
+        model, plan = self._workload.model, self._plan
+        experts = model.experts if _in_groups(self._workload) and isinstance(model, Transformer) else None
+        if experts is None or experts.aux_group != 'global':
+            return list(samples.chunk(slices))
+        # Micro-batches, the data ranks of each, the copies of each of these.
+        parts = samples.unflatten(0, (plan.micro_batches, max(plan.data, 1), plan.copies, -1)).transpose(1, 2)
+        return list(parts.flatten(0, 3).chunk(plan.micro_batches * plan.copies))
+
+    def _update(self) -> None:
+        """Unscale, look whether all is finite, clip, step; with a loss scale nothing is updated where it is not."""
+        workload = self._workload
+        gradients = [one.grad for one in self.parameters.values() if one.grad is not None]
+        if workload.loss_scale != 1:
+            # Looked at before unscaling, as the program does.
+            if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+                return
+            torch._foreach_div_(gradients, workload.loss_scale)
+        if workload.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), workload.clip_norm)
+        self._optimizer.step()
+
+    def _input(self, name: str, initial: str, shape: tuple[int, ...], integer: bool) -> torch.Tensor:
+        dtype = torch.int64 if integer else self._dtype
+        return batch_of(name, initial, shape, dtype, self._seed, self._step)
+
+
+def _in_groups(workload: Workload) -> bool:
+    """Whether the loss is not the mean of those of its samples."""
+    model = workload.model
+    return isinstance(model, Transformer) and model.experts is not None and model.experts.aux_loss > 0
+
+
+def _of_sequence(plan: Plan) -> Slices:
+    """Slices of a sequence that ranks hold: each counts the slots of experts for itself."""
+    balanced = plan.context if plan.context > 1 and plan.context_split == 'balanced' else 0
+    return Slices(plan.context * (plan.tensor if plan.sequence_parallel else 1), balanced)
+
+
+def _optimizer(workload: Workload, parameters: Parameters) -> Steps:
+    if isinstance(workload.optimizer, Muon):
+        return MuonSteps(workload, parameters)
+    steps: Steps = _of_torch(workload, parameters)
+    return steps
+
+
+def _of_torch(workload: Workload, parameters: Parameters) -> torch.optim.Optimizer:
+    rule = workload.optimizer
+    weights, rate = parameters.values(), rule.learning_rate
+    if isinstance(rule, Momentum):
+        return torch.optim.SGD(
+            weights, lr=rate, momentum=rule.momentum, nesterov=rule.nesterov, weight_decay=rule.weight_decay
+        )
+    if isinstance(rule, Adam):
+        return torch.optim.Adam(weights, lr=rate, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
+    if isinstance(rule, AdamW):
+        betas, decay = (rule.beta1, rule.beta2), rule.weight_decay
+        return torch.optim.AdamW(weights, lr=rate, betas=betas, eps=rule.epsilon, weight_decay=decay)
+    return torch.optim.SGD(weights, lr=rate)
+
+
+OF_MODELS: Final[dict[type, OfModel]] = {
+    Network: REFERENCE_OF_NETWORK,
+    Transformer: REFERENCE_OF_GPT,
+    FromModule: REFERENCE_OF_MODULE,
+}
+"""By kind of model, what computes it in plain torch."""

@@ -1,0 +1,1 @@
+"""What tests and proofs need, and users do not."""
