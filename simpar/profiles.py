@@ -11,12 +11,12 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from simpar import document
-from simpar.errors import Problem, ProfileError
+from simpar.document import Tree
+from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.files import read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
 from simpar.hardware.topology import expansion_problems, faults_of
@@ -143,10 +143,10 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     Raises ``ProfileError`` that lists the names for what is none of these.
     """
     # A known name goes before a file that happens to be called so.
-    known = _shipped(str(name), __file__)
-    if known:
-        return known
-    path = Path(name)
+    path, shipped = Path(name), profile_folder() / name / FILE
+    # Only a name has no folders.
+    if path.name == str(name) and shipped.is_file():
+        return shipped
     if path.is_dir() and (path / FILE).is_file():
         return path / FILE
     if path.is_file() or path.suffix in {'.yaml', '.yml'}:
@@ -159,26 +159,12 @@ def profile_path(name: str | os.PathLike[str]) -> Path:
     raise ProfileError(Problem('cluster', f'unknown profile {str(name)[:80]!r}', instead))
 
 
-@functools.lru_cache(maxsize=1024)
-def _shipped(name: str, package: str) -> Path | None:
-    """The file of a profile that comes with this package, by its name; None of others. Rows of a sweep all ask."""
-    path = profile_folder() / name / FILE
-    # Only a name has no folders.
-    return path if Path(name).name == name and path.is_file() else None
-
-
 def load_profile(name: str | os.PathLike[str]) -> Profile:
     """Read a profile by name or path; its tables are read when they are asked for.
 
     Raises ``ProfileError`` with every problem.
     """
-    path = profile_path(name)
-    try:
-        status = path.stat()
-    # What cannot be read is told by what reads it.
-    except OSError:
-        return _load(path, 0, 0)
-    return _load(path, status.st_mtime_ns, status.st_size)
+    return _profile(_files(profile_path(name), ()))
 
 
 def profile_of_flag(name: str, flag: str) -> Profile:
@@ -191,38 +177,65 @@ def profile_of_flag(name: str, flag: str) -> Profile:
         ) from None
 
 
-# A sweep over profiles checks all of them before it predicts with the first.
-@functools.lru_cache(maxsize=1024)
-def _load(path: Path, stamp: int, size: int) -> Profile:
-    """A profile's file, kept as long as it does not change; arguments: when it was written, bytes."""
-    prepare = functools.partial(_whole, path, ())
-    return document.load(path, Profile, prepare=prepare, check=_problems, error=ProfileError)
+@functools.lru_cache(maxsize=256)
+def parsed(name: str, text: str) -> Tree:
+    """The tree of the text of a profile or a stack, which nobody changes."""
+    return document.tree_of(text, name, error=ProfileError)
 
 
-def _whole(path: Path, above: tuple[Path, ...], root: Any) -> Any:
-    """A profile's tree, over that of the one which it extends, if any."""
-    root = _with_paths(path, root)
-    wanted = root.get('extends') if isinstance(root, dict) else None
+class _File(NamedTuple):
+    """A profile's file as it is now; ``crosses``: what it extends has collectives measured between nodes."""
+
+    path: str
+    text: str
+    crosses: bool = False
+
+
+def _files(path: Path, above: tuple[Path, ...]) -> tuple[_File, ...]:
+    """A profile's file and those that it extends, in this order."""
+    text = document.text_of(path, error=ProfileError)
+    tree = parsed(str(path), text)
+    wanted = tree.get(('extends',))
     if not isinstance(wanted, str) or not wanted:
-        return root
+        return (_File(str(path), text),)
     found = _beside(path, wanted)
+    # Before it is loaded, which knows nothing of the files above it: a circle ends here.
     if found.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
         what = Problem(('extends',), 'a profile that extends itself', 'name another one, or none')
-        raise ProfileError(what.at(document.read(path, error=ProfileError).where(('extends',))))
-    # Before it is loaded, which knows nothing of the files above it: a circle ends here.
-    tree = _whole(found, (*above, path.resolve()), document.read(found, error=ProfileError).root)
+        raise ProfileError(what.at(tree.where(('extends',))))
+    below = _files(found, (*above, path.resolve()))
     # Its own mistakes are told at its own lines.
-    base = load_profile(found)
-    table = base.tables.collective
+    table = _profile(below).tables.collective
     crosses = table is not None and any(row[2] > 1 for row in read_table(table, 'collective'))
-    wrong, names = unknown_links(tree, root)
+    return (_File(str(path), text, crosses), *below)
+
+
+# By their texts: a file that was edited is read again. A sweep over profiles checks all of them before it predicts.
+@functools.lru_cache(maxsize=1024)
+def _profile(files: tuple[_File, ...]) -> Profile:
+    """The profile of a file over those of the ones that it extends, in this order."""
+    tree = document.tree_of(files[0].text, files[0].path, error=ProfileError)
+    try:
+        return document.build(tree, Profile, prepare=functools.partial(_whole, files), check=_problems)
+    except ScheduleError as wrong:
+        raise ProfileError(document.one_screen(wrong.problems)) from None
+
+
+def _whole(files: tuple[_File, ...], root: Any) -> Any:
+    """A profile's tree, over that of the one which it extends, if any."""
+    (path, text, crosses), *below = files
+    root = _with_paths(Path(path), root)
+    if not below:
+        return root
+    base = _whole(tuple(below), document.tree_of(below[0].text, below[0].path, error=ProfileError).root)
+    wrong, names = unknown_links(base, root)
     if wrong:
-        where = document.read(path, error=ProfileError).where
-        known = f'links of {base.name}: {", ".join(names)}; or write a list of all'
+        where = parsed(path, text).where
+        known = f'links of {base["name"]}: {", ".join(names)}; or write a list of all'
         raise ProfileError(
             [Problem(('links', name), 'no such link', known).at(where(('links', name))) for name in wrong]
         )
-    return extended(tree, root, path, crosses)
+    return extended(base, root, Path(path), crosses)
 
 
 def _beside(path: Path, wanted: str) -> Path:
@@ -350,22 +363,23 @@ def shaped(profile: Profile, net: str, rate: float, latency: float) -> Profile:
 def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
     """The rows of a table of measurements: its columns in the order of ``COLUMNS``.
 
-    Arguments: ``kind``, a key of ``COLUMNS``. Rows are kept as long as the file does not change.
+    Arguments: ``kind``, a key of ``COLUMNS``. Rows are found again as long as the file is the same.
     Raises ``ProfileError`` with every problem of the file.
     """
-    path = Path(table.file)
     try:
-        # Part of the cache's key: a table that is written again is read again.
-        stamp = path.stat().st_mtime_ns
-    except OSError as failure:
+        data = read_regular(table.file, MOST_BYTES)
+    except FileNotFoundError as failure:
         raise ProfileError(Problem(table.file, f'cannot be read: {failure.strerror}')) from None
-    return _read(table.file, kind, stamp)
+    except OSError as failure:
+        raise ProfileError(Problem(table.file, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
+    return _read(table.file, kind, data)
 
 
+# By its bytes: a table that is written again is read again.
 @functools.lru_cache(maxsize=64)
-def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
+def _read(name: str, kind: str, data: bytes) -> tuple[Row, ...]:
     try:
-        reader = csv.reader(io.StringIO(_text(name), newline=''))
+        reader = csv.reader(io.StringIO(_unpacked(name, data), newline=''))
         lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as failure:
         raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
@@ -377,9 +391,8 @@ def _read(name: str, kind: str, stamp: int) -> tuple[Row, ...]:
     return rows
 
 
-def _text(name: str) -> str:
+def _unpacked(name: str, data: bytes) -> str:
     """A table's text; a compressed one is unpacked up to the same bound."""
-    data = read_regular(name, MOST_BYTES)
     if name.endswith('.gz'):
         data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
@@ -397,40 +410,12 @@ def _rows(name: str, kind: str, lines: list[tuple[int, list[str]]], problems: li
         return
     # By name: a table may have more columns, in any order.
     places = [header.index(column) for column in columns]
-    good = _good(kind, places, [words for _, words in lines[1:]])
-    if good is not None:
-        yield from good
-        return
     for number, words in lines[1:]:
         row = _row(kind, places, words)
         if isinstance(row, str):
             problems.append(Problem(f'{name}:{number}', row, f'columns: {",".join(columns)}'))
         else:
             yield row
-
-
-def _good(kind: str, places: list[int], lines: list[list[str]]) -> list[Row] | None:
-    """The rows of all lines, read by columns: a table has thousands; None where something is wrong with any."""
-    try:
-        found = zip(*map(itemgetter(*places), lines), strict=True)
-        columns = [_column(kind, column, words) for column, words in zip(COLUMNS[kind], found, strict=True)]
-    # A line that is too short, what is no number, no line at all.
-    except (IndexError, ValueError):
-        return None
-    return list(zip(*columns, strict=True))
-
-
-def _column(kind: str, column: str, words: tuple[str, ...]) -> tuple[str | float, ...]:
-    """A column as ``_cell`` reads it; raises ``ValueError`` where one of its words is wrong."""
-    if column in _WORDS:
-        for word in set(words):
-            _cell(kind, column, word)
-        return words
-    values = tuple(map(float, words))
-    # A comparison that NaN fails, too.
-    if not all(0 < value < math.inf for value in values):
-        raise ValueError(column)
-    return values
 
 
 def _row(kind: str, places: list[int], words: list[str]) -> Row | str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import functools
 import os
@@ -15,7 +14,8 @@ from simpar import document
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Stack
-from simpar.profiles import MOST_EXTENDED, profile_folder
+from simpar.keys import read_csv
+from simpar.profiles import MOST_EXTENDED, parsed, profile_folder
 
 DEFAULT: Final = 'eager'
 """The stack of a framework that no row of the table names."""
@@ -40,11 +40,13 @@ def stack_names() -> list[str]:
 
 def stack_path(name: str | os.PathLike[str]) -> Path:
     """The file of a stack, by its name or path; raises ``ProfileError`` that lists the names for what is neither."""
-    names = stack_names()
-    if str(name) in names:
-        return stack_folder() / f'{name}.yaml'
+    shipped = stack_folder() / f'{name}.yaml'
+    # Only a name has no folders.
+    if Path(name).name == str(name) and shipped.is_file():
+        return shipped
     if Path(name).suffix in {'.yaml', '.yml'}:
         return Path(name)
+    names = stack_names()
     guess = f'did you mean {", ".join(near)}? ' if (near := _near(str(name), names)) else ''
     instead = f'{guess}stacks: none, {", ".join(names)}; or the path of a YAML file'
     raise ProfileError(Problem('cluster', f'stack: unknown stack {str(name)[:80]!r}', instead))
@@ -58,35 +60,44 @@ def _near(name: str, names: list[str]) -> list[str]:
     return related[:8] or difflib.get_close_matches(word, [NONE, *names], 1, cutoff=0.4)
 
 
-@functools.lru_cache(maxsize=32)
 def load_stack(name: str) -> Stack:
     """Read a stack by name or path, over those that it extends; raises ``ProfileError`` with every problem."""
-    tree = _merged(stack_path(name), ())
+    return _stack(tuple(_files(stack_path(name), ())))
+
+
+def _files(path: Path, below: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    """A stack's file and those that it extends, each with its text as it is now."""
+    text = document.text_of(path, error=ProfileError)
+    yield str(path), text
+    tree = parsed(str(path), text)
+    wanted = tree.get(('extends',))
+    if not isinstance(wanted, str) or not wanted:
+        return
+    if path in below or len(below) >= MOST_EXTENDED:
+        raise ProfileError(Problem(tree.where(('extends',)), 'extends itself', 'let it extend another stack, or none'))
+    yield from _files(stack_path(wanted), (*below, path))
+
+
+# By their texts: a file that was edited is read again.
+@functools.lru_cache(maxsize=64)
+def _stack(files: tuple[tuple[str, str], ...]) -> Stack:
+    """The stack of a file over those of the ones that it extends, in this order."""
+    *over, tree = [parsed(*file) for file in files]
+    for above in reversed(over):
+        # A title names one stack alone.
+        below_it = {key: value for key, value in tree.root.items() if key != 'title'}
+        # Mappings are joined, all else is replaced.
+        root = _joined(below_it, above.root)
+        tree = Tree(root=root, origins={**tree.origins, **above.origins}, problems=above.problems)
     try:
         return document.build(tree, Stack, check=_problems)
     except ScheduleError as wrong:
         raise ProfileError(wrong.problems) from None
 
 
-def _merged(path: Path, below: tuple[Path, ...]) -> Tree:
-    """The tree of a file over that of the one that it extends: mappings are joined, all else is replaced."""
-    tree = document.read(path, error=ProfileError)
-    wanted = tree.get(('extends',))
-    if not isinstance(wanted, str) or not wanted:
-        return tree
-    if path in below or len(below) >= MOST_EXTENDED:
-        raise ProfileError(Problem(tree.where(('extends',)), 'extends itself', 'let it extend another stack, or none'))
-    base = _merged(stack_path(wanted), (*below, path))
-    # A title names one stack alone.
-    below_it = {key: value for key, value in base.root.items() if key != 'title'}
-    root = _joined(below_it, tree.root)
-    return Tree(root=root, origins={**base.origins, **tree.origins}, problems=tree.problems)
-
-
 def _joined(base: Any, over: Any) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict) and 'source' not in over:
-        return {key: _joined(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
-    if isinstance(base, dict) and isinstance(over, dict) and 'format' in over:
+    # A stack has a source, too, as figures have; these are replaced.
+    if isinstance(base, dict) and isinstance(over, dict) and ('source' not in over or 'format' in over):
         return {key: _joined(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}}
     return over
 
@@ -108,7 +119,7 @@ def stack_of(framework: str, hardware: str, year: int = 9999, flags: str | None 
 
     Arguments: ``flags`` that a run had, where they are known. The default where no row fits.
     """
-    for row in _table():
+    for row in read_csv(stack_folder() / TABLE):
         if row['unless'] and (flags is None or row['unless'] in flags):
             continue
         patterns = ((framework, row['framework']), (hardware, row['hardware']))
@@ -116,9 +127,3 @@ def stack_of(framework: str, hardware: str, year: int = 9999, flags: str | None 
         if all(fnmatchcase(word.lower(), pattern.lower()) for word, pattern in patterns) and year <= int(row['until']):
             return row['stack']
     return DEFAULT
-
-
-@functools.lru_cache(maxsize=1)
-def _table() -> tuple[dict[str, str], ...]:
-    with (stack_folder() / TABLE).open(encoding='utf-8', newline='') as file:
-        return tuple(csv.DictReader(file))

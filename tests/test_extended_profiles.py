@@ -1,10 +1,13 @@
 """A profile that extends another says what differs; what it does not say is the other's."""
 
+import os
+
 import pytest
 
 from simpar.case import load_case
 from simpar.errors import ProfileError
-from simpar.profiles import load_profile
+from simpar.hardware import TableFile
+from simpar.profiles import load_profile, read_table
 
 MINE = """\
 format: 1
@@ -89,3 +92,29 @@ def test_what_is_wrong_is_told_at_its_line(tmp_path, text, told):
     with pytest.raises(ProfileError) as error:
         load_profile(write(tmp_path, text))
     assert told in '\n'.join(map(str, error.value.problems))
+
+
+def test_a_profile_that_was_edited_is_read_again(tmp_path):
+    """Also where another one extends it, and in the same instant and of the same size."""
+    base, mine = tmp_path / 'base.yaml', tmp_path / 'mine.yaml'
+    base.write_text('{extends: h100-sxm-8, name: base, devices: 4}')
+    mine.write_text('{extends: base.yaml, name: mine}')
+    first = load_profile(mine)
+    assert first.devices == 4
+    assert load_profile(mine) is first
+    stamp = base.stat().st_mtime_ns
+    base.write_text(base.read_text().replace('devices: 4', 'devices: 2'))
+    os.utime(base, ns=(stamp, stamp))
+    assert load_profile(mine).devices == 2
+    assert load_profile(base).devices == 2
+
+
+def test_a_table_that_was_edited_is_read_again(tmp_path):
+    path = tmp_path / 'operator.csv'
+    table = TableFile(file=str(path), source='here', grade='measured')
+    path.write_text('operator,phase,bytes,seconds\nnorm,F,1024,1e-6\n')
+    assert read_table(table, 'operator') == (('norm', 'F', 1024.0, 1e-6),)
+    stamp = path.stat().st_mtime_ns
+    path.write_text(path.read_text().replace('1e-6', '2e-6'))
+    os.utime(path, ns=(stamp, stamp))
+    assert read_table(table, 'operator') == (('norm', 'F', 1024.0, 2e-6),)

@@ -16,6 +16,7 @@ from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.predict import OF_STACKS, predict, step_of
 from simpar.profiles import cluster, load_profile
+from simpar.schedule import load_schedule
 from simpar.stacks import DEFAULT, load_stack, stack_names, stack_of
 from simpar.validate.fit import BOUNDS
 from simpar.workload import Adam, Transformer, Workload
@@ -300,3 +301,25 @@ def test_a_stack_whose_host_waits_is_not_measured(tmp_path, capsys):
     path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2}'))
     assert main(['measure', str(path), '--compute', 'emulated', '--set', 'against={cluster.stack: megatron-2021}']) == 2
     assert 'the host of megatron-2021 waits for the device' in capsys.readouterr().err
+
+
+def test_a_stack_that_was_edited_is_read_again(tmp_path):
+    """A notebook that goes on answers with the file as it is: also with one that the stack extends."""
+    base, mine = tmp_path / 'base.yaml', tmp_path / 'mine.yaml'
+    base.write_text('{format: 1, name: base, description: it, source: here, schedule: {plan.prefetch: 1}}')
+    mine.write_text(f'{{format: 1, name: mine, description: it, source: here, extends: {base}}}')
+    first = load_stack(str(mine))
+    assert first.schedule == {'plan.prefetch': 1}
+    assert load_stack(str(mine)) is first
+    base.write_text(base.read_text().replace('prefetch: 1', 'prefetch: 2'))
+    assert load_stack(str(mine)).schedule == {'plan.prefetch': 2}
+    schedule = f"""
+simpar: 1
+cluster: {{profile: h100-sxm-8, stack: {mine}}}
+workload: {{transformer: {{layers: 2, hidden: 64, heads: 4, vocab: 64, sequence: 32}}, batch: 8}}
+"""
+    assert load_schedule(schedule).plan.prefetch == 2
+    base.write_text(base.read_text().replace('prefetch: 2', 'prefetch: 3'))
+    assert load_schedule(schedule).plan.prefetch == 3
+    mine.write_text(mine.read_text().replace('name: mine', 'name: yours'))
+    assert load_stack(str(mine)).name == 'yours'

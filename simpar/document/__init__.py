@@ -19,5 +19,7 @@ from simpar.document.tree import is_path as is_path
 from simpar.document.tree import override as override
 from simpar.document.tree import put as put
 from simpar.document.tree import read as read
+from simpar.document.tree import text_of as text_of
+from simpar.document.tree import tree_of as tree_of
 from simpar.errors import Key as Key
 from simpar.errors import dotted as dotted

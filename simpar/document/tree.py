@@ -8,6 +8,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -357,22 +358,34 @@ def read(source: Source, *, error: type[ScheduleError] = ScheduleError) -> Tree:
     Returns a tree whose ``problems`` the caller reports (`build` does). Raises ``error`` for a file that is missing,
     no text in UTF-8, empty, not YAML, too large, too deep, or that grows too large by its aliases.
     """
-    try:
-        return parse(*_named_text(source))
-    except Unreadable as unreadable:
-        name = _shown(source) if is_path(source) else _NO_FILE
-        where = f'{name}:{unreadable.line}' if unreadable.line else name
-        raise error(Problem(where, *unreadable.fault)) from None
-
-
-def _named_text(source: Source) -> tuple[str, str]:
-    """A source as text, and what its places begin with."""
+    if is_path(source):
+        return tree_of(text_of(source, error=error), _shown(source), error=error)
     if isinstance(source, Mapping):
         # Through text, so that values of a dict are held to the same rules as those of a file.
-        return yaml.safe_dump(dict(source), sort_keys=False, allow_unicode=True), _NO_FILE
-    if is_path(source):
-        return _text(source), _shown(source)
-    return str(source), _NO_FILE
+        return tree_of(yaml.safe_dump(dict(source), sort_keys=False, allow_unicode=True), _NO_FILE, error=error)
+    return tree_of(str(source), _NO_FILE, error=error)
+
+
+def text_of(path: str | os.PathLike[str], *, error: type[ScheduleError] = ScheduleError) -> str:
+    """The text of a YAML file as it is now; raises ``error`` as ``read`` does."""
+    with _telling(_shown(path), error):
+        return _text(path)
+
+
+def tree_of(text: str, name: str, *, error: type[ScheduleError] = ScheduleError) -> Tree:
+    """The tree of a text; ``name`` stands before each line number. Raises ``error`` as ``read`` does."""
+    with _telling(name, error):
+        return parse(text, name)
+
+
+@contextmanager
+def _telling(name: str, error: type[ScheduleError]) -> Iterator[None]:
+    """What cannot be read, as an error of a kind at its line."""
+    try:
+        yield
+    except Unreadable as unreadable:
+        where = f'{name}:{unreadable.line}' if unreadable.line else name
+        raise error(Problem(where, *unreadable.fault)) from None
 
 
 def _shown(path: object) -> str:

@@ -6,14 +6,13 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
-from typing import Final
 
 from simpar.document import dotted
 from simpar.errors import Problem
 from simpar.hardware.profile import Expansion, Link, Profile, RateFigure, ShareFigure, Taken
 from simpar.hardware.stack import Stack
-from simpar.kept import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Topology:
                 yield one, other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A profile's node, so many times.
 
@@ -166,28 +165,21 @@ class Cluster:
         """Number of devices."""
         return self.nodes * self.devices
 
-    @property
+    # It is asked for often, and changed links are made anew.
+    @cached_property
     def topology(self) -> Topology:
         """Its links over ranks 0 to world − 1; in a node with fewer devices than the profile's, they join fewer."""
-        return _topology(self)
+        links = tuple([_changed(link, self.links.get(link.name, 1.0)) for link in self.profile.links])
+        inside, devices = self.profile.devices, self.devices
+        # Links inside a node shrink with it; those between nodes do not.
+        sizes = tuple([min(link.devices, devices) if link.devices <= inside else link.devices for link in links])
+        return Topology(links, sizes, devices)
 
     @property
     def as_measured(self) -> Topology:
         """Its topology with the links that its tables were measured on."""
         # Measured curves are scaled from these links to the changed ones.
         return replace(self, links={}).topology
-
-
-def _topology_of(cluster: Cluster) -> Topology:
-    links = tuple([_changed(link, cluster.links.get(link.name, 1.0)) for link in cluster.profile.links])
-    inside, devices = cluster.profile.devices, cluster.devices
-    # Links inside a node shrink with it; those between nodes do not.
-    sizes = tuple([min(link.devices, devices) if link.devices <= inside else link.devices for link in links])
-    return Topology(links, sizes, devices)
-
-
-_topology: Final[Facts[Cluster, Topology]] = Facts(_topology_of, 8)
-"""It is asked for often, and changed links are made anew."""
 
 
 def _changed(link: Link, factor: float) -> Link:
