@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 import simpar.commands.recorded as command
 from simpar.calibrate import calibrate, load_record, write_profile
-from simpar.calibrate.fit import relative_fit
+from simpar.calibrate.figures import relative_fit
 from simpar.cli import main
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute

@@ -12,8 +12,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.kineto.overlap import busy
 from simpar.kineto.read import read_recording, read_recordings
-from simpar.recording.join import join
-from simpar.recording.recorded_ops import collectives, compute_ops
+from simpar.recording.join import collectives, compute_ops, join
 from simpar.trace_files import load_trace
 
 FOLDER = Path(__file__).parent / 'recorded' / 'kineto'

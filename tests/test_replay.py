@@ -13,9 +13,8 @@ from simpar import cli
 from simpar.engine.simulate import simulate, step_ends
 from simpar.errors import ScheduleError
 from simpar.recording import chosen_ops, read_job, straggling
-from simpar.recording.durations import alike_seconds, own_seconds
-from simpar.recording.program import to_program
-from simpar.recording.read import COLUMNS
+from simpar.recording.job import COLUMNS
+from simpar.recording.replay import alike_seconds, own_seconds, to_program
 
 JOBS = Path(__file__).parent / 'recorded' / 'stragglers'
 SAME = {'forward sends': 'forward-pp-comm', 'backward sends': 'backward-pp-comm'}
@@ -127,7 +126,7 @@ def test_a_file_that_is_wrong_is_told_so(tmp_path, capsys, text, says):
 
 
 def test_a_packed_file_that_never_ends_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr('simpar.recording.read.MOST_BYTES', 10_000)
+    monkeypatch.setattr('simpar.recording.job.MOST_BYTES', 10_000)
     path = tmp_path / 'job.csv.gz'
     path.write_bytes(gzip.compress(b'0,' * 10**6))
     with pytest.raises(ScheduleError, match='holds more than 10000 bytes'):

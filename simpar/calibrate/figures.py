@@ -4,16 +4,261 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from simpar.calibrate.fit import relative_fit
-from simpar.calibrate.host import host
-from simpar.calibrate.network import network
-from simpar.calibrate.number import MOST_RESIDUAL, Fitted, Number, inverse
-from simpar.calibrate.record import AttentionRow, Record, Stretch
-from simpar.calibrate.table import MOST_SPREAD, Line, Table, counted, low
+from simpar.calibrate.record import (
+    MOST_SPREAD,
+    AttentionRow,
+    CollectiveRow,
+    LaunchRow,
+    Line,
+    Record,
+    Stretch,
+    Table,
+    counted,
+    low,
+    usual,
+)
+from simpar.cost.formula import share, steps
+from simpar.hardware import Grade
+from simpar.hardware.net import parse_net
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Coefficients, the relative errors of what they say, and which of them came out negative and were set to zero."""
+
+    values: tuple[float, ...]
+    residuals: NDArray[np.float64]
+    negative: tuple[int, ...]
+
+    @property
+    def typical(self) -> float:
+        """The median size of the relative errors."""
+        return float(np.median(np.abs(self.residuals)))
+
+    @property
+    def worst(self) -> float:
+        """The largest size of the relative errors."""
+        return float(np.max(np.abs(self.residuals)))
+
+
+def relative_fit(terms: ArrayLike, seconds: ArrayLike) -> Fit:
+    """Coefficients x ≥ 0 that make Σ ((terms · x − seconds) / seconds)² small.
+
+    Arguments:
+        terms: shape [rows, coefficients].
+        seconds: shape [rows], positive.
+    Of the negative coefficients of a free fit the one with the largest part in the sum is left out, until there are
+    none (an active set without second thoughts: not always the very least sum, always non-negative).
+    """
+    y = np.asarray(seconds, dtype=np.float64)
+    # Divided by the seconds, all rows aim at 1, and residuals are relative errors.
+    scaled = np.asarray(terms, dtype=np.float64) / y[:, None]
+    size = np.linalg.norm(scaled, axis=0)
+    # Columns are scaled to one length, as FLOPs and constants differ by many orders; an empty column stays empty.
+    size[size == 0] = 1.0
+    scaled = scaled / size
+    kept = list(range(scaled.shape[1]))
+    values = np.zeros(len(kept))
+    negative: list[int] = []
+    while kept:
+        found = np.linalg.lstsq(scaled[:, kept], np.ones(len(y)), rcond=None)[0]
+        # After scaling, the most negative coefficient has the largest part in the sum.
+        lowest = int(np.argmin(found))
+        if found[lowest] >= 0:
+            values[kept] = found
+            break
+        negative.append(kept.pop(lowest))
+    return Fit(tuple((values / size).tolist()), scaled @ values - 1.0, tuple(sorted(negative)))
+
+
+# A number of a profile: its value, where it is from, and what is wrong with it.
+
+MOST_RESIDUAL: Final = 0.05
+"""A median relative error of a fit above which its coefficients are estimates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number of the profile.
+
+    Arguments:
+        value: the number in SI units.
+        kind: the kind of quantity as in ``simpar.units``, or empty.
+        source: how it was found.
+        flags: what is wrong with it, in words.
+        guessed: not measured at all.
+    """
+
+    value: float
+    source: str
+    kind: str = ''
+    flags: tuple[str, ...] = ()
+    guessed: bool = False
+
+    @property
+    def grade(self) -> Grade:
+        """``estimate`` where something is wrong with it."""
+        return 'estimate' if self.flags or self.guessed else 'measured'
+
+
+def inverse(value: float, otherwise: float) -> float:
+    """One over a coefficient; ``otherwise`` where it is zero."""
+    return 1.0 / value if value > 0 else otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A fit, and what it was made of, in words."""
+
+    fit: Fit
+    over: str
+
+    def number(self, value: float, kind: str = '', *, negative: bool) -> Number:
+        """A coefficient, or what was made of some.
+
+        Arguments: ``negative``: it would have been below zero.
+        """
+        missed, worst = self.fit.typical, self.fit.worst
+        flags = [f'the fit misses {missed:.0%} in the median'] if missed > MOST_RESIDUAL else []
+        flags += ['came out negative'] if negative else []
+        source = f'relative least squares over {self.over}, which it misses by {missed:.1%} (median) to {worst:.0%}'
+        return Number(value=value, kind=kind, source=source, flags=tuple(flags))
+
+
+# Figures of a device that a record has beside its kernels: what the host takes to issue, and the clock under load.
+
+NO_HOST: Final = 'a thread for each stream calls its kernels itself: there is no host beside the device'
+CALLS: Final = 'small products, one behind the other, while the device waits for the host'
+
+
+def host(record: Record) -> dict[str, Number]:
+    """Seconds to issue an op in every mode that was measured, and the clock that a device keeps."""
+    if not record.launches:
+        return {'host.issue.eager': Number(value=0.0, kind='time', source=NO_HOST)}
+    found = {}
+    for mode in dict.fromkeys(row.mode for row in record.launches):
+        rows = [row for row in record.launches if row.mode == mode]
+        found[f'host.issue.{mode}'] = _seconds(rows, 'op', f'{CALLS}; {mode}')
+    eager = [row for row in record.launches if row.mode == 'eager']
+    for key, phase in (('stack.forward', 'F'), ('stack.backward', 'I')):
+        found[key] = _seconds([row for row in eager if row.phase == phase], 'op', f'{CALLS}; phase {phase}')
+    found['stack.step'] = _seconds(eager, 'step', 'what steps of few products take beyond them')
+    return found | _sustained(record)
+
+
+def _seconds(rows: Sequence[LaunchRow], what: str, source: str) -> Number:
+    """The mean over phases of what is usual."""
+    figures = [getattr(row, what) for row in rows]
+    wide = max((one.cv for one in figures), default=0.0)
+    flags = (f'varies by {wide:.0%}',) if wide > MOST_SPREAD else ()
+    value = sum(one.median for one in figures) / max(len(figures), 1)
+    return Number(value=value, kind='time', source=source, flags=flags, guessed=not figures)
+
+
+def _sustained(record: Record) -> dict[str, Number]:
+    if record.sustained is None:
+        return {}
+    row = record.sustained
+    kept = min(1.0, row.early.median / row.late.median)
+    source = f'products of {row.size} cubed, the last of {row.seconds:g} s of nothing else against the first'
+    return {'device.sustained': Number(value=kept, source=source)}
+
+
+# Figures of the links from a record: inside a host and across hosts, each with its latency and bandwidth.
+
+CROWDED: Final = 0.95
+"""Share of one stream's rate that several at once must carry; below it the link is not all that they share."""
+
+
+def network(record: Record) -> dict[str, Number]:
+    """Latency and bandwidth of every link, and the start of a collective."""
+    inside = [row for row in record.tables.collective if row.nodes == 1]
+    across = [row for row in record.tables.collective if row.nodes > 1]
+    if not inside or not across:
+        return _link(record, inside or across)
+    near = _link(record, inside)
+    far = _link(record, across)
+    # One library has one start: that inside of a host, where less is mixed with it.
+    return near | {f'across.{key.removeprefix("links.")}': far[key] for key in far if key.startswith('links.')}
+
+
+def per(record: Record) -> str:
+    """What has a card of its own towards other hosts: each device, or each node, which is a host."""
+    alone, together = ([row for row in record.crossing if (row.groups == 1) is one] for one in (True, False))
+    if not alone or not together:
+        return 'device'
+    # All at once, groups take as long as one where each device has a card, and as many times as long as there are of
+    # them where they share one: the bound is half way between, as ratios are. Low quantiles would miss one another.
+    bound = math.sqrt(together[0].groups)
+    return 'node' if together[0].seconds.median > bound * alone[0].seconds.median else 'device'
+
+
+def _link(record: Record, rows: Sequence[CollectiveRow]) -> dict[str, Number]:
+    """start + steps · latency + bytes over a channel / bandwidth, of all collectives that go around a ring."""
+    # Other algorithms have other numbers of steps; mixed, the fit would hide the latency.
+    # Which one a device's own library takes, it does not tell.
+    own = record.library == 'gloo'
+    rings = [row for row in rows if row.algorithm == 'ring' or (not own and row.algorithm == 'exchange')] or rows
+    passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
+    terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
+    take = usual if record.compute == 'emulated' else low
+    seconds = np.array([take(counted(row)) for row in rings])
+    fit = relative_fit(terms, seconds)
+    start, latency, a_byte = fit.values
+    made = Fitted(fit, f'{len(rings)} collectives')
+    bandwidth = inverse(a_byte, float(np.max(np.array(passed) / seconds)))
+    alone = made.number(bandwidth, 'rate', negative=2 in fit.negative)
+    return {
+        'links.bandwidth': _at_once(record, _paced(record, alone), rows),
+        'links.latency': made.number(latency, 'time', negative=1 in fit.negative),
+        'library.start': made.number(start, 'time', negative=0 in fit.negative),
+    }
+
+
+def _paced(record: Record, alone: Number) -> Number:
+    """The rate of a paced link as it was asked for, where it was found again."""
+    try:
+        net = parse_net(record.net)
+    # A record may say anything of its network.
+    except ValueError:
+        return alone
+    if net.kind != 'paced' or abs(alone.value / net.rate - 1) > MOST_RESIDUAL:
+        return alone
+    return replace(alone, value=net.rate, source=f'as --net says; {alone.source}')
+
+
+def _at_once(record: Record, alone: Number, rows: Sequence[CollectiveRow]) -> Number:
+    """What a link carries: of one stream, or of several at once where these carry more.
+
+    Arguments: ``rows``, the messages on this link: several streams were those of all ranks, on the widest link.
+    """
+    if max(row.ranks for row in rows) < record.ranks:
+        return alone
+    carried = [
+        (row.streams * share('ring', 'all_reduce', row.ranks) * row.bytes / low(row.seconds), row)
+        for row in record.streams
+    ]
+    if not carried:
+        return alone
+    most, row = max(carried, key=lambda pair: pair[0])
+    least, crowd = min(carried, key=lambda pair: pair[0])
+    flags = alone.flags
+    if least < CROWDED * alone.value:
+        flags += (f'{crowd.streams} streams at once carry {least / alone.value:.0%} of what one does',)
+    # A shaped link carries what several streams fill it with: one of them waits for its peers now and then.
+    if record.net.startswith('paced') or (most <= alone.value and record.net == 'none'):
+        return replace(alone, flags=flags)
+    source = f'what {row.streams} streams carry at once; one alone: {alone.source}'
+    return replace(alone, value=most, source=source, flags=flags)
+
+
+# Figures of a profile from a record: peaks, fixed times, latency, bandwidth and slow-down, with what is wrong.
 
 STREAMING: Final = frozenset({'residual', 'add', 'relu', 'bias', 'scale'})
 """Operators that hardly compute: their seconds are those of memory."""

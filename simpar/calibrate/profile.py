@@ -10,11 +10,8 @@ from typing import Any, Final
 
 import yaml
 
-from simpar.calibrate.figures import numbers_of
-from simpar.calibrate.network import per
-from simpar.calibrate.number import Number
-from simpar.calibrate.record import Record
-from simpar.calibrate.table import Table, tables_of
+from simpar.calibrate.figures import Number, numbers_of, per
+from simpar.calibrate.record import Record, Table, tables_of
 from simpar.document import read
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically

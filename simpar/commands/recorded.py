@@ -17,7 +17,7 @@ from simpar.commands.progress import Progress, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.profiles import load_profile
 from simpar.recording import chosen_ops, read_job, straggling
-from simpar.recording import text as recording_text
+from simpar.recording import replay as recording_text
 from simpar.shipped import measured_folder
 from simpar.size import parse_limit
 from simpar.units import format_rate, format_time

@@ -1,16 +1,76 @@
-"""A recorded job: when every op of some steps started and ended, worker by worker."""
+"""Recorded jobs: when every op of some steps started and ended, worker by worker; read from CSV or Parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.recording.kinds import KINDS, Kind
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
+
+Takes = Literal['worker', 'data', 'world', 'ends', 'send', 'recv']
+"""Who takes part: the worker alone, its data ranks, all workers, the first and the last stage, or a pair of stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of recorded op.
+
+    Arguments: ``name`` in files; ``takes``, who takes part; ``communicates``, whether its usual time is a median
+    (of communication) or a mean (of compute); ``family``, the name that answers count it under.
+    """
+
+    name: str
+    takes: Takes
+    communicates: bool
+    family: str
+
+
+def _kinds(*rows: tuple[str, Takes, bool, str]) -> dict[str, Kind]:
+    return {name: Kind(name, takes, communicates, family or name) for name, takes, communicates, family in rows}
+
+
+KINDS: Final = _kinds(
+    ('params-all-gather', 'data', True, ''),
+    ('forward-recv', 'recv', True, 'forward sends'),
+    ('forward-compute', 'worker', False, ''),
+    ('forward-send', 'send', True, 'forward sends'),
+    ('backward-recv', 'recv', True, 'backward sends'),
+    ('backward-compute', 'worker', False, ''),
+    ('backward-send', 'send', True, 'backward sends'),
+    ('gc', 'worker', False, ''),
+    # Among tensor ranks, of which one is recorded.
+    ('layernorm-grads-all-reduce', 'worker', True, ''),
+    ('embedding-grads-all-reduce', 'ends', True, ''),
+    ('grads-reduce-scatter', 'data', True, ''),
+    ('optimizer-clip-main-grad', 'world', True, ''),
+    ('optimizer', 'worker', False, ''),
+)
+"""Those of ByteDance's StragglerAnalysis traces, in the order that a step without overlapped gradients runs them."""
+
+TAIL: Final = (
+    'gc',
+    'layernorm-grads-all-reduce',
+    'embedding-grads-all-reduce',
+    'grads-reduce-scatter',
+    'optimizer-clip-main-grad',
+    'optimizer',
+)
+"""What runs behind the last backward, one after the other."""
+
+
+# A recorded job: when every op of some steps started and ended, worker by worker.
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,3 +172,201 @@ def _meeting(op: RecordedOp, stages: int) -> tuple[object, ...]:
         sender = op.stage if takes == 'send' else op.stage + (-1 if forward else 1)
         return ('forward' if forward else 'backward', op.number, op.data, sender)
     return (op,)
+
+
+# Recorded jobs in files: CSV, also packed by gzip, or Parquet where pyarrow is installed.
+
+COLUMNS: Final = ('dp_rank', 'stage', 'step', 'optype', 'seq_id', 'start_ts', 'duration')
+"""What a file must have; ``mc``, the chunk of a stage, must be 0 or -1 where a file has it."""
+MOST_BYTES: Final = 2**28
+MOST_OPS: Final = 2_000_000
+_Table = Mapping[str, Sequence[Any]]
+
+
+def read_job(path: Path) -> RecordedJob:
+    """The recorded job of a file.
+
+    Arguments: ``path``, a CSV file with a line for each op of each step, ``.csv`` or ``.csv.gz``; or ``.parquet``.
+    Raises ``ScheduleError`` that says what the file lacks.
+    Does not model chunks of interleaved pipelines, nor gradients that are reduced beside the backward: it refuses them.
+    """
+    try:
+        table = _parquet(path) if path.suffix == '.parquet' else _csv(path)
+    except OSError as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror or error}')) from None
+    rows = _rows(path, table)
+    return _regular(path, rows)
+
+
+def _csv(path: Path) -> _Table:
+    data = read_regular(path, MOST_BYTES)
+    if path.suffix == '.gz':
+        data = _unpacked(path, data)
+    try:
+        lines = list(csv.reader(io.StringIO(data.decode())))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ScheduleError(Problem(str(path), f'is no CSV file: {error}')) from None
+    header, *body = lines or [[]]
+    uneven = next((at for at, line in enumerate(body, 2) if line and len(line) != len(header)), None)
+    if uneven is not None:
+        got = len(body[uneven - 2])
+        raise ScheduleError(Problem(f'{path}:{uneven}', f'{got} cells, and the first line names {len(header)} columns'))
+    return dict(zip(header, zip(*filter(None, body), strict=True), strict=False)) or dict.fromkeys(header, ())
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """What a gzip file holds, up to a bound: a small file may hold an endless one."""
+    try:
+        with gzip.open(io.BytesIO(data)) as packed:
+            found = packed.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ScheduleError(Problem(str(path), f'is no gzip file: {error}')) from None
+    if len(found) > MOST_BYTES:
+        raise ScheduleError(Problem(str(path), f'holds more than {MOST_BYTES} bytes', 'write fewer steps'))
+    return found
+
+
+def _parquet(path: Path) -> _Table:
+    if find_spec('pyarrow') is None:
+        raise ScheduleError(
+            Problem(
+                str(path), 'Parquet is read by pyarrow, which is not installed', 'pip install pyarrow, or write CSV'
+            )
+        )
+    from pyarrow import ArrowException, BufferReader, parquet
+
+    try:
+        table = parquet.read_table(BufferReader(read_regular(path, MOST_BYTES)))
+    except ArrowException as error:
+        raise ScheduleError(Problem(str(path), f'is no Parquet file: {error}')) from None
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def _rows(path: Path, table: _Table) -> list[tuple[int, RecordedOp, float, float]]:
+    """(step, op, start, end) of every line."""
+    lacks = [name for name in COLUMNS if name not in table]
+    if lacks:
+        has = ', '.join(list(table)[:12]) or 'nothing'
+        raise ScheduleError(Problem(str(path), f'lacks the columns {", ".join(lacks)} (got {has})', _SAY_COLUMNS))
+    columns = [table[name] for name in COLUMNS]
+    if not len(columns[0]):
+        raise ScheduleError(Problem(str(path), 'holds no op', _SAY_COLUMNS))
+    if len(columns[0]) > MOST_OPS:
+        raise ScheduleError(Problem(str(path), f'holds {len(columns[0])} ops', f'write at most {MOST_OPS}'))
+    problems = list(_chunks(path, table.get('mc', ())))
+    rows = []
+    for line, cells in enumerate(zip(*columns, strict=True), 2):
+        try:
+            rows.append(_row(*cells))
+        except ValueError as error:
+            problems.append(Problem(f'{path}:{line}', str(error)))
+        if len(problems) >= MOST_TOLD:
+            break
+    if problems:
+        raise ScheduleError(problems)
+    return rows
+
+
+_SAY_COLUMNS: Final = f'write one line for each op of each step, with the columns {", ".join(COLUMNS)}'
+MOST_TOLD: Final = 20
+
+
+def _chunks(path: Path, chunks: Sequence[Any]) -> Iterator[Problem]:
+    """Interleaved pipelines are refused."""
+    if any(str(chunk) not in {'', '0', '-1', 'None'} for chunk in chunks):
+        yield Problem(f'{path}: mc', 'stages of several chunks are not replayed', 'record a job with one chunk a stage')
+
+
+def _row(*cells: Any) -> tuple[int, RecordedOp, float, float]:
+    data, stage, step, kind, number, start, lasts = cells
+    if kind not in KINDS:
+        raise ValueError(f'optype: no kind of recorded op (got {str(kind)[:40]!r}); write one of {", ".join(KINDS)}')
+    places = [_whole(*pair) for pair in (('dp_rank', data), ('stage', stage), ('step', step), ('seq_id', number))]
+    begin, seconds = _seconds('start_ts', start), _seconds('duration', lasts)
+    if seconds < 0:
+        raise ValueError(f'duration: below 0 (got {lasts}); write seconds')
+    return places[2], RecordedOp(places[0], places[1], kind, places[3]), begin, begin + seconds
+
+
+def _whole(column: str, cell: Any) -> int:
+    try:
+        number = int(cell)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < 2**31:
+        raise ValueError(f'{column}: no whole number from 0 on (got {str(cell)[:40]!r})')
+    return number
+
+
+def _seconds(column: str, cell: Any) -> float:
+    try:
+        seconds = float(cell)
+    except (TypeError, ValueError):
+        seconds = float('nan')
+    # Beyond that the clock's grid no longer holds a double.
+    if not abs(seconds) < 2**40:
+        raise ValueError(f'{column}: no number of seconds (got {str(cell)[:40]!r})')
+    return seconds
+
+
+def _regular(path: Path, rows: list[tuple[int, RecordedOp, float, float]]) -> RecordedJob:
+    """The job, where every step has the same ops, and every data rank."""
+    steps = {step: at for at, step in enumerate(sorted({row[0] for row in rows}))}
+    # As a step runs them, so that every answer lists them alike.
+    turn = {kind: at for at, kind in enumerate(KINDS)}
+    ops = sorted({row[1] for row in rows}, key=lambda op: (op.data, op.stage, turn[op.kind], op.number))
+    number = {op: at for at, op in enumerate(ops)}
+    start = np.full((len(steps), len(ops)), np.nan)
+    end = start.copy()
+    for step, op, begin, finish in rows:
+        start[steps[step], number[op]] = begin
+        end[steps[step], number[op]] = finish
+    problems = [*_holes(path, tuple(steps), ops, start), *_uneven(path, ops), *_twice(path, len(rows), start)]
+    if problems:
+        raise ScheduleError(problems)
+    return RecordedJob(tuple(ops), tuple(steps), start, end)
+
+
+def _holes(path: Path, steps: Sequence[int], ops: Sequence[RecordedOp], start: np.ndarray) -> Iterator[Problem]:
+    missing = np.argwhere(np.isnan(start))
+    if len(missing):
+        step, op = missing[0]
+        yield Problem(
+            str(path), f'step {steps[step]} lacks {ops[op].text}, which other steps have ({len(missing)} such)',
+            'leave out steps that are not whole',
+        )  # fmt: skip
+
+
+def _twice(path: Path, rows: int, start: np.ndarray) -> Iterator[Problem]:
+    if rows > np.count_nonzero(~np.isnan(start)):
+        yield Problem(str(path), 'has an op twice', 'write one line for each step, worker, optype and seq_id')
+
+
+def _uneven(path: Path, ops: Sequence[RecordedOp]) -> Iterator[Problem]:
+    """Workers that are not there, data ranks that do other things, and messages that nobody takes."""
+    known = set(ops)
+    data, stages = 1 + max(op.data for op in ops), 1 + max(op.stage for op in ops)
+    if data * stages > len(ops):
+        yield Problem(str(path), f'{data} data ranks × {stages} stages, and {len(ops)} ops', 'count both from 0')
+        return
+    for op in ops:
+        first = op._replace(data=0)
+        if first not in known or any(op._replace(data=each) not in known for each in (data - 1,)):
+            yield Problem(str(path), f'{op.text}: other data ranks have no such op', 'record all data ranks')
+            return
+        peer = peer_of(op, stages)
+        if peer is not None and peer not in known:
+            yield Problem(str(path), f'{op.text}: nobody takes part in it; {peer.text} is missing')
+            return
+
+
+def peer_of(op: RecordedOp, stages: int) -> RecordedOp | None:
+    """Who else takes part in a message."""
+    takes = op.of.takes
+    if takes == 'ends' and stages > 1:
+        return op._replace(stage=stages - 1 - op.stage)
+    if takes not in {'send', 'recv'}:
+        return None
+    step = 1 if op.kind in {'forward-send', 'backward-recv'} else -1
+    words = ('send', 'recv') if takes == 'send' else ('recv', 'send')
+    return op._replace(stage=op.stage + step, kind=op.kind.replace(*words))

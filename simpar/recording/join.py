@@ -2,18 +2,263 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
+from math import prod
 from statistics import median
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from simpar.cost.compute import NO_WORK, PRODUCTS
-from simpar.kineto.read import Recording
+from simpar.interval_sets import length, minus
+from simpar.kineto.read import Interval, Recording
 from simpar.program import OpClass, Program
-from simpar.recording.recorded_ops import collectives, compute_ops
-from simpar.recording.torch_ops import FAMILIES, UPDATE, Key
+
+Shapes = Sequence[Sequence[int]]
+Key = tuple[str | int, ...]
+BYTES: Final[Mapping[str, int]] = {
+    'float': 4, 'double': 8, 'c10::BFloat16': 2, 'c10::Half': 2, 'long int': 8, 'int': 4, 'Float': 4, 'BFloat16': 2,
+    'Half': 2, 'Double': 8, 'Long': 8, 'Int': 4, 'Float8_e4m3fn': 1, 'Byte': 1, 'Char': 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOp:
+    """A recorded op.
+
+    Arguments:
+        key: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase; ``collective``
+            with operator, ranks and bytes; a name of ``FAMILIES``; or ``UPDATE``.
+        issued: seconds, when the host came to it. arrive: when it was there; start: when its last peer was, too; end.
+    """
+
+    key: Key
+    issued: float
+    arrive: float
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, without waiting for peers."""
+        return self.end - self.start
+
+
+FAMILIES: Final[Mapping[str, tuple[frozenset[str], str]]] = {
+    # A name of torch: the operators that it may be, and the phases that one call does.
+    'aten::native_layer_norm': (frozenset({'norm'}), 'F'),
+    'aten::native_layer_norm_backward': (frozenset({'norm'}), 'IW'),
+    'aten::_fused_rms_norm': (frozenset({'rms_norm'}), 'F'),
+    'aten::_fused_rms_norm_backward': (frozenset({'rms_norm'}), 'IW'),
+    'aten::gelu': (frozenset({'gelu', 'gelu_tanh'}), 'F'),
+    'aten::gelu_backward': (frozenset({'gelu', 'gelu_tanh'}), 'I'),
+    'aten::silu': (frozenset({'silu', 'swiglu'}), 'F'),
+    'aten::silu_backward': (frozenset({'silu', 'swiglu'}), 'I'),
+    'aten::add': (frozenset({'residual'}), 'F'),
+    'aten::relu': (frozenset({'relu'}), 'F'),
+    'aten::threshold_backward': (frozenset({'relu'}), 'I'),
+    'aten::embedding': (frozenset({'embedding', 'position'}), 'F'),
+    'aten::embedding_dense_backward': (frozenset({'embedding', 'position'}), 'W'),
+    'aten::_log_softmax': (frozenset({'cross_entropy'}), 'F'),
+    'aten::nll_loss_backward': (frozenset({'cross_entropy'}), 'I'),
+}
+"""Ops that are told by their name alone."""
+UPDATE: Final = 'update'
+"""A step of an optimizer."""
+_STEP = re.compile(r'Optimizer\.step#')
+_ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
+_GLOO = re.compile(r'gloo:(\w+)')
+_OPERATORS: Final[Mapping[str, str]] = {
+    'all_reduce': 'all_reduce', 'allreduce': 'all_reduce', 'all_gather': 'all_gather', 'allgather': 'all_gather',
+    '_allgather_base': 'all_gather', 'allgather_into_tensor_coalesced': 'all_gather',
+    'reduce_scatter': 'reduce_scatter', '_reduce_scatter_base': 'reduce_scatter', 'all_to_all': 'all_to_all',
+    'all_to_allv': 'all_to_all', 'all_to_all_base': 'all_to_all',
+}  # fmt: skip
+
+
+def key_of(each: Interval, world: int) -> Key | None:
+    """What an interval of a thread is; None where nothing priced.
+
+    Arguments: ``world``, ranks of the job, where a collective does not say its own.
+    """
+    shapes = _shapes(each)
+    product = _PRODUCTS.get(each.name)
+    if product:
+        return product(shapes)
+    if each.name in FAMILIES:
+        return (each.name,)
+    if _STEP.match(each.name):
+        return (UPDATE,)
+    if found := _ATTENTION.match(each.name):
+        return _attention(shapes, 'I' if found[1] else 'F')
+    if found := _GLOO.match(each.name):
+        return _gloo(found[1], each, shapes, world)
+    return None
+
+
+def kernel_key(kernel: Interval, world: int) -> Key | None:
+    """What a communication kernel is, by what NCCL's recorder tells of it."""
+    operator = _OPERATORS.get(str(kernel.args.get('Collective name', '')))
+    size = BYTES.get(str(kernel.args.get('dtype', '')), 0)
+    most = max(_count(kernel, 'In msg nelems'), _count(kernel, 'Out msg nelems'))
+    ranks = _count(kernel, 'Group size') or world
+    return ('collective', operator, ranks, most * size) if operator and most * size and ranks > 1 else None
+
+
+def _count(kernel: Interval, name: str) -> int:
+    try:
+        return int(kernel.args.get(name, 0))
+    except (TypeError, ValueError):
+        return 0
+
+
+def _shapes(each: Interval) -> Shapes:
+    found = each.args.get('Input Dims')
+    if not isinstance(found, list):
+        return ()
+    return [one if isinstance(one, list) and all(isinstance(n, int) for n in one) else [] for one in found]
+
+
+def _product(first: int) -> Callable[[Shapes], Key | None]:
+    """A product of the ``first`` operand and the one behind it; leading dims of a batch count as rows."""
+
+    def key(shapes: Shapes) -> Key | None:
+        if len(shapes) < first + 2 or min(map(len, shapes[first : first + 2])) < 2:
+            return None
+        left, right = shapes[first], shapes[first + 1]
+        return ('matmul', prod(left[:-1]), right[-1], left[-1])
+
+    return key
+
+
+_PRODUCTS: Final[Mapping[str, Callable[[Shapes], Key | None]]] = {
+    'aten::mm': _product(0), 'aten::addmm': _product(1), 'aten::bmm': _product(0), 'aten::baddbmm': _product(1),
+}  # fmt: skip
+
+
+def _attention(shapes: Shapes, phase: str) -> Key | None:
+    """Of [batch, heads, sequence, head_dim]; a backward reads the gradient first."""
+    place = 1 if phase == 'I' else 0
+    if len(shapes) < place + 2 or len(shapes[place]) != 4 or len(shapes[place + 1]) != 4:
+        return None
+    (batch, heads, sequence, width), keys = shapes[place], shapes[place + 1]
+    return ('attention', heads // max(1, keys[1]), width, sequence, batch * heads, phase)
+
+
+def _gloo(name: str, each: Interval, shapes: Shapes, world: int) -> Key | None:
+    operator = _OPERATORS.get(name)
+    types: Any = each.args.get('Input type')
+    size = BYTES.get(str(types[0]), 0) if isinstance(types, list) and types else 0
+    moved = sum(prod(shape) for shape in shapes) * size
+    # Gathers say what a rank gives; sizes are of the full vector.
+    full = moved * world if operator == 'all_gather' else moved
+    return ('collective', operator, world, full) if operator and full and world > 1 else None
+
+
+# The ops of a torch recording that are known, and how long each took.
+
+_Known = list[tuple[Interval, Key]]
+
+
+def compute_ops(recording: Recording) -> Iterator[TorchOp]:
+    """The known ops of a recording's whole steps that compute.
+
+    An op of a device lasts as long as the kernels that were launched in it. Where only a host was recorded, an op lasts
+    until the next known op of its thread begins: what Python and views take between belongs to it.
+    """
+    known = _known(recording)
+    yield from _by_kernels(recording, known) if recording.kernels else _by_threads(recording, known)
+
+
+def _known(recording: Recording) -> _Known:
+    """Known ops of whole steps; those of communication are apart."""
+    steps = recording.steps
+    begin, end = (steps[0].start, steps[-1].end) if steps else (float('-inf'), float('inf'))
+    found = [(each, key_of(each, recording.world)) for each in recording.host if begin <= each.start < end]
+    return [(each, key) for each, key in found if key is not None and key[0] != 'collective']
+
+
+def _by_threads(recording: Recording, known: _Known) -> Iterator[TorchOp]:
+    """The seconds of each op until the next one; what a thread waits for a collective is not its own."""
+    waits = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
+    threads: dict[int, _Known] = defaultdict(list)
+    for each, key in known:
+        threads[each.place].append((each, key))
+    for ops in threads.values():
+        for (each, key), (behind, _) in pairwise(ops):
+            gap = np.array([(each.end, max(each.end, behind.start))])
+            yield _op(key, each.start, each.start, each.end + length(minus(gap, waits)))
+        last, key = ops[-1]
+        yield _op(key, last.start, last.start, last.end)
+
+
+def _op(key: Key, issued: float, start: float, end: float) -> TorchOp:
+    return TorchOp(key, issued, start, start, end)
+
+
+def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
+    """The device's seconds of each op: of the kernels whose launch lies in it."""
+    launches = {each.args['correlation']: each for each in recording.host if 'correlation' in each.args}
+    threads: dict[int, list[int]] = defaultdict(list)
+    for number, (each, _) in enumerate(known):
+        threads[each.place].append(number)
+    starts = {place: [known[number][0].start for number in numbers] for place, numbers in threads.items()}
+    begin, seconds = [float('inf')] * len(known), [0.0] * len(known)
+    for kernel in recording.whole_kernels:
+        launch = launches.get(kernel.args.get('correlation'))
+        if launch is None or launch.place not in starts or kernel.kind == 'communication':
+            continue
+        at = bisect_right(starts[launch.place], launch.start) - 1
+        if at >= 0 and launch.start < known[number := threads[launch.place][at]][0].end:
+            seconds[number] += kernel.seconds
+            begin[number] = min(begin[number], kernel.start)
+    for (each, key), start, took in zip(known, begin, seconds, strict=True):
+        if took:
+            yield _op(key, each.start, start, start + took)
+
+
+def collectives(recordings: Sequence[Recording]) -> list[list[TorchOp]]:
+    """The collectives of each recording: from the last arrival over all recorded ranks to the end.
+
+    The n-th of a group on one rank meets the n-th on the others. Where ranks hold different numbers of them, or one
+    rank alone was recorded, each counts from its own arrival, and the wait for its peers is in it.
+    """
+    first = min(recording.origin for recording in recordings)
+    found: list[list[TorchOp]] = []
+    met: dict[tuple[Key, str], list[tuple[int, list[Interval]]]] = defaultdict(list)
+    for number, recording in enumerate(recordings):
+        found.append([])
+        mine: dict[tuple[Key, str], list[Interval]] = defaultdict(list)
+        for each, key in _talking(recording):
+            mine[key, str(each.args.get('Process Group Ranks', ''))].append(each)
+        for told, times in mine.items():
+            met[told].append((number, times))
+    later = [recording.origin - first for recording in recordings]
+    for (key, _), ranks in met.items():
+        alike = len({len(times) for _, times in ranks}) == 1
+        for number, times in ranks:
+            for turn, each in enumerate(times):
+                arrived = [later[other] - later[number] + its[turn].start for other, its in ranks] if alike else []
+                start = min(max([each.start, *arrived]), each.end)
+                found[number].append(TorchOp(key, each.start, each.start, start, each.end))
+    return found
+
+
+def _talking(recording: Recording) -> Iterator[tuple[Interval, Key]]:
+    """Communication kernels; where only a host was recorded, what gloo's threads did."""
+    if recording.kernels:
+        found = ((each, kernel_key(each, recording.world)) for each in recording.whole_kernels)
+    else:
+        found = ((each, key_of(each, recording.world)) for each in recording.host)
+    yield from ((each, key) for each, key in found if key is not None and key[0] == 'collective')
+
+
+# A torch recording joined with a Program: what each of its ops took, and what has no match on either side.
 
 OPERATOR: Final = 'operator'
 

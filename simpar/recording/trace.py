@@ -11,9 +11,7 @@ import numpy as np
 from simpar.errors import Problem, ScheduleError
 from simpar.kineto.read import Interval, Recording
 from simpar.program import Program, Role
-from simpar.recording.join import OPERATOR, program_key
-from simpar.recording.recorded_ops import collectives, compute_ops
-from simpar.recording.torch_ops import FAMILIES, UPDATE, Key, TorchOp
+from simpar.recording.join import FAMILIES, OPERATOR, UPDATE, Key, TorchOp, collectives, compute_ops, program_key
 from simpar.trace import RankTimes, Times, Trace
 
 _Slots = Mapping[str | Key, list[list[int]]]

@@ -1,0 +1,541 @@
+"""What a recorded job would take if some of its ops were like all others: what stragglers cost, and which ones."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.cost.costs import Communication, Costs
+from simpar.engine.simulate import step_ends
+from simpar.errors import Problem, ScheduleError
+from simpar.program import OpClass, Partition, Program, ProgramBuilder, grid
+from simpar.program.op import OpKind, Phase
+from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp
+from simpar.units import GRID, format_time
+
+
+def own_seconds(job: RecordedJob) -> Array:
+    """Shape [steps, ops]: compute lasts as recorded; communication from the last arrival of its peers to its end.
+
+    A kernel of a collective runs from its own arrival, so that its recorded seconds hold the wait for its peers.
+    """
+    first = job.meetings
+    # By op and step, so that the ufunc takes rows.
+    arrived_NK = np.full(job.start_KN.T.shape, -np.inf)
+    np.maximum.at(arrived_NK, first, job.start_KN.T)
+    # Clocks of hosts differ: an op that seems to end before its peer arrived takes no time of its own.
+    return np.asarray(np.maximum(job.end_KN - arrived_NK[first].T, 0.0))
+
+
+def alike_seconds(job: RecordedJob, own_KN: Array) -> Array:
+    """Shape [ops]: each op as long as its kind is usually, over all workers and steps.
+
+    The mean of compute and the median of communication, as in "Understanding Stragglers in Large Model Training Using
+    What-if Analysis" (Lin et al. 2025), whose ideal job this is.
+    """
+    alike = np.zeros(len(job.ops))
+    for kind in {op.kind: op.of for op in job.ops}.values():
+        of = [at for at, op in enumerate(job.ops) if op.kind == kind.name]
+        usual = np.median if kind.communicates else np.mean
+        alike[of] = usual(own_KN[:, of])
+    return alike
+
+
+# What a recorded op waits for on its own worker, by the rules of training with 1F1B.
+
+COMPUTES: Final = ('forward-compute', 'backward-compute')
+_Before = dict[RecordedOp, list[RecordedOp]]
+
+
+def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before]:
+    """The ops of a stage's first worker as they are issued, and what each waits for besides its stream.
+
+    Ops are taken as they started in the first step, but never before what they wait for: clocks of hosts differ.
+    """
+    ops = job.of_worker(0, stage)
+    started = {op: float(job.start_KN[0, job.number[op]]) for op in ops}
+    ops.sort(key=lambda op: (_rank_of_tail(op), started[op], op.number))
+    before = _before(ops)
+    chained = {op: list(waits) for op, waits in before.items()}
+    for stream in _streams(ops):
+        for one, behind in itertools.pairwise(stream):
+            chained[behind].append(one)
+    return list(_sorted(ops, chained)), before
+
+
+def _rank_of_tail(op: RecordedOp) -> int:
+    """0 before the last backward, then the turn in the tail."""
+    return 1 + TAIL.index(op.kind) if op.kind in TAIL else 0
+
+
+def _streams(ops: list[RecordedOp]) -> list[list[RecordedOp]]:
+    """Ops that run one after the other: compute and the tail, and each direction of messages."""
+    streams: dict[str, list[RecordedOp]] = {}
+    for op in ops:
+        streams.setdefault('compute' if op.kind in {*COMPUTES, *TAIL} else op.kind, []).append(op)
+    return list(streams.values())
+
+
+def _before(ops: list[RecordedOp]) -> _Before:
+    """What each op waits for besides its stream."""
+    known = set(ops)
+    before: _Before = {op: [] for op in ops}
+    for op in ops:
+        before[op] += [one for one in _needs(op) if one in known]
+    computes = [op for op in ops if op.kind in COMPUTES]
+    _first_backward(computes, before)
+    gathers = [op for op in ops if op.kind == 'params-all-gather']
+    if gathers and computes:
+        before[computes[0]].append(gathers[-1])
+    return before
+
+
+def _needs(op: RecordedOp) -> Iterator[RecordedOp]:
+    """A compute waits for its message, a message for its compute, and a receive is posted behind the compute before."""
+    direction = op.kind.partition('-')[0]
+    if op.kind in COMPUTES:
+        yield op._replace(kind=f'{direction}-recv')
+    elif op.of.takes == 'send':
+        yield op._replace(kind=f'{direction}-compute')
+    elif op.of.takes == 'recv':
+        yield op._replace(kind=f'{direction}-compute', number=op.number - 1)
+
+
+def _first_backward(computes: list[RecordedOp], before: _Before) -> None:
+    """The first message of the backward is posted while the last forward before it runs."""
+    first = next((at for at, op in enumerate(computes) if op.kind == 'backward-compute'), 0)
+    if first < 2:
+        return
+    for kind in ('backward-recv', 'backward-send'):
+        message = computes[first]._replace(kind=kind, number=0)
+        if message in before:
+            before[message].append(computes[first - 2])
+
+
+def _sorted(ops: list[RecordedOp], before: _Before) -> Iterator[RecordedOp]:
+    """Each op behind what it waits for, else in the order given."""
+    place = {op: at for at, op in enumerate(ops)}
+    behind: dict[RecordedOp, list[RecordedOp]] = {op: [] for op in ops}
+    left = {op: len(before[op]) for op in ops}
+    for op in ops:
+        for one in before[op]:
+            behind[one].append(op)
+    ready = [place[op] for op in ops if not left[op]]
+    heapq.heapify(ready)
+    while ready:
+        op = ops[heapq.heappop(ready)]
+        yield op
+        for one in behind[op]:
+            left[one] -= 1
+            if not left[one]:
+                heapq.heappush(ready, place[one])
+
+
+# A recorded job as a Program: an op class for each recorded op, a rank for each recorded worker.
+
+NONE: Final = -1
+TOLD: Final = -2
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A recorded job as what an engine takes.
+
+    Arguments: ``op_class``, shape [ops], the class of each recorded op; ``entry``, shape [ops], which of a collective's
+    entries is its group's, ``NONE`` of compute, ``TOLD`` of a send, whose receiver tells; ``entries``,
+    how many entries each class has.
+    """
+
+    job: RecordedJob
+    program: Program
+    op_class: Ints
+    entry: Ints
+    entries: dict[int, int]
+
+    def costs(self, seconds_N: Array) -> Costs:
+        """Costs under which each recorded op lasts so long.
+
+        Arguments: ``seconds_N``, shape [ops]; of what several take part in, the longest counts, of a message the
+            receiver's, since that is what work waits for.
+        """
+        classes = len(self.program.op_classes)
+        on_grid = np.rint(seconds_N * GRID) / GRID
+        alone = self.entry == NONE
+        compute = np.zeros(classes)
+        compute[self.op_class[alone]] = on_grid[alone]
+        return Costs(
+            compute=compute,
+            host=np.zeros(classes),
+            beside_communication=np.ones(classes),
+            beside_compute=np.ones(classes),
+            communication=self._communication(on_grid),
+            links=(),
+            rank_speed=np.ones(self.program.world),
+        )
+
+    def _communication(self, seconds_N: Array) -> dict[int, list[Communication]]:
+        longest = {index: [0.0] * entries for index, entries in self.entries.items()}
+        for at in np.flatnonzero(self.entry >= 0).tolist():
+            index, entry = int(self.op_class[at]), int(self.entry[at])
+            longest[index][entry] = max(longest[index][entry], float(seconds_N[at]))
+        return {index: [Communication(each, 0.0) for each in found] for index, found in longest.items()}
+
+
+def to_program(job: RecordedJob) -> Replayed:
+    """The Program of a recorded job; a worker of data rank d and stage s is rank d · stages + s."""
+    world = job.data * job.stages
+    partitions = grid(world, {'data': job.data, 'pipeline': job.stages})
+    if world > 1:
+        partitions['world'] = Partition('world', np.arange(world, dtype=np.int32)[None])
+    build = ProgramBuilder(world, partitions.values())
+    classes = {op: _op_class(op, job) for op in job.ops}
+    for made in {made.name: made for made in classes.values()}.values():
+        build.add_op_class(made)
+    orders = [issue_order(job, stage) for stage in range(job.stages)]
+    for data in range(job.data):
+        for stage, (order, before) in enumerate(orders):
+            place = {op: at for at, op in enumerate(order)}
+            slots = [
+                (classes[op._replace(data=data)].name, _stream(op), 0, 0, tuple(place[one] for one in before[op]))
+                for op in order
+            ]
+            streams = tuple(dict.fromkeys(slot[1] for slot in slots))
+            build.add_role(f'data{data}.stage{stage}', [data * job.stages + stage], slots, streams)
+    op_class = np.array([build.index[_priced(op, classes[op], job)] for op in job.ops])
+    entry = np.array([_entry(op, classes[op]) for op in job.ops])
+    program = build.build()
+    groups = {
+        index: len(program.partitions[made.partition].groups_GP)
+        for index, made in enumerate(program.op_classes)
+        if made.kind in {'collective', 'send'}
+    }
+    return Replayed(job, program, op_class, entry, groups)
+
+
+def _op_class(op: RecordedOp, job: RecordedJob) -> OpClass:
+    """The op class of a recorded op: its worker's own, or one for all that take part in it."""
+    phase: Phase = 'F' if op.kind.startswith('forward') else 'I' if op.kind.startswith('backward') else 'U'
+    takes = op.of.takes
+    named = f'{op.kind}.{op.number}'
+    if takes in {'data', 'world'} and (job.data if takes == 'data' else job.data * job.stages) > 1:
+        return OpClass(named, 'collective', 'all_reduce', phase, partition=takes, reduce='sum')
+    if takes in {'send', 'recv'}:
+        peer = 1 if op.kind in {'forward-send', 'backward-recv'} else -1
+        kind: OpKind = 'send' if takes == 'send' else 'recv'
+        return OpClass(f'{named}.stage{op.stage}', kind, kind, phase, partition='pipeline', peer=peer, stage=op.stage)
+    if takes == 'ends' and job.stages > 1:
+        # Stages between have no part in it, so it is a message from the last one to the first.
+        kind, peer = ('recv', -1) if op.stage == 0 else ('send', 1)
+        return OpClass(f'{named}.stage{op.stage}', kind, kind, phase, partition='pipeline', peer=peer, stage=op.stage)
+    return OpClass(op.text, 'compute', op.kind, phase, stage=op.stage)
+
+
+def _priced(op: RecordedOp, made: OpClass, job: RecordedJob) -> str:
+    """The name of the class that has the price of an op: a message's is its send's."""
+    if made.kind != 'recv':
+        return made.name
+    if op.of.takes == 'ends':
+        return _op_class(op._replace(stage=job.stages - 1), job).name
+    sender = op._replace(kind=op.kind.replace('recv', 'send'), stage=op.stage + made.peer)
+    return _op_class(sender, job).name
+
+
+def _entry(op: RecordedOp, made: OpClass) -> int:
+    """Which group's entry an op tells the price of; a send tells none."""
+    if made.kind == 'collective':
+        return op.stage if made.partition == 'data' else 0
+    return op.data if made.kind == 'recv' else NONE if made.kind == 'compute' else TOLD
+
+
+def _stream(op: RecordedOp) -> str:
+    """The stream of an op; a boundary between stages has one for each direction, at both ends."""
+    if op.of.takes in {'send', 'recv'}:
+        forward = op.kind.startswith('forward')
+        other = op.stage + (1 if forward == (op.of.takes == 'send') else -1)
+        low = min(op.stage, other)
+        return f'forward {low}→{low + 1}' if forward else f'backward {low + 1}→{low}'
+    return 'data' if op.kind == 'params-all-gather' else 'compute'
+
+
+# What a recorded job would take if some of its ops were like all others: what stragglers cost, and which ones.
+
+WORST: Final = 0.03
+"""The share of workers whose part of the slowdown is told, as in the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some ops of a job, and the mean step with only these as recorded and all others alike."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggling:
+    """What a recorded job would take.
+
+    Arguments (means over steps, in seconds):
+        steps: numbers of the recorded steps.
+        recorded: as recorded. replayed: without gaps between ops. alike: with every op as long as its kind usually is.
+        families, data_ranks, stages: what each kind of op, data rank and stage costs, longest first.
+        worst: the workers that cost most, WORST of all. without: the mean step if these were like all others.
+        scaled: the mean step with the changes that were asked for; None where nothing was.
+    """
+
+    steps: tuple[int, ...]
+    recorded: float
+    replayed: float
+    alike: float
+    families: tuple[Part, ...]
+    data_ranks: tuple[Part, ...]
+    stages: tuple[Part, ...]
+    worst: tuple[str, ...]
+    without: float
+    scaled: float | None = None
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as with all ops alike."""
+        return self.replayed / self.alike
+
+    @property
+    def explained(self) -> float:
+        """The share of the slowdown that is gone without the worst workers."""
+        return (self.replayed - self.without) / (self.replayed - self.alike) if self.replayed > self.alike else 0.0
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """A job on the simulator: the mean step under other seconds."""
+
+    replayed: Replayed
+    progress: Callable[[int, int], None]
+    of: int
+    done: list[int]
+
+    def mean(self, own_KN: Array) -> float:
+        """Seconds of the mean step. Arguments: ``own_KN``, shape [steps, ops]; equal steps are replayed once."""
+        found: dict[bytes, float] = {}
+        ends = []
+        for own in own_KN:
+            key = own.tobytes()
+            if key not in found:
+                found[key] = float(step_ends(self.replayed.program, self.replayed.costs(own), steps=1)[0])
+            ends.append(found[key])
+        self.done[0] += 1
+        self.progress(self.done[0], self.of)
+        return float(np.mean(ends))
+
+
+def straggling(
+    job: RecordedJob,
+    scale: Sequence[tuple[Ints, float]] = (),
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Straggling:
+    """What stragglers cost a recorded job, by the definitions of Lin et al. 2025.
+
+    Arguments: ``scale``, numbers of ops and how many times as long they are to last; ``progress``, told of replays.
+    The job is replayed as a Program of its ops. An op starts when what it waits for has ended, without gaps.
+    Does not model what is not recorded: the host, loading of data, ranks that are not in the file.
+    """
+    own = own_seconds(job)
+    alike = np.broadcast_to(alike_seconds(job, own), own.shape)
+    groups = [_families(job), _data_ranks(job), _stages(job)]
+    machine = _Machine(to_program(job), progress, sum(map(len, groups)) + 3 + bool(scale), [0])
+    replayed, ideal = machine.mean(own), machine.mean(alike)
+    found = [tuple(_longest(machine, own, alike, group)) for group in groups]
+    worst = _worst(job, found[1], found[2])
+    chosen = np.isin(_worker(job), [data * job.stages + stage for data, stage in worst])
+    return Straggling(
+        steps=job.steps,
+        recorded=float(job.step_seconds.mean()),
+        replayed=replayed,
+        alike=ideal,
+        families=found[0],
+        data_ranks=found[1],
+        stages=found[2],
+        worst=tuple(f'data {data}, stage {stage}' for data, stage in worst),
+        without=machine.mean(np.where(chosen, alike, own)),
+        scaled=machine.mean(_scaled(own, scale)) if scale else None,
+    )
+
+
+def _longest(machine: _Machine, own: Array, alike: Array, group: dict[str, Ints]) -> Iterator[Part]:
+    """The mean step with each part alone as recorded, longest first."""
+    parts = []
+    for name, chosen in group.items():
+        kept = alike.copy()
+        kept[:, chosen] = own[:, chosen]
+        parts.append(Part(name, machine.mean(kept)))
+    yield from sorted(parts, key=lambda part: -part.seconds)
+
+
+def _families(job: RecordedJob) -> dict[str, Ints]:
+    return {name: job.where([op.of.family == name for op in job.ops]) for name in job.families()}
+
+
+def _data_ranks(job: RecordedJob) -> dict[str, Ints]:
+    return {f'data {rank}': job.where([op.data == rank for op in job.ops]) for rank in range(job.data)}
+
+
+def _stages(job: RecordedJob) -> dict[str, Ints]:
+    return {f'stage {stage}': job.where([op.stage == stage for op in job.ops]) for stage in range(job.stages)}
+
+
+def _worker(job: RecordedJob) -> Ints:
+    return np.array([op.data * job.stages + op.stage for op in job.ops])
+
+
+def _worst(job: RecordedJob, data_ranks: Sequence[Part], stages: Sequence[Part]) -> list[tuple[int, int]]:
+    """The workers that cost most: a worker costs the lesser of what its data rank and its stage cost."""
+    cost = {part.name: part.seconds for part in (*data_ranks, *stages)}
+    workers = [(data, stage) for data in range(job.data) for stage in range(job.stages)]
+    workers.sort(key=lambda worker: -min(cost[f'data {worker[0]}'], cost[f'stage {worker[1]}']))
+    # At least one, of few workers too.
+    return workers[: -int(-len(workers) * WORST // 1)]
+
+
+def _scaled(own: Array, scale: Sequence[tuple[Ints, float]]) -> Array:
+    changed = own.copy()
+    for chosen, factor in scale:
+        changed[:, chosen] *= factor
+    return changed
+
+
+# ``--scale`` of a replay: which recorded ops last how many times as long.
+
+_SAY = 'write e.g. --scale data=0,stage=1,optype=forward-compute:1.3'
+KEYS = ('data', 'stage', 'optype')
+
+
+def chosen_ops(job: RecordedJob, texts: Sequence[str]) -> list[tuple[Ints, float]]:
+    """The numbers of the ops of each text, and its factor.
+
+    Arguments: ``texts``, as ``data=0,stage=1,optype=forward-*:1.3``; what is not named is of all.
+    Raises ``ScheduleError`` that names every text that is wrong or chooses nothing.
+    """
+    found = [_told(job, text) for text in texts]
+    problems = [each for each in found if isinstance(each, Problem)]
+    if problems:
+        raise ScheduleError(problems)
+    return [each for each in found if not isinstance(each, Problem)]
+
+
+def _told(job: RecordedJob, text: str) -> tuple[Ints, float] | Problem:
+    try:
+        return _chosen(job, text)
+    except ValueError as error:
+        return Problem(f'--scale {text}', str(error), _SAY)
+
+
+def _chosen(job: RecordedJob, text: str) -> tuple[Ints, float]:
+    words, _, last = text.rpartition(':')
+    factor = _factor(last)
+    keys = dict(_pairs(words))
+    chosen = [_is(op, keys) for op in job.ops]
+    if not any(chosen):
+        raise ValueError('chooses no op of this job')
+    if factor == 1:
+        raise ValueError('changes nothing (factor 1)')
+    # All that take part in a message or collective last alike.
+    meetings = np.unique(job.meetings[np.flatnonzero(chosen)])
+    return np.flatnonzero(np.isin(job.meetings, meetings)), factor
+
+
+def _factor(word: str) -> float:
+    try:
+        factor = float(word)
+    except ValueError:
+        factor = -1.0
+    if not 0 <= factor <= 1e6:
+        raise ValueError(f'no factor from 0 to 1e6 behind a colon (got {word[:40]!r})')
+    return factor
+
+
+def _pairs(words: str) -> Iterator[tuple[str, str]]:
+    for pair in filter(None, words.split(',')):
+        key, _, value = pair.partition('=')
+        if key not in KEYS or not value:
+            raise ValueError(f'no key and value (got {pair[:40]!r}); the keys are {", ".join(KEYS)}')
+        yield key, value
+
+
+def _is(op: RecordedOp, keys: dict[str, str]) -> bool:
+    told = {'data': str(op.data), 'stage': str(op.stage), 'optype': op.kind}
+    return all(fnmatchcase(told[key], value) for key, value in keys.items())
+
+
+# The answer of a replay in words and numbers.
+
+MOST: Final = 12
+MOST_OF_IT: Final = 0.5
+LITTLE: Final = 1.01
+"""Below so many times the time of alike ops nobody straggles."""
+
+
+def render(found: Straggling) -> str:
+    """The answer, a line for each part."""
+    return '\n'.join(_lines(found)) + '\n'
+
+
+def to_dict(found: Straggling) -> dict[str, Any]:
+    """The answer for programs; seconds."""
+    return asdict(found) | {'slowdown': found.slowdown, 'explained': found.explained}
+
+
+def _lines(found: Straggling) -> Iterator[str]:
+    yield _headline(found)
+    yield ''
+    yield f'recorded                 {format_time(found.recorded):>9}  mean of {len(found.steps)} steps'
+    gaps = found.recorded / found.replayed - 1
+    yield f'replayed without gaps    {format_time(found.replayed):>9}  the gaps are {gaps:.1%} (host, loading of data)'
+    yield f'all ops of a kind alike  {format_time(found.alike):>9}  mean of compute, median of communication'
+    if found.scaled is not None:
+        change = found.scaled / found.replayed - 1
+        yield f'with --scale             {format_time(found.scaled):>9}  {change:+.1%} of the replayed step'
+    for title, parts in (('kind of op', found.families), ('data rank', found.data_ranks), ('stage', found.stages)):
+        yield ''
+        yield f'Only this {title} as recorded, all else alike:'
+        yield from (_line(part, found) for part in parts[:MOST])
+        if len(parts) > MOST:
+            yield f'  and {len(parts) - MOST} more'
+
+
+def _headline(found: Straggling) -> str:
+    if found.slowdown < LITTLE:
+        return (
+            f'Nobody straggles: a step takes {found.slowdown:.3f} times what it takes if all ops of a kind are alike.'
+        )
+    return f'Stragglers make a step {found.slowdown:.2f} times as long. {_culprit(found)}'
+
+
+def _culprit(found: Straggling) -> str:
+    """Whoever costs more than half of it, the narrowest first."""
+    if found.explained >= MOST_OF_IT:
+        who = (
+            ' and '.join(found.worst)
+            if len(found.worst) < 3
+            else f'{len(found.worst)} workers, {found.worst[0]} first,'
+        )
+        return f'Were {who} like the others, {found.explained:.0%} of that would be gone.'
+    for parts in (found.stages, found.data_ranks, found.families):
+        share = [_share(part, found) for part in parts]
+        # Where a second one costs as much, the first is no culprit.
+        if share[0] >= MOST_OF_IT and all(other < MOST_OF_IT for other in share[1:]):
+            return f'{parts[0].name.capitalize()} alone costs {share[0]:.0%} of that.'
+    return 'No worker, stage, data rank or kind of op alone costs half of that.'
+
+
+def _share(part: Part, found: Straggling) -> float:
+    return (part.seconds - found.alike) / (found.replayed - found.alike)
+
+
+def _line(part: Part, found: Straggling) -> str:
+    return f'  {part.name:28} {format_time(part.seconds):>9}  {part.seconds / found.alike:.3f} times'
