@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
-from simpar.huggingface import table
+from simpar.huggingface import families
 from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
 from simpar.model.table import HEAD, operator_table
@@ -159,9 +159,9 @@ TABLES = (
         for topic in TOPICS
     ),
     (STRATEGIES, HEAD[0], '|', operator_table),
-    (MODELS, table.READ, '|', table.read_table),
-    (MODELS, table.IGNORED, '|', table.ignored_table),
-    (MODELS, table.LATER, '|', table.later_table),
+    (MODELS, families.READ, '|', families.read_table),
+    (MODELS, families.WITHOUT, '|', families.ignored_table),
+    (MODELS, families.LATER, '|', families.later_table),
     (IMPORT, IMPORTED, '|', imported_table),
     (STACKS, STACKED, '|', stack_table),
     *(

@@ -11,7 +11,7 @@ from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 
 from simpar import cli
 from simpar.cli import main
-from simpar.huggingface.sizes import MODELS
+from simpar.huggingface.models import MODELS
 from simpar.importing import deepspeed, megatron, mindformers, torchtitan
 from simpar.importing.first import first_schedules
 from simpar.importing.mapping import schedule_text

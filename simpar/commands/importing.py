@@ -25,7 +25,7 @@ from simpar.document import override
 from simpar.document.tree import parse
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
-from simpar.huggingface.sizes import MODELS
+from simpar.huggingface.models import MODELS
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
 from simpar.importing.mapping import Imported, listing, schedule_text
 from simpar.importing.read import imported

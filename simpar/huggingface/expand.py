@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError
-from simpar.huggingface.families import FAMILIES
-from simpar.huggingface.family import IGNORED, NOT_YET, ONLY, Config, Family, Refused, Rule, Says
-from simpar.huggingface.sizes import MODELS
+from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, Family, shown
+from simpar.huggingface.models import MODELS
+from simpar.huggingface.rules import RULES, Config, Refused, Says
 from simpar.workload import Transformer, Workload
 
 MODEL_KEY: Final[Key] = ('workload', 'model')
@@ -32,6 +32,8 @@ _WEIGHTS: Final = frozenset({'.safetensors', '.bin', '.pt', '.pth', '.gguf'})
 _FROM_THE_HUB: Final = 'names of the hub are not looked up: download its config.json, and write the path of that file'
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
+BESIDE: Final = 'x-beside'
+"""Marks a key that stands in the workload only where ``model`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +183,28 @@ def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Pro
             yield Says(name, read_as[key], key)
     for key, values in {**ONLY, **family.only}.items():
         value = read_as[key]
-        if key in config.root and not any(value is one or (value == one and value is not False) for one in values):
-            shown = ' or '.join('null' if one is None else str(one).lower() for one in values)
+        if key in config.root and not any(_is_one(value, one) for one in values):
             what = f'{key}: not modelled (got {str(value)[:40]})'
-            wrong.append(Problem(config.where((key,)), what, f'only {shown} is'))
-    for rule in family.rules:
-        yield from _ruled(rule, read_as, config, beside, wrong)
+            wrong.append(Problem(config.where((key,)), what, f'only {" or ".join(map(shown, values))} is'))
+    for name, told in family.rules.items():
+        says = RULES[name](read_as, **told) if isinstance(told, dict) else RULES[name](read_as, *told)
+        yield from _ruled(says, config, beside, wrong)
 
 
-def _ruled(rule: Rule, read_as: Config, config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+def _ruled(says: Iterator[Says], config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
     try:
-        yield from rule(read_as)
+        yield from says
     except Refused as refused:
         if refused.of not in beside:
             what = f'{refused.key}: {refused.what}'
             wrong.append(Problem(config.where((refused.key,)), what, refused.instead))
+
+
+def _is_one(value: Any, modelled: Any) -> bool:
+    """Whether a value is one that is modelled; of a mapping only the keys of that one are looked at."""
+    if modelled and isinstance(modelled, dict):
+        return isinstance(value, dict) and all(value.get(key) == one for key, one in modelled.items())
+    return value is modelled or (value == modelled and value is not False)
 
 
 def _notes(config: Tree, family: Family) -> tuple[str, ...]:
@@ -261,3 +270,32 @@ def _refused(tree: Tree, problems: list[Problem]) -> Tree:
     root = {**tree.root, 'workload': {'transformer': None, **workload}}
     refused = tree.refused | {TRANSFORMER}
     return replace(tree, root=root, problems=(*tree.problems, *problems), refused=frozenset(refused))
+
+
+# the schema
+
+
+def with_model(schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of schedule files, and in it, for completion in editors, the ways to write a model by its config.
+
+    Arguments: ``schema``, without them.
+    """
+    workload, transformer = (schema['$defs'][name] for name in ('Workload', 'Transformer'))
+    model = {
+        'type': 'string',
+        'description': 'path of a Hugging Face config.json, from the folder of this file, or a name such as llama3-8b; '
+        'beside it any key of transformer, which goes before what the config says',
+        'examples': ['llama3-8b', 'llama3_8b.json'],
+    }
+    # Not defaults, for the config comes before these.
+    beside = {
+        name: {**{word: told for word, told in one.items() if word != 'default'}, BESIDE: 'model'}
+        for name, one in transformer['properties'].items()
+    }
+    made = {
+        **workload,
+        'properties': {'model': model, **workload['properties'], **beside},
+        'oneOf': [{'required': ['model']}, *workload['oneOf']],
+        'dependentRequired': {name: ['model'] for name in beside},
+    }
+    return {**schema, '$defs': {**schema['$defs'], 'Workload': made}}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final
 
-from simpar.huggingface.sizes import FLAVOURS, flavour
+from simpar.huggingface.models import FLAVOURS, flavour
 from simpar.importing.settings import NOW, Assumed, Left, Says, Settings, Source, Told, Wrong, table_of
 
 _T: Final = 'workload.transformer'

@@ -28,8 +28,7 @@ from simpar.document import (
 )
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.huggingface import Expanded, expanded, in_its_words
-from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER
-from simpar.huggingface.schema import with_model
+from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
 from simpar.model.advice import divisors
 from simpar.profiles import profile_path
 from simpar.schedule.checks import batch_fits, check

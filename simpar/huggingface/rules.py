@@ -1,0 +1,434 @@
+"""What follows from several keys of a config, or from one in other words; ``families.yaml`` names these rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Any, Final, NamedTuple
+
+GATED: Final = {
+    'silu': 'swiglu', 'swish': 'swiglu', 'gelu': 'geglu', 'gelu_pytorch_tanh': 'geglu_tanh', 'gelu_new': 'geglu_tanh',
+}  # fmt: skip
+PLAIN: Final = {
+    'silu': 'silu', 'swish': 'silu', 'gelu': 'gelu', 'relu': 'relu', 'relu2': 'squared_relu',
+    'gelu_pytorch_tanh': 'gelu_tanh', 'gelu_new': 'gelu_tanh',
+}  # fmt: skip
+SLIDING, FULL = 'sliding_attention', 'full_attention'
+GROUPED: Final = {'greedy': False, 'group_limited_greedy': True}
+"""Ways of DeepSeek V2 to choose experts, and whether groups limit the choice."""
+LONGEST: Final = 'max_position_embeddings'
+ORIGINAL: Final = 'original_max_position_embeddings'
+SCALED: Final = {
+    'default': (), 'linear': ('factor',), 'dynamic': ('factor',), 'yarn': ('factor', ORIGINAL),
+    'llama3': ('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL),
+}  # fmt: skip
+"""Ways to scale rotary, and the numbers that each needs."""
+
+
+class Says(NamedTuple):
+    """A key of a ``transformer:``, its value, and the key of the config that says so; empty: all models do."""
+
+    key: str
+    value: Any
+    by: str = ''
+
+
+class Refused(Exception):
+    """What of a config is not modelled.
+
+    Arguments: ``key`` of the config; ``what`` is wrong; ``instead``, what to write; ``of``, the key of a
+    ``transformer`` that it would say: where that stands beside ``model``, nothing is refused.
+    """
+
+    def __init__(self, key: str, what: str, instead: str, of: str) -> None:
+        super().__init__(key, what, instead, of)
+        self.key, self.what, self.instead, self.of = key, what, instead, of
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A config's values, with its family's defaults for those that are missing."""
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key; None where neither the file nor the family has one."""
+        return self.values.get(key, self.defaults.get(key))
+
+
+# activations, biases, dropout
+
+
+def _activation(config: Config, names: Mapping[str, str], *keys: str) -> Iterator[Says]:
+    """The first of some keys that is not null tells it."""
+    key = next((key for key in keys if config[key] is not None), keys[-1])
+    if not isinstance(config[key], str) or config[key] not in names:
+        what = f'no such activation (got {config[key]!r})'
+        raise Refused(key, what, f'write one of {", ".join(names)}', 'activation')
+    yield Says('activation', names[config[key]], key)
+
+
+def gated(config: Config, *keys: str) -> Iterator[Says]:
+    """The activation of a feed-forward that is gated."""
+    yield from _activation(config, GATED, *keys)
+
+
+def plain(config: Config, *keys: str) -> Iterator[Says]:
+    """The activation of one that is not."""
+    yield from _activation(config, PLAIN, *keys)
+
+
+def gated_of_gemma(config: Config, *keys: str) -> Iterator[Says]:
+    """Of two keys; the first files say gelu and mean its form with tanh."""
+    names = {**GATED, 'gelu': 'geglu_tanh'}
+    told = [config[key] for key in keys if config[key] is not None]
+    if len({names.get(str(one), one) if isinstance(one, str) else str(one) for one in told}) > 1:
+        what = f'not what hidden_act says ({told[0]!r}, {told[1]!r}): versions of transformers read one or the other'
+        raise Refused('hidden_activation', what, 'leave one of them out', 'activation')
+    yield from _activation(config, names, *keys)
+
+
+def biases(config: Config, **parts: str) -> Iterator[Says]:
+    """For each part of a layer the key that says whether it has one."""
+    wrong = [key for key in parts.values() if not isinstance(config[key], bool)]
+    if wrong:
+        raise Refused(wrong[0], 'not true or false', 'write true or false', 'bias')
+    yield Says('bias', [part for part, key in parts.items() if config[key]], next(iter(parts.values())))
+
+
+def dropouts(config: Config, *keys: str) -> Iterator[Says]:
+    """One probability for the three places that a transformer drops at."""
+    # Anything may stand in a file, mappings too, which no set takes.
+    told = [config[key] for key in keys]
+    if any(one != told[0] for one in told):
+        both = ', '.join(f'{key} {config[key]}' for key in keys)
+        what = f'not modelled: unlike probabilities ({both})'
+        raise Refused(keys[0], what, 'write dropout beside model', 'dropout')
+    yield Says('dropout', told[0], keys[0])
+
+
+# windows and scores
+
+
+def window(config: Config) -> Iterator[Says]:
+    """A window for all layers, null: none."""
+    yield Says('window', config['sliding_window'] or 0, 'sliding_window')
+
+
+def windows(config: Config) -> Iterator[Says]:
+    """A window for those layers that ``layer_types`` lists, or that ``max_window_layers`` leaves to it."""
+    layers, width = config['num_hidden_layers'], config['sliding_window']
+    if 'use_sliding_window' in config.defaults and not config['use_sliding_window']:
+        width = 0
+    kinds = config['layer_types']
+    if not width or not isinstance(layers, int):
+        return
+    if kinds is None:
+        kinds = _kinds(config, layers)
+    if not isinstance(kinds, list) or not kinds or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer', 'window')
+    if len(kinds) != layers:
+        raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer', 'window')
+    yield Says('window', _shortest([width if kind == SLIDING else 0 for kind in kinds]), 'sliding_window')
+
+
+def _kinds(config: Config, layers: int) -> list[str]:
+    full = config['max_window_layers']
+    if full is None:
+        # Gemma 2: every other layer, the first one too.
+        return [FULL if layer % 2 else SLIDING for layer in range(layers)]
+    return [SLIDING if layer >= full else FULL for layer in range(layers)]
+
+
+def _shortest(of_layers: list[Any]) -> Any:
+    """The shortest list that repeats to the same."""
+    for count in range(1, len(of_layers)):
+        if all(one == of_layers[place % count] for place, one in enumerate(of_layers)):
+            return of_layers[0] if count == 1 else of_layers[:count]
+    return of_layers
+
+
+def scaled_embedding(config: Config) -> Iterator[Says]:
+    """The embedding times √hidden."""
+    hidden = config['hidden_size']
+    if isinstance(hidden, int) and hidden > 0:
+        yield Says('embedding_scale', sqrt(hidden), 'hidden_size')
+
+
+def scaled_scores(config: Config) -> Iterator[Says]:
+    """Scores by a number of its own."""
+    scalar = config['query_pre_attn_scalar']
+    if not _is_positive(scalar):
+        raise Refused('query_pre_attn_scalar', 'not a positive number', 'write e.g. 256', 'attention_scale')
+    yield Says('attention_scale', 1 / sqrt(scalar), 'query_pre_attn_scalar')
+
+
+# rotary: its base, which features are turned, and how positions are scaled
+
+
+def rope(config: Config) -> Iterator[Says]:
+    """Base and scaling; all features are turned."""
+    by, told = _rotary(config)
+    share, key = _share(config, by, told)
+    if share not in (None, 1):
+        what = f'these models turn all features, whatever it says (got {share!r})'
+        raise Refused(key, what, 'leave it out, or write rotary_share beside model', 'rotary_share')
+    yield from _turns(config, by, told)
+
+
+def rope_of_part(config: Config) -> Iterator[Says]:
+    """The same of a share of the features."""
+    by, told = _rotary(config)
+    share, key = _share(config, by, told)
+    if share is not None:
+        yield Says('rotary_share', share, key)
+    yield from _turns(config, by, told)
+
+
+def _rotary(config: Config) -> tuple[str, Mapping[str, Any]]:
+    """What is said of rotary in one mapping, and the key that says it: as transformers 5, the older one goes before."""
+    by = 'rope_scaling' if config['rope_scaling'] else 'rope_parameters'
+    told = config[by] or {}
+    if not isinstance(told, dict):
+        raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
+    apart = [key for key, value in told.items() if isinstance(value, dict)]
+    if apart:
+        what = f'not yet: rotary unlike in layers of a kind ({", ".join(map(str, apart))[:60]})'
+        raise Refused(by, what, 'write one mapping for all layers', 'rope_scaling')
+    return by, told
+
+
+def _share(config: Config, by: str, told: Mapping[str, Any]) -> tuple[Any, str]:
+    """The share of features that are turned, None: not told; and the key that tells it."""
+    key = 'partial_rotary_factor'
+    return (told[key], by) if key in told else (config[key], key)
+
+
+def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
+    theta = told.get('rope_theta', config['rope_theta'])
+    yield Says('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
+    kind = str(told.get('rope_type', told.get('type', 'default')))
+    if kind == 'longrope' or (kind in ('su', 'yarn') and 'short_factor' in told):
+        yield Says('longrope', _longrope(config, told, by), by)
+        return
+    if kind not in SCALED:
+        what = f'not yet: rotary scaled as {kind[:20]}'
+        kinds = 'default, linear, dynamic, llama3, yarn or longrope'
+        instead = f'write rope_type: {kinds}, or beside model rope_scaling: [], a step as long'
+        raise Refused(by, what, instead, 'rope_scaling')
+    missing = [key for key in SCALED[kind] if not isinstance(told.get(key), int | float)]
+    if missing:
+        raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
+    if kind == 'dynamic':
+        longest = float(_positive(config[LONGEST], LONGEST, by, 'rope_scaling'))
+        yield Says('rope_scaling', [float(told['factor']), longest], by)
+    elif kind == 'yarn':
+        yield Says('rope_scaling', _yarn(told, by), by)
+    elif SCALED[kind]:
+        yield Says('rope_scaling', [float(told[key]) for key in SCALED[kind]], by)
+
+
+def _magnitude(factor: float, times: float = 1.0) -> float:
+    """What YaRN multiplies by, from how far positions are stretched (Peng et al. 2023, section 3.4)."""
+    return 0.1 * times * log(factor) + 1 if factor > 1 else 1.0
+
+
+def _yarn(scaling: Mapping[str, Any], by: str) -> list[float]:
+    """[factor, original, fast, slow, magnitude] of a mapping of a config's key ``by``; raises ``Refused``."""
+    numbers = ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim', 'attention_factor')
+    wrong = [key for key in numbers if not isinstance(scaling.get(key), int | float | None)]
+    if wrong:
+        raise Refused(by, f'yarn without a number for {", ".join(wrong)}', 'write one', 'rope_scaling')
+    if scaling.get('truncate') is False:
+        raise Refused(by, 'not modelled: yarn without truncate', 'leave truncate out', 'rope_scaling')
+    factor, times, all_dims = scaling['factor'], scaling.get('mscale'), scaling.get('mscale_all_dim')
+    size = scaling.get('attention_factor')
+    if size is None:
+        size = _magnitude(factor, times) / _magnitude(factor, all_dims) if times and all_dims else _magnitude(factor)
+    turns = scaling.get('beta_fast') or 32, scaling.get('beta_slow') or 1
+    return [float(one) for one in (factor, scaling[ORIGINAL], *turns, size)]
+
+
+def _longrope(config: Config, told: Mapping[str, Any], by: str) -> dict[str, Any]:
+    """The keys of ``longrope`` of a mapping of a config's key ``by``; raises ``Refused``."""
+    for key in ('short_factor', 'long_factor'):
+        if not isinstance(told.get(key), list) or not all(map(_is_positive, told[key])):
+            raise Refused(by, f'longrope without positive numbers as {key}', 'write a list of numbers', 'longrope')
+    # As transformers 5: what stands beside the mapping goes before what stands in it.
+    first = next((one for one in (config[ORIGINAL], told.get(ORIGINAL), config[LONGEST]) if one is not None), None)
+    original = _positive(first, ORIGINAL, by, 'longrope')
+    size = told.get('attention_factor')
+    if size is None:
+        size = _stretched(config, told, by, original)
+    return {
+        'short': [float(one) for one in told['short_factor']],
+        'long': [float(one) for one in told['long_factor']],
+        'original': original,
+        'magnitude': float(_positive(size, 'attention_factor', by, 'longrope')),
+    }
+
+
+def _stretched(config: Config, told: Mapping[str, Any], by: str, original: float) -> float:
+    """What queries and keys are multiplied by, from how far positions are stretched."""
+    factor = told.get('factor')
+    if factor is None:
+        factor = _positive(config[LONGEST], LONGEST, by, 'longrope') / original
+    factor = _positive(factor, 'factor', by, 'longrope')
+    return sqrt(1 + log(factor) / log(original)) if factor > 1 and original > 1 else 1.0
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number > 0
+
+
+def _positive(number: Any, name: str, by: str, of: str) -> Any:
+    if not _is_positive(number):
+        raise Refused(by, f'without a positive number for {name} (got {str(number)[:20]})', f'write {name}', of)
+    return number
+
+
+# DeepSeek: latent attention, further tokens
+
+
+def scores(config: Config) -> Iterator[Says]:
+    """With YaRN scores are multiplied by its magnitude, once for queries and once for keys."""
+    by, scaling = _rotary(config)
+    if scaling.get('rope_type', scaling.get('type', 'default')) == 'default':
+        return
+    times, factor = scaling.get('mscale_all_dim'), scaling.get('factor')
+    features = (config['qk_nope_head_dim'], config['qk_rope_head_dim'])
+    # What is no number is told where it is read.
+    if not isinstance(times, int | float) or not isinstance(factor, int | float):
+        return
+    if times and all(isinstance(one, int) and one > 0 for one in features):
+        yield Says('attention_scale', _magnitude(factor, times) ** 2 / sqrt(sum(features)), by)
+
+
+def interleaved(config: Config, key: str) -> Iterator[Says]:
+    """Pairs of neighbours, unless it says otherwise."""
+    if not isinstance(config[key], bool):
+        raise Refused(key, 'not true or false', 'write true or false', 'rope_interleaved')
+    yield Says('rope_interleaved', config[key], key)
+
+
+def further(config: Config) -> Iterator[Says]:
+    """Modules that predict further tokens are no part of the model that transformers counts."""
+    for key in ('num_nextn_predict_layers', 'num_mtp_layers'):
+        if config[key]:
+            what = f'not yet: multi-token prediction (got {str(config[key])[:20]})'
+            raise Refused(key, what, 'write mtp_layers: 0 beside model to train without it', 'mtp_layers')
+    yield from ()
+
+
+# mixtures of experts
+
+
+def mixtral(config: Config) -> Iterator[Says]:
+    """All layers have experts as wide as ``intermediate_size``."""
+    layers = _number(config, 'num_hidden_layers')
+    told = {'count': _number(config, 'num_local_experts'), 'top_k': _number(config, 'num_experts_per_tok')}
+    yield Says('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, 'num_local_experts')
+
+
+def qwen(config: Config) -> Iterator[Says]:
+    """Some layers are dense; Qwen 2 has shared experts with a gate."""
+    layers, every = _number(config, 'num_hidden_layers'), _number(config, 'decoder_sparse_step')
+    dense, shared = _dense(config), 'shared_expert_intermediate_size'
+    # transformers 5 writes the other name into new files.
+    count = 'num_local_experts' if config['num_local_experts'] and 'num_experts' not in config.values else 'num_experts'
+    told: dict[str, Any] = {
+        'count': _number(config, count),
+        'top_k': _number(config, 'num_experts_per_tok'),
+        'ffn': _number(config, 'moe_intermediate_size'),
+        'normalise': bool(config['norm_topk_prob']),
+    }
+    if config[shared]:
+        told |= {'shared': _number(config, shared), 'shared_gate': True}
+    told |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
+    having = sum((layer + 1) % every == 0 for layer in range(dense, layers))
+    yield Says('experts', {**told, **_aux_loss(config, told['top_k'], having)}, count)
+
+
+def deepseek_v2(config: Config, key: str) -> Iterator[Says]:
+    """Weights of a softmax, never divided by their sum, whatever the config says; groups count by their best."""
+    method = config[key]
+    if method not in GROUPED:
+        raise Refused(key, f'not modelled (got {str(method)[:40]})', f'write one of {", ".join(GROUPED)}', 'experts')
+    yield from _deepseek(config, {'normalise': False, **(_groups(config, 1) if GROUPED[method] else {})})
+
+
+def deepseek_v3(config: Config) -> Iterator[Says]:
+    """Sigmoids, a bias that chooses; groups count by their two best."""
+    chosen = {'normalise': bool(config['norm_topk_prob']), 'score': 'sigmoid', 'correction_bias': True}
+    yield from _deepseek(config, {**chosen, **_groups(config, 2)})
+
+
+def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Says]:
+    """Experts behind dense layers, beside shared ones. Arguments: ``chosen``, how tokens choose."""
+    if config['output_router_logits']:
+        what = 'its auxiliary loss is not read'
+        raise Refused('output_router_logits', what, 'write experts: {aux_loss: ...} beside model', 'experts')
+    dense, layers = config['first_k_dense_replace'], config['num_hidden_layers']
+    if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
+        raise Refused('first_k_dense_replace', f'not a count (got {str(dense)[:40]})', 'write e.g. 1', 'experts')
+    if isinstance(layers, int) and dense >= layers:
+        return
+    width = _number(config, 'moe_intermediate_size')
+    told: dict[str, Any] = {
+        'count': _number(config, 'n_routed_experts'),
+        'top_k': _number(config, 'num_experts_per_tok'),
+        'ffn': width,
+        'first_dense': dense,
+        'scaling_factor': config['routed_scaling_factor'],
+        **({'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}),
+    }
+    yield Says('experts', {**told, **chosen}, 'n_routed_experts')
+
+
+def _groups(config: Config, count: int) -> dict[str, Any]:
+    """Groups that limit the choice. Arguments: ``count``, by how many of its largest scores a group counts."""
+    if config['n_group'] in (None, 1):
+        return {}
+    return {'groups': _number(config, 'n_group'), 'group_top_k': _number(config, 'topk_group'), 'group_scores': count}
+
+
+def _aux_loss(config: Config, top_k: int, layers: int) -> dict[str, Any]:
+    """The coefficient of one layer.
+
+    transformers balances the tokens of all layers together, and counts each of a token's choices as one; here each
+    layer is balanced for itself, and the choices of a token add up to one.
+    """
+    coefficient = config['router_aux_loss_coef']
+    if not config['output_router_logits'] or not coefficient:
+        return {}
+    if not isinstance(coefficient, int | float):
+        raise Refused('router_aux_loss_coef', 'not a number', 'write e.g. 0.001', 'experts')
+    return {'aux_loss': coefficient * top_k / max(layers, 1)}
+
+
+def _number(config: Config, key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise Refused(key, f'not a positive number (got {str(value)[:40]})', 'write e.g. 8', 'experts')
+    return value
+
+
+def _dense(config: Config) -> int:
+    """How many of the first layers are dense; ``mlp_only_layers`` may list these."""
+    listed = config['mlp_only_layers'] or []
+    if listed != list(range(len(listed))):
+        what = f'not modelled: dense layers that are not the first ({str(listed)[:40]})'
+        raise Refused('mlp_only_layers', what, 'write the first layers, or none', 'experts')
+    return len(listed)
+
+
+RULES: Final[Mapping[str, Callable[..., Iterator[Says]]]] = {
+    rule.__name__: rule
+    for rule in (
+        gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,
+        rope_of_part, scores, interleaved, further, mixtral, qwen, deepseek_v2, deepseek_v3,
+    )
+}  # fmt: skip
+"""By the names that ``families.yaml`` has for them."""
