@@ -34,7 +34,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
 from simpar.schedule import Schedule
-from simpar.torch_module.names import module_name
+from simpar.torch_module.graph import module_name
 from simpar.workload import MODEL, Workload
 
 MAY_CHANGE: Final = frozenset(

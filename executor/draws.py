@@ -24,7 +24,7 @@ from executor.devices.kinds import KINDS
 from executor.state import Result
 from simpar.errors import ProgramError
 from simpar.janitor import remove_at_the_end
-from simpar.torch_module.names import module_tensors
+from simpar.torch_module.graph import module_tensors
 
 Kept = dict[object, torch.Tensor]
 _kept: Kept | None = None
@@ -140,7 +140,7 @@ def module_of(options: argparse.Namespace) -> str:
     if not options.module:
         return ''
     # Exporting imports much of torch, which others do without.
-    from simpar.torch_module.flag import imported
+    from simpar.torch_module.from_module import imported
 
     found = imported(options.module, options.seed)
     keep(found.weights)

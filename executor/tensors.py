@@ -16,7 +16,7 @@ import torch
 from executor.draws import batch_of, draw
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import OpClass, Program, Tensor
-from simpar.torch_module.names import module_name
+from simpar.torch_module.graph import module_name
 
 Shape = tuple[int, ...]
 

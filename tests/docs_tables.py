@@ -14,7 +14,7 @@ from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
 from simpar.model.table import HEAD, operator_table
 from simpar.schedule import schedule_schema
-from simpar.torch_module.table import aten_table
+from simpar.torch_module.rules import aten_table
 
 DOCS = Path(__file__).parent.parent / 'docs'
 STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('strategies', 'models', 'import'))

@@ -15,7 +15,7 @@ from executor.inprocess import InProcess
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.torch_module import from_module
-from simpar.torch_module.names import module_tensors
+from simpar.torch_module.graph import module_tensors
 from simpar.workload import Workload
 
 BATCH = 16

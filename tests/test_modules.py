@@ -20,7 +20,7 @@ import module_cases
 from torch import nn
 
 from simpar.torch_module import from_module
-from simpar.torch_module.table import TABLE
+from simpar.torch_module.rules import TABLE
 from simpar.workload import Workload
 
 pytestmark = pytest.mark.torch

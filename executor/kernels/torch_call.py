@@ -13,7 +13,7 @@ import torch
 from executor.kernels.context import Context, Kernel
 from simpar.errors import ProgramError
 from simpar.program import OpClass
-from simpar.torch_module.table import TABLE
+from simpar.torch_module.rules import TABLE
 
 _DTYPES: Final = {str(dtype).removeprefix('torch.'): dtype for dtype in (torch.bool, torch.int32, torch.int64)}
 _BESIDE: Final = frozenset(

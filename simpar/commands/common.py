@@ -83,7 +83,7 @@ def graph_of(options: argparse.Namespace) -> str:
     if not options.module:
         return ''
     # Torch takes seconds, so nothing of it is imported without the flag.
-    from simpar.torch_module.flag import imported
+    from simpar.torch_module.from_module import imported
 
     return imported(options.module).model.graph_text
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.model.module import FORMAT
-from simpar.torch_module.call import SAMPLES, Call, Told
-from simpar.torch_module.constants import Constants
+from simpar.torch_module.call import RESHAPES, SAMPLES, Call, Constants, Told, own_row, plain_attention
 from simpar.torch_module.export import COUNTS
-from simpar.torch_module.graph import Node, Reader, inside, named_in_programs
-from simpar.torch_module.joint import joint, part_of
-from simpar.torch_module.masks import own_row, plain_attention
-from simpar.torch_module.names import layers_of, path_of, program_name, source_of
-from simpar.torch_module.rules import Dims, UnclearError
-from simpar.torch_module.table import TABLE
+from simpar.torch_module.graph import (
+    Node,
+    Reader,
+    inside,
+    layers_of,
+    named_in_programs,
+    path_of,
+    program_name,
+    source_of,
+)
+from simpar.torch_module.rules import TABLE, Dims, UnclearError
 
 SHOWN: Final = 12
 _INSTEAD: Final = 'write it with operators of the table (docs/modules.md), or leave this part out of the module'
@@ -330,3 +335,50 @@ def _summed(node: Node, price: str) -> int:
 
 def _free(name: str) -> str:
     return f'{name}_input' if name in ('labels', 'loss', 'target') else name
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A product that is split into equal parts, as queries, keys and values: it is as many products.
+
+    A split of its outputs over tensor ranks would run through the parts; each part alone is split by heads.
+
+    Arguments: ``skipped``, the product and what changes its shape before the split; ``parts``, which one a slice is.
+    """
+
+    product: Node
+    skipped: tuple[Node, ...]
+    parts: Mapping[int, int]
+    count: int
+
+
+def joint(product: Node, read_by: Mapping[int, Sequence[Node]]) -> Joint | None:
+    """The parts that all readers of a product take of its last dim; None where one takes anything else."""
+    node, skipped = product, [product]
+    while len(readers := read_by.get(id(node), ())) == 1 and readers[0].base in RESHAPES:
+        if readers[0].shapes[0][-1] != node.shapes[0][-1]:
+            return None
+        node = readers[0]
+        skipped.append(node)
+    width, last = node.shapes[0][-1], len(node.shapes[0]) - 1
+    lengths = {one.shapes[0][-1] for one in readers}
+    if len(readers) < 2 or len(lengths) != 1 or width % (length := lengths.pop()) or length == width:
+        return None
+    parts = {}
+    for one in readers:
+        said = one.arguments
+        if one.base != 'slice' or said['dim'] % (last + 1) != last or said['step'] != 1 or said['start'] % length:
+            return None
+        parts[id(one)] = said['start'] // length
+    return Joint(product, tuple(skipped), parts, width // length)
+
+
+def part_of(tensor: Node, which: int, count: int, dim: int) -> Node:
+    """An equal part of a weight along a dim."""
+    shape = list(tensor.shapes[0])
+    shape[dim] //= count
+    start = which * shape[dim]
+    said: dict[str, Any] = {'self': tensor, 'dim': dim, 'start': start, 'end': start + shape[dim], 'step': 1}
+    made = tuple(shape)
+    return replace(tensor, name=f'{tensor.name}_{which}', held='', shapes=(made, made), target='slice.Tensor',
+                   arguments=said, positional=(tensor, dim, start, start + shape[dim]))  # fmt: skip

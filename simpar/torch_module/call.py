@@ -1,15 +1,15 @@
-"""One call of a module as an operator: what it reads, and the calls that only weights and constants go through."""
+"""One call of a module as an operator: what it reads, the calls that only weights go through, and constants."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from simpar.torch_module.constants import Constants
 from simpar.torch_module.export import COUNTS
-from simpar.torch_module.graph import Node
-from simpar.torch_module.rules import Arg, Dims, UnclearError
-from simpar.torch_module.table import TABLE
+from simpar.torch_module.graph import Node, Reader, inside, replaced
+from simpar.torch_module.rules import TABLE, Arg, Dims, UnclearError
 
 SAMPLES: Final = COUNTS[0]
 MANY: Final = 1009
@@ -18,6 +18,76 @@ RESHAPES: Final = frozenset({'view', 'reshape', '_unsafe_view', 'flatten', 'unfl
 OF_WEIGHTS: Final = frozenset({'index', 'index_select', 'tril', 'triu'})
 """Calls besides those of the table that only weights and constants may go through."""
 Told = dict[str, Any]
+NO_VALUE: Final = object()
+
+
+class Constants:
+    """What a module computes from no sample and no weight, as masks and angles; evaluated once.
+
+    Values by the name that programs have for them; those on the meta device have none.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._known: dict[int, Any] = {}
+        self.values: dict[str, Any] = {}
+
+    def named(self, node: Node) -> tuple[str, tuple[int, ...]]:
+        """The name and the shape of a constant; one row of what is alike for all samples."""
+        name = f'constant/{node.name}'
+        value = self.value(node)
+        shape = node.shapes[0]
+        if node.scales:
+            shape = (1, *shape[1:])
+            if value is not NO_VALUE:
+                if not bool((value == value[:1]).all()):
+                    raise UnclearError('reads a constant that differs from sample to sample; make it an input')
+                value = value[:1]
+        if value is not NO_VALUE:
+            self.values[name] = value.detach().clone()
+        return name, shape
+
+    def value(self, node: Node) -> Any:
+        """What it evaluates to, or ``NO_VALUE``."""
+        import torch
+
+        todo = [node]
+        while todo:
+            now = todo[-1]
+            if id(now) in self._known:
+                todo.pop()
+                continue
+            missing = [read for read in inside((now.positional, now.named)) if id(read) not in self._known]
+            if missing:
+                todo += missing
+                continue
+            with torch.no_grad():
+                self._known[id(now)] = self._evaluated(now)
+            todo.pop()
+        return self._known[id(node)]
+
+    def _evaluated(self, node: Node) -> Any:
+        import torch
+
+        if not node.target:
+            found = self._reader.values.get(node.held, self._reader.values.get(node.name, NO_VALUE))
+            return NO_VALUE if found is NO_VALUE or found.device.type == 'meta' else found
+
+        if not node.is_aten:
+            raise UnclearError(f'reads a constant of {node.target}, which is no operator of aten; make it a buffer')
+        arguments, named = (
+            replaced(told, lambda read: self._known[id(read)]) for told in (node.positional, node.named)
+        )
+        if any(self._known[id(read)] is NO_VALUE for read in inside((node.positional, node.named))):
+            return NO_VALUE
+        name, _, overload = node.target.partition('.')
+        return getattr(getattr(torch.ops.aten, name), overload)(*arguments, **named)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; types of torch by their names."""
+    text = str(value)
+    return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else value
 
 
 def full_name(node: Node) -> str:
@@ -58,8 +128,8 @@ class Call:
             self.before.append(['expand.default', [made, {'shape': 0}], {}])
             self.arguments, self.named = [], {}
             return
-        self.arguments = [self._value(one) for one in node.positional]
-        self.named = {key: self._value(one) for key, one in node.named.items()}
+        self.arguments = [self._value(one, self._tensor) for one in node.positional]
+        self.named = {key: self._value(one, self._tensor) for key, one in node.named.items()}
 
     @property
     def places_of_reads(self) -> list[int]:
@@ -75,14 +145,10 @@ class Call:
         self.order.append(('read', node))
         return {'read': len(self.reads) - 1}
 
-    def _value(self, told: Any) -> Any:
-        """An argument as a kernel reads it."""
-        if isinstance(told, Node):
-            return self._tensor(told)
-        if isinstance(told, list | tuple):
-            return [self._value(one) for one in told]
-        text = str(told)
-        return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
+    def _value(self, told: Any, tensor: Callable[[Node], Any]) -> Any:
+        """An argument as a kernel reads it. Arguments: ``tensor``, what stands for a node."""
+        value = replaced(told, tensor)
+        return [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
 
     def _tensor(self, node: Node) -> Told:
         builder = self.builder
@@ -112,20 +178,12 @@ class Call:
             if node.base not in TABLE and node.base not in OF_WEIGHTS:
                 raise UnclearError(f'reads weights through {full_name(node)}, which has no row in the table '
                                    '(docs/modules.md); compute it from operators of the table')  # fmt: skip
-
-            def value(told: Any) -> Any:
-                if isinstance(told, Node):
-                    return self._computed(told)
-                if isinstance(told, list | tuple):
-                    return [value(one) for one in told]
-                text = str(told)
-                return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else told
-
             positional = list(node.positional)
             if node.base == 'expand' and node.scales:
                 # Of one sample: all that is made of weights and constants alone is alike for every sample.
                 positional[1] = [1, *positional[1][1:]]
-            call = [node.target, value(positional), {key: value(of) for key, of in node.named.items()}]
+            named = {key: self._value(of, self._computed) for key, of in node.named.items()}
+            call = [node.target, [self._value(of, self._computed) for of in positional], named]
             self.before.append(call)
             self.made[id(node)] = len(self.before) - 1
         return {'call': self.made[id(node)]}
@@ -135,15 +193,7 @@ class Call:
     def by_name(self, arguments: Any) -> Any:
         """Arguments for a rule: an ``Arg`` for each tensor, in the order of the call."""
         places = iter(range(len(self.order)))
-
-        def value(told: Any) -> Any:
-            if isinstance(told, Node):
-                return Arg(next(places), self.scaled(told))
-            if isinstance(told, dict):
-                return {key: value(one) for key, one in told.items()}
-            return [value(one) for one in told] if isinstance(told, list | tuple) else told
-
-        return value(dict(arguments))
+        return replaced(arguments, lambda node: Arg(next(places), self.scaled(node)))
 
     def scaled(self, node: Node) -> tuple[int, ...]:
         """A shape for many samples."""
@@ -230,3 +280,65 @@ class Call:
         return json.dumps(
             [*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]]
         )
+
+
+# masks of attention that are constants: causal ones become a flag, open ones go; and indices of own samples
+
+
+def plain_attention(node: Node, constants: Constants) -> Node:
+    """The call without its mask where that is causal or hides nothing."""
+    mask = node.arguments.get('attn_mask')
+    if mask is None or mask.kind != 'constant' or node.arguments['is_causal']:
+        return node
+    kind = _mask_kind(constants.value(mask))
+    if not kind:
+        return node
+    query, key, value, *_ = node.positional
+    named: dict[str, Any] = {'is_causal': kind == 'causal', 'scale': node.arguments.get('scale'),
+                             'enable_gqa': node.arguments.get('enable_gqa', False)}  # fmt: skip
+    arguments = {**node.arguments, **named, 'attn_mask': None}
+    return replace(node, positional=[query, key, value], named=named, arguments=arguments)
+
+
+def _mask_kind(mask: Any) -> str:
+    """``causal`` or ``open``; empty: another mask, or one whose values are not known."""
+    import torch
+
+    if mask is NO_VALUE:
+        return ''
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    hidden = mask[~seen]
+    # Of numbers that are added, what hides must hide all of it.
+    if mask.dtype != torch.bool and not bool((hidden <= torch.finfo(mask.dtype).min / 2).all()):
+        return ''
+    if bool(seen.all()):
+        return 'open'
+    square = seen.shape[-1] == seen.shape[-2]
+    lower = torch.ones(seen.shape[-2:], dtype=torch.bool).tril()
+    return 'causal' if square and bool((seen == lower).all()) else ''
+
+
+def own_row(node: Node, constants: Constants) -> Node:
+    """``x[row of each sample, indices]`` as ``x[:, indices]``."""
+    import torch
+
+    x, indices = node.positional
+    first = indices[0]
+    if not isinstance(first, Node) or first.kind != 'constant':
+        return node
+    value = constants.value(first)
+    alone = first.scales and len(first.shapes[0]) == value.ndim and value.numel() == COUNTS[0]
+    if value is NO_VALUE or not alone or not bool((value.flatten() == torch.arange(COUNTS[0])).all()):
+        return node
+    others: list[Any] = []
+    for one in indices[1:]:
+        if one is not None and len(one.shapes[0]) == value.ndim:
+            if one.shapes[0][0] != 1:
+                return node
+            # Its dim of samples is that of x now.
+            shapes = (one.shapes[0][1:], one.shapes[1][1:])
+            one = Node(f'{one.name}_row', one.kind, shapes, one.dtype, 'select.int',  # noqa: PLW2901
+                       {'self': one, 'dim': 0, 'index': 0}, (one, 0, 0), fx=one.fx)  # fmt: skip
+        others.append(one)
+    wanted = [None, *others]
+    return replace(node, positional=[x, wanted], arguments={'self': x, 'indices': wanted})

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simpar.torch_module.export import Traced
-from simpar.torch_module.names import program_name
+
+if TYPE_CHECKING:
+    import torch
 
 SAME: Final = frozenset({'alias', 'clone', 'contiguous', 'lift_fresh_copy', 'detach_', 'view_as', 'type_as'})
 """Calls whose result is what they read."""
 PARTS: Final = frozenset({'split', 'split_with_sizes', 'chunk', 'unbind', 'tensor_split'})
+_NUMBER: Final = re.compile(r'^(.*?)\.?(\d+)(?:\.|$)')
+_PART: Final = re.compile(r'^(.*)@(\d+)of(\d+)d(\d)$')
 ASIDE: Final = frozenset({'_assert_tensor_metadata', 'sym_size', '_assert_scalar', 'sym_constrain_range_for_size'})
 
 
@@ -70,6 +75,15 @@ def inside(value: Any) -> Iterator[Node]:
             yield from inside(one)
 
 
+def replaced(value: Any, change: Callable[[Node], Any]) -> Any:
+    """Arguments with what a function makes of each node in its place."""
+    if isinstance(value, Node):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: replaced(one, change) for key, one in value.items()}
+    return [replaced(one, change) for one in value] if isinstance(value, list | tuple) else value
+
+
 class Reader:
     """Makes nodes of two exports of one module.
 
@@ -88,13 +102,8 @@ class Reader:
         self.nodes: dict[str, Node] = {}
         self.inputs: list[Node] = []
         self._parts: dict[str, tuple[Node, Any]] = {}
-        for place, (node, twin) in enumerate(zip(one.nodes, other.nodes, strict=False)):
-            del place
+        for node, twin in zip(one.nodes, other.nodes, strict=False):
             self._read(node, twin)
-
-    def output(self, name: str) -> Node:
-        """The node of a result."""
-        return self.nodes[name]
 
     def _read(self, node: Any, twin: Any) -> None:
         value, other = node.meta.get('val'), twin.meta.get('val')
@@ -236,3 +245,77 @@ def named_in_programs(held: str, part: tuple[int, int, int] | None = None) -> st
     """A weight's name in programs; ``part``, which of how many equal parts along which dim it is."""
     name = program_name(held)
     return name if part is None else f'{name}@{part[0]}of{part[1]}d{part[2]}'
+
+
+# names of operators and tensors in programs, and the layers that operators belong to
+
+
+def program_name(name: str) -> str:
+    """``h.0.attn.weight`` → ``h/0/attn.weight``: programs take what stands before the first dot for the layer."""
+    owner, _, leaf = name.rpartition('.')
+    return f'{owner.replace(".", "/")}.{leaf}' if owner else leaf
+
+
+def module_name(name: str) -> str:
+    """The module's name of a tensor of a program."""
+    return name.replace('/', '.')
+
+
+def path_of(node: Any) -> str:
+    """Which part of the module a node comes from; empty: the module itself."""
+    stack = list((node.meta.get('nn_module_stack') or {}).values())
+    path = stack[-1][0] if stack else ''
+    return path.removeprefix("L['self']").lstrip('.')
+
+
+def source_of(node: Any) -> str:
+    """file:line in the module's own code; empty where torch does not tell."""
+    # Not code that torch has generated, as for the branches of a condition.
+    frames = re.findall(r'File "([^"<]+)", line (\d+)', node.meta.get('stack_trace') or '')
+    return f'{frames[-1][0]}:{frames[-1][1]}' if frames else ''
+
+
+def layers_of(paths: Iterable[str], products: Iterable[bool]) -> tuple[list[int], int]:
+    """For each operator its layer, and how many layers there are.
+
+    Layers are the parts of the module's lists, the outermost ones; where it has none of two parts, products with what
+    follows them. What stands before the first is −1, what stands behind the last their count.
+    """
+    paths, products = list(paths), list(products)
+    blocks = [found[1] + '.' + found[2] if (found := _NUMBER.match(path)) else '' for path in paths]
+    order = list(dict.fromkeys(block for block in blocks if block))
+    if len(order) < 2:
+        return _by_products(products)
+    place = {block: number for number, block in enumerate(order)}
+    found_layers, now = [], -1
+    for block in blocks:
+        # Operators of one list part may stand among those of the next; stages only go on.
+        now = max(now, place.get(block, now))
+        found_layers.append(now)
+    behind = max(index for index, block in enumerate(blocks) if block) + 1
+    return [len(order) if index >= behind else layer for index, layer in enumerate(found_layers)], len(order)
+
+
+def _by_products(products: list[bool]) -> tuple[list[int], int]:
+    now, made = -1, []
+    for product in products:
+        now += product
+        made.append(max(now, 0))
+    return made, max(1, now + 1)
+
+
+def module_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a program by the module's own names, the parts of a weight in one."""
+    import torch
+
+    found: dict[str, torch.Tensor] = {}
+    parts: dict[tuple[str, int], dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        part = _PART.match(name)
+        if part is None:
+            found[module_name(name)] = tensor
+        else:
+            parts.setdefault((module_name(part[1]), int(part[4])), {})[int(part[2])] = tensor
+    for (name, dim), of in parts.items():
+        found[name] = torch.cat([of[place] for place in sorted(of)], dim)
+    return found

@@ -1,22 +1,22 @@
-"""Axis rules of aten operators: from the shapes of what a call reads, the names of all dims.
+"""The table of aten operators that a module may call, and its axis rules: from the shapes of what a call reads, names.
 
 A rule takes a call's arguments, with an ``Arg`` for each tensor, and its result's shape. It gives the names of each
-tensor's dims, of the result's, and which names stay unsharded.
+tensor's dims, of the result's, and which names stay unsharded. ``operators.csv`` has a row for each operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from simpar.layout import operators
 from simpar.layout.operator import ONE
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]
-FULL: Final = 'is worked on as a whole'
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +270,68 @@ def gathered(call: Arguments, result: Shape) -> Dims:
     return Dims(tuple(names for _ in (x, index, *more)), names, fixed)
 
 
-def sizes(shape: Shape) -> int:
-    """Elements of a shape."""
-    return prod(shape)
+# the table
 
 
-def total(shapes: Sequence[Shape]) -> int:
-    """Elements of several."""
-    return sum(map(sizes, shapes))
+class Row(NamedTuple):
+    """What is known of an operator.
+
+    Arguments: ``saves``, of what it reads, for the gradient of an input: nothing, the other inputs, or all of them;
+    ``price``, what bounds it; ``flops`` of an element of the result, forward: the backward of an input takes as many.
+    """
+
+    rule: Rule
+    saves: str
+    price: str
+    flops: int
+
+
+def _table() -> Iterator[tuple[str, Row]]:
+    with (Path(__file__).parent / 'operators.csv').open(encoding='utf-8', newline='') as file:
+        for row in csv.DictReader(file):
+            name, *keys = row['rule'].split()
+            rule = along(*keys) if keys else globals()[name]
+            yield row['operator'], Row(rule, row['saves'], row['price'], int(row['flops']))
+
+
+TABLE: Final[Mapping[str, Row]] = dict(_table())
+"""By the name of the operator, without its overload."""
+_SHARDED: Final[dict[Rule, str]] = {
+    elementwise: 'all dims, broadcast from the last',
+    fill: 'all dims',
+    permuted: 'all dims, in another order',
+    reshaped: 'of dims that become one, the first',
+    expanded: 'all dims but those that become longer',
+    repeated: 'all dims but those that become longer',
+    reduced: 'all dims but those that go',
+    selected: 'all dims but the one that goes',
+    stacked: 'all dims but the new one',
+    padded: 'all dims but those that become longer',
+    normalised: 'all dims but those that are normalised',
+    multiplied: 'rows, columns and leading dims, not what is summed over',
+    projected: 'rows and columns, not what is summed over',
+    einsum: 'every letter of the result',
+    attention: 'samples and heads',
+    image: 'samples',
+    pooled: 'samples and channels',
+    by_channel: 'all dims',
+    looked_up: 'places and features; the table by its features',
+    indexed: 'samples',
+    gathered: 'all dims but the one that is gathered along',
+}
+"""What may be sharded, in words; others: all dims but those that the call names."""
+
+
+def aten_table() -> list[str]:
+    """The lines of the table in the docs: operators of one rule in one row."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, row in TABLE.items():
+        told = _SHARDED.get(row.rule, 'all dims but the one that it works along')
+        bound = {'streaming': 'bytes moved', 'view': 'nothing: a view', 'product': 'matrix units',
+                 'attention': 'its own table', 'convolution': 'matrix units'}[row.price]  # fmt: skip
+        alike.setdefault((told, row.saves, bound), []).append(f'`{name}`')
+    head = [
+        '| aten operators | what may be sharded | the backward keeps of its inputs | bound by |',
+        '|---|---|---|---|',
+    ]
+    return [*head, *(f'| {", ".join(names)} | {" | ".join(told)} |' for told, names in alike.items())]
