@@ -10,6 +10,7 @@ from simpar.errors import ScheduleError, SimparError
 from simpar.metrics import is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.units import format_size
 
 
@@ -54,12 +55,15 @@ class Outcome:
         return not self.reason
 
 
-def predicted(schedule: Schedule) -> Outcome:
-    """Predict a schedule, without a baseline; one that cannot be is an outcome too."""
+def predicted(schedule: Schedule, session: Session | None = None) -> Outcome:
+    """Predict a schedule, without a baseline; one that cannot be is an outcome too.
+
+    Arguments: ``session`` of rows that are predicted one after the other.
+    """
     outcome = Outcome()
     try:
         # Baselines are rows of their own here, predicted once for all rows that share them.
-        case = case_of(replace(schedule, against={}))
+        case = case_of(replace(schedule, against={}), session=session)
         prediction = case.predict(tell=False)
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
         # After the figures are known, so that a row that does not fit still tells its step.

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from simpar.errors import RunFailed
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.outcome import Outcome, predicted
 
 SHARES: Final = 2
@@ -130,14 +131,15 @@ def _work(connection: Connection, threshold: tuple[int, int, int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # As the process that asked: rows make many objects that live long.
     gc.set_threshold(*threshold)
+    session = Session()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             for place, schedule in connection.recv():
-                connection.send((place, _attempted(schedule)))
+                connection.send((place, _attempted(schedule, session)))
 
 
-def _attempted(schedule: Schedule) -> Outcome | Exception:
+def _attempted(schedule: Schedule, session: Session) -> Outcome | Exception:
     try:
-        return predicted(schedule)
+        return predicted(schedule, session)
     except Exception as error:
         return error

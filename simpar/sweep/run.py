@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Final
 
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.journal import Journal, Wanted
 from simpar.sweep.outcome import Outcome, predicted
 from simpar.sweep.processes import Coming, Place, cores, in_processes
@@ -114,8 +115,9 @@ def _coming(schedules: Sequence[Schedule], way: Way) -> Coming:
 
 
 def _here(schedules: Sequence[Schedule]) -> Coming:
+    session = Session()
     for place, schedule in enumerate(schedules):
-        yield place, predicted(schedule)
+        yield place, predicted(schedule, session)
 
 
 def _where_it_repays(schedules: Sequence[Schedule], jobs: int) -> Coming:
