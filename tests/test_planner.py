@@ -276,6 +276,26 @@ def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done
     assert held[1] > held[0]
 
 
+def test_what_a_framework_holds_and_waits_for_is_bounded_too():
+    """Its buffers of gradients and of the loss, its sums of gradients at the end, and its host's begin of a step."""
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
+            'workload': {'transformer': MODELS[3], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'expert': 4, 'pipeline': 2, 'micro_batches': 4},
+        }
+    )
+    keys = {f'plan.{key}': 'fixed' for key in KEYS}
+    space = small_space(schedule, keys | {'plan.recompute': ['none', 'full'], 'plan.zero': [0, 1, 2, 3]})
+    judge = Judge(space, cluster_of(space.base))
+    for path in paths(space):
+        outcome = predicted(space.schedule(path))
+        seconds, held, _ = least(judge, path)
+        assert 0.7 * outcome.figures.step < seconds <= outcome.figures.step
+        assert 0.9 * outcome.peak < held <= outcome.peak
+
+
 def test_messages_are_hidden_at_a_price():
     speeds = Speeds(matrix=0.8, memory=0.5, collective=0.5)
     # Ten seconds of products alone: nothing to hide costs nothing, idle time hides for nothing.

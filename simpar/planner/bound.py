@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.planner.clock import Lasts, Parts, Timed
+from simpar.planner.clock import Lasts, Parts, Timed, Work
 from simpar.planner.hiding import SURELY, Speeds, least_beside, least_hidden
 from simpar.planner.pieces import Block, Span
 from simpar.planner.sample import Sample
@@ -102,12 +102,12 @@ def _pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
     block = blocks[ends]
     # The end of a stage that begins with a layer like the very first ones, and is not the first, is in no sample.
     if block is not None and not (not forward and not first and done[-1] < edge):
-        return total, block.behind
+        return total, block.behind if len(done) > 1 else block.single
     return total, Span()
 
 
-def least_seconds(sample: Sample, stages: list[list[int]], timed: Timed, travel: float) -> float:
-    """Least seconds of a step.
+def least_works(sample: Sample, stages: list[list[int]], timed: Timed, travel: float) -> dict[Work, Lasts]:
+    """Least seconds of what an order's tasks do.
 
     Arguments: ``stages``, the layers of each; ``travel``, seconds of a message between two stages.
     """
@@ -120,13 +120,18 @@ def least_seconds(sample: Sample, stages: list[list[int]], timed: Timed, travel:
         return known[key]
 
     seconds = {}
-    for parts, slowed in timed.works:
+    for work in timed.works:
+        parts, slowed, _ = work
         spans = [(kind, span(kind[0], stage, slowed=slowed)) for kind, stage in parts]
         forward = span('F', parts[0][1], slowed=slowed) if parts[0][0].endswith('+') else Span()
         rests = [rest_of(sample, stages, stage, kind[0], slowed=slowed) for kind, stage in parts]
         joint = joint_of(sample, stages, parts, slowed=slowed)
-        seconds[parts, slowed] = _lasts(spans, rests, forward, sample.copies, travel, joint)
-    return timed.period(seconds)
+        lasts = _lasts(spans, rests, forward, sample.copies, travel, joint)
+        if len(parts) > 1:
+            beside = sum(span(kind[0], stage, slowed=True).busy for kind, stage in parts)
+            lasts = lasts._replace(last=max(lasts.last, _hidden(sample, [one for _, one in spans], beside, slowed)))
+        seconds[work] = _issued(lasts, work, sample, [one for _, one in spans])
+    return seconds
 
 
 def _lasts(
@@ -163,6 +168,25 @@ def _lasts(
         return Lasts(part, part, part, part)
     last = one.busy + forward.busy * (1 - 1 / copies)
     return Lasts(last, one.ready + travel, last, one.ready + travel)
+
+
+def _hidden(sample: Sample, spans: Sequence[Span], beside: float, slowed: bool) -> float:
+    """Least seconds of actions that overlap, by their messages of one stream, which all computation may hide.
+
+    Arguments: ``beside``, seconds of computation that is slowed all the time; ``slowed``, whether that of the spans is.
+    """
+    # A message's latency is not stretched beside computation, so none of it is taken to be.
+    speeds = Speeds(1.0, 1.0, 1.0) if slowed else sample.speeds.unstretched
+    return SURELY * least_hidden(sum(one.busy for one in spans), beside, sum(one.inside for one in spans), speeds)
+
+
+def _issued(found: Lasts, work: Work, sample: Sample, spans: Sequence[Span]) -> Lasts:
+    """The same with all that the host issues meanwhile. Argument: ``spans``, of the parts."""
+    # Copies of a forward and of its backward are issued among each other.
+    if not work.issued or (sample.copies > 1 and work.parts[0][0].endswith('+')):
+        return found
+    issued = SURELY * sum(one.issued for one in spans)
+    return found._replace(last=max(found.last, issued), behind=max(found.behind, issued))
 
 
 class Joint(NamedTuple):
@@ -208,37 +232,51 @@ def _given(one: Span, rest: Span | None) -> float:
 
 
 def least_sharing(
-    sample: Sample, stages: list[list[int]], timed: Timed, wires: Sequence[float], speeds: Speeds
+    sample: Sample,
+    stages: list[list[int]],
+    timed: Timed,
+    wires: Sequence[float],
+    speeds: Speeds,
+    behind: Sequence[float],
 ) -> float:
     """Least seconds of a step whose ranks send messages of shards, too.
 
-    Arguments: ``wires``, of all these messages of each rank by themselves.
+    Arguments: ``wires``, of all these messages of each rank by themselves; ``behind``, of those behind all computation.
     """
     totals = [[0.0, 0.0] for _ in range(timed.ranks)]
     count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
-    for (parts, _), times in zip(timed.works, count, strict=True):
+    for (parts, *_), times in zip(timed.works, count, strict=True):
         for kind, stage in parts:
             for slow in (False, True):
                 busy = stage_span(sample, stages, stage, kind[0], slowed=slow).busy
                 totals[timed.placement[stage]][slow] += busy * times
-    return max(least_hidden(one, slowed, wire, speeds) for (one, slowed), wire in zip(totals, wires, strict=True))
+    return max(
+        least_hidden(one, slowed, max(0.0, wire - last), speeds) + last
+        for (one, slowed), wire, last in zip(totals, wires, behind, strict=True)
+    )
 
 
-def least_alone(sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds) -> float:
-    """The same of a plan of one stage, whose messages are those of shards; arguments as above."""
+def least_alone(
+    sample: Sample, stages: list[list[int]], timed: Timed, wire: float, speeds: Speeds, behind: float
+) -> float:
+    """The same of a plan of one stage, whose messages are those of shards.
+
+    Arguments: as above; ``behind``, of these the seconds behind all computation.
+    """
     spans = {}
     sums = {False: 0.0, True: 0.0}
     count = np.bincount(timed.work, minlength=len(timed.works)).tolist()
-    for (parts, slowed), times in zip(timed.works, count, strict=True):
+    for work, times in zip(timed.works, count, strict=True):
+        parts = work.parts
         pairs = [(kind, stage_span(sample, stages, stage, kind[0], slowed=True)) for kind, stage in parts]
         forward = stage_span(sample, stages, parts[0][1], 'F', slowed=True)
         joint = joint_of(sample, stages, parts, slowed=True)
-        spans[parts, slowed] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0, joint)
+        spans[work] = _lasts(pairs, [None] * len(pairs), forward, sample.copies, 0.0, joint)
         for slow in sums:
             busy = sum(stage_span(sample, stages, stage, kind[0], slowed=slow).busy for kind, stage in parts)
             sums[slow] += busy * times
     idle = max(0.0, timed.period(spans) - sums[True])
-    return least_beside(sums[False], sums[True], idle, wire, speeds)
+    return least_beside(sums[False], sums[True], idle, max(0.0, wire - behind), speeds) + behind
 
 
 def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, chains: bool) -> float:
@@ -259,14 +297,9 @@ def least_mean(sample: Sample, layers: int, shares: float, speeds: Speeds, *, ch
 
 
 def least_busy(
-    sample: Sample,
-    stages: list[list[int]],
-    timed: Timed,
-    copies: int,
-    *,
-    serial: bool = False,
-) -> float:
-    """Least seconds of a step in an order, by computation, and by what is sent inside of an action.
+    sample: Sample, stages: list[list[int]], timed: Timed, copies: int, *, serial: bool = False
+) -> dict[Work, Lasts]:
+    """Least seconds of what an order's tasks do, by computation, and by what is sent inside of an action.
 
     Arguments:
         sample: of a micro-batch.
@@ -276,7 +309,8 @@ def least_busy(
     least = _Least(sample, stages)
     early = any(block.early for block in sample.blocks.values())
     seconds = {}
-    for parts, slowed in timed.works:
+    for work in timed.works:
+        parts, slowed, _ = work
         each = [least(kind[0], stage, slowed) for kind, stage in parts]
         lasts = sum([one.busy for one in each])
         for (kind, _), one in zip(parts, each, strict=True):
@@ -293,21 +327,26 @@ def least_busy(
             lasts += least('F', stage, slowed).busy * (1 - 1 / copies)
         # What is made again comes before what is received is needed, and is not told apart here.
         free = early and (len(parts) > 1 or kind[0] in 'BI')
-        seconds[parts, slowed] = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
-    return timed.period(seconds)
+        found = Lasts(lasts, ready, 0.0 if free else lasts, 0.0 if free else ready)
+        whole = [stage_span(sample, stages, stage, kind[0], slowed=False) for kind, stage in parts if kind in WHOLE]
+        seconds[work] = _issued(found, work, sample, whole)
+    return seconds
 
 
-def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, micro_batches: int) -> float:
-    """The same for more micro-batches than were walked: as many actions of a rank as there are not slowed.
+def least_slowed(
+    sample: Sample, stages: list[list[int]], timed: Timed, micro_batches: int, behind: Sequence[float]
+) -> float:
+    """Least seconds of a step by computation, for more micro-batches than were walked.
 
     How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends
-    as it does with few of them.
+    as it does with few of them. So as many are not slowed.
+    Argument: ``behind``, seconds of each rank behind all of its actions.
     """
     least = _Least(sample, stages)
     unslowed = timed.unslowed()
     # A rank alone awaits nobody.
     awaits = timed.ranks > 1
-    total = [0.0] * timed.ranks
+    total = [*behind]
     for stage, rank in enumerate(timed.placement):
         total[rank] += sum(least(kind, stage, awaits).busy for kind in ('F', 'B')) * micro_batches
     for (kind, stage), count in unslowed.items():

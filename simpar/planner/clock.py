@@ -7,7 +7,7 @@ the period is no longer than the step that the engine finds.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -28,8 +28,18 @@ Parts = tuple[tuple[str, int], ...]
 """Kind and stage of each part of a task; ``F+`` and ``B+``: a forward and its backward right behind it, done as one."""
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Work = tuple[Parts, bool]
-"""What a task does, and whether it is slowed: a message is surely awaited on its rank while it computes."""
+
+
+class Work(NamedTuple):
+    """What a task does.
+
+    Arguments: ``slowed``, whether a message is surely awaited on its rank while it computes; ``issued``, whether its
+    host begins to issue it no sooner than its rank is free, as behind an exchange that the host waits for.
+    """
+
+    parts: Parts
+    slowed: bool
+    issued: bool
 
 
 class Lasts(NamedTuple):
@@ -42,6 +52,13 @@ class Lasts(NamedTuple):
     gives: float
     behind: float
     given: float
+
+
+class Tail(NamedTuple):
+    """What ends a step: seconds of each rank behind all that it computes, and whether all ranks end it together."""
+
+    seconds: tuple[float, ...]
+    together: bool = False
 
 
 class Row(NamedTuple):
@@ -78,21 +95,32 @@ class Timed:
     rows: tuple[Row, ...]
     known: dict[int, Any] = field(default_factory=dict)
 
-    def period(self, seconds: Mapping[Work, Lasts]) -> float:
-        """Seconds of a step.
+    def period(self, seconds: Mapping[Work, Lasts], tail: Tail | None = None) -> float:
+        """Seconds of a step; arguments as of ``periods``."""
+        return self.periods(seconds, [tail or Tail((0.0,) * self.ranks)])[0]
 
-        Arguments: ``seconds``, of each work.
+    def periods(self, seconds: Mapping[Work, Lasts], tails: Sequence[Tail]) -> list[float]:
+        """Seconds of a step, by what ends it.
+
+        Arguments: ``seconds``, of each work; ``tails``, what ends a step.
         """
-        each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 4)
+        each = np.array([seconds[work] for work in self.works], dtype=np.float64).reshape(-1, 4)[self.work]
+        found = {tail: self._period(each, tail) for tail in dict.fromkeys(tails)}
+        return [found[tail] for tail in tails]
+
+    def _period(self, each: Floats, tail: Tail) -> float:
         free, ready = np.zeros(self.ranks), np.zeros(len(self.work))
         before = self.before
-        return float(_walks().period(self.rank, before.start, before.item, each[self.work], STEPS, free, ready))
+        # From one end to the next all steps are alike where all ranks begin them together.
+        steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
+        given = before.start, before.item, each, behind, tail.together, steps
+        return float(_walks().period(self.rank, *given, free, ready))
 
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
         found: dict[tuple[str, int], int] = {}
         count = np.bincount(self.work, minlength=len(self.works)).tolist()
-        for (parts, slowed), times in zip(self.works, count, strict=True):
+        for (parts, slowed, _), times in zip(self.works, count, strict=True):
             for kind, stage in () if slowed else parts:
                 found[kind[0], stage] = found.get((kind[0], stage), 0) + times
         return found
@@ -107,10 +135,11 @@ def _walks() -> Any:
     return walk
 
 
-def timed(order: Order, *, awaited: bool) -> Timed:
+def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     """An order's tasks.
 
-    Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation.
+    Arguments: ``awaited``: receives are posted as early as can be, and what waits for its peer slows computation;
+    ``hosts_wait``: a host waits for all that it has issued behind each exchange of messages.
     """
     found = arrays_of(order)
     turn, before = _in_turn(found)
@@ -124,7 +153,8 @@ def timed(order: Order, *, awaited: bool) -> Timed:
     joined = _joined(found, ranks)
     # The last of them may have handed on its result, and still compute.
     slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
-    works, work = _works(found, joined, slowed)
+    issued = _behind_sends(found, order) if hosts_wait else np.zeros(len(ranks), dtype=np.bool_)
+    works, work = _works(found, joined, slowed, issued)
     rows = tuple(_row(found, joined, first, end) for first, end in pairwise(found.begin.tolist()))
     return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows)
 
@@ -160,12 +190,31 @@ def _joined(found: Arrays, rank: Ints) -> Bools:
     return joined
 
 
-def _works(found: Arrays, joined: Bools, slowed: Bools) -> tuple[tuple[Work, ...], Ints]:
+def _behind_sends(found: Arrays, order: Order) -> Bools:
+    """Which computations stand right behind a send: what is given to another rank is sent before all that follows.
+
+    With several stages on a rank a backward may be in one exchange with the forward before it.
+    """
+    placement = np.array([*order.placement, NONE])
+    own, kind = placement[found.stage], found.kind
+    back = (kind == KINDS.index('B')) | (kind == KINDS.index('I'))
+    to_next = (kind == KINDS.index('F')) & (found.stage + 1 < found.stages) & (placement[found.stage + 1] != own)
+    to_last = back & (found.stage > 0) & (placement[found.stage - 1] != own)
+    sends = (to_next | to_last).any(axis=0)
+    pair = (kind[0][:-1] == KINDS.index('F')) & (kind[0][1:] == KINDS.index('B')) & (order.stages > order.ranks)
+    behind: Bools = np.zeros(len(sends), dtype=np.bool_)
+    behind[1:] = sends[:-1] & ~pair
+    # The first of a rank is behind another rank's last.
+    behind[found.begin[:-1][found.begin[:-1] < len(behind)]] = False
+    return behind
+
+
+def _works(found: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[tuple[Work, ...], Ints]:
     """All that there is to do, each once, and which of it each computation is."""
     kinds, many = len(KINDS), found.stages + 1
     first = (found.kind[0] * 2 + joined) * many + found.stage[0]
     second = (found.kind[1] + 1) * many + found.stage[1] + 1
-    code = (first * (kinds + 1) * many + second) * 2 + slowed
+    code = ((first * (kinds + 1) * many + second) * 2 + slowed) * 2 + issued
     _, where, work = np.unique(code, return_index=True, return_inverse=True)
     kind, stage = found.kind[:, where].T.tolist(), found.stage[:, where].T.tolist()
     works = []
@@ -173,7 +222,7 @@ def _works(found: Arrays, joined: Bools, slowed: Bools) -> tuple[tuple[Work, ...
         parts = [(KINDS[one], at) for one, at in zip(own, on, strict=True) if one != NONE]
         if joined[place]:
             parts = [(f'{parts[0][0]}+', parts[0][1])]
-        works.append((tuple(parts), bool(slowed[place])))
+        works.append(Work(tuple(parts), bool(slowed[place]), bool(issued[place])))
     return tuple(works), work.reshape(-1)
 
 
@@ -190,17 +239,29 @@ class _Plain:
     """The walks without numba."""
 
     @staticmethod
-    def period(rank: Ints, start: Ints, item: Ints, seconds: Floats, steps: int, free: Floats, ready: Floats) -> float:
+    def period(
+        rank: Ints,
+        start: Ints,
+        item: Ints,
+        seconds: Floats,
+        behind: Floats,
+        together: bool,
+        steps: int,
+        free: Floats,
+        ready: Floats,
+    ) -> float:
         """Seconds of the last of so many steps."""
         before = latest = 0.0
         now, done, bounds, waits = free.tolist(), ready.tolist(), start.tolist(), item.tolist()
         rows = list(zip(rank.tolist(), bounds, bounds[1:], seconds.tolist(), strict=False))
         for _ in range(steps):
-            for task, (on, first, end, (last, gave, behind, given)) in enumerate(rows):
+            for task, (on, first, end, (last, gave, later, given)) in enumerate(rows):
                 begin, come = now[on], [done[other] for other in waits[first:end]]
-                now[on] = max([begin + last, *[one + behind for one in come]])
+                now[on] = max([begin + last, *[one + later for one in come]])
                 done[task] = max([begin + gave, *[one + given for one in come]])
+            now = [one + more for one, more in zip(now, behind.tolist(), strict=True)]
             before, latest = latest, max(now)
+            now = [latest] * len(now) if together else now
         return latest - before
 
     @staticmethod

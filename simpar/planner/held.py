@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from simpar.lower.recompute import is_recomputed
+from simpar.memory.framework import Framework, with_framework
 from simpar.memory.lifetimes import Lifetimes, lifetimes
 from simpar.memory.parts import NONE
 from simpar.planner.ops import MIDDLE, PARTS, layer_of
@@ -51,6 +53,8 @@ class Held:
         inner, end: bytes of activations that a layer, and the stage's last layer, keep from forward to backward.
         received, others: the same of what is received, and of what is in no layer.
         most: bytes of one micro-batch's activations at the peak of its forward's end and its backward's begin.
+        head: the same at the fullest op of no layer there, such as the loss, without what is made again.
+        fixed: bytes of what a framework reserves.
         waits: bytes of what is kept for the gradients of weights, where these are done apart: of an inner layer, of the
             last layer that goes back, and of all else.
     """
@@ -63,6 +67,8 @@ class Held:
     received: float = 0.0
     others: float = 0.0
     most: float = 0.0
+    head: float = 0.0
+    fixed: float = 0.0
     waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
@@ -71,24 +77,23 @@ class Held:
         return self.inner + self.end + self.received + self.others
 
 
-def held_by(program: Program, role: Role, layers: Sequence[int]) -> Held:
-    """What a role holds; ``layers`` of its stage, two of them."""
+def held_by(program: Program, role: Role, layers: Sequence[int], framework: Framework | None) -> Held:
+    """What a role holds, with what its framework holds beside it; ``layers`` of its stage, two of them."""
     lives = lifetimes(program, role)
     known = [row for row in range(len(lives)) if lives.tensor[row] != NONE]
     standing = _standing(program, lives, known, layers)
+    alone = _alone(program, lives, known)
+    fixed = 0.0
+    if framework:
+        lives = with_framework(lives, program, role, framework)
+        fixed = float(lives.bytes[(lives.tensor == NONE) & lives.always].sum())
     forward, backward = _parts(program, role)
-    mine = [
-        row for row in known if lives.micro_batch[row] == MIDDLE and not lives.always[row] and not lives.before[row]
-    ]
+    mine = _of_middle(program, role, lives)
     sums = {'inner': 0.0, 'end': 0.0, 'received': 0.0, 'others': 0.0}
     for row in mine:
-        if not (lives.begin[row] <= forward[-1] and lives.end[row] >= backward[0]):
-            continue
-        if program.tensors[int(lives.tensor[row])].kind != 'activation' or lives.writer[row] == NONE:
-            continue
-        sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
-    most = _most(program, role, lives, mine, forward, backward, layers)
-    alone = _alone(program, lives, known)
+        if lives.begin[row] <= forward[-1] and lives.end[row] >= backward[0] and lives.writer[row] != NONE:
+            sums[_place(program, role, int(lives.writer[row]), layers)] += float(lives.bytes[row])
+    most, head = _peaks(program, role, lives, mine, forward, backward, layers)
     return Held(
         layers=standing[0],
         rest=standing[1],
@@ -98,7 +103,20 @@ def held_by(program: Program, role: Role, layers: Sequence[int]) -> Held:
         received=sums['received'],
         others=sums['others'],
         most=max(most, sum(sums.values())),
+        head=max(head, sum(sums.values())),
+        fixed=fixed,
     )
+
+
+def _of_middle(program: Program, role: Role, lives: Lifetimes) -> list[int]:
+    """The lives of the middle micro-batch's activations, and of what a framework holds beside its operators."""
+    found = []
+    for row in np.flatnonzero(~lives.always & ~lives.before).tolist():
+        tensor = int(lives.tensor[row])
+        micro_batch = role.micro_batch[lives.begin[row]] if tensor == NONE else lives.micro_batch[row]
+        if micro_batch == MIDDLE and (tensor == NONE or program.tensors[tensor].kind == 'activation'):
+            found.append(row)
+    return found
 
 
 def waits_of(program: Program, role: Role, layers: Sequence[int]) -> tuple[float, float, float]:
@@ -166,7 +184,7 @@ def _place(program: Program, role: Role, slot: int, layers: Sequence[int]) -> st
     return 'others' if layer not in layers else 'end' if layer == layers[-1] else 'inner'
 
 
-def _most(
+def _peaks(
     program: Program,
     role: Role,
     lives: Lifetimes,
@@ -174,24 +192,28 @@ def _most(
     forward: Sequence[int],
     backward: Sequence[int],
     layers: Sequence[int],
-) -> float:
-    """Bytes of the middle micro-batch at the fullest compute op between its last layer's begin and end."""
+) -> tuple[float, float]:
+    """Bytes of the middle micro-batch at the fullest compute op between its last layer's begin and end.
+
+    The second number is that of ops of no layer alone, without what is made again.
+    """
     ops = program.op_classes
-    last = [slot for slot in forward if layer_of(ops[role.op_class.item(slot)].name) == layers[-1]]
-    first = [slot for slot in backward if layer_of(ops[role.op_class.item(slot)].name) == layers[0]]
+    layer = {slot: layer_of(ops[role.op_class.item(slot)].name) for slot in (*forward, *backward)}
+    last = [slot for slot in forward if layer[slot] == layers[-1]]
+    first = [slot for slot in backward if layer[slot] == layers[0]]
     # Behind it layers of the stage are given back already, and a longer stage has more of them.
     seen = [slot for slot in forward if last and slot >= last[0]]
     seen += [slot for slot in backward if not first or slot < first[0]]
-    held = dict.fromkeys(seen, 0.0)
+    held, lasting = dict.fromkeys(seen, 0.0), {slot: 0.0 for slot in seen if layer[slot] is None}
     needs = role.need
     compute = {*forward, *backward}
     waited: dict[int, int] = {}
     for slot in sorted(compute, reverse=True):
         waited.update(dict.fromkeys(needs.items(slot), slot))
     for row in mine:
-        begin, end = int(lives.begin[row]), int(lives.end[row])
-        if program.tensors[int(lives.tensor[row])].kind != 'activation':
-            continue
+        begin, end, size = int(lives.begin[row]), int(lives.end[row]), float(lives.bytes[row])
+        writer = int(lives.writer[row])
+        again = writer != NONE and is_recomputed(ops[role.op_class.item(writer)])
         if end not in compute:
             before = [need for need in needs.items(end) if need in compute]
             end = max(before, default=NONE)
@@ -200,5 +222,7 @@ def _most(
             begin = waited.get(begin, int(end) + 1)
         for slot in seen:
             if begin <= slot <= end:
-                held[slot] += float(lives.bytes[row])
-    return max(held.values(), default=0.0)
+                held[slot] += size
+                if slot in lasting and not again:
+                    lasting[slot] += size
+    return max(held.values(), default=0.0), max(lasting.values(), default=0.0)

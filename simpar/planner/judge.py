@@ -14,8 +14,8 @@ from simpar.hardware import Cluster
 from simpar.lower.lower import order_of, receives_late
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
-from simpar.planner.bound import least_busy, least_mean, least_seconds, least_slowed
-from simpar.planner.clock import Timed, timed
+from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works
+from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.layers import layers_of_stages
 from simpar.planner.load import sums_of
 from simpar.planner.rules import ORDER, Judged, Refusal
@@ -48,7 +48,8 @@ class Judge:
         self._ways = Ways(space, self._cluster, self._layers)
         self._device = cluster.profile.device.memory.size.value
         self.samples = Samples(space, self._cluster)
-        self._orders: dict[tuple[Any, ...], tuple[Timed, bool, int]] = {}
+        self._orders: dict[tuple[Any, ...], tuple[Timed, int]] = {}
+        self._split: dict[tuple[Any, ...], bool] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
@@ -137,7 +138,9 @@ class Judge:
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
         layers = layers_of_stages(self._layers, len(placement), self._given(plan))
-        return Judged(max(max(one.alone, one.issued) for one in sums_of(sample, layers, placement, plan.micro_batches)))
+        sums = sums_of(sample, layers, placement, plan.micro_batches)
+        behind = self._ways.behind(plan, sample, layers, placement)
+        return Judged(max(self._ways.alone(one, last) for one, last in zip(sums, behind, strict=True)))
 
     def _sliced(self, plan: Plan) -> Judged:
         """Any copies, tiles and recomputation: what is computed in any case, in this order."""
@@ -146,18 +149,20 @@ class Judge:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
-        clock, _, stages = self._order(replace(plan, micro_batches=few), sample)
+        clock, stages = self._order(replace(plan, micro_batches=few), sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        return Judged(least_slowed(sample, layers, clock, plan.micro_batches))
+        behind = self._ways.behind(plan, sample, layers, clock.placement)
+        return Judged(least_slowed(sample, layers, clock, plan.micro_batches, behind))
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
         sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
-        clock, _, stages = self._order(plan, sample)
+        clock, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        return Judged(self._acted(sample, layers, clock))
+        behind = self._ways.behind(plan, sample, layers, clock.placement)
+        return Judged(clock.period(self._acted(sample, layers, clock), self._ways.tail(behind)))
 
     def _given(self, plan: Plan) -> tuple[int, ...]:
         return plan.stages if not isinstance(plan.stages, str) else ()
@@ -170,13 +175,13 @@ class Judge:
         sample = self.samples.sample(self.samples.plain(plan), size, split=False)
         if sample is None:
             return Judged()
-        clock, _, stages = self._order(plan, sample)
+        clock, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
         most = max(self._space.values_of('copies'))
-        seconds = self._acted(sample, layers, clock)
-        return self._ways.in_order(plan, sample, layers, clock, seconds, peaks=False, copies=most)
+        works = self._acted(sample, layers, clock)
+        return self._ways.in_order(plan, sample, layers, clock, works, peaks=False, copies=most)
 
-    def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> float:
+    def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> dict[Work, Lasts]:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
         copies, tiles = (max(self._space.values_of(key)) for key in ('copies', 'tiles'))
         return least_busy(sample, layers, clock, copies, serial=tiles == sample.tiles)
@@ -189,12 +194,12 @@ class Judge:
         sample = self.samples.sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
-        clock, _, stages = self._order(plan, sample)
+        clock, stages = self._order(plan, sample)
         layers = layers_of_stages(self._layers, stages, self._given(plan))
-        if not leaf:
-            seconds = least_seconds(sample, layers, clock, self._travel(sample, plan))
-            return self._ways.in_order(plan, sample, layers, clock, seconds, peaks=True, copies=1)
-        return self._ways.one(plan, sample, layers, clock)
+        works = least_works(sample, layers, clock, self._travel(sample, plan))
+        if leaf:
+            return self._ways.one(plan, sample, layers, clock, works)
+        return self._ways.in_order(plan, sample, layers, clock, works, peaks=True, copies=1)
 
     @property
     def _layers(self) -> int:
@@ -205,20 +210,22 @@ class Judge:
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""
         key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches)
-        known = self._orders.get((*key, True)) or self._orders.get((*key, False))
-        return known[1] if known else bool(order_of(plan).splits_backward)
+        if key not in self._split:
+            self._split[key] = bool(order_of(plan).splits_backward)
+        return self._split[key]
 
-    def _order(self, plan: Plan, sample: Sample) -> tuple[Timed, bool, int]:
+    def _order(self, plan: Plan, sample: Sample) -> tuple[Timed, int]:
         # A message is awaited early where the host is ahead: also when more copies and tiles make for more ops.
         more = 1
         for name, own in (('copies', sample.copies), ('tiles', sample.tiles)):
             more *= max(1, max(self._space.values_of(name)) // own)
         ahead = sample.pace > AHEAD * more
-        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, ahead)
+        awaited, hosts_wait = ahead and self._awaited(plan), self._ways.hosts_wait(plan)
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, awaited, hosts_wait)
         if key not in self._orders:
             order = order_of(plan)
-            clock = timed(order, awaited=ahead and self._awaited(plan))
-            self._orders[key] = (clock, order.splits_backward, order.stages)
+            clock = timed(order, awaited=awaited, hosts_wait=hosts_wait)
+            self._orders[key] = (clock, order.stages)
         return self._orders[key]
 
     def _awaited(self, plan: Plan) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.planner.hiding import Work, windows
-from simpar.planner.ops import Ops
+from simpar.planner.ops import Ops, layer_of
 
 Floats = NDArray[np.float64]
 UNREACHED: Final = -np.inf
@@ -79,19 +79,22 @@ class Block:
     """An action of one stage for the middle micro-batch, in pieces.
 
     Arguments: ``before``, up to its first layer; ``layers``, each up to the next, in the order in which they are done;
-    ``behind``, from the last layer on. ``early``: it begins before it needs what the neighbouring stage sends, as
+    ``behind``, from the last layer on; ``single``, the same without what is done there of the layer before, as
+    gradients of weights may be. ``early``: it begins before it needs what the neighbouring stage sends, as
     recomputation does.
     """
 
     before: Span
     layers: tuple[Span, ...]
     behind: Span
+    single: Span
     early: bool = False
 
     def in_turn(self, copies: int) -> Block:
         """Of so many copies that are done one after the other."""
         layers = tuple(one.in_turn(copies) for one in self.layers)
-        return Block(self.before.in_turn(copies), layers, self.behind.in_turn(copies), self.early)
+        behind, single = self.behind.in_turn(copies), self.single.in_turn(copies)
+        return Block(self.before.in_turn(copies), layers, behind, single, self.early)
 
 
 def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Block | None:
@@ -106,24 +109,34 @@ def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Blo
     walk = _Walk(ops, seconds, wire, work)
     first, last = ops.computed[0], ops.computed[-1]
     if not marks:
-        return Block(Span(), (), walk.tail(first, last), early=True)
+        return Block(Span(), (), walk.tail(first, last), walk.tail(first, last), early=True)
+    of_last = {place for place, op in enumerate(ops.ops) if layer_of(op.name) in (None, ops.layers[-1])}
     return Block(
         walk.between(first, marks[0]),
         tuple(walk.between(one, other) for one, other in pairwise(marks)),
         walk.tail(marks[-1], last),
+        _Walk(ops, seconds, wire, work, of_last).tail(marks[-1], last),
         early=ops.early,
     )
 
 
 class _Walk:
-    """Longest chains among the ops of an action."""
+    """Longest chains among the ops of an action. Argument: ``among``, places of those that count; None: all."""
 
-    def __init__(self, ops: Ops, seconds: Floats, wire: str, work: Work) -> None:
+    def __init__(self, ops: Ops, seconds: Floats, wire: str, work: Work, among: set[int] | None = None) -> None:
+        counts = [among is None or place in among for place in range(len(ops.classes))]
+        both = list(zip(ops.classes, counts, strict=True))
         self._ops = ops
-        self._seconds: list[float] = seconds[ops.classes].tolist()
-        self._loads = [work.loads.get(index, 0.0) for index in ops.classes]
-        self._issued = [work.host[index] for index in ops.classes] if work.host else [0.0] * len(ops.classes)
-        self._windows = windows(ops.ahead, ops.behind, ops.classes, ops.computes, ops.streams, work)
+        self._seconds: list[float] = (seconds[ops.classes] * np.array(counts)).tolist()
+        self._loads = [work.loads.get(index, 0.0) * counted for index, counted in both]
+        # Between two stages of a rank nothing is sent.
+        self._issued = [
+            work.host[index] if work.host and counted and op.kind != 'send' else 0.0
+            for op, (index, counted) in zip(ops.ops, both, strict=True)
+        ]
+        self._windows: dict[int, list[tuple[int, float]]] = {}
+        if among is None:
+            self._windows = windows(ops.ahead, ops.behind, ops.classes, ops.computes, ops.streams, work)
         own = [op.kind == 'collective' and op.partition == wire for op in ops.ops]
         every = zip(own, ops.ahead, ops.behind, strict=True)
         # Whether a message counts, and whether it surely has computation before and behind it.

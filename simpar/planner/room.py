@@ -21,8 +21,8 @@ from simpar.planner.sample import Sample
 class Shares:
     """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else.
 
-    Infinite: they need not be anywhere. Argument: ``experts``, ranks that hold the same experts: experts' own bytes are
-    shared out over no more of them.
+    Infinite: they need not be anywhere. Arguments: ``experts``, ranks that hold the same experts: experts' own bytes
+    are shared out over no more of them; ``contiguous``, whether gradients lie in a buffer that is always there.
     """
 
     parameter: int = 1
@@ -30,6 +30,7 @@ class Shares:
     gradient: int = 1
     experts: int = 1
     gathered: float = 1
+    contiguous: bool = False
 
     def bytes(self, dense: Standing, experts: Standing) -> Standing:
         """Least bytes of a rank."""
@@ -48,6 +49,7 @@ class Shares:
             max(self.gradient, other.gradient),
             max(self.experts, other.experts),
             max(self.gathered, other.gathered),
+            self.contiguous and other.contiguous,
         )
 
 
@@ -76,12 +78,12 @@ def least_bytes(
 
 
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
-    """Least bytes of the fullest rank without any activation; gradients may be gone."""
-    total = dict.fromkeys(placement, 0.0)
+    """Least bytes of the fullest rank without any activation; gradients may be gone, but for a buffer of them."""
+    total = dict.fromkeys(placement, sample.held[0].fixed)
     for stage, rank in enumerate(placement):
         held = shares.bytes(*standing_of(sample, stages, stage))
         # A micro-batch comes to all stages of a rank before it goes back through one of them.
-        total[rank] += held.parameter + held.state + held.gathered
+        total[rank] += held.parameter + held.state + held.gathered + held.gradient * shares.contiguous
     return max(total.values())
 
 
@@ -91,7 +93,7 @@ def _of_rank(
     mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
     standing = {stage: shares.bytes(*standing_of(sample, stages, stage)) for stage in mine}
     kept = {stage: _kept(sample, stages, stage, copies) for stage in mine}
-    fixed = sum(one.parameter + one.state for one in standing.values())
+    fixed = sample.held[0].fixed + sum(one.parameter + one.state for one in standing.values())
     if len(mine) > 1 and 0 in mine and len(stages) - 1 in mine:
         both = shares.bytes(twice(sample), Standing())
         fixed -= both.total
@@ -100,7 +102,7 @@ def _of_rank(
     activations, gradients, casts = (np.zeros(len(found.kind)) for _ in range(3))
     for place, stage in enumerate(mine):
         activations += found.live[place] * kept[stage].total + found.later[place] * kept[stage].waits
-        gradients += found.gradients[place] * standing[stage].gradient
+        gradients += (found.gradients[place] | shares.contiguous) * standing[stage].gradient
         casts += found.casts[place] * standing[stage].gathered
     return float((fixed + activations + gradients + casts + _more(found, mine, kept, sample, peaks=peaks)).max())
 
@@ -109,12 +111,15 @@ def _more(
     found: Moments, mine: Sequence[int], kept: Mapping[int, _Kept], sample: Sample, *, peaks: bool
 ) -> NDArray[np.float64]:
     """What each action holds more than there is when it begins."""
-    total, most, joined, waits, part = np.array([kept[stage] for stage in mine], dtype=np.float64).T[:, found.own]
+    total, most, joined, waits, part, head = np.array([kept[stage] for stage in mine], dtype=np.float64).T[:, found.own]
     # Behind its own forward a backward makes the last layer again when it comes to it, not before all else.
     peak = np.where(found.joined & sample.again, total, most) if peaks else total
     back = np.where(found.joined, joined + (peak - total) * part, peak) - total
+    # At its loss a last stage holds what comes of logits, of one copy at least, whatever is made again.
+    keeps = np.where(found.joined, joined, total)
+    back = np.maximum(back, keeps + head * part - total)
     forward, _, inputs, weights = (found.kind == KINDS.index(kind) for kind in 'FBIW')
-    more: NDArray[np.float64] = np.where(forward, np.where(found.joined, joined, total), back)
+    more: NDArray[np.float64] = np.where(forward, keeps + head * part, back)
     # What waits for gradients of weights stays.
     more[inputs] = np.maximum(back, waits - total)[inputs]
     # Gradients of weights need nothing new: what there is counts at the action behind.
@@ -130,6 +135,7 @@ class _Kept(NamedTuple):
         most: at the peak of both.
         joined: at the end of a forward that its backward follows at once; part, of all copies, one.
         waits: between the gradients of inputs and those of weights.
+        head: beside ``total`` at the fullest op behind all layers.
     """
 
     total: float = 0.0
@@ -137,6 +143,7 @@ class _Kept(NamedTuple):
     joined: float = 0.0
     waits: float = 0.0
     part: float = 1.0
+    head: float = 0.0
 
 
 def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
@@ -171,7 +178,9 @@ def _kept_by(sample: Sample, stages: list[list[int]], stage: int, copies: int) -
     in_step = sample.in_step and sample.copies >= copies
     joined = inner + (total - inner) * part if in_step else total * part
     waits = sum(sample.held[of(layer)].waits[0] for layer in layers[:-1]) + sample.held[of(layers[-1])].waits[1]
-    return _Kept(total, total + (max(0.0, like.most - like.kept) if known else 0.0), joined, waits, part)
+    most = total + (max(0.0, like.most - like.kept) if known else 0.0)
+    head = max(0.0, like.head - like.kept) if stage == len(stages) - 1 else 0.0
+    return _Kept(total, most, joined, waits, part, head)
 
 
 def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[Standing, Standing]:

@@ -14,6 +14,7 @@ from simpar.cost.entries import Entries
 from simpar.cost.price import Pricer
 from simpar.hardware import Cluster
 from simpar.lower import lower
+from simpar.memory import framework_of
 from simpar.plan import Plan
 from simpar.planner.held import Held, held_by, waits_of
 from simpar.planner.hiding import Speeds, Work
@@ -86,7 +87,7 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool,
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
     sample = Sample(
         blocks,
-        tuple(held_by(program, role, layers) for role, layers in _stages(few, plan, program)),
+        tuple(held_by(program, role, layers, framework_of(cluster)) for role, layers in _stages(few, plan, program)),
         sends[0] if sends else None,
         few,
         Speeds(*speeds_beside(cluster, program)),

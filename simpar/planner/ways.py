@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from math import inf
+from typing import Final
 
+from simpar.engine.hosts import RECEIVE, STEP
 from simpar.hardware import Cluster
+from simpar.memory import framework_of
 from simpar.plan import Plan
 from simpar.planner.bound import least_alone, least_sharing
-from simpar.planner.clock import Timed
+from simpar.planner.clock import Lasts, Tail, Timed, Work
 from simpar.planner.hiding import SURELY, Speeds, least_beside
 from simpar.planner.load import Sums, sums_of
 from simpar.planner.room import Shares, least_bytes, least_standing
@@ -21,6 +25,8 @@ from simpar.planner.wires import Way, Wire, Wires
 from simpar.units import format_size
 
 Stages = list[list[int]]
+SLICED: Final = 2
+"""The ZeRO stage from which on gradients are summed for each micro-batch."""
 
 
 class Ways:
@@ -36,6 +42,54 @@ class Ways:
             for group in (space.values_of('shard_group') if zero else (0,))
         ]
         self._device = cluster.profile.device.memory.size.value
+        workload = space.base.workload
+        # The norm of all gradients, and whether they are finite, is one message of all ranks.
+        self._together = bool(workload.clip_norm) or workload.loss_scale != 1
+        stack = cluster.stack
+        self._waits = stack.waits.at if stack and stack.waits else ()
+        # A host that waits for the end of a step begins the next one no sooner.
+        self._ended = STEP in self._waits
+        self._begins = stack.host.step.value * SURELY if self._ended and stack and stack.host else 0.0
+        framework = framework_of(cluster)
+        self._contiguous = framework is not None and framework.contiguous
+
+    def behind(
+        self, plan: Plan, sample: Sample, stages: Stages, placement: Sequence[int], ways: Sequence[Way] = ()
+    ) -> tuple[float, ...]:
+        """Least seconds of sums of gradients behind all computation of each rank.
+
+        Argument: ``ways``, that are still open; none: all.
+        """
+        alone = [_counts(sample, [stage], (0,))[0] for stage in stages]
+        found = [inf] * (max(placement) + 1)
+        for way in ways or self._open:
+            # Where gradients are sharded, each stage's are summed behind its own backward: of one stage all the same.
+            parts = (zip(placement, alone, strict=True) if way.zero >= SLICED
+                     else enumerate(_counts(sample, stages, placement)))  # fmt: skip
+            for rank, counts in parts:
+                found[rank] = min(found[rank], self._wires.behind(plan, way, sample, counts))
+        return tuple(found)
+
+    def _behind_any(self, plan: Plan, way: Way, sample: Sample) -> float:
+        """The same of some rank, in any order of any stages."""
+        edge = sample.few.edge
+        if way.zero < SLICED:
+            return self._wires.behind(plan, way, sample, (edge, self._layers - edge)) / plan.pipeline
+        kinds = [(0, 1), *([(1, 0)] if edge else [])]
+        return min(self._wires.behind(plan, way, sample, one) for one in kinds)
+
+    def tail(self, behind: tuple[float, ...]) -> Tail:
+        """What ends a step. Argument: ``behind``, as above."""
+        return Tail(tuple(one + self._begins for one in behind), self._together)
+
+    def alone(self, sums: Sums, behind: float) -> float:
+        """Least seconds of a step by what a rank computes and its host issues. Argument: ``behind``, as above."""
+        issued = sums.issued * SURELY
+        return max(sums.alone + behind + self._begins, issued + (behind + self._begins if self._ended else 0.0))
+
+    def hosts_wait(self, plan: Plan) -> bool:
+        """Whether hosts wait for all that they have issued behind each exchange of messages."""
+        return RECEIVE in self._waits and plan.exchange == 'fused' and plan.pipeline > 1
 
     def in_any_order(self, plan: Plan, sample: Sample, seconds: float, share: float) -> Judged:
         """The least of all ways that leave room for weights and states, in any order of micro-batches.
@@ -50,24 +104,35 @@ class Ways:
             held = least_standing(sample, layers, placement, self._shares(plan, one))
             least = min(least, held)
             if held <= self._device and most > seconds:
-                most = min(most, self._sent(plan, one, sample, mean))
+                alone = self.alone(replace(mean, alone=seconds), self._behind_any(plan, one, sample))
+                most = min(most, max(self._sent(plan, one, sample, mean), alone))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         return Judged(max(seconds, most))
 
     def in_order(
-        self, plan: Plan, sample: Sample, stages: Stages, clock: Timed, seconds: float, *, peaks: bool, copies: int
+        self,
+        plan: Plan,
+        sample: Sample,
+        stages: Stages,
+        clock: Timed,
+        works: Mapping[Work, Lasts],
+        *,
+        peaks: bool,
+        copies: int,
     ) -> Judged:
-        """The least of all ways with which a plan fits. Arguments: ``seconds``, that a step takes in any case."""
+        """The least of all ways with which a plan fits. Argument: ``works``, least seconds of what an order does."""
         # What all of them together share out holds least: if that is too much, no way fits.
         shares = reduce(Shares.at_most, (self._shares(plan, one) for one in self._open))
         least = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
         sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
-        counts = _counts(sample, stages, clock)
+        counts = _counts(sample, stages, clock.placement)
+        tails = [self.tail(self.behind(plan, sample, stages, clock.placement, [one])) for one in self._open]
         steps = [
-            max(seconds, _step(sums, self._of_ranks(plan, one, sample, counts), sample.speeds)) for one in self._open
+            max(seconds, self._step(sums, self._of_ranks(plan, one, sample, counts), tail, sample.speeds))
+            for one, tail, seconds in zip(self._open, tails, clock.periods(works, tails), strict=True)
         ]
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
@@ -82,20 +147,32 @@ class Ways:
             least = min(least, known[shares])
         return Judged(0.0, self._too_much(least), least)
 
-    def one(self, plan: Plan, sample: Sample, stages: Stages, clock: Timed) -> Judged:
+    def one(
+        self, plan: Plan, sample: Sample, stages: Stages, clock: Timed, works: Mapping[Work, Lasts]
+    ) -> Judged:  # fmt: skip
         """The same of a plan whose way is chosen."""
         way = Way(plan.zero, plan.shard_group)
         least = least_bytes(sample, stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        wires = self._of_ranks(plan, way, sample, _counts(sample, stages, clock))
-        step = _step(sums_of(sample, stages, clock.placement, plan.micro_batches), wires, sample.speeds)
+        wires = self._of_ranks(plan, way, sample, _counts(sample, stages, clock.placement))
+        behind = self.behind(plan, sample, stages, clock.placement, [way])
+        sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
+        tail = self.tail(behind)
+        step = max(clock.period(works, tail), self._step(sums, wires, tail, sample.speeds))
         seconds = [wire.seconds for wire in wires]
         if plan.pipeline == 1 and len(stages) == 1:
-            step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds))
+            step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds, behind[0]))
         elif any(seconds):
-            step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds))
+            step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds, behind))
         return Judged(step, None, least)
+
+    def _step(self, sums: Sequence[Sums], wires: Sequence[Wire], tail: Tail, speeds: Speeds) -> float:
+        """Least seconds of a step with these messages of weights and gradients of each rank, and this end."""
+        # Most ranks do the same.
+        unlike = set(zip(sums, wires, tail.seconds, strict=True))
+        step = max(max(one.least(wire.load, speeds), wire.seconds) for one, wire, _ in unlike)
+        return max(step, max(one.issued * SURELY + last for one, _, last in unlike) if self._ended else 0.0)
 
     def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""
@@ -144,26 +221,20 @@ class Ways:
         share = min(way.group or most, most)
         return Shares(
             parameter=share if zero >= 3 else 1,
-            gradient=share if zero >= 2 else 1,
+            gradient=share if zero >= 2 and not self._contiguous else 1,
             state=share if zero >= 1 else 1,
             experts=max(1, most // plan.expert),
             # What is gathered on use is cast on use, too.
             gathered=inf if zero >= 3 else 1,
+            contiguous=self._contiguous,
         )
 
 
-def _counts(sample: Sample, stages: Sequence[Sequence[int]], clock: Timed) -> list[tuple[int, int]]:
+def _counts(sample: Sample, stages: Sequence[Sequence[int]], placement: Sequence[int]) -> list[tuple[int, int]]:
     """How many layers of the first kind, and of the others, each rank has."""
-    early, late = [0] * clock.ranks, [0] * clock.ranks
-    for rank, stage in zip(clock.placement, stages, strict=True):
+    early, late = ([0] * (max(placement) + 1) for _ in range(2))
+    for rank, stage in zip(placement, stages, strict=True):
         first = bisect_left(stage, sample.few.edge)
         early[rank] += first
         late[rank] += len(stage) - first
     return list(zip(early, late, strict=True))
-
-
-def _step(sums: Sequence[Sums], wires: Sequence[Wire], speeds: Speeds) -> float:
-    """Least seconds of a step with these messages of weights and gradients of each rank."""
-    # Most ranks do the same.
-    unlike = set(zip(sums, wires, strict=True))
-    return max(max(one.least(wire.load, speeds), wire.seconds) for one, wire in unlike)

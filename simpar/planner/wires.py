@@ -8,6 +8,7 @@ from simpar.cost.kept import cluster_collectives
 from simpar.hardware import Cluster
 from simpar.plan import Plan
 from simpar.planner.held import Standing
+from simpar.planner.hiding import SURELY
 from simpar.planner.outermost import load_of, outermost
 from simpar.planner.room import standing_of
 from simpar.planner.sample import Sample
@@ -76,8 +77,30 @@ class Wires:
             found = sample.known[key] = self._least(plan, way, sample, layers, micro_batches, again)
         return found
 
+    def behind(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int]) -> float:
+        """Least seconds of the sums of gradients that a rank surely begins behind all of its computation.
+
+        Argument: ``layers``, as of ``least``.
+        """
+        if plan.reduce_gradients != 'end' or plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN):
+            return 0.0
+        key = ('behind', way, plan.data, plan.pipeline, layers)
+        found: float | None = sample.known.get(key)
+        if found is None:
+            sums = self._least(plan, way, sample, layers, 0, True, behind=True) if sum(layers) else NO_WIRE
+            found = sample.known[key] = max(sums.seconds, sums.load) * SURELY
+        return found
+
     def _least(
-        self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], micro_batches: int, again: bool
+        self,
+        plan: Plan,
+        way: Way,
+        sample: Sample,
+        layers: tuple[int, int],
+        micro_batches: int,
+        again: bool,
+        *,
+        behind: bool = False,
     ) -> Wire:
         early, late = layers
         edge = sample.few.edge
@@ -86,6 +109,9 @@ class Wires:
             dense, experts = dense.plus(experts), Standing()
 
         def stream(held: Standing, each: int, count: int) -> Wire:
+            if behind:
+                sums, shards = self._sums(plan, way, held, each)
+                return sums.beside(shards)
             return self._stream(plan, way, held, each, count if again else 1, micro_batches)
 
         # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
@@ -102,29 +128,41 @@ class Wires:
         # Forward and backward gather; the backward may begin with weights that the forward ended with.
         often = {0: 0.0, 1: 1.0, 2: 1.0, 3: (2 - 1 / count) * micro_batches}[way.zero]
         gathers = self._message(plan, way, 'all_gather', held.parameter, each).times(often) if often else NO_WIRE
-        sums = self._message(plan, way, 'reduce_scatter' if way.zero else 'all_reduce', held.gradient, each)
-        return gathers + sums.times(micro_batches if way.zero > 1 else 1)
+        sums, shards = self._sums(plan, way, held, each)
+        return (gathers + sums.times(micro_batches if way.zero > 1 else 1)).beside(shards)
 
-    def _message(self, plan: Plan, way: Way, operator: str, size: float, each: int) -> Wire:
-        """Of one message."""
+    def _sums(self, plan: Plan, way: Way, held: Standing, each: int) -> tuple[Wire, Wire]:
+        """Of all gradients of a stream; and of their shards over the groups, in a stream of its own."""
+        if not held.parameter:
+            return NO_WIRE, NO_WIRE
+        sums = self._message(plan, way, 'reduce_scatter' if way.zero else 'all_reduce', held.gradient, each)
+        return sums, self._message(plan, way, 'all_reduce', held.gradient, each, shards=True)
+
+    def _message(self, plan: Plan, way: Way, operator: str, size: float, each: int, *, shards: bool = False) -> Wire:
+        """Of one message. Argument: ``shards``, whether over shard groups; else over the ranks of one."""
         same = plan.data // each * plan.context
         group = min(way.group or same, same) if way.zero else same
-        if group == 1:
+        ranks = range(0, same, group) if shards else range(group)
+        size = size / group if shards else size
+        if len(ranks) == 1:
             return NO_WIRE
-        key = (operator, size, each, group, plan.tensor, plan.context, plan.pipeline)
+        key = (operator, size, each, ranks, plan.tensor, plan.context, plan.pipeline)
         if key not in self._known:
             op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
             collectives = cluster_collectives(self._cluster)
-            costs = [collectives.cost(op, ranks) for ranks in self._groups(plan, group, each)]
+            costs = [collectives.cost(op, members) for members in self._groups(plan, ranks, each)]
             self._known[key] = Wire(
                 min(cost.alpha + cost.transfer for cost in costs),
                 min(load_of(cost.transfer, cost.links, self._outer) for cost in costs),
             )
         return self._known[key]
 
-    def _groups(self, plan: Plan, group: int, each: int) -> list[list[int]]:
-        """Ranks of a message; more than one group where these lie otherwise on nodes."""
-        steps = [divmod(number, plan.context) for number in range(group)]
+    def _groups(self, plan: Plan, numbers: range, each: int) -> list[list[int]]:
+        """Ranks of a message; more than one group where these lie otherwise on nodes.
+
+        Argument: ``numbers``, of the members among the ranks that have the same weights.
+        """
+        steps = [divmod(number, plan.context) for number in numbers]
         ranks = [(data * each * plan.context + context) * plan.tensor for data, context in steps]
         block, node = self._world // plan.pipeline, self._cluster.world // self._cluster.nodes
         alike = block % node == 0 or node % block == 0

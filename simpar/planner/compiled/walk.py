@@ -11,8 +11,21 @@ HELPERS: Final = 'd08741290bae2600'
 
 
 @kernel
-def period(rank: Array, start: Array, item: Array, seconds: Array, steps: int, free: Array, ready: Array) -> float:
-    """Seconds of the last of so many steps; ``free`` by rank and ``ready`` by task are written over."""
+def period(
+    rank: Array,
+    start: Array,
+    item: Array,
+    seconds: Array,
+    behind: Array,
+    together: bool,
+    steps: int,
+    free: Array,
+    ready: Array,
+) -> float:
+    """Seconds of the last of so many steps; ``free`` by rank and ``ready`` by task are written over.
+
+    Arguments: ``behind``, seconds of each rank behind its tasks; ``together``, whether ranks end a step together.
+    """
     before = latest = 0.0
     for _ in range(steps):
         for task in range(len(rank)):
@@ -27,8 +40,12 @@ def period(rank: Array, start: Array, item: Array, seconds: Array, steps: int, f
                 ready[task] = max(ready[task], come + seconds[task, 3])
         before = latest
         latest = 0.0
-        for one in free:
-            latest = max(latest, one)
+        for one in range(len(free)):
+            free[one] += behind[one]
+            latest = max(latest, free[one])
+        if together:
+            for one in range(len(free)):
+                free[one] = latest
     return latest - before
 
 
