@@ -15,15 +15,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from simpar.commands.parser import VERBS, WRONG_USE, parser
 from simpar.errors import SimparError
 
 INTERNAL = 70
 INTERRUPTED = 130
-ALONE: Final = frozenset(verb.name for verb in VERBS if verb.alone)
-"""Verbs that start no process and leave nothing to be closed."""
 GARBAGE = 500_000
 """Objects made before garbage is looked for: nearly all that a verb makes lives until it has answered, and looking
 through it every 700 takes a tenth of a prediction's time. A prediction of 1,024 ranks makes some 220,000."""
@@ -31,16 +29,12 @@ through it every 700 takes a tenth of a prediction's time. A prediction of 1,024
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; never a traceback."""
-    gc.set_threshold(GARBAGE)
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
         print((Path(__file__).parent / 'commands' / 'way_in.txt').read_text(encoding='utf-8'), end='')
         return 0
     options = parser().parse_args(words)
     output = _Output(sys.stdout)
-    if options.verb in ALONE:
-        # Pydantic would look for plugins through all packages that are installed, which takes longer than reading.
-        os.environ.setdefault('PYDANTIC_DISABLE_PLUGINS', '__all__')
     try:
         verb = _function(options.verb)
         with contextlib.redirect_stdout(output):
@@ -109,12 +103,5 @@ def _as_json(error: SimparError) -> str:
 
 def entry() -> NoReturn:
     """The command: ``main``, then the end of the process."""
-    verb = next((word for word in sys.argv[1:] if not word.startswith('-')), '')
-    code = main()
-    if verb in ALONE:
-        # What could not be written has been told by now.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        # Python would free object by object what the system frees at once: a twentieth of a small prediction's time.
-        os._exit(code)
-    sys.exit(code)
+    gc.set_threshold(GARBAGE)
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import stat
@@ -38,6 +39,12 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f'more than {most} bytes', str(path))
     return data
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table that comes with simpar, by column."""
+    with path.open(encoding='utf-8', newline='') as file:
+        return list(csv.DictReader(file))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

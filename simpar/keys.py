@@ -17,7 +17,6 @@ first condition that holds counts. ``as plan.zero`` stands for the rules of anot
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
+
+from simpar.files import read_csv
 
 T = TypeVar('T')
 _OPTIMIZER: Final = 'workload.optimizer'
@@ -58,12 +59,6 @@ class Row(NamedTuple):
             sign = next(sign for sign in _LIMITS if limit.startswith(sign))
             found[_LIMITS[sign]] = json.loads(limit.removeprefix(sign))
         return Field(**found, **({'examples': json.loads(self.examples)} if self.examples else {}))
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a table that comes with simpar."""
-    with path.open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
 
 
 def _table() -> Mapping[str, Row]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from simpar import document
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.files import read_csv
 from simpar.hardware import Stack
-from simpar.keys import read_csv
 from simpar.profiles import MOST_EXTENDED, parsed, profile_folder
 
 DEFAULT: Final = 'eager'

@@ -18,14 +18,6 @@ Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'
 """Where a file's ``transformer:`` or ``network:`` is put before it is read: a key that no file can hold."""
 
-LearningRate = Annotated[float, Field(ge=0, le=1e6, description='step size')]
-MasterWeights = Annotated[
-    bool, Field(description='updates weights kept in fp32, and casts them to the precision (mixed precision)')
-]
-Beta1 = Annotated[float, Field(ge=0, lt=1, description='decay of the first moment')]
-Beta2 = Annotated[float, Field(ge=0, lt=1, description='decay of the second moment')]
-Epsilon = Annotated[float, Field(gt=0, le=1, description='added to the root of the second moment')]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 @described('workload.optimizer.sgd')

@@ -25,9 +25,10 @@ from simpar.document import (
     Rate,
     Seconds,
     Short,
+    build,
     dump,
     json_schema,
-    load,
+    one_screen,
     override,
     put,
     read,
@@ -62,6 +63,15 @@ class Paper:
     def __post_init__(self) -> None:
         if self.share > 1:
             raise ValueError('more than the whole; write at most 1')
+
+
+def load(path: Path, kind: type, *, overrides: tuple[str, ...] = (), error: Any = ScheduleError, **how: Any) -> Any:
+    """A file as a dataclass, with no more problems than fit on a screen."""
+    tree = override(read(path, error=error), overrides)
+    try:
+        return build(tree, kind, **how)
+    except ScheduleError as wrong:
+        raise error(one_screen(wrong.problems)) from None
 
 
 def paper(tmp_path: Path, text: str, *overrides: str, **how: Any) -> Paper:

@@ -6,19 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
-        *(
-            'lazy',
-            'errors',
-            'keys',
-            'units',
-            'distinct',
-            'kept',
-            'interval_sets',
-            'files',
-            'janitor',
-            'jit',
-            'short_cut',
-        ),
+        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'jit'),
+        'short_cut',
         *('machine_code', 'shipped', 'document', 'collector'),
     ],
     [

@@ -303,14 +303,10 @@ def _row(row: dict[str, Any]) -> str:
 
 def _feature_lines(rows: list[dict[str, str]]) -> list[str]:
     """Features that all machines do in one line, others one by one."""
-    done = [row['feature'] for row in rows if row['simulated'] == row['executable'] == 'yes']
-    lines = [f'simulated and executable: {", ".join(done)}'] if done else []
-    for row in rows:
-        if row['feature'] not in done:
-            same = row['simulated'] == row['executable']
-            lines.append(
-                f'{row["feature"]}: {row["simulated"]}'
-                if same
-                else f'{row["feature"]}: simulated {row["simulated"]}, executable {row["executable"]}'
-            )
-    return lines
+    done = [row['feature'] for row in rows if row['executable'] == 'yes']
+    others = [
+        f'{row["feature"]}: simulated {row["simulated"]}, executable {row["executable"]}'
+        for row in rows
+        if row['executable'] != 'yes'
+    ]
+    return [*([f'simulated and executable: {", ".join(done)}'] if done else []), *others]

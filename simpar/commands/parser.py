@@ -6,13 +6,13 @@ A verb's flags are those rows that name it, in the order of the table.
 from __future__ import annotations
 
 import argparse
-import csv
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from simpar import __version__
+from simpar.files import read_csv
 
 WRONG_USE = 2
 
@@ -20,23 +20,16 @@ WRONG_USE = 2
 class Verb(NamedTuple):
     """A verb of the command line.
 
-    Arguments: ``module`` of ``simpar.commands`` that has its function; ``alone``: it starts no process and leaves
-    nothing to be closed, if not empty; ``help``: what it does.
+    Arguments: ``module`` of ``simpar.commands`` that has its function; ``help``: what it does.
     """
 
     name: str
     module: str
-    alone: str
     help: str
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with (Path(__file__).parent / name).open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
-
-
-VERBS: Final = tuple(Verb(**row) for row in _rows('verbs.csv'))
-_FLAGS: Final = tuple(_rows('flags.csv'))
+VERBS: Final = tuple(Verb(**row) for row in read_csv(Path(__file__).with_name('verbs.csv')))
+_FLAGS: Final = tuple(read_csv(Path(__file__).with_name('flags.csv')))
 
 
 def positive(text: str) -> int:

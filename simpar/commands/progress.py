@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simpar.units import format_duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SHORT: Final = 2.0
 """Seconds of which nothing is told."""
@@ -32,53 +35,32 @@ def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
 
 
-class Progress:
-    """A line on standard error, which is gone when all are done; without a terminal a line every 10 seconds.
+class Line:
+    """A line on standard error that is written over, and gone in the end; without a terminal lines stay."""
 
-    Arguments: ``what`` is done to each; ``after``, seconds that are short enough to say nothing.
-    It has ``done`` and ``of``, how many are done, of how many; both 0 until it is told.
-    """
-
-    def __init__(self, what: str = 'predicted', *, after: float = 0.0) -> None:
-        self._what = what
-        self._silent_until = monotonic() + after
-        self.done = self.of = 0
+    def __init__(self) -> None:
         self._shown = _is_terminal()
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         # Without a terminal what is quick says nothing.
         self._told = 0.0 if self._shown else monotonic()
         self._width = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
-    def __call__(self, done: int, of: int) -> None:
-        """Take how many are done, of how many; tell it."""
-        self.done, self.of = done, of
-        now = monotonic()
-        self._recent.append((now, done))
-        # The last line is left out, for it would be cleared at once.
-        if done < of and now >= self._silent_until and now - self._told >= (_OFTEN if self._shown else _SELDOM):
-            self._told = now
-            text = f'{done} of {of} {self._what}{self._left()}'
-            if not self._shown:
-                print(text, file=sys.stderr, flush=True)
-                return
-            # Blanks, so that nothing stays of a longer line before.
-            print(f'\r{text.ljust(self._width)}', end='', file=sys.stderr, flush=True)
-            self._width = len(text)
+    def say(self, text: str, now: float) -> None:
+        """Write the line anew, at a time."""
+        self._told = now
+        if not self._shown:
+            print(text, file=sys.stderr, flush=True)
+            return
+        # Blanks, so that nothing stays of a longer line before.
+        print(f'\r{text.ljust(self._width)}', end='', file=sys.stderr, flush=True)
+        self._width = len(text)
 
     def note(self, text: str) -> None:
         """Say a sentence on a line of its own, on a terminal or not."""
         self._clear()
         print(f'Note: {text}', file=sys.stderr, flush=True)
-
-    def _left(self) -> str:
-        """The time that the others take, as the recent ones did; nothing as long as that is not known."""
-        (begin, first), (end, last) = self._recent[0], self._recent[-1]
-        if last == first:
-            return ''
-        return f', {format_duration((end - begin) / (last - first) * (self.of - last))} left'
 
     def _clear(self) -> None:
         if self._shown:
@@ -87,6 +69,37 @@ class Progress:
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._clear()
+
+
+class Progress(Line):
+    """How many are done; without a terminal a line every 10 seconds.
+
+    Arguments: ``what`` is done to each; ``after``, seconds that are short enough to say nothing.
+    It has ``done`` and ``of``, how many are done, of how many; both 0 until it is told.
+    """
+
+    def __init__(self, what: str = 'predicted', *, after: float = 0.0) -> None:
+        self._what = what
+        self._silent_until = monotonic() + after
+        super().__init__()
+        self.done = self.of = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+
+    def __call__(self, done: int, of: int) -> None:
+        """Take how many are done, of how many; tell it."""
+        self.done, self.of = done, of
+        now = monotonic()
+        self._recent.append((now, done))
+        # The last line is left out, for it would be cleared at once.
+        if done < of and now >= self._silent_until and now - self._told >= (_OFTEN if self._shown else _SELDOM):
+            self.say(f'{done} of {of} {self._what}{self._left()}', now)
+
+    def _left(self) -> str:
+        """The time that the others take, as the recent ones did; nothing as long as that is not known."""
+        (begin, first), (end, last) = self._recent[0], self._recent[-1]
+        if last == first:
+            return ''
+        return f', {format_duration((end - begin) / (last - first) * (self.of - last))} left'
 
 
 @dataclass(slots=True)

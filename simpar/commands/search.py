@@ -6,12 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Final
 
 from simpar.budget import parse_budget
 from simpar.commands.common import PICTURES, check_picture, graph_of, make_folders, print_answer
-from simpar.commands.progress import Progress
+from simpar.commands.progress import Line, Progress
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.files import write_atomically
 from simpar.planner import Answer, Planning, load_planning
@@ -216,28 +215,12 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
     return [path for path in (options.save, options.plot) if path]
 
 
-class _Best:
-    """A line on standard error with the best so far, on a terminal only."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self._told = 0.0
-
-    def __enter__(self) -> _Best:
-        return self
+class _Best(Line):
+    """The best plan so far, on a terminal only."""
 
     def __call__(self, answer: Answer) -> None:
-        if not self._shown or monotonic() - self._told < _OFTEN:
+        now = monotonic()
+        if not self._shown or now - self._told < _OFTEN:
             return
-        self._told = monotonic()
         best = f'best {format_time(answer.best.step)}, gap {answer.gap:.1%}' if answer.best else 'no plan yet'
-        text = f'{best}; {len(answer.ranking) + answer.infeasible} predicted, {answer.nodes} nodes'
-        print(f'\r\x1b[K{text}', end='', file=sys.stderr, flush=True)
-
-    def note(self, text: str) -> None:
-        """Say a sentence on a line of its own."""
-        print(f'Note: {text}', file=sys.stderr, flush=True)
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._shown:
-            print('\r\x1b[K', end='', file=sys.stderr, flush=True)
+        self.say(f'{best}; {len(answer.ranking) + answer.infeasible} predicted, {answer.nodes} nodes', now)

@@ -4,14 +4,12 @@ from simpar.document.complain import Terms as Terms
 from simpar.document.load import Bytes as Bytes
 from simpar.document.load import Flops as Flops
 from simpar.document.load import OneOf as OneOf
-from simpar.document.load import Quantity as Quantity
 from simpar.document.load import Rate as Rate
 from simpar.document.load import Seconds as Seconds
 from simpar.document.load import Short as Short
 from simpar.document.load import build as build
 from simpar.document.load import dump as dump
 from simpar.document.load import json_schema as json_schema
-from simpar.document.load import load as load
 from simpar.document.load import one_screen as one_screen
 from simpar.document.tree import Source as Source
 from simpar.document.tree import Tree as Tree

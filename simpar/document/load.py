@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from simpar.document.complain import MOST_ERRORS, Terms, problems_of, user_key
-from simpar.document.tree import Tree, override, read
+from simpar.document.tree import Tree
 from simpar.errors import Problem, ScheduleError
 from simpar.units import EXAMPLES, UNITS, parse
 
@@ -115,40 +114,18 @@ class OneOf:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        # A schema of all kinds at once takes as long to make as everything else of a file; a file uses a few.
-        mapping = _mapping({name: _deferred(kind) for name, kind in self.kinds.items()})
+        kinds = {name: handler.generate_schema(kind) for name, kind in self.kinds.items()}
+        fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
+        mapping = core_schema.typed_dict_schema(fields, extra_behavior='forbid')
         wrapped = core_schema.plain_serializer_function_ser_schema(self.wrap, return_schema=mapping)
         return core_schema.no_info_after_validator_function(self.pick, mapping, serialization=wrapped)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        made: dict[str, Any] = handler(_mapping({name: adapter(kind).core_schema for name, kind in self.kinds.items()}))
+        made: dict[str, Any] = handler(schema)
         for name, kind in self._classes():
             made['properties'][name].setdefault('description', (kind.__doc__ or '').partition('\n')[0])
         made |= {'minProperties': 1, 'maxProperties': 1, **({'x-hoist': True} if self.hoist else {})}
         return {'anyOf': [{'enum': list(self.kinds)}, made]} if self.short else made
-
-
-def _mapping(kinds: Mapping[str, Any]) -> Any:
-    """The schema of a mapping with any of these keys."""
-    from pydantic_core import core_schema
-
-    fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
-    return core_schema.typed_dict_schema(fields, extra_behavior='forbid')
-
-
-def _deferred(kind: Any) -> Any:
-    """The schema of a class, made when a value of it is first read or written."""
-    from pydantic_core import core_schema
-
-    def read(value: Any) -> Any:
-        # Through text, for only in JSON mode strict reading takes lists for tuples; errors keep their places.
-        return adapter(kind).validate_json(json.dumps(value), strict=True, extra='forbid')
-
-    def write(value: Any) -> Any:
-        return adapter(kind).dump_python(value, mode='json', by_alias=True)
-
-    written = core_schema.plain_serializer_function_ser_schema(write)
-    return core_schema.no_info_plain_validator_function(read, serialization=written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,34 +150,6 @@ MOST_PROBLEMS = 20
 """More than these do not fit on one screen; the rest is counted."""
 
 
-def load(
-    path: str | os.PathLike[str],
-    kind: type[T],
-    *,
-    overrides: Sequence[str] = (),
-    prepare: Callable[[Any], Any] | None = None,
-    check: Callable[[T], Iterable[Problem]] | None = None,
-    error: type[ScheduleError] = ScheduleError,
-) -> T:
-    """Read a YAML file into a dataclass.
-
-    Arguments:
-        kind: a frozen dataclass with keyword fields, constraints as pydantic's ``Field`` in ``Annotated``; unknown keys
-            are refused everywhere.
-        overrides: ``a.b=value`` as of `--set`; they go over the file.
-        prepare: rewrites the plain tree after the overrides, e.g. a short form in full.
-        check: yields what is wrong with a value that is well-formed, at keys of the file.
-
-    Raises ``error`` with every problem, in the order of the file.
-    """
-    tree = override(read(path, error=error), overrides, error=error)
-    try:
-        return build(tree, kind, prepare=prepare, check=check)
-    except ScheduleError as wrong:
-        # A user's mistake has no traceback worth reading.
-        raise error(one_screen(wrong.problems)) from None
-
-
 def build(
     tree: Tree,
     kind: type[T],
@@ -209,9 +158,14 @@ def build(
     check: Callable[[T], Iterable[Problem]] | None = None,
     terms: Terms | None = None,
 ) -> T:
-    """`load` of a tree that has been read already; raises `ScheduleError` with every problem, however many.
+    """The value of a tree; raises `ScheduleError` with every problem, however many, and leaves none out.
 
-    Arguments: ``terms``, the field's words that the file has under other names, or not at all.
+    Arguments:
+        kind: a frozen dataclass with keyword fields, constraints as pydantic's ``Field`` in ``Annotated``; unknown keys
+            are refused everywhere.
+        prepare: rewrites the plain tree, e.g. a short form in full.
+        check: yields what is wrong with a value that is well-formed, at keys of the file.
+        terms: the field's words that the file has under other names, or not at all.
     """
     from pydantic import ValidationError
 
@@ -266,7 +220,7 @@ _schema_text: Callable[[Any], str] = functools.cache(_new_schema)
 
 
 def json_schema(kind: type) -> dict[str, Any]:
-    """JSON Schema (2020-12) of what `load` reads as this dataclass, for completion in editors."""
+    """JSON Schema (2020-12) of what `build` reads as this dataclass, for completion in editors."""
     schema: dict[str, Any] = json.loads(_schema_text(kind))
     return {'$schema': 'https://json-schema.org/draft/2020-12/schema', **schema}
 

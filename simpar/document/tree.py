@@ -425,16 +425,16 @@ def _neighbour(path: str | os.PathLike[str]) -> str:
     return f'did you mean {_shown(folder / close[0])}?' if close else 'check the path'
 
 
-def override(tree: Tree, settings: Iterable[str], *, error: type[ScheduleError] = ScheduleError) -> Tree:
+def override(tree: Tree, settings: Iterable[str]) -> Tree:
     """Write values over a tree, each as ``a.b=value`` with the value in YAML, in this order.
 
-    Raises ``error`` with every setting that cannot be read or has no place to go.
+    Raises `ScheduleError` with every setting that cannot be read or has no place to go.
     """
     problems: list[Problem] = []
     for setting in settings:
         tree = _set(tree, setting, problems)
     if problems:
-        raise error(problems)
+        raise ScheduleError(problems)
     return tree
 
 

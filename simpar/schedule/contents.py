@@ -63,7 +63,7 @@ def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[
     if planner is None:
         return
     if not isinstance(planner.keys, dict):
-        yield Problem(_KEY, f'{_kind(planner.keys)}, not a mapping', f'write dotted keys, e.g. {_EXAMPLE}')
+        yield Problem(_KEY, f'{kind_of(planner.keys)}, not a mapping', f'write dotted keys, e.g. {_EXAMPLE}')
         return
     for key, value in planner.keys.items():
         name = str(key).removeprefix('plan.')
@@ -75,7 +75,7 @@ def planner_fits(planner: Planner | None, known: Mapping[str, Any]) -> Iterator[
         elif isinstance(value, dict):
             yield from _bounds_fit(at, value)
         elif value not in (FREE, FIXED):
-            yield Problem(at, f'{_kind(value)} is no choice of values', f'write e.g. {_EXAMPLE}')
+            yield Problem(at, f'{kind_of(value)} is no choice of values', f'write e.g. {_EXAMPLE}')
 
 
 def _list_fits(at: tuple[str, ...], values: list[Any]) -> Iterator[Problem]:
@@ -98,7 +98,8 @@ def _bounds_fit(at: tuple[str, ...], bounds: dict[str, Any]) -> Iterator[Problem
         yield Problem(at, f'least {bounds["least"]} is above most {bounds["most"]}', 'write the smaller as least')
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, for a message."""
     return 'a mapping' if isinstance(value, dict) else 'a list' if isinstance(value, list) else json.dumps(value)[:40]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
@@ -33,7 +31,16 @@ from simpar.model.advice import divisors
 from simpar.profiles import profile_path
 from simpar.schedule.checks import batch_fits, check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
-from simpar.schedule.framework import PROFILE, STACK, TYPED, framework_words, path_from, with_framework, without
+from simpar.schedule.framework import (
+    PROFILE,
+    STACK,
+    TYPED,
+    framework_words,
+    is_named,
+    path_from,
+    with_framework,
+    without,
+)
 from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
 from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
@@ -193,9 +200,8 @@ def load_rows(
         rows = rows_of_tree(tree)
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*known, *wrong.problems])) from None
-    same: dict[str, Contents] = {}
     words = framework_words(tree)
-    made = [_row(tree, settings, folder, same, words) for settings in rows]
+    made = [_row(tree, settings, folder, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
         raise ScheduleError(told(known, malformed))
@@ -207,12 +213,8 @@ def _with_module(tree: Tree, graph: str) -> Tree:
     return put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
-def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents], words: str) -> Row | list[Problem]:
-    """A row, or what is wrong with its form.
-
-    Arguments: ``same``, contents that fit together, by all that is written but for the cluster; grows; ``words``, on
-    the framework of all rows.
-    """
+def _row(tree: Tree, settings: Settings, folder: Path, words: str) -> Row | list[Problem]:
+    """A row, or what is wrong with its form. Arguments: ``words``, on the framework of all rows."""
     formed: list[Contents] = []
 
     def fits(contents: Contents) -> Iterator[Problem]:
@@ -225,34 +227,11 @@ def _row(tree: Tree, settings: Settings, folder: Path, same: dict[str, Contents]
     except ScheduleError as wrong:
         return wrong.problems
     values = {setting.key: setting.value for setting in settings}
-    beside = json.dumps({**found.tree.root, 'cluster': None})
-    known = _on_its_cluster(found, same[beside]) if beside in same else None
-    if known:
-        return Row(settings=values, schedule=_schedule(found, of_stack, known, folder))
     _built(found, problems, fits)
     # ``fits`` runs on well-formed contents only: it tells a row that does not fit from one that is no schedule.
     if not formed or found.tree.problems:
         return problems
-    if not problems:
-        same[beside] = formed[0]
     return Row(settings=values, schedule=_schedule(found, of_stack, formed[0], folder), problems=tuple(problems))
-
-
-def _on_its_cluster(found: Expanded, contents: Contents) -> Contents | None:
-    """Contents on a tree's cluster, whose other keys are theirs; None where that is wrong in form."""
-    # Nothing that is checked asks for the cluster. Rows that share workload and plan as objects are quick to compare.
-    try:
-        alone = build(replace(found.tree, root={'cluster': found.tree.root.get('cluster')}), _Cluster, prepare=_in_full)
-    except ScheduleError:
-        return None
-    return replace(contents, cluster=alone.cluster)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cluster:
-    """The part of ``Contents`` that has prices."""
-
-    cluster: ClusterReference
 
 
 def _schedule(found: Expanded, of_stack: frozenset[Key], contents: Contents, folder: Path) -> Schedule:
@@ -377,7 +356,7 @@ def _problems_of_profile(tree: Tree) -> list[Problem]:
     cluster = tree.get(('cluster',))
     name = cluster if isinstance(cluster, str) else tree.get(('cluster', 'profile'))
     # A path is told by what reads it.
-    if not isinstance(name, str) or not name or '/' in name or os.sep in name:
+    if not isinstance(name, str) or not name or not is_named(name):
         return []
     try:
         profile_path(name)

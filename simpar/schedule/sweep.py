@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,6 +12,7 @@ from typing import Any, Final
 from simpar.document import Key, Source, Tree, is_path, one_screen, override, put, read
 from simpar.document.tree import Unreadable, parse
 from simpar.errors import Problem, ScheduleError
+from simpar.schedule.contents import kind_of
 
 MOST_ROWS: Final = 4096
 MOST_KEYS: Final = 32
@@ -44,7 +44,7 @@ def sweep_fits(sweep: Any) -> Iterator[Problem]:
     elif isinstance(sweep, dict):
         yield from _mapping_fits(sweep)
     else:
-        yield Problem(_KEY, f'{_kind(sweep)}, not a mapping', f'write dotted keys and their values, e.g. {_EXAMPLE}')
+        yield Problem(_KEY, f'{kind_of(sweep)}, not a mapping', f'write dotted keys and their values, e.g. {_EXAMPLE}')
 
 
 def _mapping_fits(sweep: Mapping[str, Any]) -> Iterator[Problem]:
@@ -55,7 +55,7 @@ def _mapping_fits(sweep: Mapping[str, Any]) -> Iterator[Problem]:
         if isinstance(values, list) and values:
             counts.append(len(values))
         else:
-            what = 'an empty list' if values == [] else f'{_kind(values)}, not a list of values'
+            what = 'an empty list' if values == [] else f'{kind_of(values)}, not a list of values'
             yield Problem((*_KEY, key), what, f'write dotted keys and the values of each, e.g. {_EXAMPLE}')
     if prod(counts) > MOST_ROWS:
         yield Problem(_KEY, f'{prod(counts)} combinations', f'keep it at {MOST_ROWS} or fewer')
@@ -70,7 +70,7 @@ def _list_fits(sweep: list[Any]) -> Iterator[Problem]:
         if isinstance(row, dict):
             yield from _keys_fit(key, row)
         else:
-            yield Problem(key, f'{_kind(row)}, not a mapping', f'write one row, e.g. {_ROW}')
+            yield Problem(key, f'{kind_of(row)}, not a mapping', f'write one row, e.g. {_ROW}')
 
 
 def _keys_fit(at: Key, row: Mapping[str, Any]) -> Iterator[Problem]:
@@ -82,10 +82,6 @@ def _keys_fit(at: Key, row: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem((*at, key), 'not a dotted key', f'write e.g. {_EXAMPLE}')
         elif parts[0] in _FIXED:
             yield Problem((*at, key), 'is the same in every row', 'sweep over plan, workload or cluster')
-
-
-def _kind(value: Any) -> str:
-    return 'a mapping' if isinstance(value, dict) else 'a list' if isinstance(value, list) else json.dumps(value)[:40]
 
 
 def swept_tree(path: Source, overrides: Sequence[str], sweeps: Sequence[str], shorts: Mapping[Key, str]) -> Tree:

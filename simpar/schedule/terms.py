@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from simpar.document import Key
-from simpar.keys import ROWS, read_csv
+from simpar.files import read_csv
+from simpar.keys import ROWS
 
 _TABLE: Final = read_csv(Path(__file__).with_name('words.csv'))
 
