@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from simpar.cost.compute import MATRIX
-from simpar.cost.price import Pricer
+from simpar.cost.price import Models, Pricer
 from simpar.engine import step_ends
 from simpar.hardware import Cluster, Device, ShareFigure
 from simpar.program import Program
@@ -23,9 +23,9 @@ STEPS = 2
 """Steps that are simulated at full clocks; the last counts."""
 
 
-def under_load(program: Program, cluster: Cluster) -> Cluster:
+def under_load(program: Program, cluster: Cluster, models: Models | None = None) -> Cluster:
     """The cluster with its matrix units at the clock that they keep under this program; ``cluster`` without a stack, or
-    where the device is not bound by power.
+    where the device is not bound by power. Arguments: ``models``, as of ``price``.
 
     Does not model: clocks that differ between ranks or change in a step; devices that share a node's power.
     """
@@ -34,7 +34,7 @@ def under_load(program: Program, cluster: Cluster) -> Cluster:
     if cluster.stack is None or limit is None or not device.power_bound or limit.value >= 1:
         return cluster
     boosted = _at(cluster, replace(limit, value=1.0))
-    step = float(np.diff(step_ends(program, Pricer(program, boosted).costs(), steps=STEPS))[-1])
+    step = float(np.diff(step_ends(program, Pricer(program, boosted, models=models).costs(), steps=STEPS))[-1])
     return _at(cluster, replace(limit, value=clock(device, limit.value, utilisation(program, device, step))))
 
 

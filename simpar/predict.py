@@ -18,7 +18,7 @@ import numpy as np
 
 from simpar.clocks import under_load
 from simpar.cost.costs import Costs
-from simpar.cost.price import Effects, Pricer
+from simpar.cost.price import Effects, Models, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
@@ -244,14 +244,17 @@ def followed(program: Program, costs: Costs, steps: int = 3) -> Trace:
     return trace.first(steps) if further else trace
 
 
-def step_of(program: Program, cluster: Cluster, *, steps: int = 2) -> float:
+def step_of(program: Program, cluster: Cluster, *, steps: int = 2, models: Models | None = None) -> float:
     """Seconds of the last of so many steps, all that is asked where predictions are many."""
-    return step_and_costs(program, cluster, steps=steps)[0]
+    return step_and_costs(program, cluster, steps=steps, models=models)[0]
 
 
-def step_and_costs(program: Program, cluster: Cluster, *, steps: int = 2) -> tuple[float, Costs]:
+def step_and_costs(
+    program: Program, cluster: Cluster, *, steps: int = 2, models: Models | None = None
+) -> tuple[float, Costs]:
     """The same, and the costs that it comes of."""
-    costs = Pricer(program, under_load(program, cluster)).costs(EFFECTS[-1][1])
+    models = models or Models()
+    costs = Pricer(program, under_load(program, cluster, models), models=models).costs(EFFECTS[-1][1])
     return _step(program, costs, steps), costs
 
 
@@ -276,6 +279,7 @@ def predict(
     baseline_cluster: Cluster | None = None,
     pricing: Pricing | None = None,
     progress: Told | None = None,
+    models: Models | None = None,
 ) -> Prediction:
     """Predict a program on a cluster, and explain its gain against a baseline.
 
@@ -285,10 +289,18 @@ def predict(
         baseline_cluster: the baseline's cluster, where it is another.
         pricing: what prices programs in place of ``price``.
         progress: is told after each simulation.
+        models: that other predictions share.
     Raises ``Deadlock``.
     Not modelled: noise; what a gain costs in memory.
     """
-    priced = partial(pricing, program, cluster) if pricing else Pricer(program, under_load(program, cluster)).costs
+    shared = models or Models()
+
+    def pricer(of: Program, on: Cluster) -> Callable[[Effects], Costs]:
+        if pricing:
+            return partial(pricing, of, on)
+        return Pricer(of, under_load(of, on, shared), models=shared).costs
+
+    priced = pricer(program, cluster)
     if baseline is None:
         # Without a baseline nothing is explained, so only the last state is simulated.
         costs = priced(EFFECTS[-1][1])
@@ -299,9 +311,7 @@ def predict(
     told = (lambda: progress(next(done), both)) if progress else (lambda: None)
     mine = _states(program, priced, steps, told)
     other_cluster = baseline_cluster or cluster
-    loaded = other_cluster if pricing else under_load(baseline, other_cluster)
-    priced = partial(pricing, baseline, other_cluster) if pricing else Pricer(baseline, loaded).costs
-    others = _states(baseline, priced, steps, told)
+    others = _states(baseline, pricer(baseline, other_cluster), steps, told)
     other = _prediction(names[1], baseline, other_cluster, others.trace, others.costs)
     explanation = _explain(others, mine, (cluster, other_cluster))
     found = _prediction(names[0], program, cluster, mine.trace, mine.costs)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from simpar.cost.costs import Costs
-from simpar.cost.written import costs_from_dict, costs_to_dict
+from simpar.cost.costs import Costs, costs_from_dict, costs_to_dict
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.hardware.net import parse_net

@@ -17,8 +17,7 @@ import numpy as np
 from engine_oracle import Oracle
 from engine_programs import Sample
 
-from simpar.cost.costs import Communication
-from simpar.cost.entries import Block, Entries
+from simpar.cost.costs import Block, Communication, Entries
 from simpar.engine import simulate
 from simpar.engine.graph import graph_of
 from simpar.engine.node_costs import node_costs

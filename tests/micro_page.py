@@ -15,13 +15,10 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, median
 
-from simpar.cost import roofline
 from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import MATMUL_AXES
+from simpar.cost.compute import MATMUL_AXES, by_products, waves
 from simpar.cost.formula import terms
-from simpar.cost.interpolate import Curve, Grid
-from simpar.cost.scatter import Scatter
-from simpar.cost.waves import waves
+from simpar.cost.tables import Curve, Grid, Scatter
 from simpar.hardware import Device
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
@@ -133,7 +130,7 @@ def of_devices() -> Iterator[str]:
 
         def formula(m: float, n: float, k: float, device: Device = device) -> float:
             moved = 2.0 * (m * n + n * k + m * k)
-            return roofline.matmul(device, device.matrix['bf16'], (m, n, k), moved).seconds
+            return by_products(device, device.matrix['bf16'], (m, n, k), moved).seconds
 
         rows = [row for row in products(name) if min(row[1:3]) >= 256]
         plain = predicted(rows, formula)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simpar.cost.model import CollectiveCost
+from simpar.cost.costs import CollectiveCost
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.cost.collective import ClusterCollectives
+from simpar.cost.collective import ClusterCollectives, demand
 from simpar.cost.formula import share, steps
-from simpar.cost.links import demand
 from simpar.hardware import Tables
 from simpar.profiles import cluster, load_profile, read_table, shaped
 from simpar.program import OpClass

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.cost.interpolate import Axis, Curve, Grid, is_grid
+from simpar.cost.tables import Axis, Curve, Grid, is_grid
 from simpar.profiles import load_profile, read_table
 
 SIZES = st.floats(1, 1e6)

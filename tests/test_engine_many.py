@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-import simpar.cost.communicated
+import simpar.cost.price
 from simpar.cost.price import Effects, price
 from simpar.engine import simulate
 from simpar.engine.representatives import fold
@@ -52,7 +52,7 @@ def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
     for seed in range(12):
         program, hardware = drawn(seed)
         by_rank = price(program, hardware, effects)
-        monkeypatch.setattr(simpar.cost.communicated, 'MANY', 1)
+        monkeypatch.setattr(simpar.cost.price, 'MANY', 1)
         by_shape = price(program, hardware, effects)
         monkeypatch.undo()
         assert named(by_shape) == named(by_rank), seed
@@ -67,7 +67,7 @@ def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
 
 def test_costs_in_arrays_read_as_tuples(monkeypatch):
     program, hardware = drawn(5)
-    monkeypatch.setattr(simpar.cost.communicated, 'MANY', 1)
+    monkeypatch.setattr(simpar.cost.price, 'MANY', 1)
     one, other = price(program, hardware), price(program, hardware)
     assert one.communication == other.communication
     index, entries = next(iter(one.communication.items()))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from engine_cases import role_of
 
-from simpar.cost.costs import Communication, Costs
+from simpar.cost.costs import Communication, Costs, costs_from_dict, costs_to_dict
 from simpar.cost.price import price
-from simpar.cost.written import costs_from_dict, costs_to_dict
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.engine.graph import hosted

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simpar.cost.entries import Block, Entries
+from simpar.cost.costs import Block, Entries
 
 
 def drawn(chance, alphas=(1.0, 2.0), links=3):

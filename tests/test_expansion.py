@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from simpar.cli import main
-from simpar.cost.beside import cores_taken, speeds_beside
 from simpar.cost.compute import MATRIX
-from simpar.cost.price import Pricer
+from simpar.cost.price import Pricer, cores_taken, speeds_beside
 from simpar.errors import ProfileError
 from simpar.hardware import ExpansionMode
 from simpar.hardware.profile import ShareFigure

@@ -11,7 +11,7 @@ FLOORS = [
         *('machine_code', 'shipped', 'document', 'collector'),
     ],
     [
-        *('layout', 'program', 'model', 'workload', 'plan', 'session'),
+        *('layout', 'program', 'model', 'workload', 'plan'),
         *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],

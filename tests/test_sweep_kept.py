@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
-from simpar.cost import collective, communicated, formula
-from simpar.engine import fast, node_costs
+from simpar.cost.price import Communicated
+from simpar.engine import fast
 from simpar.kept import Facts, Kept
+from simpar.lower import prepared
 from simpar.machine_code import loader
-from simpar.session import Session
 from simpar.sweep import load_sweep
 
 FILE = """\
@@ -116,15 +116,13 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
     schedules = [row.schedule for row in load_sweep(path).rows if not row.problems]
     assert len(fresh) == len(schedules) > 25
     assert sum('"figures": null' not in line for line in fresh) > 18, 'nearly all cannot be'
-    session = Session()
     # First as they stand, where neighbours share most.
     for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh))]:
-        assert told(schedules[place], session) == fresh[place]
+        assert told(schedules[place]) == fresh[place]
 
 
 def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypatch):
-    # By its name: the package has a function that is called like it.
-    done, lowering = {'shard': 0, 'stages_of': 0}, sys.modules['simpar.lower.lower']
+    done = {'shard': 0, 'stages_of': 0}
 
     def counted(name, real):
         def call(*arguments, **options):
@@ -134,7 +132,9 @@ def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypa
         return call
 
     for name in done:
-        monkeypatch.setattr(lowering, name, counted(name, getattr(lowering, name)))
+        monkeypatch.setattr(prepared, name, counted(name, getattr(prepared, name)))
+    prepared._sharded.clear()
+    prepared._staged.clear()
     path = tmp_path / 'schedule.yaml'
     # Rows of 1,000 features do not divide by 16 ranks: there fusion decides how parameters are sharded.
     text = FILE.replace('LAYERS', '12').replace('ffn: 1000', 'ffn: 1024').replace('vocab: 1024', 'vocab: 2048')
@@ -145,46 +145,23 @@ def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypa
     assert done == {'shard': 2, 'stages_of': 4}
 
 
-def test_messages_over_links_that_did_not_change_are_worked_out_once(tmp_path, monkeypatch):
-    asked, real = ([], []), formula._of_message
-
-    def counted(op, shape, topology, library, crossed):
-        asked[shape.nodes > 1].append((op.operator, op.bytes, op.dtype, shape))
-        return real(op, shape, topology, library, crossed)
-
-    monkeypatch.setattr(formula, '_of_message', counted)
-    formula._known.clear()
-    collective._insides.clear()
-    path = tmp_path / 'schedule.yaml'
-    # Values that no other test has, of which nothing can be kept.
-    sweep = '{plan.zero: [2], cluster.links.infiniband: [0.3, 2.3, 4.3]}'
-    path.write_text(FILE.replace('LAYERS', '3').replace('SWEEP', sweep), encoding='utf-8')
-    assert all(result.step for result in load_sweep(path).predict().results)
-    inside, across = asked
-    assert inside
-    assert across
-    assert len(inside) == len(set(inside))
-    assert {across.count(message) for message in across} == {3}, 'once with the links of each row'
-
-
-def test_devices_behind_the_same_links_share_messages_and_what_follows_from_them(tmp_path, monkeypatch):
+def test_devices_behind_the_same_links_share_messages(tmp_path, monkeypatch):
     done = []
-    for owner in (communicated.Communicated, node_costs._Own):
-        real = owner.__init__
+    real = Communicated.__init__
 
-        def counted(one, *arguments, real=real):
-            done.append(type(one).__name__)
-            real(one, *arguments)
+    def counted(one, *arguments):
+        done.append(one)
+        real(one, *arguments)
 
-        monkeypatch.setattr(owner, '__init__', counted)
+    monkeypatch.setattr(Communicated, '__init__', counted)
     path = tmp_path / 'schedule.yaml'
     write_devices(tmp_path)
     # Links that no other test has, of which nothing can be kept.
     sweep = '{cluster.links.infiniband: [0.7], cluster.profile: [device0.yaml, device1.yaml, device2.yaml]}'
     path.write_text(FILE.replace('LAYERS', '3').replace('SWEEP', sweep), encoding='utf-8')
-    rows = load_sweep(path).predict().results
+    rows = load_sweep(path).predict(jobs=1).results
     assert len({row.outcome.figures.compute for row in rows}) == 3, 'devices differ'
-    assert sorted(done) == ['Communicated', '_Own']
+    assert len(done) == 1
 
 
 def test_the_last_few_results_are_kept_by_equality():

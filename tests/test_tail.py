@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simpar import load_case
-from simpar.cost.tail import slowest
+from simpar.cost.price import slowest
 
 SCHEDULE = """
 simpar: 1

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.cost.kept import device_compute
+from simpar.cost.compute import DeviceCompute, StackCompute
 from simpar.cost.price import Pricer
-from simpar.cost.stack import StackCompute
 from simpar.hardware.profile import TimeFigure
 from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
@@ -35,7 +34,7 @@ def priced(streams):
 
 def test_small_tiles_side_by_side_are_a_share_of_one_product_of_their_rows():
     program, products = priced(3)
-    bare, tile = device_compute(A100), next(op for op in program.op_classes if op.name == 'layer0.fc1.tile0.F')
+    bare, tile = DeviceCompute(A100), next(op for op in program.op_classes if op.name == 'layer0.fc1.tile0.F')
     alone = StackCompute(bare, A100, on(None))
     wide = replace(tile, dims={**tile.dims, 'm': 3 * tile.dims['m']}, flops=3 * tile.flops, bytes=3 * tile.bytes)
     assert products[tile.name] == pytest.approx(alone.seconds(wide).seconds / 3, rel=1e-6)
@@ -55,7 +54,7 @@ def test_no_tile_is_slower_for_it_and_whole_products_are_as_they_were():
 def test_there_are_no_more_side_by_side_than_a_sum_has_tiles():
     program = lower(WORK, replace(PLAN, tiles=2), 8)
     tile = next(op for op in program.op_classes if op.name == 'layer0.fc2.tile0.F')
-    assert StackCompute(device_compute(A100), A100, on(3)).side_by_side(tile) == 2
+    assert StackCompute(DeviceCompute(A100), A100, on(3)).side_by_side(tile) == 2
 
 
 def test_which_stacks_have_them():

@@ -16,8 +16,7 @@ import numpy as np
 
 from simpar.ablation.keys import Key, left_out, spelled_out, written_keys
 from simpar.ablation.rules import Facts, effective, facts_of, idle, inert, words
-from simpar.cost.beside import speeds_beside
-from simpar.cost.price import price
+from simpar.cost.price import price, speeds_beside
 from simpar.errors import SimparError
 from simpar.hardware import Cluster, Stack
 from simpar.lower import lower

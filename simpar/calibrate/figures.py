@@ -311,7 +311,7 @@ def _flops(line: Line) -> float:
 
 
 def _matmul(lines: Sequence[Line], peak_key: str) -> dict[str, Number]:
-    """The peak and the four constants of ``simpar.cost.roofline.matmul``: kernel + 2 / F · (mn + area) · (k + depth).
+    """Peak and four constants of ``simpar.cost.compute.by_products``: kernel + 2 / F · (mn + area) · (k + depth).
 
     The peak is the best rate that was seen, or the limit F of endless products where that is near.
     It is linear in 1, mnk, k and mn, of which the first takes kernel and 2 / F · area · depth.

@@ -5,45 +5,24 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.entries import Alike
+from simpar.cost.costs import CollectiveCost, Demands
 from simpar.cost.formula import EXCHANGE, SEND, Terms, exchanged, share, terms
-from simpar.cost.interpolate import Curve
-from simpar.cost.links import Demands, demand, demands
-from simpar.cost.lying import Lying, places_of
-from simpar.cost.model import CollectiveCost
-from simpar.hardware import Cluster, Grade, Library, Shape, worst
-from simpar.kept import Facts, Kept, Same
+from simpar.cost.tables import Curve
+from simpar.hardware import Cluster, Grade, Shape, Topology, worst
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
-Groups = NDArray[np.int32]
+Members = tuple[int, ...]
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
-Asked = tuple[tuple[int, float], ...]
-"""Pairs (level, demand)."""
 Curves = dict[str, dict[Group, Curve]]
 """By algorithm and group."""
-
-
-class _Alone(NamedTuple):
-    """A message in groups of one shape, as of ``CollectiveCost``; ``loads``, seconds of work on each level."""
-
-    alpha: float
-    transfer: float
-    best: float
-    why: str
-    grade: Grade
-    loads: tuple[float, ...]
-
-    def over(self, links: Sequence[tuple[str, float]]) -> CollectiveCost:
-        """The same over a group's links."""
-        return CollectiveCost(self.alpha, self.transfer, self.best, links, self.why, self.grade)
 
 
 class _Measured(NamedTuple):
@@ -56,20 +35,22 @@ class _Measured(NamedTuple):
     grades: tuple[Grade, ...] = ()
 
 
-class _InNode(NamedTuple):
-    """What the part of a group in one node says of the group.
+@dataclass(frozen=True, slots=True, eq=False)
+class Alike:
+    """Groups that lie alike, and what a message costs in each of them.
 
-    Arguments: ``alpha``, ``transfer`` and ``best`` as of ``_Measured``, of the bytes that the group sends;
-    ``formula_alpha``, latency by formula; ``level`` of the links in the node.
+    Arguments (n groups, each over k channels):
+        rows: shape [n], which groups.
+        cost: without its links.
+        channels: shape [n, k], numbers as of ``ClusterCollectives.name``.
+        parts: what is demanded of the first ``widths[0]`` of the k, of the next ``widths[1]``, and so on.
     """
 
-    alpha: float
-    formula_alpha: float
-    transfer: float
-    best: float
-    level: int
-    text: str
-    grades: tuple[Grade, ...]
+    rows: NDArray[np.int64]
+    cost: CollectiveCost
+    channels: NDArray[np.int64]
+    parts: tuple[float, ...]
+    widths: tuple[int, ...]
 
 
 class ClusterCollectives:
@@ -84,55 +65,49 @@ class ClusterCollectives:
         self._measured_on = cluster.as_measured
         self.library = cluster.profile.library
         # Measured curves hold what was chosen: they are carried to other groups and links by one algorithm.
-        self._plain = _plain_of(self.library)
-        # Clusters of a sweep over links lie alike, and their links have the same channels.
-        self._places = places_of(self.topology)
-        # By ids of what the places keep.
-        self._alone: dict[tuple[object, int], _Alone] = {}
-        self._known_links: dict[tuple[int, Asked], Demands] = {}
-        self._costs: dict[tuple[object, int], CollectiveCost] = {}
+        self._plain = replace(self.library, tuning='none')
         node = self.topology.node
-        levels = zip(self.topology.links, self.topology.sizes, strict=True)
-        inside = [link for link, size in levels if 0 < size <= node]
-        self._inside = _insides.get(Same(cluster.profile, *inside), dict)
+        # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
+        self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
+        self._shapes: dict[Members, Shape] = {}
+        self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
+        self._links: dict[tuple[object, ...], Demands] = {}
+        self._costs: dict[tuple[object, ...], CollectiveCost] = {}
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or of a send and its recv) in the group of these ranks."""
-        pair = op.kind != 'collective'
-        key = ('send' if pair else op.operator, op.bytes, op.dtype)
-        lying = self._places.group(tuple(ranks), pair)
+        members, pair = tuple(ranks), op.kind != 'collective'
+        key = (_message(op), members)
         # Ops of one message in one group are asked for once: a thousand layers have the same few messages.
-        found = self._costs.get((key, id(lying)))
+        found = self._costs.get(key)
         if found is None:
-            alone = self._alone_in(op, key, lying.shape)
-            links = self._links(lying, demands(self.topology, alone.loads, alone.transfer))
-            found = self._costs[key, id(lying)] = alone.over(links)
+            alone, loads = self._alone_in(op, self._shape(members))
+            asked = demands(self.topology, loads, alone.transfer)
+            found = self._costs[key] = replace(alone, links=self._over(members, asked, pair=pair))
         return found
 
     @functools.cached_property
     def shapes_tell(self) -> bool:
         """Whether groups that lie alike from their first node on cost the same on channels that lie alike, too."""
         # Channels between pairs are too many to be numbered.
-        return bool(self._places.node) and all(link.per != 'pair' for link in self.topology.links)
+        return bool(self._node) and all(link.per != 'pair' for link in self.topology.links)
 
-    def lying_alike(self, groups: Groups) -> list[NDArray[np.int64]]:
+    def lying_alike(self, groups: NDArray[np.int32]) -> list[NDArray[np.int64]]:
         """The rows of groups that lie alike from their first node on. Arguments: ``groups``, shape [groups, ranks]."""
-        return _equal_rows(groups - groups[:, :1] // self._places.node * self._places.node)
+        return _equal_rows(groups - groups[:, :1] // self._node * self._node)
 
-    def by_shape(self, op: OpClass, groups: Groups, alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
+    def by_shape(self, op: OpClass, groups: NDArray[np.int32], alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
         """Isolated costs of a collective, or a send and its receive, in many groups.
 
         Arguments: ``groups``, shape [groups, ranks]; ``alike``, as ``lying_alike`` says. Only where ``shapes_tell``.
         """
-        pair = op.kind != 'collective'
-        key = ('send' if pair else op.operator, op.bytes, op.dtype)
         found = []
         for rows in alike:
             members = groups[rows].astype(np.int64)
-            alone = self._alone_in(op, key, self._places.shape(tuple(members[0].tolist())))
+            alone, loads = self._alone_in(op, self._shape(tuple(members[0].tolist())))
             # A message goes out of its sender's ports.
-            channels = self._channels(members[:, :1] if pair else members, alone.loads, alone.transfer)
-            found.append(Alike(rows, alone.over(()), *channels))
+            users = members if op.kind == 'collective' else members[:, :1]
+            found.append(Alike(rows, alone, *self._channels(users, loads, alone.transfer)))
         return tuple(found)
 
     def _channels(
@@ -148,8 +123,8 @@ class ClusterCollectives:
             ports = users
             if link.per == 'node':
                 # All groups lie alike, so that the same columns have the nodes of the first.
-                _, first = np.unique(users[0] // self._places.node, return_index=True)
-                ports = users[:, first] // self._places.node
+                _, first = np.unique(users[0] // self._node, return_index=True)
+                ports = users[:, first] // self._node
             found.append(level * self.cluster.world + ports)
             parts.append(demand(load, transfer))
         return np.concatenate(found, axis=1), tuple(parts), tuple([one.shape[1] for one in found[1:]])
@@ -160,51 +135,61 @@ class ClusterCollectives:
         link = self.topology.links[level]
         return f'{link.name}/{"node" if link.per == "node" else ""}{port}'
 
-    def _alone_in(self, op: OpClass, key: object, shape: Shape) -> _Alone:
-        """A message in groups of a shape; ``key``, what tells it from others."""
-        found = self._alone.get((key, id(shape)))
-        if found is None:
-            found = self._alone[key, id(shape)] = self._price(op, shape)
-        return found
+    def _shape(self, members: Members) -> Shape:
+        """How a group lies; groups that lie alike from their first node on are looked at once."""
+        if self._node:
+            first = members[0] // self._node * self._node
+            members = tuple([rank - first for rank in members])
+        if members not in self._shapes:
+            self._shapes[members] = self.topology.shape(members)
+        return self._shapes[members]
 
-    def _links(self, lying: Lying, asked: Asked) -> Demands:
-        """Pairs (channel, demand) of the channels that a group uses at some levels.
+    def _over(self, members: Members, asked: tuple[tuple[int, float], ...], *, pair: bool) -> Demands:
+        """What is demanded of the channels that a group uses. Arguments: ``asked``, pairs (level, demand).
 
         Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
         once.
         """
-        found = self._known_links.get((id(lying), asked))
-        if found is None:
-            names, counts = lying.over(tuple([level for level, _ in asked]))
-            found = self._known_links[id(lying), asked] = Demands.on(names, [part for _, part in asked], counts)
-        return found
+        key = (members, pair, asked)
+        if key not in self._links:
+            links = self.topology.links
+            # A message goes out of its sender's ports; what comes in by the same ports goes the other way. Between
+            # pairs each has a channel of its own.
+            users = members[:1] if pair else members
+            names = [self.topology.channels(members if links[at].per == 'pair' else users, at) for at, _ in asked]
+            each = tuple([name for level in names for name in level])
+            self._links[key] = Demands.on(each, [part for _, part in asked], list(map(len, names)))
+        return self._links[key]
 
-    def _price(self, op: OpClass, shape: Shape) -> _Alone:
+    def _alone_in(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+        """A message in groups of a shape, without links; seconds of work on each level."""
+        key = (_message(op), shape)
+        if key not in self._alone:
+            self._alone[key] = self._price(op, shape)
+        return self._alone[key]
+
+    def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
-            return _Alone(0.0, 0.0, 0.0, 'nothing to send', 'measured', ())
+            return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
         formula = terms(op, shape, self.topology, self._plain)
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
             formula = terms(op, shape, self.topology, self.library)
             grade = worst(formula.figures)
-            why = f'{formula.text}: {formula.alpha * 1e6:.3g} us + {_speed(op, formula.transfer)} ({grade})'
-            return _Alone(formula.alpha, formula.transfer, formula.transfer, why, grade, formula.loads)
-        transfer = max(found.seconds - found.alpha, 0.0)
-        grade = worst([table.grade, *found.grades])
+            found = _Measured(formula.alpha, formula.alpha + formula.transfer, formula.transfer, formula.text)
+            transfer, best = formula.transfer, formula.transfer
+        else:
+            grade = worst([table.grade, *found.grades])
+            transfer, best = max(found.seconds - found.alpha, 0.0), min(found.best, found.seconds)
         why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
-        best = min(found.best, found.seconds)
-        return _Alone(found.alpha, transfer, best, why, grade, formula.loads)
+        return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
-        curves = self._curves.get(self._algorithm(op), _NO_CURVES)
+        curves = self._curves.get(self._algorithm(op), {})
         exact = curves.get((shape.ranks, shape.nodes))
         if exact is not None:
             return self._read(exact, op, shape, f'measured {op.operator} of {shape.ranks}')
-        known = _alike_of(curves)
-        alike = known.get((shape.ranks, shape.nodes))
-        if alike is None:
-            alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
-            known[shape.ranks, shape.nodes] = alike
+        alike = {group: curve for group, curve in curves.items() if _alike(group, (shape.ranks, shape.nodes))}
         if alike:
             return self._near(op, shape, alike, formula)
         # Rounded up: the fullest node counts for all.
@@ -250,7 +235,7 @@ class ClusterCollectives:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
         node = self.topology.node
-        return self._places.shape(tuple([place // inner * node + place % inner for place in range(group[0])]))
+        return self._shape(tuple([place // inner * node + place % inner for place in range(group[0])]))
 
     def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
@@ -268,40 +253,19 @@ class ClusterCollectives:
 
     def _outwards(self, op: OpClass, ranks: int, inner: int, formula: Terms) -> _Measured:
         """A group over nodes from the curve of its part in one node, and the formula's links between nodes."""
-        part = self._part_in_node(op, ranks, inner)
-        alpha = part.alpha + max(formula.alpha - part.formula_alpha, 0.0)
-        network = max([load for level, load in enumerate(formula.loads) if level != part.level])
-        # Links inside and between nodes work at once: the slower sets the pace.
-        transfer = max(part.transfer, network)
-        grades = (*part.grades, *[figure.grade for figure in formula.figures])
-        return _Measured(alpha, alpha + transfer, max(part.best, network), part.text, grades)
-
-    def _part_in_node(self, op: OpClass, ranks: int, inner: int) -> _InNode:
-        """What the part in one node says of a group over nodes; once for all that changes between nodes alone."""
-        key = (op.operator, op.bytes, op.dtype, ranks, inner, self.topology.node)
-        found = self._inside.get(key)
-        if found is not None:
-            return found
-        shape = self._places.shape(tuple(range(inner)))
+        shape = self._shape(tuple(range(inner)))
         alone = terms(op, shape, self.topology, self._plain)
-        read = self._measured(op, shape, alone)
-        exact = read or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        part = self._measured(op, shape, alone) or _Measured(alone.alpha, alone.alpha + alone.transfer, 0.0, '')
+        # The bytes that the group sends in the node, over those that its part would.
         ratio = share('ring', op.operator, ranks) / share('ring', op.operator, inner)
-        found = _InNode(
-            exact.alpha,
-            alone.alpha,
-            (exact.seconds - exact.alpha) * ratio,
-            exact.best * ratio,
-            next(level for level, load in enumerate(alone.loads) if load),
-            f'measured {op.operator} of {inner} in a node, formula between nodes',
-            exact.grades,
-        )
-        # Formulas over one level know nothing of links that are not used.
-        if sum(members > 1 for members in shape.members) == 1:
-            if len(self._inside) >= _MOST_INSIDE:
-                self._inside.clear()
-            self._inside[key] = found
-        return found
+        level = next(level for level, load in enumerate(alone.loads) if load)
+        network = max([load for other, load in enumerate(formula.loads) if other != level])
+        alpha = part.alpha + max(formula.alpha - alone.alpha, 0.0)
+        # Links inside and between nodes work at once: the slower sets the pace.
+        transfer = max((part.seconds - part.alpha) * ratio, network)
+        text = f'measured {op.operator} of {inner} in a node, formula between nodes'
+        grades = (*part.grades, *[figure.grade for figure in formula.figures])
+        return _Measured(alpha, alpha + transfer, max(part.best * ratio, network), text, grades)
 
     def _algorithm(self, op: OpClass) -> str:
         """The name of the curves that price an op: a send and its receive have one, all-reduces one an algorithm."""
@@ -314,22 +278,7 @@ class ClusterCollectives:
         table, exchange = self.cluster.profile.tables.collective, self.library.exchange
         if table is None:
             return {}
-        key = (read_table(table, 'collective'), exchange.value if exchange else 0.0)
-        return _curves_of.get(key, lambda: _collective_curves(*key))
-
-
-_NO_CURVES: Final[dict[Group, Curve]] = {}
-_plain_of: Final[Facts[Library, Library]] = Facts(lambda library: replace(library, tuning='none'), 8)
-"""The same for all clusters of a library, whose terms are then told to be the same."""
-_MOST_INSIDE: Final = 1024
-_insides: Final[Kept[Same, dict[tuple[object, ...], _InNode]]] = Kept(4)
-"""Of parts in a node, by profile and links there: what a formula and what a table says of a message."""
-
-
-_alike_of: Final[Facts[Mapping[Group, Curve], dict[Group, dict[Group, Curve]]]] = Facts(lambda curves: {}, 64)
-"""Of some curves those of groups that lie like one."""
-_curves_of: Final[Kept[tuple[tuple[Row, ...], float], Curves]] = Kept(8)
-"""The curves of tables."""
+        return _collective_curves(read_table(table, 'collective'), exchange.value if exchange else 0.0)
 
 
 def _collective_curves(rows: tuple[Row, ...], exchange: float) -> Curves:
@@ -346,7 +295,7 @@ def _collective_curves(rows: tuple[Row, ...], exchange: float) -> Curves:
     }
 
 
-def _equal_rows(groups: Groups) -> list[NDArray[np.int64]]:
+def _equal_rows(groups: NDArray[np.int32]) -> list[NDArray[np.int64]]:
     """The rows of equal groups, by first occurrence."""
     if (groups == groups[0]).all():
         return [np.arange(len(groups))]
@@ -366,3 +315,40 @@ def _alike(one: Group, other: Group) -> bool:
 
 def _speed(op: OpClass, transfer: float) -> str:
     return f'{op.bytes / transfer / 1e9:.4g} GB/s' if transfer > 0 else 'no transfer'
+
+
+def _message(op: OpClass) -> tuple[object, ...]:
+    """What tells a message's cost from others' in one group."""
+    return ('send' if op.kind != 'collective' else op.operator, op.bytes, op.dtype)
+
+
+GRID: Final = 1024
+"""Demands are multiples of 1 / GRID, so that sums of them are exact."""
+
+
+def demand(load: float, transfer: float) -> float:
+    """What a collective takes of a channel: bytes over it / its bandwidth / transfer, in 1 / 1024, above 0, at most 1.
+
+    Arguments: ``load``, seconds that the channel needs for the bytes; ``transfer``, seconds that the collective takes
+    when alone, more than 0.
+    """
+    # At least one part: what uses a link at all must be seen by those that share it.
+    return min(max(round(load / transfer * GRID), 1), GRID) / GRID
+
+
+def demands(topology: Topology, loads: Sequence[float], transfer: float) -> tuple[tuple[int, float], ...]:
+    """What a collective demands of each channel of a level that it shares: pairs (level, demand).
+
+    Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a
+    fatpipe are left out: nobody shares them. Does not model: channels of one level that carry unequal loads.
+    """
+    # Written so that NaN is refused, too.
+    if not transfer > 0:
+        return ()
+    return tuple(
+        [
+            (level, demand(load, transfer))
+            for level, load in enumerate(loads)
+            if load > 0 and topology.links[level].sharing == 'shared'
+        ]
+    )

@@ -5,21 +5,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
 from typing import Final
 
-from simpar.cost import roofline
-from simpar.cost.interpolate import Axis, Curve, Grid, is_grid
-from simpar.cost.model import ComputeCost
-from simpar.cost.scatter import Scatter
-from simpar.cost.waves import waves
+from simpar.cost.costs import MINOR, ComputeCost, ComputeModel, major
+from simpar.cost.tables import Axis, Curve, Grid, Scatter, is_grid
 from simpar.errors import Problem, ProfileError
-from simpar.hardware import FlopsFigure, Grade, Profile, TableFile, worst
-from simpar.kept import Facts
+from simpar.hardware import (
+    Device,
+    Figure,
+    FlopsFigure,
+    Grade,
+    Launches,
+    Profile,
+    Stack,
+    TableFile,
+    TimeFigure,
+    worst,
+)
 from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
+from simpar.program.op import cost_key_of
 
 PRODUCTS = priced('matrix')
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
@@ -59,7 +70,7 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
-        key = op.cost_key
+        key = cost_key_of(op)
         # Plans of a sweep share most of their ops.
         found = self._known.get(key)
         if found is None:
@@ -83,7 +94,7 @@ class DeviceCompute:
         if FP8 in self._matrix:
             shape = self.device.matmul
             device = dataclasses.replace(self.device, matmul=dataclasses.replace(shape, share=shape.fp8 or shape.share))
-            return _priced(roofline.matmul(device, self._matrix[FP8], size, op.bytes))
+            return _priced(by_products(device, self._matrix[FP8], size, op.bytes))
         wider = next((dtype for dtype in ('bf16', 'fp16', 'fp32') if dtype in self._matrix), op.dtype)
         cost = self._matmul(_product(dataclasses.replace(op, dtype=wider), *size))
         return dataclasses.replace(cost, why=f'no 8 bits on this device, in {wider}: {cost.why}')
@@ -95,7 +106,7 @@ class DeviceCompute:
         table = self.profile.tables.matmul
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
-            return _priced(roofline.matmul(self.device, peak, size, op.bytes))
+            return _priced(by_products(self.device, peak, size, op.bytes))
         lookup, points, fastest = self._matmul_lookup
         seconds = lookup(*size)
         how = 'a row' if size in points else 'between the rows'
@@ -120,7 +131,7 @@ class DeviceCompute:
     def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[Row], float]:
         table = self.profile.tables.matmul
         rows = read_table(table, 'matmul') if table else ()
-        grid, points, fastest = _matmul_grid(rows)
+        grid, points, fastest = _grid_of_products(rows)
         # Published tables often hold the shapes of some models, not a grid.
         return grid or Scatter(rows, self._model(table), waves(self.device)), points, fastest
 
@@ -129,7 +140,7 @@ class DeviceCompute:
         peak, width = self._rate(dtype, 'of the matmul table', self._matrix), BYTES[dtype]
 
         def seconds(m: float, n: float, k: float) -> float:
-            return roofline.matmul(self.device, peak, (m, n, k), width * (m * n + n * k + m * k)).seconds
+            return by_products(self.device, peak, (m, n, k), width * (m * n + n * k + m * k)).seconds
 
         return seconds
 
@@ -144,7 +155,7 @@ class DeviceCompute:
         times = '' if op.phase == 'F' else f'{factor:g} × the forward, '
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
-            return _priced(roofline.attention(self.device, peak, flops, op.bytes), times, rests)
+            return _priced(by_attention(self.device, peak, flops, op.bytes), times, rests)
         lookup, fastest = self._attention_lookup
         share = _seen(op)
         seconds = factor * sum(part * lookup(*point) for part, point in _attention_points(op))
@@ -163,7 +174,7 @@ class DeviceCompute:
     @functools.cached_property
     def _attention_lookup(self) -> tuple[Callable[..., float], float]:
         table = self.profile.tables.attention
-        return _attention_grid(read_table(table, 'attention') if table else ())
+        return _grid_of_attention(read_table(table, 'attention') if table else ())
 
     def _streaming(self, op: OpClass) -> ComputeCost:
         """The operator's own curve over bytes where it was measured; memory or vector rate elsewhere."""
@@ -172,7 +183,7 @@ class DeviceCompute:
         if table is None or curve is None:
             # What has no rate of its own, as integers and masks, is taken at that of fp32.
             vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
-            return _priced(roofline.streaming(self.device, vector, op.flops, op.bytes))
+            return _priced(by_streaming(self.device, vector, op.flops, op.bytes))
         seconds = curve(op.bytes)
         why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s'
         return _cost(seconds, op.bytes * curve.best, why, table.grade)
@@ -180,7 +191,7 @@ class DeviceCompute:
     @functools.cached_property
     def _operator_curves(self) -> dict[tuple[str, str], Curve]:
         table = self.profile.tables.operator
-        return _curves(read_table(table, 'operator') if table else ())
+        return _curves_by_operator(read_table(table, 'operator') if table else ())
 
     @functools.cached_property
     def _vector(self) -> Mapping[str, FlopsFigure]:
@@ -226,13 +237,6 @@ def _curves_by_operator(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
     return {key: Curve(curve) for key, curve in points.items()}
 
 
-# Built once for each table, whatever is priced and how often. Told by the very rows, which are kept as long as their
-# file stays as it is: to compare thousands takes longer than to price with them.
-_matmul_grid: Final = Facts(_grid_of_products, 8)
-_attention_grid: Final = Facts(_grid_of_attention, 8)
-_curves: Final = Facts(_curves_by_operator, 8)
-
-
 def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
     # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
@@ -258,7 +262,7 @@ def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:
     return dataclasses.replace(op, dims={'m': m, 'n': n, 'k': k}, flops=2.0 * m * n * k, bytes=float(moved))
 
 
-def _priced(estimate: roofline.Estimate, times: str = '', rests: Sequence[Grade] = ()) -> ComputeCost:
+def _priced(estimate: Estimate, times: str = '', rests: Sequence[Grade] = ()) -> ComputeCost:
     kernel = (estimate.seconds - max(estimate.best, 0.0)) * 1e6
     why = f'{times}roofline: {estimate.bound}, {kernel:.3g} us above its best'
     return _cost(estimate.seconds, estimate.best, why, worst([*estimate.figures, *rests]))
@@ -313,3 +317,230 @@ def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, 
     for length, count in counts_of(dims).items():
         share = count * length / sequence
         yield share * seen({length: 1}, window, length), (queries, _width(op), length, pairs * sequence / length)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """``seconds``; ``best``, without the fixed time of a kernel and at full efficiency; what bounds it; figures."""
+
+    seconds: float
+    best: float
+    bound: str
+    figures: tuple[Figure, ...]
+
+
+def memory_rate(device: Device) -> float:
+    """Bytes a second that streaming kernels reach."""
+    return device.memory.bandwidth.value * device.memory.share.value
+
+
+def by_products(device: Device, peak: FlopsFigure, size: tuple[float, float, float], moved: float) -> Estimate:
+    """kernel + max(2mnk / (peak · share) · (1 + half_area / mn) · (1 + half_depth / k), bytes / memory).
+
+    Arguments: ``size``, (m, n, k); ``moved``, bytes to and from memory.
+    The form is ours: with its four constants fitted on 3,000 rows each it meets the other rows of four measured tables
+    (A100, H100, H200, B200; n, k ≥ 256) within 5.5 to 7.8 % in the median. It rises with each of m, n and k.
+    Does not model: steps where one more tile needs one more wave.
+    """
+    m, n, k = size
+    shape, kernel, memory = device.matmul, device.kernel.matrix, device.memory
+    full = peak.value * shape.share.value
+    best = 2.0 * m * n * k / full
+    # Small m × n leaves multiprocessors idle; small k never amortises loading and storing a tile.
+    waste = (1 + shape.half_area.value / (m * n)) * (1 + shape.half_depth.value / k)
+    streamed = moved / memory_rate(device)
+    bound = f'{1 / waste:.0%} of {full / 1e12:.4g} TFLOP/s at its size'
+    figures: tuple[Figure, ...] = (peak, shape.share, shape.half_area, shape.half_depth)
+    # Told by what bounds it, for ``why``.
+    if streamed > best * waste:
+        bound, figures = _by_memory(device), (memory.bandwidth, memory.share)
+    return _with_kernel(kernel, max(best * waste, streamed), best, bound, figures)
+
+
+def by_streaming(device: Device, vector: FlopsFigure, flops: float, moved: float) -> Estimate:
+    """kernel + max(bytes / memory, FLOPs / vector)."""
+    kernel, memory = device.kernel.memory, device.memory
+    streamed, computed = moved / memory_rate(device), flops / vector.value
+    best = max(streamed, computed)
+    if computed > streamed:
+        return _with_kernel(kernel, best, best, f'vector units at {vector.value / 1e12:.4g} TFLOP/s', (vector,))
+    return _with_kernel(kernel, best, best, _by_memory(device), (memory.bandwidth, memory.share))
+
+
+def by_attention(device: Device, peak: FlopsFigure, flops: float, moved: float) -> Estimate:
+    """kernel + max(FLOPs / (peak · share), bytes / memory).
+
+    Arguments: ``flops`` of the forward, or its multiple that stands for the backward's time.
+    Does not model: too few heads and samples to fill the device.
+    """
+    share, kernel = device.attention.share, device.kernel.matrix
+    best = max(flops / (peak.value * share.value), moved / memory_rate(device))
+    return _with_kernel(kernel, best, best, f'{share.value:.0%} of the matrix peak', (peak, share))
+
+
+def _with_kernel(kernel: TimeFigure, work: float, best: float, bound: str, figures: tuple[Figure, ...]) -> Estimate:
+    seconds = kernel.value + work
+    return Estimate(seconds, best, bound, major(seconds, [(kernel.value, (kernel,)), (work, figures)]))
+
+
+def _by_memory(device: Device) -> str:
+    return f'memory at {memory_rate(device) / 1e9:.4g} GB/s'
+
+
+TILES: Final = ((128, 128), (256, 128), (128, 256))
+"""Rows and columns of a result that one multiprocessor works on: those of cuBLAS and CUTLASS for large products."""
+
+
+def waves(device: Device) -> Callable[..., tuple[float, ...]]:
+    """m, n, k → for each size of tiles log(slots in its waves / tiles that the result's area needs).
+
+    A wave is one tile on each multiprocessor. Its slots stay empty where tiles reach beyond the result, and in the last
+    wave. Which tile a library takes is not told; two products that fill a device alike by all of them cost alike.
+    """
+    if device.multiprocessors is None:
+        return lambda m, n, k: ()
+    at_once = device.multiprocessors.value
+
+    def unfilled(m: float, n: float, k: float) -> Iterator[float]:
+        for rows, columns in TILES:
+            slots = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / at_once) * at_once
+            yield math.log(slots * rows * columns / (m * n))
+
+    return lambda m, n, k: tuple(unfilled(m, n, k))
+
+
+STAGE: Final = 'stage.F'
+"""The key of what the host does where the forward of each stage but the first begins, beside what its ops launch."""
+_TILE: Final = re.compile(r'\.tile(\d+)\.')
+ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
+
+
+class StackCompute:
+    """Compute as a stack issues it on a device.
+
+    An op lasts as long as the profile says of its one kernel, longer where clocks are lower under load; each further
+    kernel adds its fixed time, and the bytes that it moves at the rate of streaming kernels.
+    """
+
+    def __init__(self, inner: ComputeModel, profile: Profile, stack: Stack) -> None:
+        self.inner = inner
+        self.profile = profile
+        self.stack = stack
+        by_pattern = [(re.compile(translate(key)), found) for key, found in stack.launches.items() if '*' in key]
+        # Of the patterns that fit, the last counts.
+        self._by_pattern = by_pattern[::-1]
+        self._named: dict[str, Launches | None] = {}
+
+    def launches(self, op: OpClass) -> Launches:
+        """What an op launches: as of its name, of its operator and phase, or one kernel."""
+        kind = f'{op.operator}.{op.phase}'
+        if op.name not in self._named:
+            named = (found for pattern, found in self._by_pattern if pattern.match(op.name))
+            self._named[op.name] = next(named, None)
+        found = self._named[op.name] or self.stack.launches.get(kind, ONE)
+        if not found.multiple or not _batches(op) % found.multiple:
+            return found
+        return self.stack.launches.get(f'{kind}.odd', found)
+
+    def seconds(self, op: OpClass) -> ComputeCost:
+        """Isolated seconds of a compute op class; errors as of the model inside."""
+        cost = self._side_by_side(op)
+        if op.operator in NO_WORK:
+            return cost
+        launches = self.launches(op)
+        if not launches.kernels:
+            return ComputeCost(0.0, 0.0, f'not launched by {self.stack.name}: {launches.source}', 'literature')
+        cost = self._at_clocks(op, self._attention(op, cost))
+        kernel = self.profile.device.kernel.memory
+        more = max(0, launches.kernels - 1) * kernel.value + self._moved(op, launches) / self._rate
+        if not more:
+            return cost
+        rests: Sequence[Figure] = [kernel] if more > MINOR * cost.seconds else []
+        why = f'{cost.why}; {launches.kernels} kernels in {self.stack.name}, {more * 1e6:.3g} us more'
+        seconds = max(kernel.value, cost.seconds + more)
+        return ComputeCost(seconds, min(seconds, cost.best), why, worst([cost.grade, *rests]))
+
+    def side_by_side(self, op: OpClass) -> int:
+        """How many tiles of a product run beside one another; 1 of all else."""
+        streams = self.stack.tile_streams
+        if streams is None or op.operator != 'matmul' or not _TILE.search(op.name):
+            return 1
+        return min(streams.count, int(op.attributes.get('tiles', streams.count)))
+
+    def tile_seconds(self, op: OpClass) -> float | None:
+        """Seconds in which the library issues an op of a tile; None of an op that the host issues by a call of its own.
+
+        That is the first product of all tiles, whose call issues the others, and all that is in no tile.
+        """
+        call, tile = self.stack.tile_call, _TILE.search(op.name)
+        if call is None or tile is None:
+            return None
+        if op.kind == 'collective':
+            return call.message * call.each.value
+        return call.product * call.each.value if op.operator == 'matmul' and int(tile[1]) else None
+
+    def _side_by_side(self, op: OpClass) -> ComputeCost:
+        """A tile's share of what runs beside it, where small tiles fill the device together as none does alone.
+
+        Does not model: a first tile that starts alone, as those that follow have not arrived.
+        """
+        alone, count = self.inner.seconds(op), self.side_by_side(op)
+        if count == 1:
+            return alone
+        dims = {**op.dims, 'm': op.dims['m'] * count}
+        cost = self.inner.seconds(dataclasses.replace(op, dims=dims, flops=op.flops * count, bytes=op.bytes * count))
+        seconds, best = cost.seconds / count, min(alone.best, cost.best / count)
+        if seconds >= alone.seconds:
+            return alone
+        why = f'{cost.why}; {count} tiles side by side, each a share'
+        return dataclasses.replace(cost, seconds=seconds, best=min(seconds, best), why=why)
+
+    @functools.cached_property
+    def _rate(self) -> float:
+        return memory_rate(self.profile.device)
+
+    def _moved(self, op: OpClass, launches: Launches) -> float:
+        """Bytes that kernels beside the first one move."""
+        if op.operator not in PRODUCTS or not op.dims:
+            # Fewer than one pass: a kernel that skips what is masked.
+            return (launches.passes - 1) * op.bytes
+        m, n, k = (op.dims[key] for key in ('m', 'n', 'k'))
+        return launches.result * m * n + launches.left * m * k + launches.right * k * n
+
+    def _at_clocks(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+        """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
+        sustained = self.profile.device.sustained
+        # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
+        if sustained is None or op.operator not in MATRIX or (self.stack.attention and op.operator == 'attention'):
+            return cost
+        bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
+        seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
+        return dataclasses.replace(cost, seconds=seconds, grade=worst([cost.grade, sustained]))
+
+    def _attention(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+        """The stack's kernel of fused attention in place of the table's."""
+        kernel = self.stack.attention
+        if kernel is None or op.operator not in MATRIX or op.operator in PRODUCTS or not op.dims:
+            return cost
+        if op.operator != 'attention':
+            return cost
+        peaks = {str(dtype): figure for dtype, figure in self.profile.device.matrix.items()}
+        if op.dtype not in peaks:
+            return cost
+        # By the kernel's share of the peak: the table is of another kernel, which treats narrow heads otherwise.
+        device = dataclasses.replace(
+            self.profile.device, attention=dataclasses.replace(self.profile.device.attention, share=kernel.share)
+        )
+        flops = op.flops if op.phase == 'F' else forward_flops(op) * kernel.backward.value
+        estimate = by_attention(device, peaks[op.dtype], flops, op.bytes)
+        why = f'attention of {self.stack.name}: {estimate.bound}'
+        grade = worst([*estimate.figures, kernel.share, *([] if op.phase == 'F' else [kernel.backward])])
+        return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)
+
+
+def _batches(op: OpClass) -> int:
+    """Heads × samples of a rank, of a product of attention: its result, or its left operand, is so many squares."""
+    if op.operator != 'attention_scores' or not op.dims:
+        return 0
+    # Forward [heads · tokens, tokens]; backward both operands' gradients in one.
+    return op.dims['m'] // (op.dims['n'] if op.phase == 'F' else 2 * op.dims['k'])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain, groupby, repeat
+from operator import eq, itemgetter
+from typing import Any, Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from simpar.hardware import Figure, Grade
+from simpar.program import OpClass, Program
 
 Array = NDArray[np.float64]
 GRADES = ('measured', 'vendor', 'literature', 'estimate')
@@ -167,3 +174,388 @@ class Costs:
     waiting_slows: bool = False
     why: Mapping[int, str] = field(default_factory=dict)
     grades: dict[str, float] = field(default_factory=dict)
+
+
+MINOR: Final = 0.1
+Part = tuple[float, tuple[Figure, ...]]
+"""A term of a sum of seconds, and the figures that it rests on."""
+
+
+def major(seconds: float, parts: Iterable[Part]) -> tuple[Figure, ...]:
+    """The figures that decide how well a sum is known: those of terms of at least a tenth of it."""
+    # A rough guess at a minor term does not make a sum rough.
+    return tuple(figure for part, figures in parts if part >= MINOR * seconds for figure in figures)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeCost:
+    """Isolated cost of a compute op on a device of nominal speed.
+
+    Arguments: ``seconds``; ``best``, seconds if small operators were as efficient as the largest, at most ``seconds``;
+    ``why``, how they came about; ``grade`` of the numbers used.
+    """
+
+    seconds: float
+    best: float
+    why: str
+    grade: Grade
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """Isolated cost of a collective in one group.
+
+    Arguments:
+        alpha, transfer: seconds.
+        best: seconds at the bandwidth of the largest messages without latency, at most their sum.
+        links: pairs (channel, demand) as of ``Communication``.
+        why: how they came about.
+        grade: of the numbers used.
+    """
+
+    alpha: float
+    transfer: float
+    best: float
+    links: Sequence[tuple[str, float]]
+    why: str
+    grade: Grade
+
+
+class ComputeModel(Protocol):
+    """Prices compute ops."""
+
+    def seconds(self, op: OpClass) -> ComputeCost:
+        """Isolated seconds of a compute op class."""
+        ...
+
+
+class CollectiveModel(Protocol):
+    """Prices communication."""
+
+    def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
+        """Isolated cost of a collective (or send and recv) in the group of these ranks."""
+        ...
+
+
+class Demands(Sequence[tuple[Any, Any]]):
+    """Pairs (channel, demand), kept as columns: there are as many as ranks, and few of the demands differ.
+
+    Arguments:
+        channels: names or numbers.
+        parts: what is demanded of the first ``widths[0]`` of them, of the next ``widths[1]``, and so on; neighbours
+            differ, so that equal pairs have equal columns.
+    """
+
+    __slots__ = ('channels', 'parts', 'widths')
+
+    def __init__(self, channels: tuple[Any, ...], parts: tuple[Any, ...], widths: tuple[int, ...]) -> None:
+        self.channels = channels
+        self.parts = parts
+        self.widths = widths
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[Any, Any]]) -> Demands:
+        """The same of pairs."""
+        if isinstance(pairs, Demands):
+            return pairs
+        runs = [(part, len(list(run))) for part, run in groupby(pairs, itemgetter(1))]
+        return Demands(tuple(map(itemgetter(0), pairs)), *map(tuple, zip(*runs, strict=True) if runs else ((), ())))
+
+    @staticmethod
+    def on(channels: tuple[Any, ...], parts: Sequence[Any], widths: Sequence[int]) -> Demands:
+        """The same of columns of which neighbours may demand the same."""
+        if any(map(eq, parts, parts[1:])):
+            both = groupby(zip(parts, widths, strict=True), itemgetter(0))
+            parts, widths = zip(*[(part, sum(width for _, width in run)) for part, run in both], strict=True)
+        return Demands(channels, tuple(parts), tuple(widths))
+
+    def __len__(self) -> int:
+        return len(self.channels)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(self.channels, chain.from_iterable(map(repeat, self.parts, self.widths)), strict=True)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Any, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[Any, Any], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[Any, Any] | tuple[tuple[Any, Any], ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Demands):
+            return (self.channels, self.parts, self.widths) == (other.channels, other.parts, other.widths)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        # As that of the tuple that it equals.
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+NOTHING: Final = Demands((), (), ())
+"""What demands of no channel."""
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Groups in which a message lasts equally long, and demands the same of as many links.
+
+    Arguments: ``rows``, shape [n]; ``links``, shape [n, k]; ``parts`` and ``widths`` as of ``Alike``.
+    """
+
+    rows: Ints
+    alpha: float
+    transfer: float
+    links: Ints
+    parts: tuple[float, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def demands(self) -> NDArray[np.float64]:
+        """Of each of the k."""
+        return np.repeat(np.array(self.parts, dtype=np.float64), self.widths)
+
+    def tells_as(self, other: Block) -> bool:
+        """Whether it has the same groups, links and widths, and equal demands where the other has."""
+        return (
+            self.widths == other.widths
+            and [self.parts.index(part) for part in self.parts] == [other.parts.index(part) for part in other.parts]
+            and bool(np.array_equal(self.rows, other.rows) and np.array_equal(self.links, other.links))
+        )
+
+
+class Entries(Sequence[Communication]):
+    """One ``Communication`` for each group, or pair, made when it is asked for.
+
+    Arguments: ``blocks``, which have every group once.
+    """
+
+    def __init__(self, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+
+    @cached_property
+    def place(self) -> tuple[Ints, Ints]:
+        """For each group the number of its block, and its place there."""
+        count = len(self)
+        block, row = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        for number, one in enumerate(self.blocks):
+            block[one.rows], row[one.rows] = number, np.arange(len(one.rows))
+        return block, row
+
+    @cached_property
+    def _count(self) -> int:
+        return sum(len(block.rows) for block in self.blocks)
+
+    def __len__(self) -> int:
+        # Of thousands of groups that lie unlike, counting them takes long, and answers ask for every op class.
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Communication: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Communication, ...]: ...
+    def __getitem__(self, index: int | slice) -> Communication | tuple[Communication, ...]:
+        if isinstance(index, slice):
+            return tuple([self[one] for one in range(len(self))[index]])
+        number, row = (numbers.item(range(len(self))[index]) for numbers in self.place)
+        block = self.blocks[number]
+        # Sorted, so that equal costs are equal whatever order their links were found in.
+        links = tuple(sorted(zip(block.links[row].tolist(), block.demands.tolist(), strict=True)))
+        return Communication(block.alpha, block.transfer, links)
+
+    def lasts(self, group: int) -> tuple[float, float]:
+        """Latency and transfer in a group."""
+        block = self.blocks[self.place[0].item(group)]
+        return block.alpha, block.transfer
+
+    def __iter__(self) -> Iterator[Communication]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Entries):
+            return isinstance(other, tuple) and tuple(self) == tuple(other)
+        if len(self) != len(other):
+            return False
+        if len(self.blocks) == len(other.blocks) and all(map(_same, self.blocks, other.blocks)):
+            return True
+        # Of thousands of groups the first tells most often already that they differ.
+        return self[0] == other[0] and all(map(np.array_equal, self._flat(), other._flat()))
+
+    def __hash__(self) -> int:
+        return hash((len(self), self[0]))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def _flat(self) -> tuple[NDArray[Any], ...]:
+        """By group its latency and transfer; and all groups, links and demands, sorted: equal where all entries are."""
+        lasts = np.array([(block.alpha, block.transfer) for block in self.blocks])[self.place[0]]
+        each = [
+            (np.repeat(block.rows, block.links.shape[1]), block.links.ravel(), np.tile(block.demands, len(block.rows)))
+            for block in self.blocks
+        ]
+        groups, links, demands = (np.concatenate(column) for column in zip(*each, strict=True))
+        order = np.lexsort((demands, links, groups))
+        return lasts, groups[order], links[order], demands[order]
+
+    def touching(self, among: NDArray[np.bool_]) -> tuple[Ints, Ints, NDArray[np.float64]]:
+        """Groups, links and demands, wherever a group uses one of some links.
+
+        Arguments: ``among``, of each link whether it is one of them.
+        """
+        found = []
+        for block in self.blocks:
+            row, column = np.nonzero(among[block.links])
+            found.append((block.rows[row], block.links[row, column], block.demands[column]))
+        groups, links, demands = (np.concatenate(each) for each in zip(*found, strict=True))
+        return groups, links, demands
+
+
+class LinkNames(Sequence[str]):
+    """Names of links, made when they are asked for.
+
+    Arguments: ``channels``, the number of each link's channel; ``name``, of a channel.
+    """
+
+    def __init__(self, channels: Ints, name: Any) -> None:
+        self._channels = channels
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(map(self._name, self._channels[index].tolist()))
+        found: str = self._name(self._channels.item(index))
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (LinkNames, tuple)) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(len(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+def lasts(entries: Sequence[Communication], group: int) -> tuple[float, float]:
+    """Latency and transfer of a message in a group."""
+    if isinstance(entries, Entries):
+        return entries.lasts(group)
+    return entries[group].alpha, entries[group].transfer
+
+
+def _same(one: Block, other: Block) -> bool:
+    """Whether two blocks are equal as they stand."""
+    return (one.alpha, one.transfer, one.parts) == (other.alpha, other.transfer, other.parts) and one.tells_as(other)
+
+
+_COLUMNS = ('compute', 'host', 'beside_communication', 'beside_compute')
+
+
+def costs_to_dict(costs: Costs) -> dict[str, Any]:
+    """All that a simulation needs, as lists and numbers; seconds."""
+    # Groups mostly cost the same, so that each message stands once.
+    number: dict[Communication, int] = {}
+    of_op = {
+        str(index): [number.setdefault(message, len(number)) for message in messages]
+        for index, messages in costs.communication.items()
+    }
+    return {
+        **{name: getattr(costs, name).tolist() for name in _COLUMNS},
+        'messages': [[one.alpha, one.transfer, [list(link) for link in one.links]] for one in number],
+        'communication': of_op,
+        'links': list(costs.links),
+        'rank_speed': costs.rank_speed.tolist(),
+        'waiting_slows': costs.waiting_slows,
+        **({'work_queues': costs.work_queues} if costs.work_queues else {}),
+    }
+
+
+def costs_from_dict(content: dict[str, Any], program: Program) -> Costs:
+    """Read them back, for this program; raises ``ValueError`` saying what does not fit."""
+    try:
+        return _costs(content, program)
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f'cannot be read ({type(error).__name__}: {error})') from error
+
+
+def _costs(content: dict[str, Any], program: Program) -> Costs:
+    count = len(program.op_classes)
+    compute, host, *speeds = (_numbers(content[name], count, name) for name in _COLUMNS)
+    for name, beside in zip(_COLUMNS[2:], speeds, strict=True):
+        if not ((beside > 0) & (beside <= 1)).all():
+            raise ValueError(f'{name}: a speed is above 0 and at most 1')
+    speed = _numbers(content['rank_speed'], program.world, 'rank_speed')
+    if not (speed > 0).all():
+        raise ValueError('rank_speed: a speed is above 0')
+    links = tuple(map(str, content['links']))
+    messages = [_message(*each, links=len(links)) for each in content['messages']]
+    communication = {int(index): _entries(numbers, messages) for index, numbers in content['communication'].items()}
+    _check_groups(communication, program)
+    return Costs(
+        compute=compute,
+        host=host,
+        beside_communication=speeds[0],
+        beside_compute=speeds[1],
+        communication=communication,
+        links=links,
+        rank_speed=speed,
+        waiting_slows=bool(content['waiting_slows']),
+        # Files of before there were any have none.
+        work_queues=_queues(content.get('work_queues', 0)),
+    )
+
+
+def _queues(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError('work_queues: not a number of queues')
+    return value
+
+
+def _numbers(values: object, count: int, name: str) -> Array:
+    numbers = np.array(values, dtype=np.float64)
+    if numbers.shape != (count,):
+        raise ValueError(f'{name}: has not {count} numbers')
+    if not (np.isfinite(numbers) & (numbers >= 0)).all():
+        raise ValueError(f'{name}: some number is below 0 or not finite')
+    return numbers
+
+
+def _message(alpha: float, transfer: float, shares: list[list[float]], *, links: int) -> Communication:
+    found = tuple((int(link), float(share)) for link, share in shares)
+    fits = all(0 <= link < links and 0 < share <= 1 for link, share in found)
+    if not fits or not all(math.isfinite(time) and time >= 0 for time in (alpha, transfer)):
+        raise ValueError('messages: some time or share of a link is out of range')
+    return Communication(alpha=float(alpha), transfer=float(transfer), links=found)
+
+
+def _entries(numbers: list[int], messages: list[Communication]) -> tuple[Communication, ...]:
+    if any(not 0 <= number < len(messages) for number in numbers):
+        raise ValueError('communication: names a message that is not there')
+    return tuple(messages[number] for number in numbers)
+
+
+def _check_groups(communication: dict[int, tuple[Communication, ...]], program: Program) -> None:
+    """Every op that communicates has a cost for each group, or for each of its pairs; receives may have none."""
+    for index, op in enumerate(program.op_classes):
+        if op.kind in ('collective', 'send'):
+            groups = program.partitions[op.partition].groups_GP
+            if len(communication.get(index, ())) not in (len(groups), groups.size):
+                raise ValueError(f'communication: {op.name} has not one message a group')

@@ -8,10 +8,11 @@ another peer, whatever the algorithm of the link's other collectives; on a mesh 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simpar.cost.nccl import SWITCH, Choice, choices, switch_rate
-from simpar.cost.roofline import Part, major
+from simpar.cost.costs import Part, major
 from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import OpClass
 
@@ -66,29 +67,12 @@ class Terms(NamedTuple):
     text: str
 
 
-_MOST: Final = 1024
-_known: Final[dict[tuple[object, ...], tuple[tuple[object, ...], Terms]]] = {}
-"""Of messages by what they are and the very links, library and shape; these are kept, too, so that ids stay theirs."""
-
-
 def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
-    """Seconds of a collective by formula; of a sweep's rows, those over links that did not change are worked out once.
+    """Seconds of a collective by formula.
 
     A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
-    used = (*(topology.links if len(crossed) > 1 else (topology.links[crossed[-1]],)), library, shape)
-    key = (op.operator, op.bytes, op.dtype, *map(id, used))
-    found = _known.get(key)
-    if found is None:
-        if len(_known) >= _MOST:
-            _known.clear()
-        found = _known[key] = (used, _of_message(op, shape, topology, library, crossed))
-    return found[1]
-
-
-def _of_message(op: OpClass, shape: Shape, topology: Topology, library: Library, crossed: list[int]) -> Terms:
-    """Arguments: ``crossed``, the levels on which some communicate."""
     if op.operator not in _PASSES:
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
     if exchanged(op, library):
@@ -176,62 +160,27 @@ def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Libr
     return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
 
 
-class _Ring(NamedTuple):
-    """A ring through all levels, whatever it sends.
-
-    Arguments: ``latencies`` of start and levels; for each level the ``parts`` of the vector that go over a channel, how
-    many ``sharers`` it has, its ``rates`` and ``figures``.
-    """
-
-    latencies: list[Part]
-    parts: list[float]
-    sharers: list[int]
-    rates: list[float]
-    figures: list[tuple[Figure, ...]]
-    text: str
-
-
-_rings: Final[dict[tuple[object, ...], tuple[tuple[object, ...], _Ring]]] = {}
-"""As ``_known``, of messages of any size."""
-
-
 def _flat(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
     """One ring through all levels at once; its rings leave a domain by all of its members' channels.
 
     α as NCCL counts it (2.30, tuning.cc, ring latency): each of passes × (p − 1) steps has the latency of the level
     that it crosses. The level that is slowest sets the pace.
     """
-    used = (*topology.links, library, shape)
-    key = (op.operator, *map(id, used))
-    found = _rings.get(key)
-    if found is None:
-        if len(_rings) >= _MOST:
-            _rings.clear()
-        found = _rings[key] = (used, _ring(op, shape, topology, library))
-    ring = found[1]
-    loads = [
-        op.bytes * part * sharers / rate
-        for part, sharers, rate in zip(ring.parts, ring.sharers, ring.rates, strict=True)
-    ]
-    slowest = loads.index(max(loads))
-    return _terms(op, shape, library, ring.latencies, [(loads[slowest], ring.figures[slowest])], loads, ring.text)
-
-
-def _ring(op: OpClass, shape: Shape, topology: Topology, library: Library) -> _Ring:
     passes, ranks = _PASSES[op.operator], shape.ranks
     latencies: list[Part] = [(library.start.value, (library.start,))]
-    parts = []
+    loads, crossed = [], []
     below, inside = ranks, 1
     for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
         # Each of the domain's members has a ring of its own that leaves it, with its part of the vector.
-        parts.append(share('ring', op.operator, ranks) / inside if below > domains else 0.0)
+        part = share('ring', op.operator, ranks) / inside if below > domains else 0.0
+        loads.append(op.bytes * part * _sharers(link, shape) / link.rate)
         latencies.append((passes * (below - domains) * link.latency.value, (link.latency,)))
+        crossed += [link.name] if part else []
         below, inside = domains, inside * members
-    links = topology.links
-    crossed = ' and '.join(link.name for link, part in zip(links, parts, strict=True) if part)
-    text = f'{op.operator} by one ring of {ranks} over {crossed}'
-    sharers, rates = [_sharers(link, shape) for link in links], [link.rate for link in links]
-    return _Ring(latencies, parts, sharers, rates, [(link.bandwidth, link.share) for link in links], text)
+    slowest = loads.index(max(loads))
+    link = topology.links[slowest]
+    text = f'{op.operator} by one ring of {ranks} over {" and ".join(crossed)}'
+    return _terms(op, shape, library, latencies, [(loads[slowest], (link.bandwidth, link.share))], loads, text)
 
 
 def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
@@ -279,3 +228,110 @@ def _terms(
 def _sharers(link: Link, shape: Shape) -> int:
     """Members that send over one channel at once."""
     return -(-shape.ranks // shape.nodes) if link.per == 'node' else 1
+
+
+PROTOCOLS: Final = ('LL', 'LL128', 'Simple')
+SWITCH: Final = 25e-6
+"""Seconds to begin where the switch adds (NVLS)."""
+_PCIE: Final = 64e9
+"""Bytes a second: no slot up to generation 5 has more, and all NVLinks of a device together do."""
+_BASE: Final = {'tree': (6.8, 14.0, 8.4), 'ring': (6.6, 14.0, 8.4)}
+"""Microseconds of a collective under each protocol, whatever its group."""
+_HOP: Final = {
+    ('nvlink', 'tree'): (0.6, 1.25, 4.0),
+    ('nvlink', 'ring'): (0.6, 1.9, 3.4),
+    ('pcie', 'tree'): (1.0, 1.9, 4.0),
+    ('pcie', 'ring'): (1.0, 2.5, 5.7),
+    ('network', 'tree'): (5.0, 8.5, 14.0),
+    ('network', 'ring'): (2.7, 4.0, 14.0),
+}
+"""Microseconds of a hop."""
+_LL_MOST: Final = {
+    'volta': (39.0, 39.0, 20.4),
+    'ampere': (87.7, 22.5, 19.0),
+    'hopper': (141.0, 45.0, 35.0),
+    'blackwell': (282.0, 90.0, 70.0),
+}
+"""GB/s that LL reaches at most, on one node, on two and on more."""
+_RATE: Final = {'ring': (0.5, 0.92, 1.0), 'tree': (1 / 3.8, 120 / 128, 0.92)}
+"""Parts of the links' rate."""
+_TREE: Final = 0.85
+"""Part of a ring's rate that trees between nodes reach."""
+_SWITCH_RATE: Final = {'hopper': 0.85, 'blackwell': 0.74}
+"""Part of the links' rate that the switch reaches where it adds (nvlsEfficiency)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to go.
+
+    Arguments:
+        alpha: seconds of its hops, beside the start of any collective.
+        longer: its transfer over that of a ring at its best.
+        least: seconds that its transfer takes at least, however fast the links.
+        idle: of its transfer beside, the part in which the links have nothing to send.
+    """
+
+    algorithm: str
+    protocol: str
+    alpha: float
+    longer: float
+    least: float
+    idle: float
+
+
+def choices(passes: int, size: float, shape: Shape, topology: Topology, tuning: str) -> Iterator[Choice]:
+    """What NCCL weighs for a group. Arguments: ``passes``, 2 for an all-reduce; ``size``, bytes of the full vector.
+
+    Does not model: PAT, trees in one node, channels fewer than the links could feed.
+    """
+    ring = passes * (shape.ranks - 1) / shape.ranks
+    for algorithm in ('ring', 'tree') if passes == 2 and shape.nodes > 1 else ('ring',):
+        # Up and down a tree goes the whole vector.
+        sent = ring if algorithm == 'ring' else 2 / _TREE
+        for at, protocol in enumerate(PROTOCOLS):
+            most = _LL_MOST[tuning][min(shape.nodes, 3) - 1] * 1e9
+            least = sent * size / most if protocol == 'LL' else 0.0
+            alpha = _alpha(algorithm, at, passes, shape, topology)
+            yield Choice(algorithm, protocol, alpha, sent / ring / _RATE[algorithm][at], least, _idle(passes, shape))
+
+
+def switch_rate(tuning: str) -> float:
+    """Part of the links' rate that an all-reduce by the switch reaches."""
+    return _SWITCH_RATE.get(tuning, 1.0)
+
+
+def _idle(passes: int, shape: Shape) -> float:
+    """The step of a ring in which a block of threads sends nothing, over those in which it sends.
+
+    Each block goes through its steps one by one, p for a gather and 2p - 1 for an all-reduce: it sends in all but the
+    last, which copies to the result what came (NCCL, src/device/all_gather.h, reduce_scatter.h, all_reduce.h). Between
+    nodes the network sets the pace, not the blocks.
+    """
+    return 1 / (passes * (shape.ranks - 1)) if shape.nodes == 1 else 0.0
+
+
+def _alpha(algorithm: str, at: int, passes: int, shape: Shape, topology: Topology) -> float:
+    """Seconds of all hops, and by how much a protocol starts later than LL on a ring."""
+    seconds = (_BASE[algorithm][at] - _BASE['ring'][0]) * 1e-6
+    below = shape.ranks
+    for level, (link, domains) in enumerate(zip(topology.links, shape.domains, strict=True)):
+        place = _place(link, topology.sizes[level], topology.node)
+        hops: float = passes * (below - domains)
+        if algorithm == 'tree':
+            # Between nodes a double binary tree; in each, a chain.
+            hops = 2 * (math.log2(below / domains) if place == 'network' else math.ceil(below / domains) - 1)
+        seconds += hops * _hop(algorithm, at, link, place)
+        below = domains
+    return seconds
+
+
+def _place(link: Link, size: int, node: int) -> str:
+    if not size or size > node:
+        return 'network'
+    return 'pcie' if link.bandwidth.value <= _PCIE else 'nvlink'
+
+
+def _hop(algorithm: str, at: int, link: Link, place: str) -> float:
+    """A link's own latency is that of a ring under LL; NCCL's table says how much more the others take."""
+    return link.latency.value + (_HOP[place, algorithm][at] - _HOP[place, 'ring'][0]) * 1e-6

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import cast
+from operator import lt
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.beside import speeds_beside
-from simpar.cost.communicated import Communicated, communicated
-from simpar.cost.compute import NO_WORK
-from simpar.cost.costs import GRADES, Array, Communication, Costs, Why
-from simpar.cost.entries import lasts
-from simpar.cost.kept import (
-    Local,
-    beside_others,
-    cluster_collectives,
-    computed,
-    computed_seconds,
-    device_compute,
-    issued_alike,
-    later_stages,
-    locally,
-    rank_speeds,
-    slots_of_first,
+from simpar.cost.collective import Alike, ClusterCollectives, demand
+from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute
+from simpar.cost.costs import (
+    GRADES,
+    NOTHING,
+    Array,
+    Block,
+    ByKey,
+    CollectiveCost,
+    CollectiveModel,
+    Communication,
+    ComputeCost,
+    ComputeModel,
+    Costs,
+    Demands,
+    Entries,
+    Keys,
+    LinkNames,
+    Why,
+    lasts,
 )
-from simpar.cost.model import CollectiveModel, ComputeCost, ComputeModel
-from simpar.cost.stack import STAGE, StackCompute
 from simpar.errors import Infeasible
-from simpar.hardware import Cluster
+from simpar.hardware import Cluster, Profile
+from simpar.kept import Kept, Same
 from simpar.program import OpClass, Program
 from simpar.units import quantise
+
+MANY: Final = 512
+"""From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
+BLOM: Final = 0.375
+"""Blom's constant: what makes the quantile of a rank near its expectation, for samples of any size."""
+Speeds = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +71,58 @@ class Effects:
     spread: bool = True
 
 
+class Models:
+    """Models of devices and links that programs priced one after the other share; a sweep or a search passes it on.
+
+    It holds the last few. Nothing in an answer depends on whether it is shared.
+    """
+
+    def __init__(self) -> None:
+        self._devices: Kept[Profile, DeviceCompute] = Kept(4)
+        self._collectives: Kept[tuple[object, ...], ClusterCollectives] = Kept(4)
+        self._messages: Kept[Same, Communicated] = Kept(4)
+        self._keys: Kept[Same, Keys] = Kept(4)
+
+    def device(self, profile: Profile) -> DeviceCompute:
+        """The compute model of a profile."""
+        return self._devices.get(profile, lambda: DeviceCompute(profile))
+
+    def collectives(self, cluster: Cluster) -> ClusterCollectives:
+        """The model of collectives on a cluster; the same for all devices that may stand behind its links."""
+        profile = cluster.profile
+        levels = (profile.devices, profile.links, profile.library, profile.tables.collective)
+        key = (cluster.links, cluster.nodes, cluster.devices, *levels)
+        return self._collectives.get(key, lambda: ClusterCollectives(cluster))
+
+    def messages(self, program: Program, collective: CollectiveModel) -> Communicated:
+        """What a model of collectives makes of a program's messages, without a stack."""
+        made = Same(program, collective)
+        return self._messages.get(
+            made, lambda: Communicated(program, collective, program.cost_kinds[1], self.keys(program))
+        )
+
+    def keys(self, program: Program) -> Keys:
+        """The op classes that communicate, without a stack; the same object for all clusters."""
+        return self._keys.get(Same(program), lambda: _communicating(*program.cost_kinds))
+
+
 def price(
     program: Program,
     cluster: Cluster,
     effects: Effects = Effects(),
     *,
+    models: Models | None = None,
     compute: ComputeModel | None = None,
     collective: CollectiveModel | None = None,
 ) -> Costs:
     """Isolated seconds of every op class, what slows what, and which links each collective uses.
 
-    Arguments: ``compute`` and ``collective``, models to use in place of the profile's; times are rounded to the grid.
+    Arguments: ``models``, shared with other programs; ``compute`` and ``collective``, models to use in place of the
+    profile's; times are rounded to the grid.
     Raises ``Infeasible`` where the program has more ranks than the cluster devices, ``ProfileError`` where the profile
     does not say what the program needs.
     """
-    return Pricer(program, cluster, compute=compute, collective=collective).costs(effects)
+    return Pricer(program, cluster, models=models, compute=compute, collective=collective).costs(effects)
 
 
 class Pricer:
@@ -89,34 +136,30 @@ class Pricer:
         program: Program,
         cluster: Cluster,
         *,
+        models: Models | None = None,
         compute: ComputeModel | None = None,
         collective: CollectiveModel | None = None,
     ) -> None:
         if program.world > cluster.world:
             raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
-        own = device_compute(cluster.profile) if compute is None else None
-        self.bare = own or cast('ComputeModel', compute)
-        stack = cluster.stack
+        models, stack = models or Models(), cluster.stack
+        self.bare = compute or models.device(cluster.profile)
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
         self.compute: ComputeModel = self.stacked or self.bare
-        kept = cluster_collectives(cluster) if collective is None else None
-        self.collective = kept or cast('CollectiveModel', collective)
+        self.collective = collective or models.collectives(cluster)
         self._program = program
         self._cluster = cluster
-        self._kind, self._ops = _by_launches(program, self.stacked) if self.stacked else program.cost_kinds
-        # By the number of the cost key.
-        # A stack tells ops apart that cost the same without it.
-        self._own = None if stack else own
         self._priced: tuple[Effects, Costs] | None = None
-        self._computed: dict[int, ComputeCost] = computed(program, self._own) if self._own else {}
-        for kind, op in enumerate(self._ops if self._own is None else ()):
-            if op.kind == 'compute':
-                self._computed[kind] = self.compute.seconds(op)
-        # A model is kept, and so is what it said of a program.
-        if self._own and kept:
-            self._messages = communicated(program, kept)
+        # By op class the number of its cost key, and an op class of each; a stack tells ops apart that cost the same
+        # without it.
+        if self.stacked:
+            self._kind, self._ops = _by_launches(program, self.stacked)
+            keys = _communicating(self._kind, self._ops)
+            self._messages = Communicated(program, self.collective, self._ops, keys)
         else:
-            self._messages = Communicated(program, self.collective, self._kind, self._ops)
+            self._kind, self._ops = program.cost_kinds
+            self._messages = models.messages(program, self.collective)
+        self._computed = self._seconds_of(self.compute)
 
     def costs(self, effects: Effects = Effects()) -> Costs:
         """The costs with some effects on."""
@@ -127,56 +170,44 @@ class Pricer:
         return self._priced[1]
 
     def _costs(self, effects: Effects) -> Costs:
-        # Without a stack this is the same for all links that a cluster may have, and most rows of a sweep have another.
-        cluster = self._cluster
-        made = (cluster.profile, cluster.slow, cluster.spread, cluster.mode)
-        key = (self._own, *made, replace(effects, work_queues=True))
-        local = locally(self._program, key, lambda: self._local(effects)) if self._own else self._local(effects)
+        cluster, program = self._cluster, self._program
+        seconds = self._compute_seconds(effects)
+        matrix, memory, slowed = speeds_beside(cluster, program) if effects.slow_down else (1.0, 1.0, 1.0)
+        beside = [(matrix if op.operator in MATRIX else memory) if op.kind == 'compute' else 1.0 for op in self._ops]
         communication, links = self._messages.of(effects)
         return Costs(
-            **local.columns,
+            compute=_still(seconds[self._kind]),
+            host=_still(self._host(effects)),
+            beside_communication=_still(np.array(beside)[self._kind]),
+            beside_compute=_still(np.where([op.kind == 'compute' for op in self._ops], 1.0, slowed)[self._kind]),
+            rank_speed=_rank_speeds(program.world, cluster.slow, cluster.spread if effects.spread else 0.0),
             host_step=self._host_step(effects),
             waits=self._waits(effects),
             work_queues=self._queues if effects.work_queues else 0,
             communication=communication,
             links=links,
-            waiting_slows=effects.slow_down and self._cluster.waiting_slows,
+            waiting_slows=effects.slow_down and cluster.waiting_slows,
             # Without the pricer, which keeps these costs: programs of a sweep would stay until garbage is collected.
             why=Why(self._kind, partial(_why, self._computed, self._messages, len(self._ops))),
-            grades=self._grades(local.seconds, communication.made),
+            grades=self._grades(seconds.tolist(), communication.made),
         )
 
-    def _local(self, effects: Effects) -> Local:
-        """What is no communication."""
-        slower = speeds_beside(self._cluster, self._program)
-        seconds = self._compute_seconds(effects)
-        compute = seconds[self._kind]
-        compute.flags.writeable = False
-        # The very same arrays wherever these are equal: what follows from them is not worked out again.
-        beside = beside_others(self._program, *(slower if effects.slow_down else (1.0, 1.0, 1.0)))
-        columns = {
-            'compute': compute,
-            'host': self._host(effects),
-            'beside_communication': beside[0],
-            'beside_compute': beside[1],
-            'rank_speed': rank_speeds(
-                self._program.world, tuple(self._cluster.slow.items()), self._cluster.spread if effects.spread else 0.0
-            ),
-        }
-        return Local(columns, seconds.tolist())
+    def _seconds_of(self, model: ComputeModel) -> dict[int, ComputeCost]:
+        """What a model says of each cost key that computes."""
+        return {kind: model.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
 
     @cached_property
     def _unstacked(self) -> dict[int, ComputeCost]:
-        """Of the device alone, by cost key; most predictions never ask for it."""
-        return {kind: self.bare.seconds(op) for kind, op in enumerate(self._ops) if op.kind == 'compute'}
+        """Of the device alone; most predictions never ask for it."""
+        return self._seconds_of(self.bare)
 
     def _host(self, effects: Effects) -> Array:
         """Seconds that the host takes to issue an op, by op class."""
         stack, plain = self._cluster.stack, self._cluster.profile.host.seconds.value
-        if stack is None or not effects.launch:
-            return issued_alike(self._program, plain if effects.launch else 0.0)
-        forward = stack.host.forward.value if stack.host else plain
-        backward = stack.host.backward.value if stack.host else plain
+        if not effects.launch:
+            return np.zeros(len(self._kind))
+        forward = stack.host.forward.value if stack and stack.host else plain
+        backward = stack.host.backward.value if stack and stack.host else plain
         host = np.array(
             [
                 # A view launches no kernel.
@@ -185,9 +216,9 @@ class Pricer:
             ]
         )
         issued = np.asarray(host[self._kind])
-        begins = stack.launches.get(STAGE)
+        begins = stack.launches.get(STAGE) if stack else None
         if begins is not None and begins.calls:
-            issued[later_stages(self._program)] += quantise(forward * begins.calls)
+            issued[_later_stages(self._program)] += quantise(forward * begins.calls)
         return issued
 
     def _issuing(self, op: OpClass, each: float) -> float:
@@ -224,8 +255,6 @@ class Pricer:
 
     def _compute_seconds(self, effects: Effects) -> Array:
         """By cost key."""
-        if self._own:
-            return computed_seconds(self._program, self._own, not effects.small_operator)
         compute = np.zeros(len(self._ops))
         asked = self._unstacked if self.stacked and not effects.framework else self._computed
         for kind, cost in asked.items():
@@ -236,10 +265,7 @@ class Pricer:
     def _grades(self, compute: list[float], communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
-        if self._own:
-            slots = slots_of_first(self._program)
-        else:
-            slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
+        slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
         seconds = dict.fromkeys(GRADES, 0.0)
         for kind, count in enumerate(slots):
             computed = self._computed.get(kind)
@@ -264,9 +290,261 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
     return np.array(found, dtype=np.int64), tuple(ops)
 
 
+def _communicating(kind: NDArray[np.int64], ops: Sequence[OpClass]) -> Keys:
+    return Keys(kind, np.array([op.kind != 'compute' for op in ops], dtype=bool)[kind])
+
+
 def _why(computed: Mapping[int, ComputeCost], messages: Communicated, kinds: int) -> list[str]:
     """By cost key, how its seconds come about. Arguments: as a pricer has them; ``kinds``, how many keys there are."""
     why = [computed[kind].why if kind in computed else '' for kind in range(kinds)]
     for kind, costs in messages.costs.items():
         why[kind] = costs[0].why
     return why
+
+
+def _later_stages(program: Program) -> NDArray[np.int64]:
+    """The op classes that begin the forward of a stage, of each but the first."""
+    found: dict[int, int] = {}
+    for role in program.roles:
+        classes, at = np.unique(role.op_class, return_index=True)
+        for index in classes[np.argsort(at)].tolist():
+            op = program.op_classes[index]
+            if op.stage and op.kind == 'compute' and op.part == 'F':
+                found.setdefault(op.stage, index)
+    return np.array([*found.values()], dtype=np.int64)
+
+
+def _rank_speeds(world: int, slow: Mapping[int, float], spread: float) -> Array:
+    """Of all ranks. Arguments: ``slow``, speeds by rank; ``spread`` of devices, as of ``Cluster``."""
+    speeds = np.full(world, 1.0 / slowest(world, spread))
+    for rank, speed in slow.items():
+        if rank < world:
+            speeds[rank] *= speed
+    return _still(speeds)
+
+
+def _still(values: Array) -> Array:
+    """The same, which nobody may change."""
+    values.flags.writeable = False
+    return values
+
+
+def slowest(count: int, spread: float) -> float:
+    """How many times as long as the mean device the slowest of so many is expected to take.
+
+    Arguments:
+        count: devices.
+        spread: standard deviation of what devices take for the same work, as a share of its mean.
+
+    The largest of n normal numbers is expected at the quantile (n − 3/8) / (n + 1/4), to 5 %: G. Blom, Statistical
+    Estimates and Transformed Beta-Variables, 1958. All ranks are taken to wait for it. So where some of them hardly
+    wait for one another it is too slow. Does not model devices that are slow for a while, nor broken ones.
+
+    Example:
+        >>> round(slowest(1024, 0.015), 3)
+        1.049
+    """
+    return 1.0 + spread * NormalDist().inv_cdf((count - BLOM) / (count + 1.0 - 2.0 * BLOM))
+
+
+class Communicated:
+    """The messages of a program, of which a model is asked once for each cost key, whichever effects are on.
+
+    Arguments: ``ops``, an op class of each cost key; ``keys``, the op classes that communicate, by cost key.
+    Attribute ``costs``: by cost key, of every group.
+    """
+
+    def __init__(self, program: Program, collective: CollectiveModel, ops: Sequence[OpClass], keys: Keys) -> None:
+        self._program = program
+        self._collective = collective
+        self._keys = keys
+        self._ranks: dict[str, list[list[int]]] = {}
+        self._by_shape: dict[int, tuple[Alike, ...]] = {}
+        self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
+        self._made: dict[tuple[bool, bool], tuple[ByKey, Sequence[str]]] = {}
+        self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
+        many = program.world >= MANY
+        for number, op in enumerate(ops):
+            if op.kind == 'compute':
+                continue
+            if many and isinstance(collective, ClusterCollectives) and collective.shapes_tell:
+                alike = self._by_shape[number] = collective.by_shape(op, *self._lying(collective, op))
+                # Groups in order: the first one is among those that stand first.
+                self.costs[number] = (alike[0].cost,)
+            else:
+                self.costs[number] = tuple([collective.cost(op, ranks) for ranks in self._meeting(op)])
+
+    def of(self, effects: Effects) -> tuple[ByKey, Sequence[str]]:
+        """The messages with some effects on, and the names of the links; what no effect changes is the same object."""
+        key = (effects.small_operator, effects.link_sharing)
+        if key not in self._made:
+            if self._by_shape and isinstance(self._collective, ClusterCollectives):
+                made, links = self._in_blocks(effects, self._collective)
+            else:
+                made, links = self._in_groups(effects)
+            self._made[key] = ByKey(self._keys, made), links
+        return self._made[key]
+
+    def _in_groups(self, effects: Effects) -> tuple[dict[int, Sequence[Communication]], Sequence[str]]:
+        """By cost key, a message of each group, equal ones once; links have numbers by first use."""
+        numbers: dict[str, int] = {}
+        shares: dict[tuple[int, tuple[float, ...]], Demands] = {}
+        known: dict[Hashable, Communication] = {}
+
+        def message(cost: CollectiveCost) -> Communication:
+            links = cost.links if effects.link_sharing else NOTHING
+            # Equal links are mostly the same object, and are told by it: they may be many.
+            key = (cost.alpha, cost.transfer, cost.best, id(links))
+            if key not in known:
+                over = Demands.of(links)
+                alpha, transfer, parts = _isolated(effects, cost, over.parts)
+                same = (id(links), parts)
+                if same not in shares:
+                    shares[same] = _numbered(over, parts, numbers) if parts else NOTHING
+                known[key] = Communication(alpha=alpha, transfer=transfer, links=shares[same])
+            return known[key]
+
+        made: dict[int, Sequence[Communication]] = {
+            kind: tuple(map(message, costs)) for kind, costs in self.costs.items()
+        }
+        return made, tuple(numbers)
+
+    def _in_blocks(
+        self, effects: Effects, collective: ClusterCollectives
+    ) -> tuple[dict[int, Sequence[Communication]], Sequence[str]]:
+        """By cost key, by shapes of groups."""
+        numbers = _Numbers(len(collective.topology.links) * collective.cluster.world)
+        made: dict[int, Sequence[Communication]] = {}
+        for kind, alike in self._by_shape.items():
+            blocks = []
+            for one in alike:
+                alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
+                links = numbers.of(one.channels) if parts else one.channels[:, :0]
+                blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
+            made[kind] = Entries(tuple(blocks))
+        return made, LinkNames(numbers.channels, collective.name)
+
+    def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
+        """The groups of an op, and which of them lie alike; ops of one partition share them."""
+        key = (op.partition, op.kind, op.peer)
+        if key not in self._lie:
+            groups = self._groups(op)
+            self._lie[key] = groups, collective.lying_alike(groups)
+        return self._lie[key]
+
+    def _groups(self, op: OpClass) -> NDArray[np.int32]:
+        """As ``_meeting``, in one array."""
+        groups = self._program.partitions[op.partition].groups_GP
+        if op.kind == 'collective':
+            return groups
+        peers = np.roll(groups, -op.peer, axis=1)
+        sides = (groups, peers) if op.kind == 'send' else (peers, groups)
+        return np.stack(sides, axis=-1).reshape(-1, 2)
+
+    def _meeting(self, op: OpClass) -> Iterator[Sequence[int]]:
+        """The ranks of each group; of a send or receive, the sender and the receiver of each pair."""
+        if op.partition not in self._ranks:
+            self._ranks[op.partition] = self._program.partitions[op.partition].groups_GP.tolist()
+        for ranks in self._ranks[op.partition]:
+            if op.kind == 'collective':
+                yield ranks
+                continue
+            for position, rank in enumerate(ranks):
+                peer = ranks[(position + op.peer) % len(ranks)]
+                yield (rank, peer) if op.kind == 'send' else (peer, rank)
+
+
+class _Numbers:
+    """Numbers the channels that are used, by first use; ``channels``, how many there may be."""
+
+    def __init__(self, channels: int) -> None:
+        self._number = np.full(channels, -1)
+        self._found: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        self._count = 0
+
+    def of(self, channels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Their numbers, in an array of the same shape."""
+        new = channels[self._number[channels] < 0]
+        if len(new):
+            # Of equal places the last one assigned stays: backwards, that is the first.
+            self._number[new[::-1]] = np.arange(len(new))[::-1]
+            first = new[self._number[new] == np.arange(len(new))]
+            self._number[first] = np.arange(self._count, self._count + len(first))
+            self._found.append(first)
+            self._count += len(first)
+        return self._number[channels]
+
+    @property
+    def channels(self) -> NDArray[np.int64]:
+        """The channel of each number."""
+        return np.concatenate(self._found)
+
+
+def _numbered(over: Demands, parts: tuple[float, ...], numbers: dict[str, int]) -> Demands:
+    """The same of links' numbers, in their order; ``parts``, what is demanded. Adds the links that have none."""
+    channels = tuple([numbers.setdefault(name, len(numbers)) for name in over.channels])
+    made = Demands.on(channels, parts, over.widths)
+    # Sorted, so that equal costs are equal whatever order their links were found in.
+    return made if all(map(lt, channels, channels[1:])) else Demands.of(sorted(made))
+
+
+def _isolated(
+    effects: Effects, cost: CollectiveCost, parts: tuple[float, ...]
+) -> tuple[float, float, tuple[float, ...]]:
+    """Latency, transfer and demands of links, on the engine's grid. Arguments: ``parts``, demands as priced."""
+    if effects.small_operator:
+        alpha, transfer = quantise(cost.alpha), quantise(cost.transfer)
+    else:
+        alpha, transfer = 0.0, quantise(cost.best)
+        # The bytes stay, the time shrinks: the demand on a link rises accordingly.
+        parts = tuple([demand(part * cost.transfer, cost.best) for part in parts if cost.best > 0])
+    return alpha, transfer, parts if transfer > 0 else ()
+
+
+def speeds_beside(cluster: Cluster, program: Program) -> Speeds:
+    """Of matrix kernels and of others beside a collective, and of a collective beside compute.
+
+    A kernel has one speed whatever runs beside it. So of the program's collectives the one that takes most counts, and
+    where a message between stages runs alone this is too slow.
+    """
+    slow_down = cluster.profile.slow_down
+    return slow_down.matrix.value, _vector(cluster, program), slow_down.collective.value
+
+
+def cores_taken(cluster: Cluster, program: Program) -> int:
+    """Vector cores that the program's collectives take at most; one is always left."""
+    has, taken = cluster.profile.expansion, cluster.taken
+    if has is None or has.vector_cores is None or taken is None or not taken.cores:
+        return 0
+    most = max((taken.cores_of(*found) for found in _collectives(program)), default=0)
+    return min(most, int(has.vector_cores.value) - 1)
+
+
+def mode_notes(cluster: Cluster, program: Program) -> Iterator[str]:
+    """What a mode of the library other than the profile's default makes of the answer."""
+    has = cluster.profile.expansion
+    if has is None or cluster.mode == has.default:
+        return
+    cores, vector = cores_taken(cluster, program), _vector(cluster, program)
+    takes = f'take up to {cores} of {has.vector_cores.value:g} vector cores' if cores and has.vector_cores else ''
+    yield (
+        f'{cluster.profile.library.name} expands collectives by {cluster.mode}, not {has.default}: they '
+        f'{takes or "take no vector core"}, and kernels that are no products run at {vector:.2f} beside them; '
+        f'by themselves they last as with {has.default}'
+    )
+
+
+def _vector(cluster: Cluster, program: Program) -> float:
+    has, taken = cluster.profile.expansion, cluster.taken
+    speed = cluster.profile.slow_down.memory.value
+    if taken and taken.bandwidth:
+        speed = 1 - taken.bandwidth.value
+    cores = cores_taken(cluster, program)
+    return min(speed, 1 - cores / has.vector_cores.value) if cores and has and has.vector_cores else speed
+
+
+def _collectives(program: Program) -> set[tuple[str, int]]:
+    """Operators of collectives, and of how many ranks."""
+    return {
+        (op.operator, program.partitions[op.partition].size) for op in program.op_classes if op.kind == 'collective'
+    }

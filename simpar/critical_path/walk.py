@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Costs, entry_of
-from simpar.cost.entries import lasts
+from simpar.cost.costs import Costs, entry_of, lasts
 from simpar.critical_path.path import CriticalPath, Segment, SegmentKind
 from simpar.engine.queues import before_in_queues
 from simpar.metrics import Meetings, is_communication, is_pipeline

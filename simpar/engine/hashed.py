@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.entries import Entries
+from simpar.cost.costs import Entries
 from simpar.program import Program
 
 Hashes = NDArray[np.uint64]

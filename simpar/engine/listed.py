@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import ByKey, Communication, Costs, Keys, each_message
-from simpar.cost.entries import Entries
-from simpar.cost.links import Demands
+from simpar.cost.costs import ByKey, Communication, Costs, Demands, Entries, Keys, each_message
 from simpar.engine.groups import groups_of
 from simpar.kept import Kept, Same
 from simpar.program import Program

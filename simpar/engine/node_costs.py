@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.cost.costs import ByKey, Costs
-from simpar.cost.entries import lasts
+from simpar.cost.costs import ByKey, Costs, lasts
 from simpar.engine.device import Load
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.engine.representatives import LoadedRepresentatives, Representatives

@@ -17,9 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Communication, Costs, each_message
-from simpar.cost.entries import Entries
-from simpar.cost.links import Demands
+from simpar.cost.costs import Communication, Costs, Demands, Entries, each_message
 from simpar.distinct import distinct
 from simpar.engine.groups import Groups, Numbers, groups_of
 from simpar.engine.hashed import hashed_colours

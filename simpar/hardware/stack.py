@@ -1,4 +1,4 @@
-"""Stack: what a training framework makes of a device; what each part is used for is said in ``simpar.cost.stack``."""
+"""Stack: what a training framework makes of a device; what each part is used for is said in ``simpar.cost.compute``."""
 
 from __future__ import annotations
 

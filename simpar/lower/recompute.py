@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.kept import Facts
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -92,14 +93,19 @@ def recompute_of(plan: Plan, graph: Graph) -> Recompute:
     return replace(common, patterns=patterns, marked=marked, handed_on=_layers(graph) if graph.hands_on else None)
 
 
-def _layers(graph: Graph) -> _Regions:
+def _by_layer(graph: Graph) -> _Regions:
     layers = {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)}
     return regions_of(graph.nodes, layers)
 
 
-def _cores(graph: Graph) -> _Regions | None:
+def _by_core(graph: Graph) -> _Regions | None:
     cores = attention_cores(graph.nodes)
     return regions_of(graph.nodes, cores) if cores else None
+
+
+# Plans of a sweep that share a recording share its graph.
+_layers: Final[Facts[Graph, _Regions]] = Facts(_by_layer, 4)
+_cores: Final[Facts[Graph, _Regions | None]] = Facts(_by_core, 4)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:
@@ -204,8 +210,18 @@ def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
         if again not in tape.tensors:
             tape.tensors[again] = replace(tape.tensors[name], name=again)
         writes += (again,)
-    attributes = {**op.attributes, RECOMPUTE: True}
-    return replace(op, name=f'{op.name}.{RECOMPUTE}', writes=writes, attributes=attributes)
+    known = _clones(op)
+    if writes not in known:
+        attributes = {**op.attributes, RECOMPUTE: True}
+        known[writes] = OpClass(
+            f'{op.name}.{RECOMPUTE}', op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype,
+            op.partition, op.peer, op.reduce, op.reads, writes, op.accumulates, op.frees, attributes, op.stage,
+        )  # fmt: skip
+    return known[writes]
+
+
+_clones: Final[Facts[OpClass, dict[tuple[str, ...], OpClass]]] = Facts(lambda op: {}, 2**12)
+"""Of an op its clones by what they write: plans that recompute more or less share the very same."""
 
 
 def _bare(op: OpClass) -> str:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Final
 
 from simpar.clocks import at_full_clocks
-from simpar.cost.kept import cluster_collectives
+from simpar.cost.collective import ClusterCollectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.lower import order_of, receives_late
@@ -45,6 +45,7 @@ class Judge:
         self._space = space
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
+        self._collectives = ClusterCollectives(self._cluster)
         self._ways = Ways(space, self._cluster, self._layers)
         self._device = cluster.profile.device.memory.size.value
         self.samples = Samples(space, self._cluster)
@@ -240,9 +241,8 @@ class Judge:
         if key not in sample.known:
             block = self._space.world // plan.pipeline
             pairs = [(rank * block, (rank + 1) % plan.pipeline * block) for rank in range(plan.pipeline)]
-            collectives = cluster_collectives(self._cluster)
             # Neighbours may have links of different speeds: in one ring, or through the host.
-            costs = [collectives.cost(sample.send, pair) for pair in pairs]
+            costs = [self._collectives.cost(sample.send, pair) for pair in pairs]
             sample.known[key] = min(cost.alpha + cost.transfer for cost in costs)
         return float(sample.known[key])
 

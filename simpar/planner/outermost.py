@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from simpar.cost.costs import Costs
-from simpar.cost.entries import Entries
+from simpar.cost.costs import Costs, Entries
 from simpar.hardware import Topology
 from simpar.program import Program
 

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.cost.beside import speeds_beside
-from simpar.cost.costs import Costs
-from simpar.cost.entries import Entries
-from simpar.cost.price import Pricer
+from simpar.cost.costs import Costs, Entries
+from simpar.cost.price import Pricer, speeds_beside
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.memory import framework_of

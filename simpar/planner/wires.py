@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from simpar.cost.kept import cluster_collectives
+from simpar.cost.collective import ClusterCollectives
 from simpar.hardware import Cluster
 from simpar.plan import Plan
 from simpar.planner.held import Standing
@@ -57,6 +57,7 @@ class Wires:
 
     def __init__(self, cluster: Cluster, world: int) -> None:
         self._cluster, self._world = cluster, world
+        self._collectives = ClusterCollectives(cluster)
         self._outer = outermost(cluster.topology, world)
         self._known: dict[tuple[object, ...], Wire] = {}
 
@@ -149,8 +150,7 @@ class Wires:
         key = (operator, size, each, ranks, plan.tensor, plan.context, plan.pipeline)
         if key not in self._known:
             op = OpClass('shards', 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='data')
-            collectives = cluster_collectives(self._cluster)
-            costs = [collectives.cost(op, members) for members in self._groups(plan, ranks, each)]
+            costs = [self._collectives.cost(op, members) for members in self._groups(plan, ranks, each)]
             self._known[key] = Wire(
                 min(cost.alpha + cost.transfer for cost in costs),
                 min(load_of(cost.transfer, cost.links, self._outer) for cost in costs),

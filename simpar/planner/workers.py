@@ -22,7 +22,6 @@ from simpar.planner.rules import Judged
 from simpar.planner.samples import Made
 from simpar.planner.space import Space
 from simpar.schedule import Schedule
-from simpar.session import Session
 from simpar.sweep.outcome import predicted
 from simpar.sweep.processes import Coming, context, uninterrupted
 
@@ -101,7 +100,7 @@ class Workers:
 
     def predict(self, schedules: Sequence[Schedule]) -> Coming:
         """Predict schedules here and in the processes that there are; yields place and outcome as they come."""
-        left, session = deque(enumerate(schedules)), Session()
+        left = deque(enumerate(schedules))
         busy: dict[Connection, int] = {}
         while left or busy:
             # The first one here: a single plan is predicted where most of what it shares with others is known.
@@ -111,7 +110,7 @@ class Workers:
                 with suppress(BrokenPipeError):
                     idle.send(schedule)
             if here:
-                yield here[0], predicted(here[1], session)
+                yield here[0], predicted(here[1])
             # Where nobody is busy, a wait would have no end.
             ready = wait([*busy], 0.0 if left else None) if busy else []
             for connection in cast(list[Connection], ready):
@@ -223,13 +222,13 @@ def _work(connection: Connection, space: Space, threshold: tuple[int, int, int])
     gc.freeze()
     # As the process that asked: plans make many objects that live long.
     gc.set_threshold(*threshold)
-    judge, session = Judge(space, cluster_of(space.base)), Session()
+    judge = Judge(space, cluster_of(space.base))
     coming: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_read, args=(connection, coming), daemon=True).start()
     with suppress(BrokenPipeError, ConnectionResetError):
         while (asked := coming.get()) is not None:
             try:
-                found: Any = predicted(asked, session) if isinstance(asked, Schedule) else _judged(judge, *asked)
+                found: Any = predicted(asked) if isinstance(asked, Schedule) else _judged(judge, *asked)
             except Exception as error:
                 found = error
             connection.send(found)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from simpar.cost.interpolate import is_grid
+from simpar.cost.tables import is_grid
 from simpar.files import read_regular, write_atomically
 from simpar.hardware import Profile
 from simpar.profiles import COLUMNS, Row, load_profile, profile_path, read_table

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from simpar.cost.model import CollectiveModel, ComputeModel
+from simpar.cost.costs import CollectiveModel, ComputeModel
 from simpar.layout import Axis
 from simpar.layout.axis import group_of, merged
 from simpar.model.operators import OP_CLASSES, PRIMITIVES

@@ -34,7 +34,7 @@ from executor.assemble import Execution
 from executor.measure import Statistics, steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
-from simpar.cost.model import CollectiveCost
+from simpar.cost.costs import CollectiveCost
 from simpar.cost.price import price
 from simpar.errors import OutsideTolerance, SimparError
 from simpar.files import write_atomically
