@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from executor.ranks.request import Compute, Outcome
+from executor.ranks.request import Compute, Outcome, Part
 from executor.state import Result
 from executor.tensors import as_named, assemble
 from executor.validate import communicators
@@ -17,9 +17,11 @@ from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
 Key = TypeVar('Key')
+Shards = Mapping[str, torch.Tensor]
+Losses = Sequence[Mapping[Part, torch.Tensor]]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Execution(Result):
     """A run on real ranks: its trace, and what it gave.
 
@@ -50,13 +52,28 @@ def assemble_run(
         representatives=tuple(representatives),
         representative_of_rank=np.arange(program.world, dtype=np.int32),
     )
-    return Execution(
-        losses=tuple(_loss(program, outcomes, step) for step in range(len(outcomes[0].losses))),
-        parameters=_full(program, [outcome.parameters for outcome in outcomes]),
-        gradients=_full(program, [outcome.gradients for outcome in outcomes]),
-        trace=trace,
-        # All ranks log the same note, e.g. on generated data; a reader wants it once.
-        notes=tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes)))),
+    result = full_result(
+        program,
+        [outcome.losses for outcome in outcomes],
+        [outcome.parameters for outcome in outcomes],
+        [outcome.gradients for outcome in outcomes],
+    )
+    # All ranks log the same note, e.g. on generated data; a reader wants it once.
+    told = tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes))))
+    return Execution(result.losses, result.parameters, result.gradients, trace=trace, notes=told)
+
+
+def full_result(
+    program: Program, losses: Sequence[Losses], parameters: Sequence[Shards], gradients: Sequence[Shards]
+) -> Result:
+    """Full tensors, and a loss a step, of what each rank has of them.
+
+    Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
+    """
+    return Result(
+        losses=tuple(_loss(program, list(of_step)) for of_step in zip(*losses, strict=True)),
+        parameters=_full(program, parameters),
+        gradients=_full(program, gradients),
     )
 
 
@@ -111,15 +128,14 @@ def _keyed(
     return found
 
 
-def _loss(program: Program, outcomes: Sequence[Outcome], step: int) -> float:
+def _loss(program: Program, losses: Sequence[Mapping[Part, torch.Tensor]]) -> float:
     """Sum a step's loss over micro-batches, copies and the shards that ranks hold."""
-    losses = [outcome.losses[step] for outcome in outcomes]
     # Sorted, so that the floating-point sum does not depend on which rank reported first.
     parts = sorted({part for held in losses for part in held})
     return sum(float(assemble(program, program.tensor[part[0]], _shards_of(losses, part)).sum()) for part in parts)
 
 
-def _full(program: Program, held: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _full(program: Program, held: Sequence[Shards]) -> dict[str, torch.Tensor]:
     names = dict.fromkeys(name for shards in held for name in shards)
     named = as_named(program, {name: _shards_of(held, name) for name in names})
     return {name: assemble(program, tensor, shards) for name, (tensor, shards) in named.items()}

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -27,8 +28,7 @@ from simpar.janitor import remove_at_the_end
 from simpar.torch_module.graph import module_tensors
 
 Kept = dict[object, torch.Tensor]
-_kept: Kept | None = None
-_again = False
+_CONSTANTS: Final[ContextVar[tuple[Kept, bool] | None]] = ContextVar('constants', default=None)
 
 
 @contextmanager
@@ -37,29 +37,29 @@ def constants(kept: Kept, *, again: bool) -> Iterator[None]:
 
     A graph that is captured cannot read memory of the host, for the host has dropped it when the graph is replayed.
     """
-    global _kept, _again
-    _kept, _again = kept, again
+    token = _CONSTANTS.set((kept, again))
     try:
         yield
     finally:
-        _kept, _again = None, False
+        _CONSTANTS.reset(token)
 
 
 def on_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor of the host where another one is; its dtype stays."""
     if tensor.device == like.device:
         return tensor
+    kept, again = _CONSTANTS.get() or (None, False)
     key = None
-    if _kept is not None:
+    if kept is not None:
         cells = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b''
         key = (like.device, tensor.dtype, tuple(tensor.shape), cells)
-        if _again and key in _kept:
-            return _kept[key]
+        if again and key in kept:
+            return kept[key]
     # A copy from memory that is not pinned would have the host wait for all that the stream has to do.
     host = tensor.pin_memory() if KINDS[like.device.type].pins else tensor
     moved = host.to(like.device, non_blocking=True)
-    if _kept is not None:
-        _kept.setdefault(key, moved)
+    if kept is not None:
+        kept.setdefault(key, moved)
     return moved
 
 
@@ -79,17 +79,18 @@ def in_sequence(index: torch.Tensor, sequence: int, ranks: int) -> torch.Tensor:
 # Tensors that a torch module has: its weights and constants, by their names in programs.
 
 VARIABLE: Final = 'SIMPAR_GIVEN'
-_known: dict[str, torch.Tensor] = {}
-_read: set[str] = set()
+
+
+@lru_cache(maxsize=1)
+def _module_tensors(path: str) -> Mapping[str, torch.Tensor]:
+    """The tensors that a file holds; none where no file is named."""
+    found: Mapping[str, torch.Tensor] = torch.load(path, weights_only=True) if path else {}
+    return found
 
 
 def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of the module; raises ``ProgramError`` where there is none of this name and shape."""
-    path = os.environ.get(VARIABLE, '')
-    if name not in _known and path and path not in _read:
-        _read.add(path)
-        _known.update(torch.load(path, weights_only=True))
-    found = _known.get(name)
+    found = _module_tensors(os.environ.get(VARIABLE, '')).get(name)
     if found is None:
         raise ProgramError(
             f'{name}: the values of the module are not known here; pass --module package:function, and build it with '
@@ -102,24 +103,11 @@ def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
 
 def keep(tensors: Mapping[str, torch.Tensor]) -> None:
     """Give this process and those that it starts these tensors, until it ends."""
-    _known.update(tensors)
-    folder = tempfile.mkdtemp(prefix='simpar-module-')
-    remove_at_the_end(Path(folder))
-    path = Path(folder) / 'given.pt'
-    torch.save(dict(tensors), path)
-    os.environ[VARIABLE] = str(path)
-
-
-@contextmanager
-def provided(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Within it programs of this process find these tensors."""
-    before = dict(_known)
-    _known.update(tensors)
-    try:
-        yield
-    finally:
-        _known.clear()
-        _known.update(before)
+    folder = Path(tempfile.mkdtemp(prefix='simpar-module-'))
+    remove_at_the_end(folder)
+    known = _module_tensors(os.environ.get(VARIABLE, ''))
+    torch.save({**known, **tensors}, folder / 'given.pt')
+    os.environ[VARIABLE] = str(folder / 'given.pt')
 
 
 AnyResult = TypeVar('AnyResult', bound=Result)
@@ -146,8 +134,6 @@ def module_of(options: argparse.Namespace) -> str:
     keep(found.weights)
     return found.graph
 
-
-# core
 
 Batch = Mapping[str, torch.Tensor]
 """The inputs of one step in full, by the names that they have in the program."""
@@ -188,15 +174,19 @@ def stable_seed(seed: int, *key: object) -> int:
     return int.from_bytes(digest[:8], 'big') >> 1
 
 
-own_batches: Final[dict[int, Mapping[str, torch.Tensor]]] = {}
-"""Batches that the user has given, by step and name, in place of drawn ones; see ``fed``."""
-
-
-def batch_of(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, step: int) -> torch.Tensor:
-    """One input of a step in full: the user's own, or drawn."""
-    if step not in own_batches:
+def batch_of(
+    name: str,
+    initial: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    step: int,
+    batches: Mapping[int, Batch] | None = None,
+) -> torch.Tensor:
+    """One input of a step in full: drawn, or of the user's own batches, by step."""
+    if not batches or step not in batches:
         return _drawn(name, initial, shape, dtype, seed, step)
-    full = own_batches[step][name].to(dtype)
+    full = batches[step][name].to(dtype)
     _, _, ranks = initial.partition('@')
     return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
 
@@ -210,19 +200,6 @@ def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, 
     initial, _, ranks = initial.partition('@')
     full = draw(initial, shape, dtype, seed, name, step)
     return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
-
-
-# core
-
-
-@contextmanager
-def fed(first: int, batches: Sequence[Batch]) -> Iterator[None]:
-    """Within it, inputs of steps from ``first`` on are those of the batches; none: they are drawn."""
-    own_batches.update(enumerate(batches, first))
-    try:
-        yield
-    finally:
-        own_batches.clear()
 
 
 # Dropout masks: a hash of a sample's key, of where in the model it is, and of the element's place in the full

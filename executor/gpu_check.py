@@ -26,6 +26,8 @@ from executor.devices.kinds import KINDS
 from executor.devices.open import Device, open_device
 from executor.devices.transports import Copies
 from executor.inprocess import InProcess
+from executor.ranks.memory import Start
+from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.transport import Transport
 from executor.tensors import TORCH
@@ -68,12 +70,7 @@ def run_alone(program: Program, device: Device, *, steps: int, dtype: str = '', 
 
     Arguments: ``ahead``, products that the device has to do before each step, so that it never waits for the host.
     """
-    transports: dict[tuple[str, str], Transport] = {
-        (partition.name, stream): Copies(partition.size, partition.place(RANK)[1])
-        for partition, stream in communicators(program)
-    }
-    issuer = Issuer(program, RANK, device, transports, steps=steps, dtype=TORCH[dtype] if dtype else None)
-    issuer.begin(time.perf_counter, -1)
+    issuer = _alone(program, device, steps, dtype)
     filler = torch.ones(FILL, FILL, device=device.name) if ahead else None
     device.module.reset_peak_memory_stats(device.name)
     hosts = []
@@ -94,6 +91,17 @@ def run_alone(program: Program, device: Device, *, steps: int, dtype: str = '', 
         host=float(np.median(hosts[steady])),
         bytes=int(device.module.max_memory_allocated(device.name)),
     )
+
+
+def _alone(program: Program, device: Device, steps: int, dtype: str = '') -> Issuer:
+    """The host of rank 0, with copies in place of messages."""
+    transports: dict[tuple[str, str], Transport] = {
+        (partition.name, stream): Copies(partition.size, partition.place(RANK)[1])
+        for partition, stream in communicators(program)
+    }
+    issuer = Issuer(Start(program, RANK, dtype=TORCH[dtype] if dtype else None, steps=steps), device, transports)
+    issuer.begin(time.perf_counter, -1)
+    return issuer
 
 
 def _of_ops(program: Program, issuer: Issuer, steady: slice) -> dict[str, float]:
@@ -239,22 +247,18 @@ def _losses(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _train(device: Device, program: Program, dtype: str) -> tuple[float, ...]:
-    from executor.devices.issue import Issuer
-    from executor.tensors import TORCH
-
-    issuer = Issuer(program, 0, device, {}, steps=3, dtype=TORCH[dtype])
-    issuer.begin(time.perf_counter, -1)
+    issuer = _alone(program, device, 3, dtype)
     for step in range(3):
         issuer.keep_near(step)
         issuer.issue(step)
     issuer.finish()
-    return tuple(sum(float(loss.sum()) for loss in losses.values()) for losses in issuer.losses)
+    return tuple(
+        sum(float(loss.sum()) for loss in losses.values()) for _, losses in sorted(issuer.computation.losses.items())
+    )
 
 
 def _shared(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Two ranks on the one device."""
-    from executor.ranks.pool import Pool
-
     with Pool(WORLD, timeout=60) as pool:
         for name in ('tensor 2, copies 2', 'data 2, zero 3'):
             program = lower(_workload(SIZES['tiny']), PLANS[name], WORLD)
@@ -271,14 +275,8 @@ def _no_waiting(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     if strict is None:
         yield Row('no waiting host', 'not asked', f'{options.device} cannot tell')
         return
-    from executor.devices.issue import Issuer
-    from executor.devices.transports import Copies
-    from executor.validate import communicators
-
     program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
-    copies = {(part.name, stream): Copies(part.size, 0) for part, stream in communicators(program)}
-    issuer = Issuer(program, 0, device, copies, steps=3)
-    issuer.begin(time.perf_counter, -1)
+    issuer = _alone(program, device, 3)
     issuer.issue(0)
     strict('error')
     try:

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from executor.draws import batch_of, draw
+from executor.draws import Batch, batch_of, draw
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import OpClass, Program, Tensor
 from simpar.torch_module.graph import module_name
@@ -216,15 +216,17 @@ def inputs(
     copy: int,
     seed: int,
     dtype: torch.dtype | None = None,
+    batches: Mapping[int, Batch] | None = None,
 ) -> torch.Tensor:
     """Draw a rank's shard of an input: of one copy, or of all where the input is a whole step's."""
     kind = torch_dtype(tensor.dtype, dtype)
     if tensor.like:
-        full = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step)
+        full = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step, batches)
         return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
     first, *rest = tensor.shape
     shape = (first * program.micro_batches, *rest)
-    full = batch_of(tensor.name, tensor.initial, shape, kind, seed, step).narrow(0, first * micro_batch, first)
+    full = batch_of(tensor.name, tensor.initial, shape, kind, seed, step, batches)
+    full = full.narrow(0, first * micro_batch, first)
     shard = full[bounds(program, tensor, rank)]
     if tensor.batch_dim is not None:
         length = shard.shape[tensor.batch_dim] // program.copies

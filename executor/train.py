@@ -19,15 +19,15 @@ from executor.cluster.external import External, of_rank
 from executor.cluster.handshake import asked
 from executor.cluster.launch import Launch, detect
 from executor.cluster.preflight import bytes_of_ranks
-from executor.draws import Batch, by_module, fed, keep
+from executor.draws import Batch, by_module, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted
-from executor.ranks.memory import Memory
 from executor.ranks.pool import Pool
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.state import Result
 from executor.tensors import TORCH
 from executor.validate import validate
+from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
 from simpar.errors import Problem, RunFailed, ScheduleError
 from simpar.hardware.net import Net
@@ -140,8 +140,7 @@ def in_process(program: Program) -> Runner:
                     contents = contents_of(folder)
                     for rank, held in enumerate(machine.held):
                         read_rank(folder, contents, program, rank, held)
-            with fed(stretch.first, stretch.batches):
-                result = machine.run(request.steps)
+            result = machine.run(request.steps, stretch.batches)
             if stretch.save:
                 folder = Path(stretch.save)
                 written = [write_rank(folder, program, rank, held) for rank, held in enumerate(machine.held)]
@@ -162,19 +161,9 @@ def on_virtual(program: Program) -> Runner:
 
         def perform(request: Request) -> Result:
             nonlocal held
-            # It makes a device module known to torch, which others do not need.
-            from executor.virtual.transport import VirtualWorld
-
             stretch = request.stretch or Stretch()
-            if stretch.source:
-                folder, dtype = Path(stretch.source), TORCH[request.dtype] if request.dtype else None
-                contents = contents_of(folder)
-                held = [Memory(program, rank, request.seed, dtype).held for rank in range(program.world)]
-                for rank, own in enumerate(held):
-                    read_rank(folder, contents, program, rank, own)
-            with fed(stretch.first, stretch.batches):
-                world = VirtualWorld.of(program, request, held=held)
-                result = world.run(keep=request.keep)
+            world = VirtualWorld(program, request, held=held)
+            result = world.run(keep=request.keep)
             held = [one.held() for one in world.ranks]
             if stretch.save:
                 written = [write_rank(Path(stretch.save), program, rank, own) for rank, own in enumerate(held)]

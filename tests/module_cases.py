@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from huggingface_cases import Unnarrowed
 from torch import nn
 from torch.nn import functional
 
-from executor.draws import batch_of, provided
+from executor.draws import batch_of, keep
 from executor.inprocess import InProcess
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -182,7 +183,10 @@ def own_autograd(case: ModuleCase, model, seed: int = 0):
 def deviation(case: ModuleCase, found, plan: Plan, ranks: int, seed: int = 0) -> float:
     """The largest deviation of loss and gradients from the module's own, as a share of the largest gradient's norm."""
     program = lower(Workload(model=found.model, batch=BATCH, loss=case.loss), plan, ranks)
-    with provided(found.weights):
+    with pytest.MonkeyPatch.context() as patch:
+        # Programs that follow find no tensors of this module.
+        patch.setenv('SIMPAR_GIVEN', '')
+        keep(found.weights)
         result = InProcess(program, seed).run(1)
     loss, wanted = own_autograd(case, found.model, seed)
     gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})

@@ -15,10 +15,13 @@ from pathlib import Path
 import torch
 
 from executor import numerics
+from executor.ranks.request import Request
 from executor.state import Result
+from executor.tensors import TORCH
 from executor.virtual.transport import VirtualWorld
 
 MOST = 6
+NAMES = {None: '', **{dtype: name for name, dtype in reversed(TORCH.items())}}
 orders = itertools.count()
 outcomes = Counter()
 reasons = set()
@@ -30,7 +33,8 @@ class OnVirtual:
     """What ``InProcess`` is to those who train step by step."""
 
     def __init__(self, program, seed=0, dtype=torch.float64, **_):
-        self._world = VirtualWorld(program, steps=MOST, seed=seed, dtype=dtype, order=next(orders))
+        request = Request(steps=MOST, seed=seed, dtype=NAMES[dtype])
+        self._world = VirtualWorld(program, request, next(orders))
         self._done = 0
 
     def run(self, steps=1):

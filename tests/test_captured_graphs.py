@@ -11,6 +11,7 @@ from executor.devices.graph import WARM
 from executor.devices.issue import AHEAD
 from executor.devices.open import open_device
 from executor.inprocess import InProcess
+from executor.ranks.request import Request
 from executor.virtual.engine import Race, state
 from executor.virtual.transport import VirtualWorld
 from simpar.errors import ProgramError
@@ -21,7 +22,7 @@ STEPS = WARM + 2 * AHEAD + 1
 
 
 def world(made, order=None):
-    return VirtualWorld(made, steps=STEPS, dtype=torch.float64, order=order, issue='graph')
+    return VirtualWorld(made, Request(steps=STEPS, dtype='fp64', issue='graph'), order)
 
 
 @pytest.fixture

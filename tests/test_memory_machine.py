@@ -43,9 +43,9 @@ class Watched(inprocess.Memory):
 
     log = []
 
-    def __init__(self, program, rank, *more):
-        super().__init__(program, rank, *more)
-        self.watched = (program, rank)
+    def __init__(self, start):
+        super().__init__(start)
+        self.watched = (start.program, start.rank)
 
     def free(self, op, micro_batch, copy):
         super().free(op, micro_batch, copy)

@@ -16,7 +16,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor.draws import batch_of, draw
 from executor.inprocess import InProcess
 from executor.kernels import context
-from executor.ranks.memory import Memory
+from executor.ranks.memory import Memory, Start
 from executor.tensors import all_gather, all_reduce, assemble, initial, inputs, reduce_scatter
 
 pytestmark = pytest.mark.torch
@@ -145,9 +145,9 @@ def test_a_simulated_order_gives_the_same_bits():
     ('moved', 'drawn'),
     [
         # The sums of both copies after the loss of the first, which needs the first.
-        ({2: 6.5, 5: 6.7}, '  rank 0 compute: loss.F.c0, step 0, waits for sum.c0'),
+        ({2: 6.5, 5: 6.7}, '  rank 0, stream compute: loss.F.c0 waits for sum.c0'),
         # The loss of the first copy before the first layer of the second, which is before it in the stream.
-        ({6: 2.5}, '  rank 0 compute: a.F.c1, step 0, waits for its turn'),
+        ({6: 2.5}, '  rank 0, stream compute: a.F.c1 waits for its turn'),
     ],
 )
 def test_an_order_against_needs_or_streams_is_refused(moved, drawn):
@@ -204,10 +204,10 @@ def test_ranks_that_wait_for_one_another_are_drawn():
         InProcess(program).run()
     assert str(caught.value).splitlines() == [
         'no stream can go on:',
-        '  rank 0 left: one, step 0, waits for position 1 of its tp group',
-        '  rank 0 right: two.after, step 0, waits for one',
-        '  rank 1 left: one.after, step 0, waits for two',
-        '  rank 1 right: two, step 0, waits for position 0 of its tp group',
+        '  rank 0, stream left: one waits for rank 1 (at one.after)',
+        '  rank 0, stream right: two.after waits for one',
+        '  rank 1, stream right: two waits for rank 0 (at two.after)',
+        '  rank 1, stream left: one.after waits for two',
     ]
 
 
@@ -297,7 +297,7 @@ def test_draws_depend_on_their_key_alone():
 
 def test_weights_are_in_memory_of_their_own():
     program = two_layers()
-    memories = [Memory(program, 0, SEED) for _ in range(2)]
+    memories = [Memory(Start(program, 0, SEED)) for _ in range(2)]
     memories[0]['a', -1, -1].zero_()
     assert memories[1]['a', -1, -1].count_nonzero() == 6
 

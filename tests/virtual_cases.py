@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from test_numerics_gloo import CASES, MLP
 
+from executor.ranks.request import Request
 from executor.virtual.transport import VirtualWorld
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -25,7 +26,7 @@ def small():
 
 def world(made, order=None, steps=STEPS):
     """Its ranks on virtual accelerators, in fp64."""
-    return VirtualWorld(made, steps=steps, dtype=torch.float64, order=order)
+    return VirtualWorld(made, Request(steps=steps, dtype='fp64'), order)
 
 
 def differences(one, other):

@@ -8,11 +8,11 @@ executor does in between. What an op without a price takes, as a view, counts wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from executor.bench.items import place_of
 from executor.bench.kinds import Price
 from executor.bench.ranks import mapped
 from executor.bench.rounds import WARM_UP, figures, quickest
-from executor.ranks import process, rank
+from executor.ranks.memory import Start
 from executor.ranks.pool import Pool
-from executor.ranks.process import Setup
+from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine
 from executor.ranks.request import Request
 from executor.ranks.streams import Work
@@ -43,42 +43,34 @@ Place = tuple[str, tuple[tuple[str, int | str], ...]]
 class AloneMachine(RealMachine):
     """Real compute without messages: what would come from other ranks is there at once, as small numbers."""
 
-    place: ClassVar[Path]
-
-    def __init__(self, program: Program, rank: int, steps: int, *more: Any, **others: Any) -> None:
-        super().__init__(program, rank, steps, *more, **others)
-        self._cpu = mapped(self.place, (steps, len(program.role(rank))))
+    def __init__(self, folder: Path, start: Start, *more: Any, **others: Any) -> None:
+        super().__init__(start, *more, **others)
+        slots = len(start.program.role(start.rank))
+        self._cpu = mapped(_file(folder, start.rank), (start.steps, slots))
         self._came: dict[int, list[torch.Tensor]] = {}
-        pauses = _pauses(self.place.parent, program, rank)
-        self._pauses = np.fromfile(pauses).tolist() if pauses.exists() else [0.0] * len(program.role(rank))
+        pauses = _pauses(folder, start.program, start.rank)
+        self._pauses = np.fromfile(pauses).tolist() if pauses.exists() else [0.0] * slots
 
-    def compute(self, work: Work, arrived: float) -> float:
-        """As real compute does; remembers the CPU time of the process at the end."""
-        end = super().compute(work, arrived)
-        self._cpu[work.step, work.slot] = time.process_time()
-        return end
-
-    def communicate(self, work: Work, arrived: float) -> float:
-        """Nothing is sent: the thread sleeps for as long as the message takes.
+    def run(self, work: Work, arrived: float) -> float:
+        """As real compute does, with the CPU time of the process at the end; for a message the thread sleeps.
 
         The same memory comes each time, for that of a message is no part of what is timed.
         """
-        if work.index not in self._came:
-            named = [self._program.tensor[name] for name in work.op.writes + work.op.accumulates]
-            self._came[work.index] = [
-                torch.full(self._program.local_shape(one), 0.02).to(torch_dtype(one.dtype, self._dtype))
+        slot, program = work.slot, self._start.program
+        if slot.op.kind == 'compute':
+            end = super().run(work, arrived)
+            self._cpu[work.step, slot.position] = time.process_time()
+            return end
+        if slot.index not in self._came:
+            named = [program.tensor[name] for name in slot.op.writes + slot.op.accumulates]
+            self._came[slot.index] = [
+                torch.full(program.local_shape(one), 0.02).to(torch_dtype(one.dtype, self._start.dtype))
                 for one in named
             ]
-        self._clock.sleep_until(arrived + self._pauses[work.slot])
-        return self._keep(work, self._came[work.index])
-
-
-def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
-    """A rank's process that computes alone."""
-    AloneMachine.place = _file(setup.folder, setup.rank)
-    # In the rank's own process alone, as the bench's other ranks do.
-    vars(rank)['RealMachine'] = AloneMachine
-    process.main(replace(setup, threads=1), pipe, lifeline)
+        self._clock.sleep_until(arrived + self._pauses[slot.position])
+        self.memory.keep(slot.op, *slot.part, self._came[slot.index])
+        self.memory.free(slot.op, *slot.part)
+        return self._clock.now()
 
 
 class Ran(NamedTuple):
@@ -115,8 +107,8 @@ class AlonePool(Pool):
             for one, times in enumerate(trace.representatives)
         ]
 
-    def _start(self, target: Callable[..., object], *arguments: object) -> Any:
-        return super()._start(main if target is process.main else target, *arguments)
+    def _machines(self, rank: int) -> Machines:
+        return Machines(real=partial(AloneMachine, self._folder))
 
 
 @dataclass(frozen=True, slots=True)

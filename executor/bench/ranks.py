@@ -10,13 +10,13 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ from executor.cluster.launch import Launch
 from executor.cluster.preflight import Place, places_of
 from executor.cluster.store import Pulse, store_of
 from executor.host import keep_memory, pin, sharpen_sleep
-from executor.ranks import process, rank
 from executor.ranks.emulated import EmulatedMachine
+from executor.ranks.memory import Start
 from executor.ranks.pool import Pool
-from executor.ranks.process import Setup
+from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine
 from executor.ranks.request import Compute, Outcome, Request
 from executor.ranks.streams import Work
@@ -128,14 +128,8 @@ class TimedPool(Pool):
         # Through files, since outcomes of ranks have no room for times that only a bench wants.
         return with_cpu(trace, [cpu_times(self._folder, one, program) for one in range(program.world)])
 
-    def _start(self, target: Callable[..., object], *arguments: object) -> Any:
-        return super()._start(main if target is process.main else target, *arguments)
-
-
-def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
-    """A rank's process, in which the machine of real compute is one that reads CPU clocks."""
-    use_timed_machines(setup.folder, setup.rank)
-    process.main(replace(setup, threads=1), pipe, lifeline)
+    def _machines(self, rank: int) -> Machines:
+        return timed_machines(self._folder, rank)
 
 
 def with_cpu(trace: Trace, cpu: Sequence[Times]) -> Timed:
@@ -154,53 +148,40 @@ def cpu_times(folder: Path, rank: int, program: Program) -> Times:
     return np.fromfile(_file(folder, rank)).reshape(2, -1, slots) if slots else np.zeros((2, 0, 0))
 
 
-def use_timed_machines(folder: Path, one: int) -> None:
-    """Have this rank's process run machines that read CPU clocks."""
-    TimedMachine.place = TimedEmulation.place = _file(folder, one)
-    # In the rank's own process alone; the parent and other pools keep the plain machines.
-    vars(rank)['RealMachine'] = TimedMachine
-    vars(rank)['EmulatedMachine'] = TimedEmulation
+def timed_machines(folder: Path, rank: int) -> Machines:
+    """Machines that read CPU clocks."""
+    place = _file(folder, rank)
+    return Machines(partial(TimedMachine, place), partial(TimedEmulation, place))
 
 
 class TimedMachine(RealMachine):
     """Real compute; leaves CPU times in the file ``place``."""
 
-    place: ClassVar[Path]
+    def __init__(self, place: Path, start: Start, *more: Any, **others: Any) -> None:
+        super().__init__(start, *more, **others)
+        self._cpu = mapped(place, (2, start.steps, len(start.program.role(start.rank))))
 
-    def __init__(self, program: Program, rank: int, steps: int, *more: Any, **others: Any) -> None:
-        super().__init__(program, rank, steps, *more, **others)
-        self._cpu = mapped(self.place, (2, steps, len(program.role(rank))))
-
-    def compute(self, work: Work, arrived: float) -> float:
+    def run(self, work: Work, arrived: float) -> float:
         """As real compute does."""
         before = _cpu_times()
-        end = super().compute(work, arrived)
-        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
-        return end
-
-    def communicate(self, work: Work, arrived: float) -> float:
-        """As real compute does."""
-        before = _cpu_times()
-        end = super().communicate(work, arrived)
-        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
+        end = super().run(work, arrived)
+        self._cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
         return end
 
 
 class TimedEmulation(EmulatedMachine):
     """Emulated compute; leaves CPU times of its messages in the file ``place``."""
 
-    place: ClassVar[Path]
-
-    def __init__(self, program: Program, costs: Costs, rank: int, *more: Any) -> None:
+    def __init__(self, place: Path, program: Program, costs: Costs, rank: int, *more: Any) -> None:
         super().__init__(program, costs, rank, *more)
         # It is not told how many steps will run; what is never written takes no room.
-        self._cpu = mapped(self.place, (2, MOST_STEPS, len(program.role(rank))))
+        self._cpu = mapped(place, (2, MOST_STEPS, len(program.role(rank))))
 
     def communicate(self, work: Work, arrived: float) -> float:
         """As emulated compute does."""
         before = _cpu_times()
         end = super().communicate(work, arrived)
-        self._cpu[:, work.step, work.slot] = np.subtract(_cpu_times(), before)
+        self._cpu[:, work.step, work.slot.position] = np.subtract(_cpu_times(), before)
         return end
 
 
@@ -268,11 +249,13 @@ class LaunchedPool(External):
         self.hosts = len(places)
         self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
         remove_at_the_end(self._folder)
-        use_timed_machines(self._folder, self._rank)
         self._place(places)
         self._notes += self._unlike(machine)
         self._jobs = 0
         self._stack = ExitStack()
+
+    def _machines(self) -> Machines:
+        return timed_machines(self._folder, self._rank)
 
     def _place(self, places: list[Place]) -> None:
         """Keep to a core, where this host has enough; know which of its devices is this rank's."""

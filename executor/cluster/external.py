@@ -22,7 +22,7 @@ from executor.cluster.launch import Launch
 from executor.cluster.preflight import bytes_of_ranks, clocks_apart, places_of, preflight
 from executor.cluster.store import Guard, Pulse, common_clock, store_of
 from executor.host import sharpen_sleep
-from executor.ranks.rank import Rank, Watched
+from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
 from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, explain
 from simpar.errors import RunFailed, SimparError
@@ -188,11 +188,16 @@ class External:
         """The rank, with the groups that the program needs."""
         if self._ready is None:
             world = self._program.world
-            self._ready = Rank(self._rank, world, self._base, net, self._status, self._timeout, self._clock)
+            where = (self._status, self._timeout, self._clock, self._machines())
+            self._ready = Rank(self._rank, world, self._base, net, *where)
         # Programs may follow one another; one that is known is not loaded again.
         self._ready.load(self._program)
         self._status.clear()
         return self._ready
+
+    def _machines(self) -> Machines:
+        """What runs the ops of this rank's streams."""
+        return Machines()
 
     def _pulse(self, done: str) -> Pulse:
         """Signs of life on a connection of its own. Arguments: ``done``, the key of those that are through."""

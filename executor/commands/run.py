@@ -147,7 +147,7 @@ def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
         from executor.virtual.transport import VirtualWorld
 
         def virtual(program: Program, request: Request) -> Execution:
-            return VirtualWorld.of(program, request, options.order).run(keep=request.keep)
+            return VirtualWorld(program, request, options.order).run(keep=request.keep)
 
         return _performed(options, job, virtual)
     from executor.ranks.pool import Pool

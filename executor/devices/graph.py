@@ -9,13 +9,15 @@ program carries from step to step is met by that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from executor.devices.issue import AHEAD, Issuer, Marks
 from executor.draws import Kept, constants
+from executor.ranks.request import Part
+from executor.walk import Slot
 from simpar.program.touches import Instance, instance
 
 WARM: Final = 1
@@ -29,14 +31,15 @@ class Captured:
     Arguments:
         inputs: where it reads its inputs, in the order of ``DeviceMemory.shards``.
         number: the step's number in the whole training, on the device.
-        gradients: clones of those that are kept.
+        losses, gradients: clones of those that are kept.
     """
 
     graph: Any
     marks: Marks
     inputs: list[torch.Tensor]
     number: torch.Tensor
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    losses: dict[Part, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
 
 
 class GraphIssuer(Issuer):
@@ -45,7 +48,7 @@ class GraphIssuer(Issuer):
     def __init__(self, *arguments: Any, keep: bool = True, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._keep = keep
-        self._capturing = False
+        self._done: dict[int, Any] | None = None
         self._captured: dict[int, Captured] = {}
         self._tails: dict[int, Any] = {}
         self._constants: Kept = {}
@@ -68,12 +71,13 @@ class GraphIssuer(Issuer):
         with self._module.stream(self._launches):
             one.graph.replay()
             # The next graph reuses this one's memory, so what outlasts the step is copied from it.
-            losses = {part: loss.clone() for part, loss in one.marks.losses.items()}
-            if step == self._last:
-                self.gradients = {name: gradient.clone() for name, gradient in one.gradients.items()}
+            computation = self.computation
+            computation.losses[step] = {part: loss.clone() for part, loss in one.losses.items()}
+            if step == computation.remembered:
+                computation.gradients = {name: gradient.clone() for name, gradient in one.gradients.items()}
             tail = self._tails[step] = self._module.Event(enable_timing=True)
             tail.record(self._launches)
-        self._marks[step] = replace(one.marks, losses=losses)
+        self._marks[step] = one.marks
 
     def harvest(self, step: int) -> None:
         """Wait until a step is over, and read its times and losses."""
@@ -98,10 +102,6 @@ class GraphIssuer(Issuer):
                 return step, 0
         return self._steps_over, 0
 
-    def _remembers(self, step: int) -> bool:
-        # Whether a replay is the last is not known when it is captured.
-        return self._keep if self._capturing else super()._remembers(step)
-
     def _capture(self, step: int) -> Captured:
         """The step's ops as a graph, which has not run yet."""
         # Once for each graph: from here on no memory of the steps before is in use but what lives on.
@@ -109,60 +109,61 @@ class GraphIssuer(Issuer):
         self.memory.over(step - 1)
         with self._module.stream(self._copies):
             inputs = self.memory.feed(step)
-            number = torch.full((), self._first + step, dtype=torch.float64, device=self._device.name)
+            number = torch.full((), self.start.first + step, dtype=torch.float64, device=self._device.name)
         self._launches.wait_stream(self._copies)
-        graph, before, self.gradients = self._graph(), self.memory.instances(), {}
-        self._capturing = True
+        graph, before, computation = self._graph(), self.memory.instances(), self.computation
+        event = self._module.Event
+        marks = Marks.of(len(self.slots), lambda: event(enable_timing=True, external=True))
+        # Whether a replay is the last is not known when it is captured.
+        last, computation.remembered = computation.remembered, None if self._keep else -1
+        gradients, computation.gradients = computation.gradients, {}
+        self._done = {slot: event() for slot in self._needed}
         try:
             # Other threads may ask devices for what they like meanwhile.
             with (
                 constants(self._constants, again=True),
                 self._module.graph(graph, self._pool, self._launches, capture_error_mode='thread_local'),
             ):
-                marks = self._fork_and_join(step, number)
+                self._fork_and_join(step, marks, number)
                 for moved, place in self.memory.restored(before, self._live):
                     place.copy_(moved)
         finally:
-            self._capturing = False
+            self._done = None
+            computation.remembered = last
         self.memory.over(step)
-        return Captured(graph, marks, inputs, number, self.gradients)
+        found, computation.gradients = computation.gradients, gradients
+        return Captured(graph, marks, inputs, number, computation.losses.pop(step, {}), found)
 
     def _graph(self) -> Any:
         return getattr(self._module, self._device.kind.graphs)()
 
-    def _fork_and_join(self, step: int, number: torch.Tensor) -> Marks:
+    def _fork_and_join(self, step: int, marks: Marks, number: torch.Tensor) -> None:
         """Issue the ops to their streams, all of which leave the launching one and come back to it."""
-        event = self._module.Event
-        begin, end = ([event(enable_timing=True, external=True) for _ in self.slots] for _ in range(2))
-        marks, done = Marks(begin, end, set(), {}), {slot: event() for slot in self._needed}
-        where = replace(self._context, step=number)
         for stream in self.streams:
             stream.wait_stream(self._launches)
-        with torch.no_grad():
-            for slot in self.slots:
-                stream, self.at = self.streams[slot.stream], slot.position
-                for need in slot.needs:
-                    stream.wait_event(done[need])
-                self.memory.at(step, slot.position, slot.stream)
-                with self._module.stream(stream):
-                    begin[slot.position].record(stream)
-                    if self._watch is not None:
-                        self._watch(slot, step, stream)
-                    self._run(slot, step, where.at(*slot.part), marks)
-                    if slot.position in done:
-                        done[slot.position].record(stream)
-                    end[slot.position].record(stream)
-                    marks.issued.add(slot.position)
+        self._issue(step, marks, replace(self.computation.where, step=number))
         for stream in self.streams:
             self._launches.wait_stream(stream)
-        return marks
+
+    def _wait_for_needs(self, slot: Slot, stream: Any, marks: Marks) -> None:
+        """Inside of a graph events are its own; what the step before has left is met by its end."""
+        if self._done is None:
+            super()._wait_for_needs(slot, stream, marks)
+            return
+        for need in slot.needs:
+            stream.wait_event(self._done[need])
+
+    def _recorded(self, slot: Slot, stream: Any, marks: Marks) -> None:
+        if self._done is not None and slot.position in self._done:
+            self._done[slot.position].record(stream)
+        super()._recorded(slot, stream, marks)
 
     def _feed_again(self, step: int, one: Captured) -> None:
         """Copy a step's inputs to where its graph reads them; the host knows that its last replay is over."""
         with self._module.stream(self._copies):
             for (_, shard), place in zip(self.memory.shards(step), one.inputs, strict=True):
                 place.copy_(shard, non_blocking=True)
-            one.number.fill_(self._first + step)
+            one.number.fill_(self.start.first + step)
         self._launches.wait_stream(self._copies)
 
     def _live_instances(self) -> Iterator[Instance]:
@@ -172,7 +173,7 @@ class GraphIssuer(Issuer):
             op = slot.op
             for names, uses in ((op.reads, True), (op.accumulates, True), (op.writes, False), (op.frees, True)):
                 for name in names:
-                    key = instance(self._program.tensor[name], *slot.part)
+                    key = instance(self.start.program.tensor[name], *slot.part)
                     if uses and key not in seen:
                         yield key
                     seen.add(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +18,13 @@ import torch
 from executor.devices.memory import DeviceMemory
 from executor.devices.open import Device
 from executor.hazards import clocks
-from executor.kernels import LOSSES, Bound, bind, context, kernel
-from executor.ranks.request import Part
+from executor.kernels import Context, context
+from executor.ranks.memory import Start
+from executor.ranks.real import Computation
 from executor.ranks.streams import failure_of
-from executor.ranks.transport import Transport, transfer
+from executor.ranks.transport import Transport
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
-from executor.tensors import Packing, torch_dtype
-from simpar.program import OpClass, Program
+from executor.walk import Slot, slots_of
 from simpar.trace import Times
 
 AHEAD: Final = 2
@@ -35,60 +35,22 @@ Watch = Callable[['Slot', int, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A slot of a role, its arrays read out.
-
-    Arguments:
-        stream: its number among the role's.
-        needs, carried: slots on other streams, of this step and of the one before, whose events it waits for.
-    """
-
-    position: int
-    index: int
-    op: OpClass
-    stream: int
-    part: tuple[int, int]
-    needs: tuple[int, ...]
-    carried: tuple[int, ...]
-
-
-def slots_of(program: Program, rank: int) -> list[Slot]:
-    """A rank's slots, in the order in which the host issues them."""
-    role = program.role(rank)
-    needs, carried, streams = role.needs(), role.carried(), role.stream.tolist()
-
-    def elsewhere(slot: int, others: tuple[int, ...]) -> tuple[int, ...]:
-        # A stream is in order, so its own ops need no event.
-        return tuple(other for other in others if streams[other] != streams[slot])
-
-    return [
-        Slot(
-            position=slot,
-            index=int(role.op_class[slot]),
-            op=program.op(role, slot),
-            stream=streams[slot],
-            part=(int(role.micro_batch[slot]), int(role.copy[slot])),
-            needs=elsewhere(slot, needs[slot]),
-            carried=elsewhere(slot, carried[slot]),
-        )
-        for slot in range(len(role))
-    ]
-
-
-@dataclass(frozen=True, slots=True)
 class Marks:
     """The events of one step.
 
     Arguments:
         begin, end: by slot; ``begin`` is when its stream and needs are done, so the op arrives.
         issued: slots whose events are recorded; others would count as reached.
-        losses: what loss ops gave, on the device.
     """
 
     begin: list[Any]
     end: list[Any]
-    issued: set[int]
-    losses: dict[Part, torch.Tensor]
+    issued: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, count: int, event: Callable[[], Any]) -> Marks:
+        """Events of so many slots, none of which is recorded."""
+        return cls([event() for _ in range(count)], [event() for _ in range(count)])
 
 
 class Issuer:
@@ -96,56 +58,39 @@ class Issuer:
 
     Arguments:
         transports: (partition, stream) → what carries its collectives.
-        first: the number that the first step has in the whole training.
-        held: parameters and states before it, on the host; None, as the seed draws them.
         watch: is told of every op.
     """
 
     def __init__(
         self,
-        program: Program,
-        rank: int,
+        start: Start,
         device: Device,
         transports: Mapping[tuple[str, str], Transport],
         *,
-        steps: int,
-        seed: int = 0,
-        dtype: torch.dtype | None = None,
-        first: int = 0,
-        held: Mapping[str, torch.Tensor] | None = None,
         watch: Watch | None = None,
     ) -> None:
-        role = program.role(rank)
-        self._program = program
+        role = start.program.role(start.rank)
+        self.start = start
         self._device = device
         self._module = device.module
         self._transports = transports
-        self._dtype = dtype
-        self._last = -1
-        self._first = first
         self._watch = watch
-        self.slots = slots_of(program, rank)
-        self._names = role.streams
+        self.slots = slots_of(start.program, role)
         self._module.set_device(device.name)
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
         self._copies = self._module.Stream(device.name)
         self._ends = [slots[-1] for slots in role.by_stream().rows() if len(slots)]
-        self.memory = DeviceMemory(program, rank, steps, seed, dtype, device, clocks(role), first, held)
-        self._context = replace(context(program, rank), device=device.name)
-        used = {slot.index: slot.op for slot in self.slots}
-        self._bound: dict[int, Bound] = {
-            index: bind(program, op, kernel(op), dtype) for index, op in used.items() if op.kind == 'compute'
-        }
-        self._packing = {index: Packing.of(program, op) for index, op in used.items() if op.kind == 'collective'}
+        self.memory = DeviceMemory(start, device, clocks(role))
+        where = replace(context(start.program, start.rank), device=device.name)
+        self.computation = Computation(start, self.memory, where)
+        self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in slots_of(start.program, role)]
         self._marks: dict[int, Marks] = {}
         self._before: list[Any] = []
         self._steps_over = 0
         self.at = -1
         self._origin: tuple[Any, float] | None = None
-        self.arrive_KS: Times = np.zeros((steps, len(role)))
-        self.end_KS: Times = np.zeros((steps, len(role)))
-        self.losses: list[dict[Part, torch.Tensor]] = [{} for _ in range(steps)]
-        self.gradients: dict[str, torch.Tensor] = {}
+        self.arrive_KS: Times = np.zeros((start.steps, len(role)))
+        self.end_KS: Times = np.zeros((start.steps, len(role)))
 
     def take_thread(self) -> None:
         """Have the calling thread issue to this device."""
@@ -165,7 +110,7 @@ class Issuer:
 
         Arguments: ``last``, the step whose gradients are kept for the answer.
         """
-        self._last, self.gradients = last, {}
+        self.computation.remembered, self.computation.gradients = last, {}
         self._module.synchronize(self._device.name)
         event = self._module.Event(enable_timing=True)
         event.record(self.streams[0])
@@ -180,31 +125,43 @@ class Issuer:
     def issue(self, step: int) -> None:
         """Issue a step; the device need not have begun the one before."""
         self._feed(step)
-        event, count = self._module.Event, len(self.slots)
-        begin, end = ([event(enable_timing=True) for _ in range(count)] for _ in range(2))
-        marks = self._marks[step] = Marks(begin, end, set(), {})
-        where = replace(self._context, step=self._first + step)
+        marks = self._marks[step] = Marks.of(len(self.slots), self._timed_event)
+        self._issue(step, marks, replace(self.computation.where, step=self.start.first + step))
+        self._before = marks.end
+
+    def _timed_event(self) -> Any:
+        return self._module.Event(enable_timing=True)
+
+    def _issue(self, step: int, marks: Marks, where: Context) -> None:
+        """Issue every op to its stream, behind what it needs."""
         with torch.no_grad():
             for slot in self.slots:
                 stream, self.at = self.streams[slot.stream], slot.position
-                self._wait_for_needs(slot, stream, end)
+                self._wait_for_needs(slot, stream, marks)
                 self.memory.at(step, slot.position, slot.stream)
                 with self._module.stream(stream):
-                    begin[slot.position].record(stream)
+                    marks.begin[slot.position].record(stream)
                     if self._watch is not None:
                         self._watch(slot, step, stream)
-                    self._run(slot, step, where.at(*slot.part), marks)
-                    end[slot.position].record(stream)
-                    marks.issued.add(slot.position)
-        self._before = end
+                    if slot.op.kind == 'compute':
+                        self.computation.compute(slot, step, where.at(*slot.part))
+                    else:
+                        transport = self._transports[self._channels[slot.position]]
+                        self.computation.communicate(slot, step, transport)
+                    self._recorded(slot, stream, marks)
 
-    def _wait_for_needs(self, slot: Slot, stream: Any, end: list[Any]) -> None:
+    def _wait_for_needs(self, slot: Slot, stream: Any, marks: Marks) -> None:
         """Have a stream wait for the ops of other streams that an op needs."""
         for need in slot.needs:
-            stream.wait_event(end[need])
+            stream.wait_event(marks.end[need])
         # The first step has none before it.
         for need in slot.carried if self._before else ():
             stream.wait_event(self._before[need])
+
+    def _recorded(self, slot: Slot, stream: Any, marks: Marks) -> None:
+        """An op is issued."""
+        marks.end[slot.position].record(stream)
+        marks.issued.add(slot.position)
 
     def harvest(self, step: int) -> None:
         """Wait until a step is over, and read its times and losses."""
@@ -223,7 +180,8 @@ class Issuer:
         for slot in range(len(self.slots)):
             self.arrive_KS[step, slot] = moment + 1e-3 * event.elapsed_time(marks.begin[slot])
             self.end_KS[step, slot] = moment + 1e-3 * event.elapsed_time(marks.end[slot])
-        self.losses[step] = {part: loss.cpu() for part, loss in marks.losses.items()}
+        losses = self.computation.losses
+        losses[step] = {part: loss.cpu() for part, loss in losses[step].items()}
         self.memory.over(step)
         self._steps_over = step + 1
 
@@ -232,22 +190,12 @@ class Issuer:
         for step in list(self._marks):
             self.harvest(step)
         self._module.synchronize(self._device.name)
-        self.gradients = {name: tensor.cpu() for name, tensor in self.gradients.items()}
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """The rank's shards of the parameters, on the CPU."""
-        names = [tensor.name for tensor in self._program.tensors if tensor.kind == 'parameter']
-        held = [name for name in names if self._program.holds(self.rank, name)]
-        return {name: self.memory[name, -1, -1].cpu() for name in held}
+        gradients = self.computation.gradients
+        self.computation.gradients = {name: tensor.cpu() for name, tensor in gradients.items()}
 
     def held(self) -> dict[str, torch.Tensor]:
         """The rank's shards of parameters and states, on the CPU: what the next steps begin with."""
         return {name: tensor.cpu() for name, tensor in self.memory.held.items()}
-
-    @property
-    def rank(self) -> int:
-        """The rank whose ops these are."""
-        return self._context.rank
 
     def _feed(self, step: int) -> None:
         """Copy the step's inputs on a stream of their own; all others wait for that."""
@@ -257,42 +205,6 @@ class Issuer:
             done.record(self._copies)
         for stream in self.streams:
             stream.wait_event(done)
-
-    def _run(self, slot: Slot, step: int, where: Any, marks: Marks) -> None:
-        """Issue an op to the current stream."""
-        op, part = slot.op, slot.part
-        reads = self.memory.read(op, *part, self._first + step)
-        if op.kind == 'compute':
-            if op.phase == 'U' and self._remembers(step):
-                # Before the update, which may change or free its gradients.
-                self._remember(op, reads)
-            results = self._bound[slot.index](where, reads)
-            if op.part == 'F' and op.operator in LOSSES:
-                # A clone: the loss may be reduced in place over ranks, or freed.
-                marks.losses[(op.writes[0], *part)] = results[0].clone()
-        else:
-            results = self._communicate(slot, reads)
-        self.memory.keep(op, *part, results)
-        self.memory.free(op, *part)
-
-    def _communicate(self, slot: Slot, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        packing = self._packing.get(slot.index, Packing())
-        transport = self._transports[slot.op.partition, self._names[slot.stream]]
-        received = None
-        if slot.op.kind == 'recv':
-            target = self._program.tensor[slot.op.writes[0]]
-            shape, dtype = self._program.local_shape(target), torch_dtype(target.dtype, self._dtype)
-            received = torch.empty(shape, dtype=dtype, device=self._device.name)
-        return packing.unpacked(transfer(slot.op, transport, packing.packed(reads), received))
-
-    def _remembers(self, step: int) -> bool:
-        """Whether the gradients of a step are kept for the answer."""
-        return step == self._last
-
-    def _remember(self, op: OpClass, reads: list[torch.Tensor]) -> None:
-        for name, tensor in zip(op.reads, reads, strict=True):
-            if self._program.tensor[name].kind == 'gradient':
-                self.gradients[name] = tensor.clone()
 
 
 # A rank's run on a device: the host thread that issues all steps, watched as the threads of streams are.
@@ -304,25 +216,23 @@ LOOK: Final = 0.05
 class DeviceRun:
     """One run of a rank's role; has what ``Streams`` has for those that watch it."""
 
-    def __init__(self, program: Program, rank: int, steps: int, issuer: Issuer, status: Status) -> None:
+    def __init__(self, issuer: Issuer, status: Status, now: Callable[[], float]) -> None:
+        start = issuer.start
+        self._now = now
         self._issuer = issuer
-        self._rank = rank
-        self._steps = steps
+        self._rank = start.rank
+        self._steps = start.steps
         self._status = status
-        self._slots = [list(row) for row in program.role(rank).by_stream().rows()]
+        self._slots = [list(row) for row in start.program.role(start.rank).by_stream().rows()]
         self._thread = threading.Thread(target=self._run, name='host', daemon=True)
         self._step = 0
         self.failures: list[Failure] = []
+        # Filled step by step by the issuer.
+        self.arrive_KS, self.end_KS = issuer.arrive_KS, issuer.end_KS
 
-    @property
-    def arrive_KS(self) -> Times:
-        """When ops arrived, shape [steps, slots]."""
-        return self._issuer.arrive_KS
-
-    @property
-    def end_KS(self) -> Times:
-        """When they ended."""
-        return self._issuer.end_KS
+    def begin(self, moment: float) -> None:
+        """Have all that the first step needs on the device."""
+        self._issuer.begin(self._now, self._steps - 1)
 
     def start(self, begin: float) -> None:
         """Start to issue."""

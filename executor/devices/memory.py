@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from executor.devices.open import Device
-from executor.ranks.memory import FedMemory, parts
-from executor.tensors import inputs
-from simpar.program import OpClass, Program
+from executor.ranks.memory import FedMemory, Start
+from simpar.program import OpClass
 from simpar.program.touches import Instance, instance
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -68,28 +67,14 @@ class Dropped:
 class DeviceMemory(FedMemory):
     """The tensors of one rank.
 
-    Arguments:
-        known: what each slot knows to be over, see ``Dropped``.
-        first: the number of the first step.
-        held: parameters and states before it, on the host; None, as the seed draws them.
+    Arguments: ``known``, what each slot knows to be over, see ``Dropped``.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        rank: int,
-        steps: int,
-        seed: int,
-        dtype: torch.dtype | None,
-        device: Device,
-        known: NDArray[np.int64],
-        first: int = 0,
-        held: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        super().__init__(program, rank, steps, seed, dtype, first, held)
-        self._first = first
+    def __init__(self, start: Start, device: Device, known: NDArray[np.int64]) -> None:
+        super().__init__(start)
+        self._first = start.first
         self._device = device
-        self._dropped = Dropped(known, len(program.role(rank)))
+        self._dropped = Dropped(known, len(start.program.role(start.rank)))
         # By storage: the stream that owns it, and how many tensors here share it.
         self._owners: dict[int, list[int]] = {}
         self._inputs: dict[int, list[torch.Tensor]] = {}
@@ -116,18 +101,11 @@ class DeviceMemory(FedMemory):
     def shards(self, step: int) -> Iterator[tuple[Instance, torch.Tensor]]:
         """A step's inputs on the host, in memory from which a copy is asynchronous."""
         number = self._first + step
-        role = self._program.role(self._rank)
-        read = {name for index in set(role.op_class.tolist()) for name in self._program.op_classes[index].reads}
-        for tensor in self._program.tensors:
-            if tensor.kind != 'input' or tensor.name not in read:
-                continue
-            for micro_batch, copy in parts(self._program, tensor):
-                shard = self._feed.pop(((tensor.name, micro_batch, copy), number), None)
-                if shard is None:
-                    shard = inputs(
-                        self._program, tensor, self._rank, number, micro_batch, copy, self._seed, self._dtype
-                    )
-                yield instance(tensor, micro_batch, copy), shard.pin_memory() if self._device.kind.pins else shard
+        for tensor, micro_batch, copy in self._inputs_of_step():
+            shard = self._feed.pop(((tensor.name, micro_batch, copy), number), None)
+            if shard is None:
+                shard = self._start.shard(tensor, number, micro_batch, copy)
+            yield instance(tensor, micro_batch, copy), shard.pin_memory() if self._device.kind.pins else shard
 
     def restored(self, before: Mapping[Instance, torch.Tensor], live: Container[Instance]) -> Iterator[Pair]:
         """Have tensors in the places of before again: of each that has moved and is live, where it is and was.

@@ -11,14 +11,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from executor.devices.graph import ISSUERS
-from executor.devices.issue import DeviceRun, Issuer
 from executor.devices.open import Device
 from executor.ranks.collectives import Channel, Rings
-from executor.ranks.request import Request, Stretch
+from executor.ranks.request import Request
 from executor.ranks.transport import Transport
-from executor.ranks.watchdog import Status
-from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.errors import RunFailed
 from simpar.program import Program
@@ -234,31 +230,3 @@ def _is_native(program: Program, device: Device, request: Request) -> bool:
 
 def _available(backend: str) -> bool:
     return bool(getattr(dist, f'is_{backend}_available', lambda: True)())
-
-
-def device_run(
-    program: Program,
-    rank: int,
-    device: Device,
-    transports: Transports,
-    request: Request,
-    status: Status,
-    held: Mapping[str, torch.Tensor] | None,
-) -> tuple[Issuer, DeviceRun]:
-    """The host of a rank, and its run.
-
-    Arguments: ``held``, parameters and states before the first step; None, as the seed draws them.
-    """
-    stretch = request.stretch or Stretch()
-    issuer = ISSUERS[request.issue](
-        program,
-        rank,
-        device,
-        transports,
-        steps=request.steps,
-        seed=request.seed,
-        dtype=TORCH[request.dtype] if request.dtype else None,
-        first=stretch.first,
-        held=held,
-    )
-    return issuer, DeviceRun(program, rank, request.steps, issuer, status)

@@ -138,16 +138,20 @@ class EmulatedMachine:
 
     def arrive(self, work: Work, ready: float) -> float:
         """The op is ready and the host has issued it."""
-        arrived = max(ready, self._begin + self._issued[work.slot] + work.step * self._period)
+        arrived = max(ready, self._begin + self._issued[work.slot.position] + work.step * self._period)
         if work.channel is not None:
             # Only communication must wait in real time: its messages are real. Compute sleeps in the device.
             self._clock.sleep_until(arrived)
         return arrived
 
+    def run(self, work: Work, arrived: float) -> float:
+        """Sleep for a compute op, send for a message."""
+        return self.compute(work, arrived) if work.channel is None else self.communicate(work, arrived)
+
     def compute(self, work: Work, arrived: float) -> float:
         """The op's isolated time on this rank, stretched beside collectives."""
-        seconds = float(self._costs.compute[work.index]) / self._speed
-        return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.index]))
+        seconds = float(self._costs.compute[work.slot.index]) / self._speed
+        return self._device.compute(arrived, seconds, float(self._costs.beside_communication[work.slot.index]))
 
     def communicate(self, work: Work, arrived: float) -> float:
         """Messages of the right sizes; the collective starts when the last of its ranks has arrived.
@@ -168,21 +172,21 @@ class EmulatedMachine:
         if self._slows and self._costs.waiting_slows:
             begin(arrived)
         start = arrived
-        if self._link is not None or work.op.kind != 'collective':
+        if self._link is not None or work.slot.op.kind != 'collective':
             # What is sent before its receive is posted would wait in buffers that links between devices do not have.
-            start = _meet(work.op, channel, arrived)
+            start = _meet(work.slot.op, channel, arrived)
             begin(start)
         elif self._slows:
             channel.meet(arrived, _others(channel), begin)
         channel.done = None
-        _transfer(work.op, channel, self._pace(work), start)
+        _transfer(work.slot.op, channel, self._pace(work), start)
         # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
         # As of compute: the moment at which the link was through, not that at which a thread woke up for it.
         end = self._clock.now() if channel.done is None else channel.done
-        if self._link is None and work.op.kind != 'collective':
+        if self._link is None and work.slot.op.kind != 'collective':
             # What was sent may be in a buffer: it is through when the other end has it.
-            end = _meet(work.op, channel, end)
+            end = _meet(work.slot.op, channel, end)
         for interval in busy:
             self._device.close(interval, end)
         return end
@@ -191,11 +195,11 @@ class EmulatedMachine:
         """Demand as the costs have it: below 1 where something else than the link limits the collective."""
         if self._link is None:
             return None
-        entries = self._costs.communication.get(work.index, ())
-        links = entries[entry_of(len(entries), *self._place[work.op.partition])].links if entries else ()
+        entries = self._costs.communication.get(work.slot.index, ())
+        links = entries[entry_of(len(entries), *self._place[work.slot.op.partition])].links if entries else ()
         # A rank has one link here; of several modelled links the busiest is the limit.
         demand = max((demand for _, demand in links), default=1.0)
-        return Pace(self._link, demand, float(self._costs.beside_compute[work.index]), virtual=True)
+        return Pace(self._link, demand, float(self._costs.beside_compute[work.slot.index]), virtual=True)
 
 
 def _others(channel: Channel) -> list[int]:

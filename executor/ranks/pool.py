@@ -19,6 +19,7 @@ from executor import netns
 from executor.assemble import Execution, assemble_run
 from executor.host import Process, this_process
 from executor.ranks.process import Setup, main
+from executor.ranks.rank import Machines
 from executor.ranks.request import INIT_TIMEOUT, Compute, Outcome, Request
 from executor.ranks.watchdog import BusyThreads, Failure, Fault, Seen, Status, death, explain
 from executor.validate import validate
@@ -145,6 +146,7 @@ class Pool:
                     port=port,
                     threads=threads,
                     pinned=pinned,
+                    machines=self._machines(rank),
                 )
                 self._children.append(self._start(main, setup))
             self._connect(port)
@@ -246,6 +248,10 @@ class Pool:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # starting
+
+    def _machines(self, rank: int) -> Machines:
+        """What runs the ops of a rank's streams."""
+        return Machines()
 
     def _start(self, target: Callable[..., object], *arguments: object) -> Child:
         ours, theirs = self._context.Pipe()

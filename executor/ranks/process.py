@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from executor import netns
 from executor.host import Clock, pin, sharpen_sleep
-from executor.ranks.rank import Rank, Watched
+from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT
 from executor.ranks.watchdog import Failure, Status
 from simpar.errors import SimparError
@@ -39,6 +39,7 @@ class Setup:
         port: the port of rank 0's store, 0 for any.
         threads: how many threads a kernel uses.
         pinned: whether the rank keeps to one core.
+        machines: what runs the ops of streams that are threads.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class Setup:
     port: int
     threads: int
     pinned: bool
+    machines: Machines
 
 
 class _Broken(Exception):
@@ -164,7 +166,7 @@ def _join_network(setup: Setup, talk: _Talk) -> str:
 def _serve(setup: Setup, talk: _Talk, host: str) -> None:
     store = _store(setup, talk, host)
     status = Status(setup.world, setup.folder / 'status')
-    rank = Rank(setup.rank, setup.world, store, setup.net, status, setup.timeout, Clock())
+    rank = Rank(setup.rank, setup.world, store, setup.net, status, setup.timeout, Clock(), setup.machines)
     programs: dict[str, Program] = {}
 
     def agree() -> float:

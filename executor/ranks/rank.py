@@ -7,29 +7,33 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from executor.checkpoint import contents_of, read_rank, write_rank
+from executor.checkpoint import write_rank
+from executor.devices.graph import ISSUERS
+from executor.devices.issue import DeviceRun
 from executor.devices.kinds import KINDS
-from executor.draws import fed
+from executor.devices.open import open_device
+from executor.devices.transports import device_transports
 from executor.host import Clock, keep_memory, urgently
 from executor.ranks.collectives import LATE, Channel
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.link import Link
-from executor.ranks.memory import Memory
-from executor.ranks.real import RealMachine
+from executor.ranks.memory import Start
+from executor.ranks.real import Computation, RealMachine
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status
-from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import Program
+from simpar.trace import Times
 
 SLACK: Final = 5.0
 """Seconds that gloo waits longer than the watchdog, which knows more."""
@@ -43,9 +47,29 @@ class Watched(Protocol):
     """A run that somebody watches."""
 
     failures: list[Failure]
+    arrive_KS: Times
+    end_KS: Times
+
+    def begin(self, moment: float) -> None:
+        """All ranks begin at a moment that is near."""
+
+    def start(self, begin: float) -> None:
+        """Begin."""
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return whether all is through or something has failed."""
+
+
+Prepared = tuple[tuple[str, ...], Computation | None, Watched]
+"""Notes, what computes for real, and the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What makes the machines of a rank whose streams are threads."""
+
+    real: Callable[..., RealMachine] = RealMachine
+    emulated: Callable[..., EmulatedMachine] = EmulatedMachine
 
 
 class Rank:
@@ -55,11 +79,21 @@ class Rank:
         store: the store that all ranks share.
         timeout: seconds after which a message that does not come has failed.
         status: learns what every stream does.
+        machines: what runs the ops of streams that are threads.
     """
 
     def __init__(
-        self, rank: int, world: int, store: dist.Store, net: Net, status: Status, timeout: float, clock: Clock
+        self,
+        rank: int,
+        world: int,
+        store: dist.Store,
+        net: Net,
+        status: Status,
+        timeout: float,
+        clock: Clock,
+        machines: Machines | None = None,
     ) -> None:
+        self._machines = machines or Machines()
         self.rank = rank
         self.world = world
         self.status = status
@@ -124,119 +158,68 @@ class Rank:
             agree: called when this rank is ready; it returns the moment at which all begin.
             watch: returns when all streams are through, and raises otherwise.
         """
-        stretch = request.stretch or Stretch()
-        with fed(stretch.first, stretch.batches):
-            return self._run(program, request, agree, watch)
-
-    def _run(
-        self,
-        program: Program,
-        request: Request,
-        agree: Callable[[], float],
-        watch: Callable[[Watched], None],
-    ) -> Outcome:
-        if not request.threads:
-            return self._run_on_device(program, request, agree, watch)
-        log = _Log()
-        # Only while data are read: that is when the executor's modules have something to say.
-        with log:
-            machine = self._machine(program, request)
-            self._go_on(machine, program, request.stretch)
         channels = self._channels[program.hash]
         for channel in channels.values():
             channel.paced = channel.late = 0
         # Where nothing is computed, there is nothing that communication could go before.
         favour = request.favour and request.compute == 'real'
-        streams = Streams(
-            program, self.rank, request.steps, machine, channels, self.status, request.faults,
-            favour=favour, queues=request.queues,
-        )  # fmt: skip
+        # Only while data are read: that is when the executor's modules have something to say.
+        with _Log() as log:
+            if request.threads:
+                told, computation, job = self._in_threads(program, request, favour=favour)
+            else:
+                told, computation, job = self._on_device(program, request)
         # Real computation must not come before all else; where messages are favoured, its threads make themselves nice.
         with urgently() if favour or request.compute == 'emulated' else nullcontext():
             begin = agree()
-            machine.begin(begin)
+            job.begin(begin)
             # All ranks begin at one moment, so that traces have one zero.
             self._clock.sleep_until(begin)
-            streams.start(begin)
-            watch(streams)
-        real = machine if isinstance(machine, RealMachine) else None
-        keep = real if request.keep else None
+            job.start(begin)
+            watch(job)
+        keep = computation if request.keep else None
         return Outcome(
-            arrive_KS=streams.arrive_KS - begin,
-            end_KS=streams.end_KS - begin,
-            notes=(*log.lines, *_too_slow(self.rank, channels.values())),
-            losses=real.losses if real else [],
+            arrive_KS=job.arrive_KS - begin,
+            end_KS=job.end_KS - begin,
+            notes=(*told, *log.lines, *_too_slow(self.rank, channels.values())),
+            losses=[computation.losses[step] for step in range(request.steps)] if computation else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
-            written=self._stop(machine, program, request.stretch),
+            written=self._leave(computation, program, request.stretch),
         )
 
-    def _go_on(self, machine: EmulatedMachine | RealMachine, program: Program, stretch: Stretch | None) -> None:
-        """Read the checkpoint that a stretch begins from, if it does."""
-        if stretch and stretch.source and isinstance(machine, RealMachine):
-            folder = Path(stretch.source)
-            read_rank(folder, contents_of(folder), program, self.rank, machine.held)
-
-    def _stop(self, machine: EmulatedMachine | RealMachine, program: Program, stretch: Stretch | None) -> str:
+    def _leave(self, computation: Computation | None, program: Program, stretch: Stretch | None) -> str:
         """Keep what the next stretch begins with, and write a checkpoint of it, if one is due."""
-        if stretch is None or not isinstance(machine, RealMachine):
+        if stretch is None or computation is None:
             return ''
-        return self._leave(machine.held, program, stretch)
+        self._held = {name: tensor.cpu() for name, tensor in computation.memory.held.items()}
+        return write_rank(Path(stretch.save), program, self.rank, self._held).packed() if stretch.save else ''
 
-    def _leave(self, held: dict[str, torch.Tensor], program: Program, stretch: Stretch) -> str:
-        self._held = held
-        return write_rank(Path(stretch.save), program, self.rank, held).packed() if stretch.save else ''
+    def _in_threads(self, program: Program, request: Request, *, favour: bool) -> Prepared:
+        """A thread for each stream."""
+        machine: EmulatedMachine | RealMachine
+        if request.compute == 'real':
+            start = Start.of(program, self.rank, request, self._held)
+            machine = self._machines.real(start, self._clock, self._link, keep=request.keep)
+        else:
+            costs = cast('Costs', request.costs)
+            machine = self._machines.emulated(program, costs, self.rank, self._clock, self._link)
+        streams = Streams(
+            program, self.rank, request.steps, machine, self._channels[program.hash], self.status, request.faults,
+            favour=favour, queues=request.queues,
+        )  # fmt: skip
+        return (), machine if isinstance(machine, RealMachine) else None, streams
 
-    def _run_on_device(
-        self, program: Program, request: Request, agree: Callable[[], float], watch: Callable[[Watched], None]
-    ) -> Outcome:
-        """The same on an accelerator, whose streams take the place of threads."""
-        from executor.devices.open import open_device
-        from executor.devices.transports import device_run, device_transports
-
+    def _on_device(self, program: Program, request: Request) -> Prepared:
+        """An accelerator, whose streams take the place of threads."""
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         told = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self.local)
         transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
-        with _Log() as log:
-            held = self._before(program, request)
-            issuer, run = device_run(program, self.rank, device, transports, request, self.status, held)
-        begin = agree()
-        issuer.begin(self._clock.now, request.steps - 1)
-        self._clock.sleep_until(begin)
-        run.start(begin)
-        watch(run)
-        return Outcome(
-            arrive_KS=run.arrive_KS - begin,
-            end_KS=run.end_KS - begin,
-            notes=(*told, *log.lines),
-            losses=issuer.losses,
-            parameters=issuer.parameters() if request.keep else {},
-            gradients=issuer.gradients if request.keep else {},
-            written=self._leave(issuer.held(), program, request.stretch) if request.stretch else '',
-        )
-
-    def _before(self, program: Program, request: Request) -> dict[str, torch.Tensor] | None:
-        """What a device's run begins with, on the host; None: what the seed draws."""
-        stretch = request.stretch or Stretch()
-        if not stretch.source:
-            return self._held if stretch.first else None
-        folder = Path(stretch.source)
-        held = Memory(program, self.rank, request.seed, TORCH[request.dtype] if request.dtype else None).held
-        read_rank(folder, contents_of(folder), program, self.rank, held)
-        return held
-
-    def _machine(self, program: Program, request: Request) -> EmulatedMachine | RealMachine:
-        if request.compute == 'real':
-            dtype = TORCH[request.dtype] if request.dtype else None
-            stretch = request.stretch or Stretch()
-            # What the stretch before has left, unless a checkpoint is read.
-            held = self._held if stretch.first and not stretch.source else None
-            where = (self._clock, self._link, stretch.first, held)
-            return RealMachine(program, self.rank, request.steps, request.seed, dtype, *where, keep=request.keep)
-        costs = cast('Costs', request.costs)
-        return EmulatedMachine(program, costs, self.rank, self._clock, self._link)
+        start = Start.of(program, self.rank, request, self._held)
+        issuer = ISSUERS[request.issue](start, device, transports)
+        return told, issuer.computation, DeviceRun(issuer, self.status, self._clock.now)
 
 
 def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,9 +23,10 @@ from executor.devices.kinds import Kind
 from executor.host import yield_to_communication
 from executor.ranks.collectives import Channel
 from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Fault, Status
+from executor.walk import Slot, slots_of
 from simpar.engine.queues import queues_of
 from simpar.errors import RunFailed
-from simpar.program import OpClass, Program, Role
+from simpar.program import Program, Role
 from simpar.trace import Times
 
 
@@ -32,17 +34,11 @@ from simpar.trace import Times
 class Work:
     """One op of one step on one rank.
 
-    Arguments:
-        index: the number of the op class in the program.
-        channel: the channel to the op's group, None for compute.
+    Arguments: ``channel``, to the op's group, None for compute.
     """
 
-    op: OpClass
-    index: int
-    slot: int
+    slot: Slot
     step: int
-    micro_batch: int
-    copy: int
     channel: Channel | None = None
 
 
@@ -55,11 +51,8 @@ class Machine(Protocol):
     def arrive(self, work: Work, ready: float) -> float:
         """When an op arrives whose needs and stream were done at ``ready``; returns no earlier than that."""
 
-    def compute(self, work: Work, arrived: float) -> float:
-        """Run a compute op; returns its end."""
-
-    def communicate(self, work: Work, arrived: float) -> float:
-        """Run a collective, send or receive; returns its end."""
+    def run(self, work: Work, arrived: float) -> float:
+        """Run a compute op, a collective, a send or a receive; returns its end."""
 
 
 # Work queues of a rank that runs its streams as threads: an op leaves one when it arrives, those before it first.
@@ -138,7 +131,7 @@ class Cancelled(Exception):
 class _Stream:
     """One stream's slots, and how many ops of it have finished."""
 
-    def __init__(self, index: int, name: str, slots: list[int]) -> None:
+    def __init__(self, index: int, name: str, slots: list[Slot]) -> None:
         self.index = index
         self.name = name
         self.slots = slots
@@ -171,28 +164,30 @@ class Streams:
         queues: int = 0,
     ) -> None:
         role = program.role(rank)
-        self._program = program
-        self._role = role
+        self._action = partial(program.action, role)
         self._rank = rank
         self._steps = steps
         self._machine = machine
         self._channels = channels
         self._status = status
         self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
+        slots = slots_of(program, role)
         self._streams = [
-            # Plain lists: the walk indexes them once an op, which is slow on arrays.
-            _Stream(index, name, [*slots])
-            for index, (name, slots) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
+            _Stream(index, name, [slots[slot] for slot in row])
+            for index, (name, row) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
         ]
         # A stream is in order, so "need has finished" is a comparison of one counter.
-        self._place = {slot: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
+        self._place = {slot.position: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
         self._favour = favour
-        self._needs, self._carried = role.needs(), role.carried()
         self._queues = queues_by_slot(role, queues)
         self.arrive_KS: Times = np.zeros((steps, len(role)))
         self.end_KS: Times = np.zeros((steps, len(role)))
         self.failures: list[Failure] = []
         self._threads: list[threading.Thread] = []
+
+    def begin(self, moment: float) -> None:
+        """Tell the machine when the program begins."""
+        self._machine.begin(moment)
 
     def start(self, begin: float) -> None:
         """Start all streams of a program that begins at ``begin``, by the clock of the machine."""
@@ -216,7 +211,7 @@ class Streams:
         return True
 
     def _run(self, stream: _Stream, begin: float) -> None:
-        step, slot = 0, -1
+        step, at = 0, -1
         stream.thread = threading.get_native_id()
         torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
@@ -225,36 +220,37 @@ class Streams:
             last = begin
             for step in range(self._steps):
                 for slot in stream.slots:
+                    at = slot.position
                     last = self._one(stream, step, slot, last)
-            self._say(stream, THROUGH, step, slot)
+            self._say(stream, THROUGH, step, at)
         # Another stream has reported the failure; a second report would hide the cause.
         except Cancelled:
             pass
         except Exception as error:
-            self._fail(failure_of(self._rank, step, slot, error))
+            self._fail(failure_of(self._rank, step, at, error))
 
     def _computes(self, stream: _Stream) -> bool:
         # Computation that came before all else would starve the threads of gloo, which share its core.
-        return any(self._program.op(self._role, slot).kind == 'compute' for slot in stream.slots)
+        return any(slot.op.kind == 'compute' for slot in stream.slots)
 
-    def _one(self, stream: _Stream, step: int, slot: int, last: float) -> float:
+    def _one(self, stream: _Stream, step: int, slot: Slot, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""
-        self._say(stream, WAITING, step, slot)
+        at = slot.position
+        self._say(stream, WAITING, step, at)
         # An op waits for the op before it on its stream, and for its needs.
         ready = max(last, self._wait_for_needs(step, slot))
-        queue = self._queues.get(slot)
+        queue = self._queues.get(at)
         if queue:
-            ready = max(ready, self._wait_for_turn(queue, step, slot))
-        work = self._work(stream, step, slot)
+            ready = max(ready, self._wait_for_turn(queue, step, at))
+        work = Work(slot, step, None if slot.op.kind == 'compute' else self._channels[slot.op.partition, stream.name])
         arrived = self._machine.arrive(work, ready)
         if queue:
             queue.leave(arrived)
         if self._faults:
             work = self._break(work)
-        self._say(stream, RUNNING, step, slot)
-        run = self._machine.compute if work.channel is None else self._machine.communicate
-        end = run(work, arrived)
-        self.arrive_KS[step, slot], self.end_KS[step, slot] = arrived, end
+        self._say(stream, RUNNING, step, at)
+        end = self._machine.run(work, arrived)
+        self.arrive_KS[step, at], self.end_KS[step, at] = arrived, end
         with stream.changed:
             stream.finished += 1
             stream.changed.notify_all()
@@ -265,25 +261,12 @@ class Streams:
         beat = Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
         self._status.set(self._rank, stream.index, beat)
 
-    def _work(self, stream: _Stream, step: int, slot: int) -> Work:
-        index = int(self._role.op_class[slot])
-        op = self._program.op_classes[index]
-        return Work(
-            op=op,
-            index=index,
-            slot=slot,
-            step=step,
-            micro_batch=int(self._role.micro_batch[slot]),
-            copy=int(self._role.copy[slot]),
-            channel=None if op.kind == 'compute' else self._channels[op.partition, stream.name],
-        )
-
-    def _wait_for_needs(self, step: int, slot: int) -> float:
+    def _wait_for_needs(self, step: int, slot: Slot) -> float:
         """Wait for a slot's needs; return when the last of them ended."""
-        ends = [self._wait_for(step, need) for need in self._needs[slot]]
+        ends = [self._wait_for(step, need) for need in slot.needs]
         if step:
             # Needs carried over from the step before; the first step has none.
-            ends += [self._wait_for(step - 1, need) for need in self._carried[slot]]
+            ends += [self._wait_for(step - 1, need) for need in slot.carried]
         return max(ends, default=0.0)
 
     def _wait_for_turn(self, queue: Queue, step: int, slot: int) -> float:
@@ -317,7 +300,7 @@ class Streams:
 
     def _break(self, work: Work) -> Work:
         """Do what a fault says."""
-        kind = self._faults.get((self._program.action(self._role, work.slot), work.step))
+        kind = self._faults.get((self._action(work.slot.position), work.step))
         if kind == 'kill':
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == 'stall':
@@ -327,13 +310,10 @@ class Streams:
         while kind == 'spin':
             pass
         if kind == 'resize':
-            return _resized(work)
+            # The same op with a message twice as long.
+            op = replace(work.slot.op, bytes=2 * work.slot.op.bytes)
+            return replace(work, slot=replace(work.slot, op=op))
         return work
-
-
-def _resized(work: Work) -> Work:
-    """The same op with a message twice as long."""
-    return replace(work, op=replace(work.op, bytes=2 * work.op.bytes))
 
 
 def failure_of(rank: int, step: int, slot: int, error: Exception) -> Failure:

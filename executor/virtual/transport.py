@@ -16,15 +16,16 @@ import torch
 
 from executor.assemble import Execution, assemble_run
 from executor.devices.graph import ISSUERS
-from executor.devices.issue import Slot
 from executor.devices.open import open_device
 from executor.draws import single_thread
-from executor.ranks.request import Outcome, Request, Stretch
+from executor.ranks.memory import Start
+from executor.ranks.request import Outcome, Request
 from executor.ranks.transport import Transport
-from executor.tensors import TORCH, all_reduce
+from executor.tensors import all_reduce
 from executor.validate import communicators
 from executor.virtual.engine import Queue, Task, Touch, state
 from executor.virtual.tensor import VirtualTensor, touches
+from executor.walk import Slot
 from simpar.errors import ProgramError
 from simpar.program import Program
 from simpar.program.touches import instance
@@ -263,66 +264,35 @@ class VirtualWorld:
     """A program on virtual accelerators.
 
     Arguments:
-        seed: of weights and inputs.
-        dtype: takes the place of every floating dtype.
         order: a seed for the order in which streams run; None: they take turns.
-        begin: the number that the first step has in the whole training.
-        held: of each rank, parameters and states before it; None, as the seed draws them.
-        issue: ``eager``, op by op, or ``graph``.
+        held: of each rank, what the stretch before has left; None, as the seed draws them.
     """
 
     def __init__(
         self,
         program: Program,
-        *,
-        steps: int,
-        seed: int = 0,
-        dtype: torch.dtype | None = None,
+        request: Request,
         order: int | None = None,
-        begin: int = 0,
         held: Sequence[Mapping[str, torch.Tensor]] | None = None,
-        issue: str = 'eager',
     ) -> None:
         open_device('virtual')
         self.engine = state.reset(order)
         self._program = program
-        self._steps = steps
+        self._steps = request.steps
         transports = _transports(program)
         with single_thread():
             self.ranks = [
-                ISSUERS[issue](
-                    program,
-                    rank,
+                ISSUERS[request.issue](
+                    Start.of(program, rank, request, held[rank] if held else None),
                     open_device('virtual', rank),
                     transports[rank],
-                    steps=steps,
-                    seed=seed,
-                    dtype=dtype,
-                    first=begin,
-                    held=held[rank] if held else None,
                     watch=self._touch(rank),
                 )
                 for rank in range(program.world)
             ]
-        for rank in self.ranks:
-            for stream, name in zip(rank.streams, program.role(rank.rank).streams, strict=True):
-                stream.queue.name = f'{name} of rank {rank.rank}'
-
-    @classmethod
-    def of(
-        cls,
-        program: Program,
-        request: Request,
-        order: int | None = None,
-        held: Sequence[Mapping[str, torch.Tensor]] | None = None,
-    ) -> VirtualWorld:
-        """What a request asks for."""
-        dtype = TORCH[request.dtype] if request.dtype else None
-        begin = (request.stretch or Stretch()).first
-        steps, seed = request.steps, request.seed
-        return cls(
-            program, steps=steps, seed=seed, dtype=dtype, order=order, begin=begin, held=held, issue=request.issue
-        )
+        for number, rank in enumerate(self.ranks):
+            for stream, name in zip(rank.streams, program.role(number).streams, strict=True):
+                stream.queue.name = f'{name} of rank {number}'
 
     def run(self, *, keep: bool = True) -> Execution:
         """Train all steps.
@@ -350,9 +320,9 @@ class VirtualWorld:
                 Outcome(
                     arrive_KS=rank.arrive_KS[first : steps.stop] - zero,
                     end_KS=rank.end_KS[first : steps.stop] - zero,
-                    losses=rank.losses[first : steps.stop],
-                    parameters=rank.parameters() if keep else {},
-                    gradients=rank.gradients if keep else {},
+                    losses=[rank.computation.losses[step] for step in steps],
+                    parameters=rank.computation.parameters() if keep else {},
+                    gradients=rank.computation.gradients if keep else {},
                 )
                 for rank in self.ranks
             ]
