@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from simpar.ablation import (
@@ -22,10 +22,8 @@ from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster, Profile
 from simpar.hardware.net import Net, parse_net
-from simpar.kept import Kept
 from simpar.lazy import card
 from simpar.lower import lower
-from simpar.lower.prepared import one_of_equal
 from simpar.memory import check_fit
 from simpar.pipeline.rows import rows_of
 from simpar.pipeline.table import read_csv
@@ -37,6 +35,7 @@ from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.checks import counts_fit
 from simpar.schedule.schedule import changed
+from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
 from simpar.stacks import load_stack
 from simpar.throughput import Throughput, throughput
@@ -61,7 +60,8 @@ class Case:
     """A schedule, its cluster and its program.
 
     Arguments: ``plan``, the schedule's with every choice made; ``strategies``, with the workload that they are in;
-    ``baseline``, the case that gain is measured from, without a baseline of its own.
+    ``baseline``, the case that gain is measured from, without a baseline of its own; ``session``, which cases that
+    are asked of this one share.
     """
 
     schedule: Schedule
@@ -70,6 +70,7 @@ class Case:
     program: Program
     strategies: Strategies
     baseline: Case | None = None
+    session: Session = field(default_factory=Session)
 
     def __repr__(self) -> str:
         mine, other = self.names
@@ -86,7 +87,7 @@ class Case:
         Raises ``ScheduleError`` for unknown keys, values that do not fit, and where nothing changes.
         Example: ``case.what_if(copies=4, nodes=2).predict().gain``.
         """
-        return case_of(changed(self.schedule, changes))
+        return case_of(changed(self.schedule, changes), session=self.session)
 
     @property
     def workload(self) -> Workload:
@@ -171,16 +172,18 @@ class Case:
             *queues,
             *spread,
             *mode,
-            *unchanged_baseline(self.schedule, (self.program, self.cluster), other, _made),
+            *unchanged_baseline(self.schedule, (self.program, self.cluster), other, self._made),
         )
 
-    def predict(
-        self, steps: int = 3, *, tell: bool = True, progress: Told | None = None, models: Models | None = None
-    ) -> Prediction:
+    def _made(self, schedule: Schedule) -> tuple[Program, Cluster]:
+        case = _one(schedule, self.session)
+        return case.program, case.cluster
+
+    def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
 
         Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect;
-            ``progress`` is told after each simulation; ``models``, that other predictions share.
+            ``progress`` is told after each simulation.
         """
         other = self.baseline
         prediction = predict(
@@ -191,7 +194,7 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
             progress=progress,
-            models=models,
+            models=self.session.once(Models),
         )
         if not tell:
             return prediction
@@ -247,37 +250,29 @@ def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = L
     return case_of(load_schedule(source, overrides, module=module), limit=limit)
 
 
-def case_of(schedule: Schedule, *, limit: Limit = LIMIT) -> Case:
-    """The case of a schedule that has been read; arguments as of ``load_case``."""
+def case_of(schedule: Schedule, *, limit: Limit = LIMIT, session: Session | None = None) -> Case:
+    """The case of a schedule that has been read.
+
+    Arguments: ``session`` of a caller that asks for many cases; all else as of ``load_case``.
+    """
+    shared = session or Session()
     baseline = schedule.baseline()
     # Before anything is built, for that may take hours, or all of the memory.
     both = [schedule, *([baseline] if baseline else [])]
     hardware = cluster_of(schedule)
-    check_size(both, hardware.world, limit, lambda small: _made(small)[0])
-    made = _one(schedule, hardware)
-    return replace(made, baseline=_one(baseline)) if baseline else made
+    check_size(both, hardware.world, limit, lambda small: _one(small, shared).program)
+    made = _one(schedule, shared, hardware)
+    return replace(made, baseline=_one(baseline, shared)) if baseline else made
 
 
-def _one(schedule: Schedule, hardware: Cluster | None = None) -> Case:
+def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) -> Case:
     hardware = hardware or cluster_of(schedule)
     found, plan = choices(schedule, hardware)
-    program = _lowered(found.workload, plan, hardware.world)
-    return Case(schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found)
-
-
-_programs: Final[Kept[tuple[Workload, Plan, int], Program]] = Kept(4)
-"""For schedules that differ in nothing that a program knows of."""
-
-
-def _lowered(workload: Workload, plan: Plan, world: int) -> Program:
-    """The program; that of an equal workload and plan is not lowered again, nor what follows from it worked out."""
-    workload = one_of_equal(workload)
-    return _programs.get((workload, plan, world), lambda: lower(workload, plan, world))
-
-
-def _made(schedule: Schedule) -> tuple[Program, Cluster]:
-    case = _one(schedule)
-    return case.program, case.cluster
+    # Schedules that differ in nothing that a program knows of share it, and what follows from it.
+    program = session.once(lower, workload=found.workload, plan=plan, world=hardware.world, session=session)
+    return Case(
+        schedule=schedule, plan=plan, cluster=hardware, program=program, strategies=found, session=session
+    )  # fmt: skip
 
 
 def choices(schedule: Schedule, hardware: Cluster) -> tuple[Strategies, Plan]:

@@ -8,12 +8,13 @@ import sys
 
 from simpar.document import dump
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep import load_sweep, predicted
 
 
-def told(schedule: Schedule) -> str:
+def told(schedule: Schedule, session: Session | None = None) -> str:
     """The outcome of a row as text, every digit of it."""
-    return json.dumps(dump(predicted(schedule)), sort_keys=True)
+    return json.dumps(dump(predicted(schedule, session)), sort_keys=True)
 
 
 def main() -> None:

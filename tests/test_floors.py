@@ -11,7 +11,7 @@ FLOORS = [
         *('machine_code', 'shipped', 'document', 'collector'),
     ],
     [
-        *('layout', 'program', 'model', 'workload', 'plan'),
+        *('layout', 'program', 'model', 'workload', 'plan', 'session'),
         *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],

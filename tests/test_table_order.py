@@ -12,10 +12,8 @@ import pytest
 from golden_transformers import RecordedBlocks
 from redistribution_machine import cut, execute
 
-from simpar import case
 from simpar.layout import Layout, compat, redistribute
 from simpar.layout.table_order import table_order
-from simpar.lower import prepared, recorded
 from simpar.strategy_search import double_recursive
 from simpar.strategy_search.networks import transformer_blocks
 
@@ -75,15 +73,8 @@ def test_the_sequence_over_seven_parts_is_that_of_the_compilers_loop_over_its_ta
 def upwards(monkeypatch):
     """Makes the walk go from the first part on; what was worked out before is forgotten, and so at the end."""
 
-    def forget():
-        redistribute.cache_clear()
-        case._programs.clear()
-        recorded._recordings.clear()
-        prepared._sharded.clear()
-        prepared._staged.clear()
-
-    yield lambda: (monkeypatch.setattr(compat, 'table_order', range), forget())
-    forget()
+    yield lambda: (monkeypatch.setattr(compat, 'table_order', range), redistribute.cache_clear())
+    redistribute.cache_clear()
 
 
 def searched_block(ranks):

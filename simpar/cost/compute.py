@@ -30,7 +30,6 @@ from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
-from simpar.program.op import cost_key_of
 
 PRODUCTS = priced('matrix')
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
@@ -70,7 +69,7 @@ class DeviceCompute:
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
         """
-        key = cost_key_of(op)
+        key = op.cost_key
         # Plans of a sweep share most of their ops.
         found = self._known.get(key)
         if found is None:

@@ -7,9 +7,7 @@ computation that waits for that collective anyway. So frees never add a need.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
-from simpar.kept import Facts
 from simpar.program import OpClass, Tensor
 
 _Life = tuple[int, list[int]]
@@ -30,18 +28,7 @@ def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: 
                 # Most are read once, and end there.
                 end = readers[0] if len(readers) == 1 else _end(ops, lives, mine, place) if readers else first
                 ends.setdefault(end, []).append(name)
-    return [_freeing(op, (*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
-
-
-def _freeing(op: OpClass, frees: tuple[str, ...]) -> OpClass:
-    """The same op where it has been made before: plans that recompute otherwise free much alike."""
-    known = _made(op)
-    if frees not in known:
-        known[frees] = op.freeing(frees)
-    return known[frees]
-
-
-_made: Final[Facts[OpClass, dict[tuple[str, ...], OpClass]]] = Facts(lambda op: {}, 2**12)
+    return [op.freeing((*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
 
 
 def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:

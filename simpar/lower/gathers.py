@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from simpar.kept import Facts
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, message_sizes, split_dims
@@ -28,6 +27,8 @@ _Key = tuple[str, str]
 """A bucket, and the partition that its members are sharded over."""
 Label = tuple[int, int, Phase]
 """Stage, micro-batch, and F or I: forward or backward."""
+_Touching = list[tuple[int, Label, list[str]]]
+"""By place and label the ops of a run that touch gathered weights or full gradients, with these."""
 
 
 class _Use(NamedTuple):
@@ -55,33 +56,6 @@ class _Touched:
     packed: dict[_Key, frozenset[str]] = field(default_factory=dict)
 
 
-class _Facts:
-    """What follows from shards, whatever the plan does with them: rows of a sweep often share them.
-
-    Arguments: ``gathered``, by gathered weight its parameter; ``number`` of each parameter; ``touched``, what gathers
-    may be for: weights and full gradients; ``ops`` that were made, by name, members and stage; ``of``, by members of a
-    bucket their shards; ``touching``, of runs the ops that touch any of that, by place and label; ``fused``, buckets of
-    parameters, and ``updated``, updates with what stands about them, by what they depend on.
-    """
-
-    def __init__(self, shards: Shards) -> None:
-        self.gathered = {
-            gathered: name
-            for shard in shards.all
-            for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
-        }
-        self.number = {name: number for number, name in enumerate(shards.of)}
-        self.touched = self.gathered.keys() | {full.name for shard in shards.all for full in shard.fulls}
-        self.ops: dict[tuple[str, tuple[str, ...], int], OpClass] = {}
-        self.of: dict[frozenset[str], tuple[Shard, ...]] = {}
-        self.fused: dict[tuple[object, ...], dict[_Key, list[str]]] = {}
-        self.updated: dict[tuple[object, ...], tuple[Issue, ...]] = {}
-        self.touching: dict[Run, list[tuple[int, Label, list[str]]]] = {}
-
-
-_facts: Final[Facts[Shards, _Facts]] = Facts(_Facts, 8)
-
-
 class Gathers:
     """The gathers of one pipeline rank's weights."""
 
@@ -90,10 +64,18 @@ class Gathers:
         self._plan = plan
         self._shards = shards
         self._ids = ids
-        self._fusion = plan.fusion, tuple(ids.items())
-        self._known = _facts(shards)
-        self._gathered = self._known.gathered
+        # By gathered weight its parameter.
+        self._gathered = {
+            gathered: name
+            for shard in shards.all
+            for gathered, name in zip(shard.gathered, shard.parameters, strict=True)
+        }
+        self._number = {name: number for number, name in enumerate(shards.of)}
+        # What gathers may be for: weights and full gradients.
+        self._wanted = self._gathered.keys() | {full.name for shard in shards.all for full in shard.fulls}
         self._named: dict[str, tuple[str, ...]] = {}
+        # Ops by what they are for: many micro-batches gather the same.
+        self._ops: dict[tuple[object, ...], OpClass] = {}
 
     # on use
 
@@ -109,8 +91,8 @@ class Gathers:
         for index, use in enumerate(uses):
             # Not before its bucket's last use has been freed: the buffer is written anew.
             at = max(self._issued(uses, index), last_of.get((use.bucket, use.partition), 0))
-            before.setdefault(at, []).append(Issue(self._gather(use), use.label[1], late=True))
-            behind.setdefault(use.last + 1, []).append(Issue(self._reshard(use), use.until[1]))
+            before.setdefault(at, []).append(Issue(self._once(self._gather, use, use.label), use.label[1], late=True))
+            behind.setdefault(use.last + 1, []).append(Issue(self._once(self._reshard, use, use.until), use.until[1]))
             last_of[use.bucket, use.partition] = use.last + 1
         both = before.keys() | behind.keys()
         # At one place frees go before gathers, or both would be in memory.
@@ -130,7 +112,7 @@ class Gathers:
         free = uses[index - ahead - 1].last + 1
         return free if free <= uses[index].first else uses[index - ahead].first
 
-    def _buckets(self, order: Issued) -> dict[_Key, list[str]]:
+    def _buckets(self, order: Issued, touching: Mapping[Run, _Touching]) -> dict[_Key, list[str]]:
         """Parameters that are gathered together, by bucket.
 
         They are first used in the same stage, sharded over the same groups, and fused by the plan.
@@ -138,7 +120,7 @@ class Gathers:
         stages: dict[int, dict[str, None]] = {}
         seen: set[str] = set()
         for run in order.runs:
-            for _, label, touched in self._touching(run):
+            for _, label, touched in touching[run]:
                 for name in touched:
                     if name in self._gathered and name not in seen:
                         seen.add(name)
@@ -151,12 +133,6 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
-        known, key = self._known.fused, (*self._fusion, scope, tuple(parameters))
-        if key not in known:
-            known[key] = self._buckets_of(parameters, scope)
-        return known[key]
-
-    def _buckets_of(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
         size = message_sizes(self._tape, self._plan, self._shards, parameters)
         return {
             (bucket, partition): members
@@ -167,14 +143,15 @@ class Gathers:
     def _uses(self, order: Issued) -> dict[_Key, dict[Label | None, _Use]]:
         """The uses of every bucket by what they are for: a label, or all that a step does."""
         touched = _Touched()
-        for key, members in self._buckets(order).items():
+        touching = {run: self._touching(run) for run in order.runs}
+        for key, members in self._buckets(order, touching).items():
             shards = self._shards.each(members)
             touched.read.update((name, key) for shard in shards for name in shard.gathered)
             # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
             if any(shard.packed for shard in shards):
                 touched.packed[key] = frozenset(members)
                 touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
-        within = {run: self._within(run, touched) for run in order.runs}
+        within = {run: self._within(touching[run], touched) for run in order.runs}
         found: dict[_Key, dict[Label | None, _Use]] = {}
         for block, start in zip(order.blocks, order.start[:-1], strict=True):
             for use in within[block.run]:
@@ -185,13 +162,13 @@ class Gathers:
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
 
-    def _within(self, run: Run, touched: _Touched) -> list[_Use]:
+    def _within(self, touching: _Touching, touched: _Touched) -> list[_Use]:
         """The uses of buckets in a run, by its own offsets and parts; one for each label."""
         first: dict[tuple[_Key, Label], int] = {}
         last: dict[tuple[_Key, Label], int] = {}
         members: dict[tuple[_Key, Label], set[str]] = {}
         keys = touched.added | touched.read
-        for offset, label, names in self._touching(run):
+        for offset, label, names in touching:
             for name in names:
                 key = keys.get(name)
                 if key is not None:
@@ -203,65 +180,50 @@ class Gathers:
             _Use(begin, last[use], *use[0], frozenset(members[use]), use[1], use[1]) for use, begin in first.items()
         ]
 
-    def _touching(self, run: Run) -> list[tuple[int, Label, list[str]]]:
+    def _touching(self, run: Run) -> _Touching:
         """The ops of a run that read gathered weights or add to full gradients, with these."""
-        known, mine = self._known.touching, self._known.touched
-        if run not in known:
-            each = [[name for name in (*op.reads, *op.accumulates) if name in mine] for op, *_ in run.issues]
-            rows = zip(run.issues, each, strict=True)
-            known[run] = [(place, _label(issue), names) for place, (issue, names) in enumerate(rows) if names]
-        return known[run]
+        each = [[name for name in (*op.reads, *op.accumulates) if name in self._wanted] for op, *_ in run.issues]
+        rows = zip(run.issues, each, strict=True)
+        return [(place, _label(issue), names) for place, (issue, names) in enumerate(rows) if names]
+
+    def _once(self, make: Callable[[_Use], OpClass], use: _Use, label: Label) -> OpClass:
+        stage, _, phase = label
+        key = make, use.bucket, use.partition, use.members, stage, phase
+        if key not in self._ops:
+            self._ops[key] = make(use)
+        return self._ops[key]
 
     def _gather(self, use: _Use) -> OpClass:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
 
     def _of(self, use: _Use) -> tuple[Shard, ...]:
-        known, number = self._known.of, self._known.number
-        if use.members not in known:
-            mine = sorted(use.members & number.keys(), key=number.__getitem__)
-            known[use.members] = self._shards.each(mine)
-        return known[use.members]
+        return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))
 
     def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
         names = tuple(shard.weight.name for shard in shards)
-
-        def make(name: str) -> OpClass:
-            return OpClass(
-                name=name,
-                kind='collective',
-                operator='all_gather',
-                phase=phase,
-                bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
-                dtype=shards[0].weight.dtype,
-                partition=shards[0].partition,
-                reads=names,
-                writes=tuple(name for shard in shards for name in shard.gathered),
-                # After the update the view ends; a shard that is gathered on use stays.
-                frees=names if phase == 'U' else (),
-                attributes=split_dims(shards),
-                stage=stage,
-            )
-
-        return self._op(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names, stage, make)
+        return OpClass(
+            name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
+            kind='collective',
+            operator='all_gather',
+            phase=phase,
+            bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
+            dtype=shards[0].weight.dtype,
+            partition=shards[0].partition,
+            reads=names,
+            writes=tuple(name for shard in shards for name in shard.gathered),
+            # After the update the view ends; a shard that is gathered on use stays.
+            frees=names if phase == 'U' else (),
+            attributes=split_dims(shards),
+            stage=stage,
+        )
 
     def _reshard(self, use: _Use) -> OpClass:
         stage, _, phase = use.until
         names = tuple(name for shard in self._of(use) for name in shard.gathered)
-
-        def make(name: str) -> OpClass:
-            return OpClass(
-                name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names,
-                stage=stage,
-            )  # fmt: skip
-
-        return self._op(f'{use.bucket}.weights.reshard.{phase}', names, stage, make)
-
-    def _op(self, name: str, members: tuple[str, ...], stage: int, make: Callable[[str], OpClass]) -> OpClass:
-        """What ``make`` gives by its own name, the very op that another plan with these shards has."""
-        key = self._unique(name, members), members, stage
-        if key not in self._known.ops:
-            self._known.ops[key] = make(key[0])
-        return self._known.ops[key]
+        name = self._unique(f'{use.bucket}.weights.reshard.{phase}', names)
+        return OpClass(
+            name=name, kind='compute', operator='reshard', phase=phase, dtype=self._tape.dtype, frees=names, stage=stage
+        )
 
     def _unique(self, name: str, members: tuple[str, ...]) -> str:
         """The name, or another where it is taken for other members of the bucket."""
@@ -281,14 +243,6 @@ class Gathers:
         """
         if self._shards.gathers_on_use or not self._shards.of:
             return tuple(map(Issue, ops))
-        # By the ids of ops, which are kept with what is made of them.
-        known, key = self._known.updated, (*self._fusion, scope, *map(id, ops))
-        if key not in known:
-            known[key] = tuple(self._updated(ops, scope))
-        return known[key]
-
-    def _updated(self, ops: Sequence[OpClass], scope: str) -> list[Issue]:
-        """Arguments as of ``after_update``."""
         views = {shard.weight.name: shard.parameters for shard in self._shards.all}
         found: list[Issue] = []
         updated: dict[str, int] = {}
@@ -302,7 +256,7 @@ class Gathers:
         parameters = [name for name in self._shards.of if name in updated]
         for (bucket, _), members in self._fused_by_stage(parameters, updated, scope).items():
             found.append(Issue(self._message(bucket, 'U', self._shards.each(members), updated[members[0]])))
-        return found
+        return tuple(found)
 
     def _fused_by_stage(
         self, parameters: Sequence[str], stage: Mapping[str, int], scope: str
@@ -318,21 +272,17 @@ class Gathers:
     def _view(self, parameters: Sequence[str], stage: int) -> OpClass:
         """This rank's shards of full weights: views, which cost nothing."""
         shards, reads = self._shards.each(parameters), tuple(parameters)
-
-        def make(name: str) -> OpClass:
-            return OpClass(
-                name=name,
-                kind='compute',
-                operator='piece',
-                phase='U',
-                dtype=self._tape.dtype,
-                reads=reads,
-                writes=tuple(shard.weight.name for shard in shards),
-                attributes={**split_dims(shards), 'partition': shards[0].partition},
-                stage=stage,
-            )
-
-        return self._op(f'{layer_of(parameters[0])}.piece.U', reads, stage, make)
+        return OpClass(
+            name=self._unique(f'{layer_of(parameters[0])}.piece.U', reads),
+            kind='compute',
+            operator='piece',
+            phase='U',
+            dtype=self._tape.dtype,
+            reads=reads,
+            writes=tuple(shard.weight.name for shard in shards),
+            attributes={**split_dims(shards), 'partition': shards[0].partition},
+            stage=stage,
+        )
 
 
 def _label(issue: Issue) -> Label:

@@ -7,10 +7,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from simpar.errors import Infeasible
-from simpar.kept import Kept
 from simpar.model import Operator, Sharded, Strategy
 from simpar.model.keys import Layouts
 from simpar.model.model import Model
@@ -28,12 +27,8 @@ def has_strategies(workload: Workload, plan: Plan) -> bool:
     return bool(plan.strategies or plan.layouts) or of_loss or _is_told(workload.model)
 
 
-_told: Final[Kept[Model, bool]] = Kept(4)
-"""Whether an operator of a model has a strategy of its own: rows of a sweep have equal models."""
-
-
 def _is_told(model: Model) -> bool:
-    return _told.get(model, lambda: any(node.operator.strategy or node.operator.layout for node in model.nodes))
+    return any(node.operator.strategy or node.operator.layout for node in model.nodes)
 
 
 def with_strategies(nodes: Sequence[Node], plan: Plan) -> tuple[Node, ...]:

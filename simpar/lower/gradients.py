@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from simpar.kept import Facts
 from simpar.lower.fusion import fuse
 from simpar.lower.issue import Issue, Issued, Run
 from simpar.lower.mesh import TENSOR
@@ -19,7 +18,7 @@ from simpar.lower.optimizer_parallel import Shard, Shards, message_bytes, messag
 from simpar.lower.shard_groups import partial_gradients
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
-from simpar.program import OpClass, Partition, Tensor
+from simpar.program import OpClass, Tensor
 
 _NEVER: Final = -(2**62)
 """So far before the first op that it is so from any place."""
@@ -51,22 +50,6 @@ class Reduction:
     stage: int = -1
 
 
-class _Sums(NamedTuple):
-    """The messages of a pipeline rank.
-
-    Arguments: ``gradients``, their sums; ``repeats``, the sums of shards, behind these; ``partitions`` that they meet
-    over.
-    """
-
-    gradients: tuple[Reduction, ...]
-    repeats: tuple[Reduction, ...]
-    partitions: tuple[Partition, ...]
-
-
-_known: Final[Facts[Shards, dict[tuple[object, ...], _Sums]]] = Facts(lambda shards: {}, 8)
-"""By fusion and pipeline rank: plans of a sweep sum the same gradients whatever they run again."""
-
-
 class Reductions:
     """The sums of gradients, of one pipeline rank after the other."""
 
@@ -80,25 +63,12 @@ class Reductions:
 
     def place(self, order: Issued, place: int) -> Issued:
         """The ops of a pipeline rank with the reductions among them."""
-        sums, end = self._sums(place), self._plan.reduce_gradients == 'end'
-        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
-        return _place(_place(order, sums.gradients, end=end), sums.repeats, end=end)
-
-    def _sums(self, place: int) -> _Sums:
-        known, key = _known(self._shards), (self._plan.fusion, tuple(self._ids.items()), place)
-        if key not in known:
-            known[key] = self._made(place)
-        for partition in known[key].partitions:
-            self._tape.registered(partition)
-        return known[key]
-
-    def _made(self, place: int) -> _Sums:
-        mesh, tape = self._tape.mesh, self._tape
+        mesh, end = self._tape.mesh, self._plan.reduce_gradients == 'end'
         self._stages = [stage for stage in sorted(self._added) if mesh.pipeline_rank(stage) == place]
         self._scope = f'pipeline{place}.' if mesh.pipeline > 1 else ''
-        gradients, repeats = (*self._fulls(), *self._scatters()), tuple(self._repeats())
-        over = dict.fromkeys(op.partition for one in (*gradients, *repeats) for op in one.ops)
-        return _Sums(gradients, repeats, tuple(map(tape.partitions.__getitem__, over)))
+        order = _place(order, [*self._fulls(), *self._scatters()], end=end)
+        # Replicas are summed behind the scatters that make the shards, so these must have been placed.
+        return _place(order, list(self._repeats()), end=end)
 
     @cached_property
     def _adds(self) -> dict[str, int]:
@@ -246,7 +216,7 @@ def _last(order: Issued) -> tuple[int, dict[str, int]]:
     """The end of the backward, the last computation that is none of the forward's; and by tensor its last writer."""
     final, last = 0, dict[str, int]()
     for run, begin in order.last_start.items():
-        offset, writers = _ends(run)
+        offset, writers = _last_in(run)
         final = max(final, begin + offset)
         for name, at in writers.items():
             # Asked of every tensor that any op writes: `max` would take twice as long.
@@ -266,10 +236,6 @@ def _last_in(run: Run) -> tuple[int, dict[str, int]]:
         for name in op.writes:
             last[name] = offset
     return final, last
-
-
-_ends: Final[Facts[Run, tuple[int, dict[str, int]]]] = Facts(_last_in, 64)
-"""Rows of a sweep often have the same runs, and other messages among them."""
 
 
 def _for_every_micro_batch(order: Issued, reduction: Reduction, written: Mapping[Run, _Written]) -> dict[int, _Places]:

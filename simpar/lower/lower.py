@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import chain
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
 from simpar.collector import without_collector
 from simpar.errors import Infeasible
-from simpar.kept import Facts, Kept, Same
 from simpar.lower.feed import once_a_step
-from simpar.lower.forward_only import forward_order, used
-from simpar.lower.fp8 import cast_weights
+from simpar.lower.forward_only import forward_order, used, without_backward
+from simpar.lower.fp8 import cast_weights, in_fp8
+from simpar.lower.fusion import fusion_ids
 from simpar.lower.gathers import Gathers
 from simpar.lower.gradients import Reductions
 from simpar.lower.issue import Issue, Issued
-from simpar.lower.mesh import Mesh
-from simpar.lower.optimizer_parallel import conflicts
-from simpar.lower.overlap import overlap_conflicts, with_passes
-from simpar.lower.prepared import Prepared, one_of_equal, prepared
-from simpar.lower.roles import issued
+from simpar.lower.loss_sum import sum_loss
+from simpar.lower.muon import matrices
+from simpar.lower.optimizer_parallel import Shards, conflicts
+from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
+from simpar.lower.recompute import recompute_of
+from simpar.lower.record import Recorded, record
+from simpar.lower.roles import StageOps, issued, stages_of
 from simpar.lower.sequence_chunks import sequence_chunks_fit
+from simpar.lower.shards import shard, wanted_of
 from simpar.lower.slots import slots_of
 from simpar.lower.streams import Streams
+from simpar.lower.tape import Tape
+from simpar.lower.tied import Exchange, exchange
 from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
+from simpar.lower.update import Updates, updates
+from simpar.lower.update_shards import update_shards, updated
+from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.communication import with_communication
+from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.pipeline.exchange import in_exchanges
-from simpar.pipeline.order import Order, Row
+from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import Program, ProgramBuilder, Tensor
-from simpar.workload import Workload
+from simpar.program import Program, ProgramBuilder
+from simpar.session import Session
+from simpar.workload import Muon, Workload
 
 
-def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None) -> Program:
+def lower(
+    workload: Workload, plan: Plan, world: int, order: Order | None = None, *, session: Session | None = None
+) -> Program:
     """What every one of ``world`` ranks does in one training step.
 
-    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names.
+    Arguments: ``order``, of the pipeline's actions, in place of the one that the plan names; ``session`` of a caller
+    that lowers many plans alike.
     Raises ``Infeasible`` where degrees, ranks, batch and order do not fit, ``ScheduleError`` where the order is
     unknown, wrong or cannot have these counts. Does not model: data loading.
     """
@@ -55,17 +69,19 @@ def lower(workload: Workload, plan: Plan, world: int, order: Order | None = None
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    workload = one_of_equal(workload)
     with without_collector():
         if order is None:
             # Before the order: it has counts that this checks.
-            told, order = folded(workload, plan, world), order_of(plan)
+            folded_plan, order = folded(workload, plan, world), order_of(plan)
+            way = TWO_HOMES if has_two_homes(plan) else Plan().order
         else:
-            told, order = replace(plan, order=Plan().order), _fitting(order, plan)
+            folded_plan, order, way = plan, _fitting(order, plan), Plan().order
+        # From here on the order itself is what counts, and of its name whether stages have two homes.
+        plan = replace(folded_plan, order=way)
         if workload.phase == 'forward':
             order = forward_order(order)
         order = with_messages(order, plan)
-        return _Assembly(prepared(workload, told, world, order), told).program(order)
+        return _Assembly(workload, plan, world, order, session or Session()).program()
 
 
 def with_messages(order: Order, plan: Plan) -> Order:
@@ -116,43 +132,87 @@ def _counted(order: Order, plan: Plan) -> Order:
     return order
 
 
-_tables: Final[Kept[tuple[tuple[Tensor, ...]], tuple[Tensor, ...]]] = Kept(4)
-"""The very table of tensors for programs with equal ones, as rows of a sweep are that recompute alike."""
-_issues: Final[Kept[tuple[Same, Row, int, bool], Issued]] = Kept(4)
+# passes before an order: plans of a sweep often differ in what one of these does not look at
 
 
-_added: Final[Facts[Issued, frozenset[str]]] = Facts(
-    lambda order: frozenset(name for op in order.ops() for name in op.accumulates), 8
-)
-"""The gradients that the ops of a rank add to."""
+class Sharded(NamedTuple):
+    """A tape with shards and updates, and the graph that is on it; ``parameters`` in the order of their use."""
+
+    tape: Tape
+    graph: Graph
+    parameters: tuple[str, ...]
+    shards: Shards
+    exchange: Exchange
+    updates: Updates
+
+
+class Staged(NamedTuple):
+    """A tape with the tensors of all ops, and the ops of its stages."""
+
+    tape: Tape
+    stages: list[StageOps]
+
+
+def sharded(
+    plan: Plan, workload: Workload, world: int, placement: tuple[int, ...], session: Session
+) -> Sharded:  # fmt: skip
+    """Record a copy of a micro-batch, and shard its parameters. Arguments: ``placement``, stage → pipeline rank."""
+    found: Recorded = session.of_plan(record, plan, workload=workload, world=world, placement=placement)
+    tape = found.tape.copy()
+    in_fp8(tape, workload, plan)
+    if plan.sum_loss:
+        sum_loss(tape)
+    parameters = updated(tape)
+    apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
+    shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), wanted_of(tape, plan), apart=apart)
+    if workload.phase == 'forward':
+        # Behind what counts the stages that a parameter is trained in: shards are those of training.
+        without_backward(tape)
+    exchanged = exchange(tape, shards)
+    own = update_shards(tape, shards.owned)
+    return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
+
+
+def staged(plan: Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]) -> Staged:
+    """The ops of the stages. Arguments: ``done``, (stage, kind) of all actions of the order."""
+    tape = of.tape.copy()
+    again = recompute_of(plan, of.graph)
+    return Staged(tape, stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=overlap_of(plan)))
 
 
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
-    def __init__(self, of: Prepared, plan: Plan) -> None:
-        self.tape = of.tape
-        self.mesh: Mesh = of.tape.mesh
+    def __init__(self, workload: Workload, plan: Plan, world: int, order: Order, session: Session) -> None:
+        of: Sharded = session.of_plan(
+            sharded, plan, workload=workload, world=world, placement=order.placement, session=session
+        )
+        done = frozenset((part.stage, part.kind) for row in order.actions for action in row for part in action.parts)
+        tape, stages = session.of_plan(staged, plan, of=of, stages=len(order.placement), done=done)
+        self.tape: Tape = tape.copy()
+        self.mesh = tape.mesh
         self.plan = plan
+        self.order = order
         # A batched send/recv; one pipeline rank sends nothing to another.
         self._batched = plan.exchange == 'fused' and plan.pipeline > 1
-        self.forward = of.forward
-        self.shards = of.shards
-        self.exchange = of.exchange
-        self.updates = of.updates
-        self.stages = of.stages
-        self.gathers = Gathers(self.tape, plan, self.shards, of.ids)
-        self.reductions = Reductions(self.tape, plan, self.shards, of.ids)
+        self.forward = workload.phase == 'forward'
+        self.shards, self.exchange, self.updates, self.stages = of.shards, of.exchange, of.updates, stages
+        ids = fusion_ids(workload, plan, of.parameters)
+        self.gathers = Gathers(self.tape, plan, self.shards, ids)
+        self.reductions = Reductions(self.tape, plan, self.shards, ids)
 
-    def program(self, order: Order) -> Program:
-        finished = [self._finish(self._issued(row), place) for place, row in enumerate(order.by_chunk)]
+    def program(self) -> Program:
+        late, copies = receives_late(self.plan), self.mesh.copies
+        finished = [
+            self._finish(issued(self.stages, row, copies, late=late), place)
+            for place, row in enumerate(self.order.by_chunk)
+        ]
         # Behind all that registers tensors and partitions.
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
         # Members of a flat buffer have no memory of their own.
         tensors = [tensor for name, tensor in self.tape.tensors.items() if name not in self.tape.replaced]
-        table = tuple([tensor for tensor in tensors if touched is None or tensor.name in touched])
-        builder.add_tensors(_tables.get((table,), lambda: table))
+        builder.add_tensors(tuple([tensor for tensor in tensors if touched is None or tensor.name in touched]))
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
         ops = list(chain.from_iterable(found.ops() for found in finished))
         builder.add_op_classes(dict(zip([op.name for op in ops], ops, strict=True)))
@@ -167,11 +227,6 @@ class _Assembly:
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes, batched=self._batched)
 
-    def _issued(self, row: Row) -> Issued:
-        """The ops of a pipeline rank without what its parameters need, which rows of a sweep often have in common."""
-        late, copies = receives_late(self.plan), self.mesh.copies
-        return _issues.get((Same(self.stages), row, copies, late), lambda: issued(self.stages, row, copies, late=late))
-
     def _finish(self, found: Issued, place: int) -> Issued:
         """Add to a pipeline rank's ops what its parameters need.
 
@@ -180,7 +235,7 @@ class _Assembly:
         """
         if self.forward:
             return once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
-        held = self.shards.held(_added(found))
+        held = self.shards.held({name for op in found.ops() for name in op.accumulates})
         order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simpar.errors import Infeasible
-from simpar.kept import Facts
 from simpar.lower.regions import attention_cores, regions_of
 from simpar.lower.tape import Tape
 from simpar.lower.update_shards import layer_of
@@ -93,19 +92,14 @@ def recompute_of(plan: Plan, graph: Graph) -> Recompute:
     return replace(common, patterns=patterns, marked=marked, handed_on=_layers(graph) if graph.hands_on else None)
 
 
-def _by_layer(graph: Graph) -> _Regions:
+def _layers(graph: Graph) -> _Regions:
     layers = {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)}
     return regions_of(graph.nodes, layers)
 
 
-def _by_core(graph: Graph) -> _Regions | None:
+def _cores(graph: Graph) -> _Regions | None:
     cores = attention_cores(graph.nodes)
     return regions_of(graph.nodes, cores) if cores else None
-
-
-# Plans of a sweep that share a recording share its graph.
-_layers: Final[Facts[Graph, _Regions]] = Facts(_by_layer, 4)
-_cores: Final[Facts[Graph, _Regions | None]] = Facts(_by_core, 4)
 
 
 def check_recompute(choice: Recompute, ops: Sequence[OpClass], stages: int) -> None:
@@ -210,18 +204,8 @@ def _clone(tape: Tape, op: OpClass, kept: Collection[str]) -> OpClass:
         if again not in tape.tensors:
             tape.tensors[again] = replace(tape.tensors[name], name=again)
         writes += (again,)
-    known = _clones(op)
-    if writes not in known:
-        attributes = {**op.attributes, RECOMPUTE: True}
-        known[writes] = OpClass(
-            f'{op.name}.{RECOMPUTE}', op.kind, op.operator, op.phase, op.dims, op.flops, op.bytes, op.dtype,
-            op.partition, op.peer, op.reduce, op.reads, writes, op.accumulates, op.frees, attributes, op.stage,
-        )  # fmt: skip
-    return known[writes]
-
-
-_clones: Final[Facts[OpClass, dict[tuple[str, ...], OpClass]]] = Facts(lambda op: {}, 2**12)
-"""Of an op its clones by what they write: plans that recompute more or less share the very same."""
+    attributes = {**op.attributes, RECOMPUTE: True}
+    return replace(op, name=f'{op.name}.{RECOMPUTE}', writes=writes, attributes=attributes)
 
 
 def _bare(op: OpClass) -> str:

@@ -7,7 +7,7 @@ everything, for they pad: ``padded`` each parameter's rows, ``flat`` the paramet
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -39,14 +39,19 @@ class Wanted:
 
 
 def shard(
-    tape: Tape, plan: Plan, ids: Mapping[str, int], wanted: Mapping[str, Wanted], *, apart: Collection[str] = ()
+    tape: Tape,
+    plan: Plan,
+    ids: Callable[[], Mapping[str, int]],
+    wanted: Mapping[str, Wanted],
+    *,
+    apart: Collection[str] = (),
 ) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, for ``fusion: ids``; ``wanted``, as ``wanted_of`` gives it; ``apart``,
-    parameters with an update of their own: none shares a flat message with others, as no group of parameters does in
-    DeepSpeed.
+    note. Arguments: ``ids`` of layers, asked for only where fusion decides; ``wanted``, as ``wanted_of`` gives it;
+    ``apart``, parameters with an update of their own: none shares a flat message with others, as no group of parameters
+    does in DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:
@@ -54,9 +59,9 @@ def shard(
     # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
-    if choice.form != 'dim':
+    if choice.form != 'dim' and (choice.everywhere or uneven):
         outputs = output_dims(tape)
-        for bucket, names in _messages(tape, plan, ids, wanted, apart):
+        for bucket, names in _messages(tape, plan, ids(), wanted, apart):
             # A preset takes its system's form where a message needs it: where all divides, both send the same bytes.
             if choice.everywhere or not uneven.isdisjoint(names):
                 made |= _packed(tape, choice, bucket, [wanted[name] for name in names], outputs)
@@ -67,14 +72,6 @@ def shard(
     shards = Shards(choice=choice, of={name: made[name] for name in wanted if name in made})
     _rename(tape, shards)
     return shards
-
-
-def fusion_decides(plan: Plan, wanted: Mapping[str, Wanted]) -> bool:
-    """Whether it matters for ``shard`` what travels as one message."""
-    choice = choice_of(plan)
-    if not choice.parts or choice.form == 'dim':
-        return False
-    return choice.everywhere or any(one.dim is None for one in wanted.values())
 
 
 def wanted_of(tape: Tape, plan: Plan) -> dict[str, Wanted]:

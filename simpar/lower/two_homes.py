@@ -140,5 +140,5 @@ def mirror_inputs(tape: Tape) -> None:
         groups = tape.partitions[samples].groups_GP
         places = [(place + size // 2) % size for place in range(size)]
         mirrored = tape.registered(Partition(MIRRORED, groups[:, places]))
-        splits = [replace(one, partition=mirrored) if one.partition == samples else one for one in tensor.splits]
+        splits = [one._replace(partition=mirrored) if one.partition == samples else one for one in tensor.splits]
         tape.tensors[name] = replace(tensor, splits=tuple(splits))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simpar.kept import Facts
 from simpar.lower.clip import OVERFLOW, SQUARES, Check, check
 from simpar.lower.muon import Sides, matrices, matrices_of, muon_ops
 from simpar.lower.packed import MEMBERS
@@ -48,15 +47,7 @@ class Updates:
 
     def ops(self, held: frozenset[str]) -> tuple[OpClass, ...]:
         """The ops of a pipeline rank that holds these gradients when its sums are done."""
-        known = _known(self)
-        if held not in known:
-            mine = (op for ops in self.layers if held.issuperset(ops[0].frees) for op in ops)
-            known[held] = (*self.check.ops(held), *mine)
-        return known[held]
-
-
-_known: Final[Facts[Updates, dict[frozenset[str], tuple[OpClass, ...]]]] = Facts(lambda updates: {}, 8)
-"""By gradients: plans of a sweep update alike, whatever they run again and fuse."""
+        return *self.check.ops(held), *(op for ops in self.layers if held.issuperset(ops[0].frees) for op in ops)
 
 
 def updates(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Updates:

@@ -92,7 +92,8 @@ class Sliders:
     def _predicted(self, changes: Mapping[str, Any]) -> str:
         try:
             # Without a baseline: the case as it was is neither lowered nor simulated again.
-            case = case_of(replace(changed(self.case.schedule, changes), against={})) if changes else self.case
+            own = replace(changed(self.case.schedule, changes), against={}) if changes else None
+            case = case_of(own, session=self.case.session) if own else self.case
             seconds = step_of(case.program, case.cluster, steps=_STEPS)
         except SimparError as wrong:
             return f'<pre>{html.escape(str(wrong))}</pre>'

@@ -22,6 +22,7 @@ from simpar.planner.rules import Judged
 from simpar.planner.samples import Made
 from simpar.planner.space import Space
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.outcome import predicted
 from simpar.sweep.processes import Coming, context, uninterrupted
 
@@ -100,7 +101,7 @@ class Workers:
 
     def predict(self, schedules: Sequence[Schedule]) -> Coming:
         """Predict schedules here and in the processes that there are; yields place and outcome as they come."""
-        left = deque(enumerate(schedules))
+        left, session = deque(enumerate(schedules)), Session()
         busy: dict[Connection, int] = {}
         while left or busy:
             # The first one here: a single plan is predicted where most of what it shares with others is known.
@@ -110,7 +111,7 @@ class Workers:
                 with suppress(BrokenPipeError):
                     idle.send(schedule)
             if here:
-                yield here[0], predicted(here[1])
+                yield here[0], predicted(here[1], session)
             # Where nobody is busy, a wait would have no end.
             ready = wait([*busy], 0.0 if left else None) if busy else []
             for connection in cast(list[Connection], ready):
@@ -222,13 +223,13 @@ def _work(connection: Connection, space: Space, threshold: tuple[int, int, int])
     gc.freeze()
     # As the process that asked: plans make many objects that live long.
     gc.set_threshold(*threshold)
-    judge = Judge(space, cluster_of(space.base))
+    judge, session = Judge(space, cluster_of(space.base)), Session()
     coming: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_read, args=(connection, coming), daemon=True).start()
     with suppress(BrokenPipeError, ConnectionResetError):
         while (asked := coming.get()) is not None:
             try:
-                found: Any = predicted(asked) if isinstance(asked, Schedule) else _judged(judge, *asked)
+                found: Any = predicted(asked, session) if isinstance(asked, Schedule) else _judged(judge, *asked)
             except Exception as error:
                 found = error
             connection.send(found)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from simpar.kept import Facts
-
 OpKind = Literal['compute', 'collective', 'send', 'recv']
 Phase = Literal['F', 'I', 'W', 'U']
 OP_KINDS: Final[tuple[OpKind, ...]] = ('compute', 'collective', 'send', 'recv')
@@ -87,10 +85,6 @@ class OpClass:
             self.partition,
             self.peer,
         )
-
-
-cost_key_of: Final[Facts[OpClass, tuple[object, ...]]] = Facts(lambda op: op.cost_key, 2**12)
-"""Programs and devices of a sweep ask for that of the very same ops."""
 
 
 def computes(op: OpClass) -> bool:

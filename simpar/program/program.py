@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.program.csr import Csr
-from simpar.program.op import OpClass, computes, cost_key_of, receives
+from simpar.program.op import OpClass, computes, receives
 from simpar.program.partition import Partition
 from simpar.program.role import Role
 from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
@@ -99,10 +99,16 @@ class Program:
         numbers: dict[tuple[object, ...], int] = {}
         kinds: list[int] = []
         ops: list[OpClass] = []
-        for op, key in zip(self.op_classes, cost_key_of.each(self.op_classes), strict=True):
-            kinds.append(numbers.setdefault(key, len(ops)))
-            if kinds[-1] == len(ops):
-                ops.append(op)
+        known: dict[tuple[object, ...], int] = {}
+        for op in self.op_classes:
+            # Ops of equal layers list their dims in one order, so that these need not be sorted each time.
+            told = (op.kind, op.operator, op.phase, op.flops, op.bytes, op.dtype, op.partition, op.peer,
+                    *op.dims.items())  # fmt: skip
+            if told not in known:
+                known[told] = numbers.setdefault(op.cost_key, len(ops))
+                if known[told] == len(ops):
+                    ops.append(op)
+            kinds.append(known[told])
         return np.array(kinds, dtype=np.int64), tuple(ops)
 
     @cached_property
@@ -181,8 +187,18 @@ class Program:
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Shape [tensors]: ``local_bytes`` of each."""
+        padding, known = self._padding, dict[tuple[object, ...], int]()
+
+        def size(tensor: Tensor) -> int:
+            # Tensors of equal layers have one size, unless they end a buffer.
+            key = (tensor.shape, tensor.splits, tensor.dtype, tensor.batch_dim, tensor.fill,
+                   tensor.name if tensor.name in padding else '')  # fmt: skip
+            if key not in known:
+                known[key] = self.local_bytes(tensor)
+            return known[key]
+
         try:
-            return np.array(list(map(self.local_bytes, self.tensors)), dtype=np.int64)
+            return np.array(list(map(size, self.tensors)), dtype=np.int64)
         except OverflowError:
             largest = max(self.tensors, key=self.local_bytes)
             what = f'{largest.name} has {self.local_bytes(largest):.3g} bytes on a rank, more than can be counted'

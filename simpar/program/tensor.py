@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from simpar.program.partition import Partition
 
@@ -18,8 +18,7 @@ PER_RANK: Final = frozenset({'parameter', 'gradient', 'state', 'gathered', 'view
 BYTES: Final = {'fp64': 8, 'fp32': 4, 'tf32': 4, 'fp16': 2, 'bf16': 2, 'fp8': 1, 'int64': 8, 'int32': 4, 'bool': 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """A rank at position i of its group of ``partition`` holds the i-th of equal slices along ``dim``."""
 
     dim: int

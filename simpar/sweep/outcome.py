@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from simpar.case import case_of, check_memory
-from simpar.cost.price import Models
 from simpar.errors import ScheduleError, SimparError
 from simpar.headline import maybe_too_large
 from simpar.metrics import is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.units import format_size
 
 
@@ -56,16 +56,16 @@ class Outcome:
         return not self.reason
 
 
-def predicted(schedule: Schedule, models: Models | None = None) -> Outcome:
+def predicted(schedule: Schedule, session: Session | None = None) -> Outcome:
     """Predict a schedule, without a baseline; one that cannot be is an outcome too.
 
-    Arguments: ``models``, that further schedules share.
+    Arguments: ``session`` of rows that are predicted one after the other.
     """
     outcome = Outcome()
     try:
         # Baselines are rows of their own here, predicted once for all rows that share them.
-        case = case_of(replace(schedule, against={}))
-        prediction = case.predict(tell=False, models=models)
+        case = case_of(replace(schedule, against={}), session=session)
+        prediction = case.predict(tell=False)
         outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
         # After the figures are known, so that a row that does not fit still tells its step.
         check_memory(case, prediction)

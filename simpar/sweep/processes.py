@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from simpar.cost.price import Models
 from simpar.errors import RunFailed
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.outcome import Outcome, predicted
 
 SHARES: Final = 2
@@ -131,15 +131,15 @@ def _work(connection: Connection, threshold: tuple[int, int, int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # As the process that asked: rows make many objects that live long.
     gc.set_threshold(*threshold)
-    models = Models()
+    session = Session()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             for place, schedule in connection.recv():
-                connection.send((place, _attempted(schedule, models)))
+                connection.send((place, _attempted(schedule, session)))
 
 
-def _attempted(schedule: Schedule, models: Models) -> Outcome | Exception:
+def _attempted(schedule: Schedule, session: Session) -> Outcome | Exception:
     try:
-        return predicted(schedule, models)
+        return predicted(schedule, session)
     except Exception as error:
         return error

@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from simpar.cost.price import Models
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.journal import Journal, Wanted
 from simpar.sweep.outcome import Outcome, predicted
 from simpar.sweep.processes import Coming, Place, cores, in_processes
@@ -115,9 +115,9 @@ def _coming(schedules: Sequence[Schedule], way: Way) -> Coming:
 
 
 def _here(schedules: Sequence[Schedule]) -> Coming:
-    models = Models()
+    session = Session()
     for place, schedule in enumerate(schedules):
-        yield place, predicted(schedule, models)
+        yield place, predicted(schedule, session)
 
 
 def _where_it_repays(schedules: Sequence[Schedule], jobs: int) -> Coming:
