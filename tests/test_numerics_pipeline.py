@@ -14,7 +14,7 @@ from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
-from simpar.model import Network
+from simpar.model import Dense, Flatten, Network
 from simpar.pipeline import ORDERS, named_order, parse_action, read_csv, with_communication, write_csv
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
@@ -80,6 +80,19 @@ def test_a_pipeline_over_up_to_sixteen_ranks(name, p, m):
     plan = Plan(pipeline=p, data=2, tensor=2, sequence_parallel=True, copies=2, micro_batches=m, order=name)
     workload = replace(GPT, model=replace(GPT.model, layers=2 * p), batch=4 * m)
     compare(lower(workload, plan, 4 * p), workload, plan, 1)
+
+
+@pytest.mark.parametrize(
+    ('name', 'p', 'chunks'), [('1f1b', 4, 1), ('gpipe', 4, 1), ('zb-h1', 4, 1), ('interleaved-1f1b', 2, 2)]
+)
+def test_a_first_stage_with_nothing_to_train_gets_no_gradient(name, p, chunks):
+    layers = (Flatten(), *(Dense(inputs=4, outputs=4) for _ in range(3)))
+    workload = Workload(model=Network(layers=layers), batch=8, precision='fp64')
+    plan = Plan(pipeline=p, order=name, chunks=chunks, micro_batches=4, stages=(1, 1, 1, 1))
+    program = lower(workload, plan, p)
+    first = [program.op_classes[number] for number in program.roles[0].op_class]
+    assert not any(op.kind == 'recv' and op.stage == 0 for op in first)
+    compare(program, workload, plan, 1)
 
 
 def test_the_plans_cover_every_choice():

@@ -277,8 +277,9 @@ def _run(
     """One thread for each copy; in an overlap, one for each copy of each part."""
     first = threads[0][0]
     if first.kind in TRANSFERS:
-        op = stages[first.stage].transfers[TRANSFERS[first.kind]]
-        return Run(tuple(Issue(op, 0, copy, late) for copy in range(copies)))
+        # Of a stage below which nothing is trained no gradient goes back, whatever the order says.
+        op = stages[first.stage].transfers.get(TRANSFERS[first.kind])
+        return Run(() if op is None else tuple(Issue(op, 0, copy, late) for copy in range(copies)))
     found: list[list[list[Issue]]] = []
     for actions in threads:
         mine = [stages[action.stage] for action in actions]
