@@ -10,6 +10,7 @@ from docs_tables import schedule_table_keys
 from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
 
 from simpar import cli
+from simpar.case import load_case
 from simpar.cli import main
 from simpar.huggingface.models import MODELS
 from simpar.importing import deepspeed, megatron, mindformers, torchtitan
@@ -185,9 +186,61 @@ def test_pipelines_recomputation_and_shards_are_said_in_our_words(tmp_path):
     plan = load_schedule(schedule_text(made, 'x')).plan
     assert (plan.order, plan.chunks, plan.zero, plan.tiles) == ('interleaved-1f1b', 2, 1, 2)
     assert plan.sequence_parallel
-    # Blocks of interleaved stages have no key: said, and full layers written.
+    # A block of one layer is all of a chunk that has one.
     assert plan.recompute == 'full'
-    assert next(line for line in made.lines if line.name == '--recompute-num-layers').outcome == NOT_MODELLED
+    assert next(line for line in made.lines if line.name == '--recompute-num-layers').outcome == MAPPED
+
+
+def plan_of(tmp_path, flags, sizes=SMALL):
+    path = script(tmp_path, f'torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} {BATCH} {flags}\n')
+    made = imported(Path(path), given={})
+    text = schedule_text(made, 'x')
+    # What is written lowers, too: patterns name operators that there are.
+    (tmp_path / 'plan.yaml').write_text(text)
+    assert load_case(tmp_path / 'plan.yaml').program
+    return load_schedule(text).plan
+
+
+MIXTURE = f'{SMALL} --num-experts 8 --moe-layer-freq 2 --disable-bias-linear --swiglu'
+MODULES = {
+    'core_attn': (SMALL, 'selective'),
+    'layernorm mlp': (SMALL, ('layer*.norm?', 'layer*[0-9].fc1', 'layer*[0-9].gelu', 'layer*[0-9].fc2')),
+    'core_attn,layernorm': (SMALL, ('layer*.attention*', 'layer*.norm?')),
+    'moe_act layernorm': (MIXTURE, ('layer*.experts.swiglu', 'layer*.norm?')),
+    'moe_act': (SMALL, 'none'),
+    'moe mlp': (
+        MIXTURE,
+        ('layer*.route*', 'layer*.dispatch', 'layer*.experts.*', 'layer*[0-9].fc1', 'layer*[0-9].swiglu',
+         'layer*[0-9].fc2'),
+    ),
+    'mla_up_proj': (f'{SMALL} --multi-latent-attention', ('layer*.kv_up', 'layer*.k_rope', 'layer*.qkv')),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('modules', MODULES)
+def test_modules_that_are_recomputed_are_patterns_of_their_operators(modules, tmp_path):
+    sizes, recompute = MODULES[modules]
+    flags = f'--recompute-granularity selective --recompute-modules {modules} --pipeline-model-parallel-size 2'
+    assert plan_of(tmp_path, flags, sizes).recompute == recompute
+
+
+LAYERS = {
+    # Embedding and loss count as layers; layouts of E, layers t and L; blocks of each chunk.
+    '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': ((1, 2, 2, 1), 0, 'none'),
+    '--pipeline-model-parallel-layout "Ett|(t|)*2ttL"': ((2, 1, 1, 2), 0, 'none'),
+    '--pipeline-model-parallel-layout "Et|(t|)*4(|)*2tL"': ((1, 1, 1, 1, 1, 0, 0, 1), 2, 'none'),
+    '--recompute-granularity full --recompute-method block --recompute-num-layers 1 '
+    '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': (
+        (1, 2, 2, 1), 0, ('layer0.*', 'layer1.*', 'layer3.*', 'layer5.*'),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('flags', LAYERS)
+def test_layers_lie_on_stages_as_the_flags_of_a_pipeline_say(flags, tmp_path):
+    sizes = SMALL.replace('--num-layers 4', '--num-layers 6')
+    plan = plan_of(tmp_path, f'--pipeline-model-parallel-size 4 {flags}', sizes)
+    assert (plan.stages, plan.chunks, plan.recompute) == LAYERS[flags]
 
 
 TWELVE = '--num-layers 12 --micro-batch-size 2 --global-batch-size 2048 '
@@ -480,6 +533,38 @@ def test_the_passes_of_mindspore_are_off_but_for_those_that_its_file_turns_on(tm
     assert outcomes['enable_task_opt'] == NOT_MODELLED
     assert outcomes['recompute_comm_overlap'] == IDLE
     assert outcomes['context.ascend_config.parallel_speed_up_json_path'] == MAPPED
+
+
+def test_a_list_of_mindformers_recomputes_the_first_layers_of_each_stage(tmp_path):
+    text = FORMERS.replace('num_layers: 4', 'num_layers: 8') + 'recompute_config: {select_recompute: [2, 1, 0, 1]}\n'
+    text = text.replace('model_parallel: 2', 'pipeline_stage: 4, micro_batch_num: 4')
+    path = Path(script(tmp_path, text, 'llama.yaml'))
+    layers = (0, 1, 2, 6)
+    told = tuple(f'layer{layer}.{one}' for layer in layers for one in ('norm*', 'swiglu'))
+    assert load_schedule(schedule_text(imported(path, given={}), 'x')).plan.recompute == told
+    path = Path(
+        script(tmp_path, text.replace('select_recompute:', 'recompute: [1, 0, 0, 0], select_recompute:'), 'x.yaml')
+    )
+    assert load_schedule(schedule_text(imported(path, given={}), 'x')).plan.recompute == ('layer0.*', *told[2:])
+
+
+def test_a_multiplier_of_mindformers_has_its_hundredth(tmp_path):
+    """Llama 3.1 70B, of research/llama3_1: feed-forwards of 28,672."""
+    sizes = 'num_layers: 80, hidden_size: 8192, num_heads: 64, n_kv_heads: 8, ffn_dim_multiplier: 1.3, multiple_of: 256'
+    text = f'model: {{model_config: {{type: LlamaConfig, {sizes}, vocab_size: 128256, seq_length: 8192}}}}\n'
+    path = Path(script(tmp_path, f'{text}parallel_config: {{data_parallel: 8}}\n', 'llama.yaml'))
+    workload = load_schedule(schedule_text(imported(path, given={}), 'x')).workload
+    assert workload.model.graph(workload.batch).parameters == 70_553_706_496
+
+
+def test_gelu_tanh_of_mindspeed_is_gated(tmp_path):
+    """Gemma 2 9B, as scripts of MindSpeed-LLM have it."""
+    flags = '--num-layers 42 --hidden-size 3584 --ffn-hidden-size 14336 --num-attention-heads 16 --kv-channels 256 '
+    flags += '--group-query-attention --num-query-groups 8 --vocab-size 256000 --seq-length 64 --normalization RMSNorm '
+    flags += '--position-embedding-type rope --disable-bias-linear --gelu-tanh --post-norm --bf16'
+    path = Path(script(tmp_path, f'export HCCL_CONNECT_TIMEOUT=1\n{RUN} {flags} {BATCH}\n'))
+    workload = load_schedule(schedule_text(imported(path, given={}), 'x')).workload
+    assert workload.model.graph(workload.batch).parameters == 9_241_705_984
 
 
 def test_memory_that_mindspore_may_not_take_is_reserved(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any, Final
 
@@ -88,13 +89,13 @@ def mapped(
     if not any(one.name in source.table.rows for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
-    told = [*_copied(source, settings), *(one for rule in source.rules for one in rule(settings))]
+    told = [*_copied(settings), *(one for rule in source.rules for one in rule(settings))]
     if model:
         told = list(_beside(told, model))
     if profile.device.work_queues is None:
         told = list(_without_queues(told))
     wrong = [_problem(settings, one) for one in told if isinstance(one, Wrong)]
-    wrong += list(_unassigned(source, settings))
+    wrong += list(_unassigned(settings))
     if wrong:
         raise ScheduleError(list(dict.fromkeys(wrong)))
     says = [one for one in told if isinstance(one, Says)]
@@ -103,29 +104,19 @@ def mapped(
     nodes, larger = _cluster(profile, name, ranks, node)
     values, more = _repeated({**nodes, **values})
     values, rounded = _rounded(values, ranks)
+    framework, year = source.framework(settings)
+    # Behind the profile, where a reader looks for the machine.
+    head = {'cluster.profile': values['cluster.profile'], 'cluster.stack': stack_of(framework, name, year)}
     comments = {one.key: _comment(settings, one) for one in says}
-    values, comments = _on_its_framework(source, settings, name, values, comments)
-    lines = [_line(source, settings, one, told) for one in settings.every if one.name not in BESIDE]
+    comments['cluster.stack'] = f'the kernels and the host of {framework}'
+    lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
     # What the cluster is comes first: no other guess moves the answer as far.
-    said = (
-        [] if 'profile' in settings or is_named else [f'{name}: the file names no accelerator; --cluster says another']
-    )
+    said = [f'{name}: the file names no accelerator; --cluster says another']
+    said *= not ('profile' in settings or is_named)
     guesses = sorted((one for one in told if isinstance(one, Assumed)), key=lambda one: not one.of_cluster)
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
-    assumed = tuple(dict.fromkeys(said))
-    return Imported(source.name, values, comments, tuple(lines), assumed)
-
-
-def _on_its_framework(
-    source: Source, settings: Settings, profile: str, values: dict[str, Any], comments: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values with the stack of the framework that runs the file, and the comments that say which it is."""
-    framework, year = source.framework(settings)
-    key = 'cluster.stack'
-    # Behind the profile, where a reader looks for the machine.
-    head = {'cluster.profile': values['cluster.profile'], key: stack_of(framework, profile, year)}
-    return {**head, **values}, {**comments, key: f'the kernels and the host of {framework}'}
+    return Imported(source.name, {**head, **values}, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
 
 def _without_queues(told: list[Told]) -> Iterator[Told]:
@@ -176,18 +167,14 @@ def _beside(told: list[Told], model: str) -> Iterator[Told]:
         elif of_model and isinstance(one, Says):
             for name in one.by:
                 yield Left(name, '--model says it', IDLE)
-        elif not (isinstance(one, Wrong) and _of_model(one.by)):
+        elif not (isinstance(one, Wrong) and one.by.startswith(('model.', 'tokenizer', 'vocab'))):
             yield one
 
 
-def _of_model(name: str) -> bool:
-    return name.startswith(('model.', 'tokenizer', 'vocab'))
-
-
-def _copied(source: Source, settings: Settings) -> Iterator[Told]:
+def _copied(settings: Settings) -> Iterator[Told]:
     """What single settings say."""
     for one in settings.named.values():
-        row = source.table.rows.get(one.name)
+        row = settings.table.rows.get(one.name)
         if row is None or row.rule or one.open:
             continue
         try:
@@ -204,10 +191,10 @@ def _single(one: Setting) -> Any:
     return one.value
 
 
-def _unassigned(source: Source, settings: Settings) -> Iterator[Problem]:
+def _unassigned(settings: Settings) -> Iterator[Problem]:
     """Settings that matter, whose value nobody assigns."""
     for one in settings.named.values():
-        row = source.table.rows.get(one.name)
+        row = settings.table.rows.get(one.name)
         if row is None or not one.open or row.key.startswith('cluster.') or row.words.startswith('words of'):
             continue
         asked = [name for name in one.open if not name.startswith('$')]
@@ -250,27 +237,26 @@ def _comment(settings: Settings, says: Says) -> str:
     return '; '.join(filter(None, (by, says.note)))
 
 
-def _line(source: Source, settings: Settings, one: Setting, told: list[Told]) -> Line:
+def _line(settings: Settings, one: Setting, told: list[Told]) -> Line:
+    line = partial(Line, one.called, one.shown, one.where)
     if settings.named[one.name] is not one:
-        return Line(one.called, one.shown, one.where, IDLE, note='given again below, where it counts')
+        return line(IDLE, note='given again below, where it counts')
     says = [said for said in told if isinstance(said, Says) and one.name in said.by]
     keys = tuple(dict.fromkeys(said.key for said in says))
     left = next((said for said in told if isinstance(said, Left) and said.by == one.name), None)
     if left is not None:
-        return Line(one.called, one.shown, one.where, left.reason, keys, left.note or 'as it is without it')
+        return line(left.reason, keys, left.note or 'as it is without it')
     if keys:
         shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
-        return Line(
-            one.called, one.shown, one.where, MAPPED, shown, next((said.note for said in says if said.note), '')
-        )
-    if one.name in source.table.rows:
-        return Line(one.called, one.shown, one.where, IDLE, note='as it is without it')
+        return line(MAPPED, shown, next((said.note for said in says if said.note), ''))
+    if one.name in settings.table.rows:
+        return line(IDLE, note='as it is without it')
     if one.name in ('devices', 'profile'):
-        return Line(one.called, one.shown, one.where, MAPPED, ('cluster',))
+        return line(MAPPED, ('cluster',))
     if one.value is None:
-        return Line(one.called, one.shown, one.where, IDLE, note='empty')
-    reason = source.table.reason(one.name)
-    return Line(one.called, one.shown, one.where, *((reason[0], (), reason[1]) if reason else (UNSEEN,)))
+        return line(IDLE, note='empty')
+    outcome, note = settings.table.reason(one.name) or (UNSEEN, '')
+    return line(outcome, note=note)
 
 
 # what a reader gets of it
@@ -315,16 +301,12 @@ def listing(made: Imported, *, full: bool) -> str:
         mapped = sum(line.outcome == MAPPED for line in rest)
         idle = len(rest) - mapped
         told.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
-    return _lines_of(told)
+    return '\n'.join(map(clean, told))
 
 
 def _guesses(made: Imported) -> list[str]:
     """What was assumed, and what of the file could not be followed."""
     return [f'Assumed: {what}' for what in made.assumed] + [f'Not followed: {what}' for what in made.notes]
-
-
-def _lines_of(lines: list[str]) -> str:
-    return '\n'.join(map(clean, lines))
 
 
 def _outcome(line: Line) -> str:

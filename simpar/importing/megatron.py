@@ -23,6 +23,7 @@ from simpar.importing.settings import (
     Source,
     Told,
     Wrong,
+    first_layers,
     table_of,
 )
 
@@ -275,6 +276,8 @@ def expert_layers(flags: Settings) -> Iterator[Told]:
 
 def _has_dense(flags: Settings) -> bool:
     """Whether some layer has no experts."""
+    if not flags.number('num-experts') or flags.number('first-k-dense-replace') > 0:
+        return True
     listed = _pattern(flags.text('moe-layer-freq'))
     return 0 in listed if listed is not None else flags.number('moe-layer-freq') > 1
 
@@ -458,21 +461,65 @@ def expert(flags: Settings) -> Iterator[Told]:
         yield Left('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
 
 
+class Stages(NamedTuple):
+    """Chunks of a rank, layers of each stage (None where they do not come out even), and the flags that say these."""
+
+    chunks: int
+    layers: list[int] | None
+    by: tuple[str, ...]
+
+
+_VIRTUAL: Final = ('num-layers-per-virtual-pipeline-stage', 'num-virtual-stages-per-pipeline-rank')
+_ENDS: Final = ('decoder-first-pipeline-num-layers', 'decoder-last-pipeline-num-layers')
+_ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
+_LAYOUT: Final = 'pipeline-model-parallel-layout'
+
+
+def stages_of(flags: Settings) -> Stages:
+    """How layers lie on stages: by a layout, by the number of the first and the last, or evenly."""
+    ranks, layers = max(1, flags.number('pipeline-model-parallel-size')), flags.number('num-layers')
+    if _LAYOUT in flags:
+        counts = _laid_out(flags.text(_LAYOUT))
+        fits = sum(counts) == layers and len(counts) % ranks == 0
+        return Stages(len(counts) // ranks if fits else 1, counts if fits else None, (_LAYOUT,))
+    # Embedding and loss may count as a layer each.
+    before, behind = map(flags.on, _ACCOUNTS)
+    each, full = flags.number(_VIRTUAL[0]), layers + before + behind
+    chunks = max(1, full // (ranks * each)) if each else flags.number(_VIRTUAL[1])
+    first, last = map(flags.number, _ENDS)
+    middle, rest = ranks - bool(first) - bool(last), layers - first - last
+    by, count = flags.given(*_ENDS, *_ACCOUNTS), ranks * chunks
+    if first or last:
+        fits = chunks == 1 and middle > 0 and rest % middle == 0
+        counts = [first] * bool(first) + [rest // middle] * middle + [last] * bool(last) if fits else []
+        return Stages(chunks, counts or None, by)
+    if full % max(1, count) or flags.given('noop-layers', 'num-layer-list'):
+        return Stages(chunks, None, by)
+    share = full // count
+    return Stages(chunks, [share - (stage == 0) * before - (stage == count - 1) * behind for stage in range(count)], by)
+
+
+def _laid_out(text: str) -> list[int]:
+    """Decoder layers of each stage of a layout such as ``Et*3|(tt|)*29,m|L``."""
+    text = re.sub(r'[\s,"\']', '', text)
+    while len(text) < 10_000 and (match := re.search(r'\(([^()]*)\)\*(\d{1,4})', text)):
+        text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
+    text = re.sub(r'([A-Za-z])\*(\d{1,4})', lambda match: match[1] * int(match[2]), text)
+    return [stage.count('t') for stage in text.split('|')]
+
+
 def pipeline(flags: Settings) -> Iterator[Told]:
     """The order of a pipeline, and layers of its stages."""
-    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
-    names = ('num-layers-per-virtual-pipeline-stage', 'num-virtual-stages-per-pipeline-rank')
-    uneven_ends = ('decoder-first-pipeline-num-layers', 'decoder-last-pipeline-num-layers')
-    if ranks < 2:
-        yield from flags.left('one pipeline rank', *names, *uneven_ends)
+    if flags.number('pipeline-model-parallel-size') < 2:
+        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT)
         return
-    each = flags.number(names[0])
-    chunks = flags.number(names[1]) if not each else max(1, layers // (ranks * each))
-    if chunks > 1:
-        yield Says('plan.order', 'interleaved-1f1b', flags.given(*names))
-        yield Says('plan.chunks', chunks, flags.given(*names))
+    stages = stages_of(flags)
+    if stages.chunks > 1:
+        by = flags.given(*_VIRTUAL) or stages.by
+        yield Says('plan.order', 'interleaved-1f1b', by)
+        yield Says('plan.chunks', stages.chunks, by)
     by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
-    if chunks == 1 or flags.on('no-overlap-p2p-communication'):
+    if stages.chunks == 1 or flags.on('no-overlap-p2p-communication'):
         yield Says('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
     else:
         # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 3118: overlap_p2p_comm is on with virtual
@@ -484,22 +531,9 @@ def pipeline(flags: Settings) -> Iterator[Told]:
         # The same, training.py, line 2508, and core/distributed/distributed_data_parallel.py, line 170: buckets cut the
         # first chunk of the first rank alone.
         yield Says('plan.fusion', 'stage', ('pipeline-model-parallel-size',), 'each chunk has one bucket')
-    yield from uneven(flags, uneven_ends, ranks, chunks)
-
-
-def uneven(flags: Settings, names: tuple[str, str], ranks: int, chunks: int) -> Iterator[Told]:
-    """First and last stages of their own size. Arguments: ``names`` of their flags."""
-    first, last = map(flags.number, names)
-    middle = ranks - bool(first) - bool(last)
-    layers = flags.number('num-layers') - first - last
-    if not first and not last:
-        return
-    if chunks > 1 or middle < 1 or layers % middle:
-        note = 'with these numbers of layers, ranks and chunks'
-        yield from (Left(name, note) for name in flags.given(*names))
-        return
-    stages = [first] * bool(first) + [layers // middle] * middle + [last] * bool(last)
-    yield Says('plan.stages', stages, flags.given(*names))
+    if stages.by and stages.layers is not None:
+        yield Says('plan.stages', stages.layers, stages.by)
+    yield from (Left(name, 'with these numbers of layers, ranks and chunks') for name in stages.by if not stages.layers)
 
 
 def sharding(flags: Settings) -> Iterator[Told]:
@@ -534,29 +568,59 @@ def recompute(flags: Settings) -> Iterator[Told]:
     if kind == 'full':
         yield from recompute_full(flags, (*by, *flags.given(*names)))
     elif kind == 'selective':
-        shown = flags.named['recompute-modules'].shown if 'recompute-modules' in flags else ''
-        modules = [one for one in shown.replace(',', ' ').split() if one != 'core_attn']
-        yield Says('plan.recompute', 'selective', (*by, *flags.given('recompute-modules')))
-        if modules:
-            yield Left('recompute-modules', f'{", ".join(modules)}; attention alone is recomputed')
+        yield from recompute_modules(flags, by)
         yield from flags.left('with recompute-granularity selective', *names)
     else:
         yield from flags.left('without recompute-granularity', *names, 'recompute-modules')
 
 
+def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
+    """The modules that a list names, as patterns of operators; attention where there is no list."""
+    name, act = 'recompute-modules', _activation(flags)
+    modules = flags.named[name].shown.replace(',', ' ').split() if name in flags else ['core_attn']
+    by = (*by, *flags.given(name))
+    if modules == ['core_attn']:
+        yield Says('plan.recompute', 'selective', by)
+        return
+    patterns = {
+        'core_attn': ('attention*',),
+        'layernorm': ('norm?',),
+        'mla_up_proj': ('kv_up', 'k_rope', 'qkv', *(['q_up'] if flags.number('q-lora-rank') else [])),
+        # Of dense layers alone: those of experts have a name before.
+        'mlp': ('[0-9].fc1', f'[0-9].{act}', '[0-9].fc2') if _has_dense(flags) else (),
+        'moe_act': (f'experts.{act}',),
+        'moe': ('route*', 'dispatch', 'experts.*'),
+        'shared_experts': ('shared.*',),
+    }
+    if not flags.number('num-experts'):
+        patterns |= dict.fromkeys(('moe_act', 'moe', 'shared_experts'), ())
+    if not flags.on('multi-latent-attention'):
+        patterns['mla_up_proj'] = ()
+    if not (flags.number('moe-shared-expert-intermediate-size') or flags.number('n-shared-experts')):
+        patterns['shared_experts'] = ()
+    chosen = [one for module in modules for one in patterns.get(module, ())]
+    written = [f'layer*{one}' if one.startswith('[') else f'layer*.{one}' for one in dict.fromkeys(chosen)]
+    yield Says('plan.recompute', written or 'none', by)
+    if rest := [module for module in modules if module not in patterns]:
+        yield Left(name, f'{", ".join(rest)}; the others are recomputed')
+
+
+def _activation(flags: Settings) -> str:
+    """The activation that a flag says."""
+    rows = [row for row in flags.table.rows.values() if row.key == f'{_T}.activation' and flags.on(row.setting)]
+    return rows[0].value.removeprefix('= ') if rows else 'gelu'
+
+
 def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
     """All layers, or with ``block`` the first of each stage."""
-    count, layers = flags.number('recompute-num-layers'), flags.number('num-layers')
-    pipeline, method = flags.number('pipeline-model-parallel-size'), flags.text('recompute-method')
-    share = layers // max(1, pipeline)
+    count, method = flags.number('recompute-num-layers'), flags.text('recompute-method')
+    stages = stages_of(flags).layers
     yield from flags.left('with recompute-granularity full', 'recompute-modules')
-    if method == 'block' and count < share:
-        if layers % pipeline or 'num-layers-per-virtual-pipeline-stage' in flags:
-            yield Left('recompute-num-layers', 'blocks of uneven or interleaved stages; all layers are')
-            yield Says('plan.recompute', 'full', by)
-            return
-        first = [stage * share + layer for stage in range(pipeline) for layer in range(count)]
-        yield Says('plan.recompute', [f'layer{layer}.*' for layer in first] or 'none', by)
+    if method == 'block' and stages is None:
+        yield Left('recompute-num-layers', 'blocks of these stages; all layers are')
+    elif method == 'block' and stages is not None and count < max(stages):
+        patterns = [f'layer{layer}.*' for layer in first_layers(stages, [count] * len(stages))]
+        yield Says('plan.recompute', patterns or 'none', by)
         return
     yield Says('plan.recompute', 'full', by)
     if method == 'uniform' and count > 1:
@@ -580,9 +644,8 @@ def mindspeed_model(flags: Settings) -> Iterator[Told]:
     """What MindSpeed-LLM adds to a model."""
     if not flags.on('use-flash-attn'):
         yield Says(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
-    if flags.on('geglu') or flags.on('gelu-tanh'):
-        kind = ('geglu_tanh' if flags.on('gelu-tanh') else 'geglu') if flags.on('geglu') else 'gelu_tanh'
-        yield Says(f'{_T}.activation', kind, flags.given('geglu', 'gelu-tanh'))
+    # Ascend/MindSpeed-LLM mindspeed_llm/core/transformer/mlp.py: --gelu-tanh alone is gated, too.
+    yield from flags.said('geglu', 'gelu-tanh')
     if width := flags.number('sliding-window-size'):
         by = flags.given('sliding-window-size', 'interleave-sliding-window')
         yield Says(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
@@ -625,12 +688,14 @@ def mindspeed_experts(flags: Settings) -> Iterator[Told]:
 def mindspeed_plan(flags: Settings) -> Iterator[Told]:
     """What MindSpeed adds to a plan."""
     yield from flags.said('context-parallel-algo', silent=True)
-    tiled = flags.given('use-ascend-coc', 'use-ascend-mc2')
+    tiled, parts = flags.given('use-ascend-coc', 'use-ascend-mc2'), flags.given('coc-parallel-num', 'coc-fused-kernel')
     if tiled and flags.number('tensor-model-parallel-size') > 1:
-        parts = max(flags.number('coc-parallel-num'), 1)
-        yield Says('plan.tiles', parts, (*tiled, *flags.given('coc-parallel-num')), 'products and sums in parts')
+        # Ascend/MindSpeed mindspeed/arguments.py: one part; kernels that do both have parts of their own.
+        is_fused = 'use-ascend-mc2' in tiled or flags.on('coc-fused-kernel')
+        count = 4 if is_fused else max(flags.number('coc-parallel-num'), 1)
+        yield Says('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
     else:
-        yield from flags.left('with one tensor rank, or switched off', *tiled, 'coc-parallel-num')
+        yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
     method = flags.text('schedules-method')
     if method == 'dualpipev':
         yield Says('plan.order', 'dualpipe-v', ('schedules-method',))
@@ -642,7 +707,7 @@ def mindspeed_plan(flags: Settings) -> Iterator[Told]:
     if flags.on(name) and 'recompute-granularity' in flags:
         yield Left(name, 'beside recompute-granularity, which is written')
     elif flags.on(name):
-        yield Says('plan.recompute', ['layer*.swiglu' if flags.on('swiglu') else 'layer*.gelu'], (name,))
+        yield Says('plan.recompute', [f'layer*.{_activation(flags)}'], (name,))
 
 
 def mindspeed_stages(flags: Settings) -> Iterator[Told]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from simpar.importing.settings import (
     DEVICE_MEMORY,
@@ -17,6 +17,7 @@ from simpar.importing.settings import (
     Source,
     Told,
     Wrong,
+    first_layers,
     table_of,
 )
 
@@ -24,6 +25,7 @@ _T: Final = 'workload.transformer'
 _M: Final = 'model.model_config'
 _P: Final = 'parallel_config'
 _A: Final = 'workload.optimizer.adamw'
+_OFFSET: Final = f'{_M}.offset'
 
 
 def _of_model(*names: str) -> tuple[str, ...]:
@@ -46,12 +48,16 @@ def model(config: Settings) -> Iterator[Told]:
     latent = ('q_lora_rank', 'kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
     head = () if _number(config, 'kv_lora_rank') else ('head_dim',)
     yield from config.said(*_of_model(*sizes, *latent, *head))
-    if 'gpt' not in f'{config.text(f"{_M}.type")} {config.text("model.arch.type")}'.lower():
+    if not _is_gpt(config):
         yield from llama(config)
     elif _number(config, 'expand_ratio'):
         width = _number(config, 'expand_ratio') * _number(config, 'hidden_size')
         yield Says(f'{_T}.ffn', width, (f'{_M}.expand_ratio',))
     yield from parts(config)
+
+
+def _is_gpt(config: Settings) -> bool:
+    return 'gpt' in f'{config.text(f"{_M}.type")} {config.text("model.arch.type")}'.lower()
 
 
 def llama(config: Settings) -> Iterator[Told]:
@@ -69,8 +75,9 @@ def llama(config: Settings) -> Iterator[Told]:
         yield from config.left('intermediate_size says it', *by[1:])
         return
     multiple, share = max(1, _number(config, 'multiple_of')), config.real(f'{_M}.ffn_dim_multiplier')
-    width = int((share or 1.0) * int(8 * _number(config, 'hidden_size') / 3))
-    yield Says(f'{_T}.ffn', -(-width // multiple) * multiple, by)
+    # mindspore-lab/mindformers research/llama3_1/llama_layer.py has this hundredth.
+    width = int(((share + 0.01) if share else 1.0) * 4 * _number(config, 'hidden_size'))
+    yield Says(f'{_T}.ffn', -(-int(2 * width / 3) // multiple) * multiple, by)
 
 
 def parts(config: Settings) -> Iterator[Told]:
@@ -147,7 +154,7 @@ def parallel(config: Settings) -> Iterator[Told]:
 
 def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
     """Order and stages."""
-    names = (f'{_M}.offset', f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
+    names = (_OFFSET, f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
              'parallel.pipeline_config.pipeline_scheduler', f'{_P}.seq_split_num', f'{_M}.seq_split_num')  # fmt: skip
     if ranks < 2:
         yield from config.left('one pipeline rank', *names)
@@ -171,18 +178,29 @@ def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
 
 def offset(config: Settings, stages: int) -> Iterator[Told]:
     """Layers of each stage, by how many more than the others it has."""
-    name = f'{_M}.offset'
-    inner = sorted(one for one in config.named if one.startswith(f'{name}.'))
-    rows = [config.named[one].value for one in ([name] if name in config else inner)]
-    flat = [one for row in rows for one in (row if isinstance(row, list) else [row])]
-    layers, by = _number(config, 'num_layers'), config.given(name, *inner)
-    if flat in ([0], []) or not all(isinstance(one, int) for one in flat):
+    by = tuple(sorted(name for name in config.named if name == _OFFSET or name.startswith(f'{_OFFSET}.')))
+    more = _offsets(config)
+    if more in ([0], []) or not all(isinstance(one, int) for one in more):
         return
-    counts = [layers // stages + one for one in flat]
-    if len(counts) == stages and sum(counts) == layers and min(counts) >= 0:
+    counts, layers = _stages(config, stages), _number(config, 'num_layers')
+    if counts is not None:
         yield Says('plan.stages', counts, by)
         return
     yield from (Left(one, f'with {layers} layers on {stages} stages') for one in by)
+
+
+def _offsets(config: Settings) -> list[Any]:
+    """How many layers more than the others each stage has, those of chunks behind one another."""
+    names = [_OFFSET] if _OFFSET in config else sorted(one for one in config.named if one.startswith(f'{_OFFSET}.'))
+    rows = [config.named[name].value for name in names]
+    return [one for row in rows for one in (row if isinstance(row, list) else [row])]
+
+
+def _stages(config: Settings, stages: int) -> list[int] | None:
+    """Layers of each stage; None where they do not add up."""
+    layers, more = _number(config, 'num_layers'), _offsets(config)
+    counts = [layers // stages + one for one in ([0] * stages if more in ([0], []) else more)]
+    return counts if len(counts) == stages and sum(counts) == layers and min(counts) >= 0 else None
 
 
 def sharding(config: Settings) -> Iterator[Told]:
@@ -201,12 +219,21 @@ def sharding(config: Settings) -> Iterator[Told]:
 
 
 def recompute(config: Settings) -> Iterator[Told]:
-    """Full layers, or the cheap operators that MindFormers selects."""
+    """Full layers, or the cheap operators that MindFormers selects; a list has a number of layers for each stage."""
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
+    act = 'gelu' if _is_gpt(config) else config.choice(f'{_M}.hidden_act')
     chosen = [name for name in config.named if name.startswith(f'{some}.')]
-    if config.on(full):
+    stages = _stages(config, _count(config, f'{_P}.pipeline_stage') * _count(config, f'{_M}.pp_interleave_num'))
+    of_full, of_some = _layers(config, full, stages), _layers(config, some, stages)
+    lists = [name for name in config.given(full, some) if isinstance(config.named[name].value, list)]
+    if lists and of_full is not None and of_some is not None:
+        patterns = [f'layer{layer}.*' for layer in of_full]
+        rest = [layer for layer in of_some if layer not in of_full]
+        patterns += [f'layer{layer}.{one}' for layer in rest for one in ('norm*', act)]
+        yield Says('plan.recompute', patterns or 'none', config.given(full, some))
+    elif config.on(full):
         yield Says('plan.recompute', 'full', (full,))
-        if isinstance(config.named[full].value, list):
+        if full in lists:
             yield Left(full, 'a number of layers for each stage; all are recomputed')
         if config.on(some):
             yield Left(some, 'beside recompute, which is written')
@@ -214,12 +241,23 @@ def recompute(config: Settings) -> Iterator[Told]:
         norms = tuple(name for name in chosen if 'norm' in name)
         acts = tuple(name for name in chosen if 'silu' in name or name.endswith('mul'))
         if norms or acts:
-            patterns = ['layer*.norm*'] * bool(norms) + ['layer*.swiglu'] * bool(acts)
-            yield Says('plan.recompute', patterns, norms + acts)
+            yield Says('plan.recompute', ['layer*.norm*'] * bool(norms) + [f'layer*.{act}'] * bool(acts), norms + acts)
     elif config.on(some):
-        yield Says('plan.recompute', ['layer*.norm*', 'layer*.swiglu'], (some,), 'norms and activation')
+        yield Says('plan.recompute', ['layer*.norm*', f'layer*.{act}'], (some,), 'norms and activation')
+        if some in lists:
+            yield Left(some, 'a number of layers for each stage; those of all are recomputed')
     if by := config.given('recompute_config.mp_comm_recompute'):
         yield Says('plan.recompute_communication', config.on(by[0]), by)
+
+
+def _layers(config: Settings, name: str, stages: list[int] | None) -> list[int] | None:
+    """The layers that a setting names: all, none, or the first of each stage; None where its list does not fit."""
+    counts = config.named[name].value if name in config else False
+    if not isinstance(counts, list):
+        return list(range(_number(config, 'num_layers'))) if config.on(name) else []
+    if stages is None or len(counts) != len(stages) or not all(isinstance(one, int) for one in counts):
+        return None
+    return first_layers(stages, counts)
 
 
 def passes(config: Settings) -> Iterator[Told]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -333,6 +334,13 @@ class Source:
     rules: tuple[Rule, ...]
     nodes: Mapping[int, str] = field(default_factory=dict)
     framework: Callable[[Settings], tuple[str, int]]
+
+
+def first_layers(stages: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """The first layers of each stage. Arguments: ``stages``, layers of each; ``counts``, how many of them are taken."""
+    starts = accumulate(stages, initial=0)
+    taken = zip(starts, stages, counts, strict=False)
+    return [start + layer for start, layers, count in taken for layer in range(min(count, layers))]
 
 
 def whole(value: Any) -> int:
