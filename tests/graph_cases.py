@@ -9,7 +9,7 @@ from strategy_cases import divisors, random_out_strategy
 
 from simpar.errors import ScheduleError
 from simpar.layout import operators
-from simpar.lower.cross_entropy import loss_rules
+from simpar.lower.graph.loss import loss_rules
 from simpar.model import (
     INPUT,
     Add,

@@ -10,7 +10,7 @@ from training_cases import Case, _skeleton, _with_choices
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.optimizer_parallel import choice_of
+from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.model import Dense, Network
 from simpar.workload import Transformer
 

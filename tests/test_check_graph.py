@@ -11,7 +11,7 @@ from simpar.case import load_case
 from simpar.commands.check import render
 from simpar.commands.ir import Listing, flattens, rank_ir, strategies_to_dict, strategy_text
 from simpar.lower import lower
-from simpar.lower.fusion import fusion_ids
+from simpar.lower.passes.optimizer_parallel import fusion_ids
 from simpar.model import Add, Flatten, Trained, layer_names, network_shapes, reads_of
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.resolve.settle import settled_workload

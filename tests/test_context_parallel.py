@@ -9,7 +9,7 @@ import pytest
 
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.lower.context_split import ContextSplit
+from simpar.lower.graph.context import ContextSplit
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload

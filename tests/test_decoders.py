@@ -10,7 +10,7 @@ from simpar.case import case_of
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
-from simpar.lower import record as recording
+from simpar.lower.graph import record as recording
 from simpar.model.library.rope import LongRope
 from simpar.model.model import Asked
 from simpar.plan import Plan
@@ -174,7 +174,7 @@ class _Plain:
     """A recording of every layer for real."""
 
     def __init__(self, **told):
-        from simpar.lower.forward import Forward
+        from simpar.lower.graph.record import Forward
 
         self.forward = Forward(**{**told, 'repeats': False})
 

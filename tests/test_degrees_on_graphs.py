@@ -10,9 +10,8 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.numerics import check
 from simpar.lower import lower
-from simpar.lower.forward import Forward
+from simpar.lower.graph.record import Forward, record
 from simpar.lower.lower import order_of
-from simpar.lower.record import record
 from simpar.model import (
     Add,
     Conv2d,

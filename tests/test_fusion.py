@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.fusion import fuse
+from simpar.lower.passes.optimizer_parallel import fuse
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Adam, Transformer, Workload

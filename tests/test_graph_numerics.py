@@ -24,7 +24,7 @@ from executor.validate import validate
 from simpar.cost.compute import NO_WORK
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
-from simpar.lower.cross_entropy import KINDS as LOSS_KINDS
+from simpar.lower.graph.loss import KINDS as LOSS_KINDS
 from simpar.model import KINDS, Add, MatMul, Reshape
 from simpar.model.library.blocks import block_network
 from simpar.model.library.cross_entropy import LOSS_OPERATORS

@@ -16,7 +16,7 @@ from simpar.case import load_case
 from simpar.commands.ir import Listing
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.cross_entropy import by_rows, loss_rules
+from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.plan import Plan

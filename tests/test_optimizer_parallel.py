@@ -7,7 +7,7 @@ from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.optimizer_parallel import LEVELS, STAGES, choice_of
+from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES, choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan

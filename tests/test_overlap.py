@@ -9,8 +9,7 @@ from tile_cases import PASSES, by_work
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.interleave import segments
-from simpar.lower.overlap import passes_beside, recomputed_early, with_passes
+from simpar.lower.roles import passes_beside, recomputed_early, segments, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan

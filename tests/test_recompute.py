@@ -6,7 +6,7 @@ import pytest
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.interleave import segments
+from simpar.lower.roles import segments
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.program.op import OpClass

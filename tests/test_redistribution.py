@@ -12,10 +12,9 @@ from redistribution_machine import cut, execute
 
 from simpar.errors import Infeasible
 from simpar.layout import Layout, mapped, redistribute, replicated
+from simpar.lower.graph.move import Mover
 from simpar.lower.mesh import Mesh
-from simpar.lower.move import Mover
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
+from simpar.lower.tape import Tape, Value
 
 METHODS = ('cheapest', 'mindspore-2.0', 'mindspore-2.10')
 WAYS = [(method, all_to_all) for method in METHODS for all_to_all in (True, False)]

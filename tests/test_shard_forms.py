@@ -13,7 +13,7 @@ import pytest
 from simpar.case import load_case
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.lower.optimizer_parallel import choice_of
+from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan

@@ -6,8 +6,9 @@ import pytest
 from size_cases import EXAMPLES, cases
 
 from simpar import cli
-from simpar.case import _made, cluster_of, load_case
+from simpar.case import _one, cluster_of, load_case
 from simpar.errors import Infeasible
+from simpar.session import Session
 from simpar.size import LIMIT, Limit, at_most, estimate, parse_limit
 
 PIPELINE = str(EXAMPLES / 'pipeline_h100.yaml')
@@ -23,7 +24,7 @@ def test_slots_are_estimated_within_a_factor_of_2():
     for path, *words in cases(12, seed=7, most=1e5):
         case = load_case(path, [*words, 'against={}'])
         schedule = case.schedule
-        found = estimate(schedule, cluster_of(schedule).world, lambda small: _made(small)[0])
+        found = estimate(schedule, cluster_of(schedule).world, lambda small: _one(small, Session()).program)
         assert 0.5 < found.slots / slots_of(case) < 2, words
         assert at_most(schedule, cluster_of(schedule).world).slots >= slots_of(case), words
         assert 0.5 < found.classes / len(case.program.op_classes) < 2, words

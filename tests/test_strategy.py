@@ -9,7 +9,7 @@ from simpar.case import load_case
 from simpar.commands.check import to_dict
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.lower.given import has_strategies
+from simpar.lower.graph.record import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plan import Plan
 from simpar.workload import Workload

@@ -16,7 +16,7 @@ from torch_ranks import CLASSES
 
 from executor.ranks.pool import Pool
 from simpar.lower import lower
-from simpar.lower.stages import stage_of_layer
+from simpar.lower.graph.stages import stage_of_layer
 from simpar.model import Dense, Network, Relu
 from simpar.pipeline import Order, named_order, write_csv
 from simpar.plan import Plan

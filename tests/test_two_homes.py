@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-import simpar.lower.record
+import simpar.lower.graph.record
 from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import order_of
@@ -144,7 +144,7 @@ def test_it_trains_as_the_unsharded_model(name):
 def test_labels_that_are_not_the_mirrors_are_found_wrong(monkeypatch):
     from executor.numerics import check
 
-    monkeypatch.setattr(simpar.lower.record, 'mirror_inputs', lambda tape: None)
+    monkeypatch.setattr(simpar.lower.graph.record, 'mirror_inputs', lambda tape: None)
     plan = plan_of(2, micro_batches=6)
     with pytest.raises(NumericsWrong):
         check(program(plan), workload(plan), plan, steps=1)

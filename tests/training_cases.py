@@ -13,7 +13,7 @@ from test_numerics_fuzz import random_case
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.optimizer_parallel import choice_of
+from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.model import Flatten, Layer, Network, Relu
 from simpar.pipeline.order import Order
 from simpar.plan import Plan

@@ -16,7 +16,7 @@ from executor.reference.module import REFERENCE_OF_MODULE
 from executor.reference.muon import MuonSteps, Steps
 from executor.reference.network import REFERENCE_OF_NETWORK
 from executor.state import Result
-from simpar.lower.two_homes import in_both_directions
+from simpar.lower.graph.stages import in_both_directions
 from simpar.model import Network
 from simpar.model.library.gpt import Transformer
 from simpar.model.module import FromModule

@@ -16,13 +16,13 @@ from simpar.ablation.keys import LAYER_RECOMPUTE, Key
 from simpar.cost.compute import FP8
 from simpar.errors import SimparError
 from simpar.keys import ROWS, row_of
-from simpar.lower.given import has_strategies
-from simpar.lower.loss_sum import TOTAL
+from simpar.lower.graph.loss import TOTAL
+from simpar.lower.graph.record import has_strategies
 from simpar.lower.lower import order_of
 from simpar.lower.mesh import CONTEXT
-from simpar.lower.recompute import is_recomputed
-from simpar.lower.tiles import JOIN
-from simpar.lower.update_shards import layer_of
+from simpar.lower.passes.recompute import is_recomputed
+from simpar.lower.passes.tiles import JOIN
+from simpar.lower.tape import layer_of
 from simpar.pipeline.order import Order
 from simpar.plan import Plan
 from simpar.program import OpClass, Program

@@ -164,7 +164,7 @@ def parameter_bytes(program: Program) -> dict[str, int]:
 
 def features(case: Case) -> list[dict[str, str]]:
     """What the plan asks for, and which machines do it."""
-    from simpar.lower.given import has_strategies
+    from simpar.lower.graph.record import has_strategies
 
     plan, program = case.plan, case.program
     with_strategies = has_strategies(case.workload, case.plan)

@@ -15,9 +15,8 @@ from typing import Any, Final
 from simpar.case import Case
 from simpar.files import naming
 from simpar.lower import lower
-from simpar.lower.cross_entropy import KINDS
-from simpar.lower.given import has_strategies
-from simpar.lower.loss_sum import TOTAL
+from simpar.lower.graph.loss import KINDS, TOTAL
+from simpar.lower.graph.record import has_strategies
 from simpar.model import OPERATORS, Dense, Flatten, Weighted
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.model.operators import OP_CLASSES

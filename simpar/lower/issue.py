@@ -12,9 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.lower.mesh import PIPELINE, Mesh
+from simpar.plan import Plan
 from simpar.program import OpClass
+from simpar.program.op import OpKind
+from simpar.program.template import Slots, Template
 
 
 class Issue(NamedTuple):
@@ -136,3 +143,120 @@ def _shared(made: dict[tuple[object, ...], Run], block: Block, added: Sequence[t
             done = offset
         made[key] = Run((*found, *block.run.issues[done:]))
     return Block(made[key], tuple(parts))
+
+
+# Streams: the in-order queues of a pipeline rank, one for each partition and way between two ranks.
+
+
+COMPUTE: Final = 'compute'
+_BLOCKING: Final[dict[str, frozenset[OpKind]]] = {
+    'group': frozenset({'compute'}),
+    'messages': frozenset({'compute', 'collective'}),
+    'single': frozenset({'compute', 'collective', 'send', 'recv'}),
+}
+"""By ``plan.streams``, what takes its turn on the stream of computation."""
+
+
+class Streams:
+    """Numbers the streams of a pipeline rank, as they are first used; the first is that of computation.
+
+    Arguments: ``place``, the pipeline rank.
+    """
+
+    def __init__(self, mesh: Mesh, plan: Plan, place: int) -> None:
+        self._mesh = mesh
+        self._blocking = _BLOCKING[plan.streams]
+        self._place = place
+        self._number = {COMPUTE: 0}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By number."""
+        return tuple(self._number)
+
+    def number(self, issue: Issue) -> int:
+        """The number of the stream that an op is issued on."""
+        # Whatever blocks, computation does.
+        if issue.op.kind == COMPUTE:
+            return 0
+        return self._number.setdefault(self._name(issue), len(self._number))
+
+    def _name(self, issue: Issue) -> str:
+        """One for each partition; sends and receives, one for each direction, phase and copy."""
+        op = issue.op
+        if op.kind in self._blocking:
+            return COMPUTE
+        if op.partition != PIPELINE:
+            return op.partition
+        peer = (self._place + op.peer) % self._mesh.pipeline
+        ends = (self._place, peer) if op.kind == 'send' else (peer, self._place)
+        # A stream a direction: a send that waits for its receiver must not hold up what comes the other way.
+        name = f'{PIPELINE}.{"B" if op.phase == "I" else op.phase}.{ends[0]}-{ends[1]}'
+        # And a stream a copy, whose messages may overtake each other.
+        return f'{name}.c{issue.copy}' if self._mesh.copies > 1 else name
+
+
+# Slots: the issue order of a pipeline rank as arrays, a template for each run.
+
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+_NO_PART = -1
+
+
+def slots_of(order: Issued, index: Mapping[str, int], streams: Streams, *, batched: bool) -> Slots:
+    """The slots of an issue order.
+
+    Arguments:
+        index: by name, the number of each op class.
+        streams: they are numbered as they are met.
+        batched: a batched send/recv (``exchange: fused``): computation waits for all that is sent and received behind
+            the computation before it.
+    """
+    runs = order.runs
+    number = {run: at for at, run in enumerate(runs)}
+    parts = max((len(block.micro_batches) for block in order.blocks), default=0)
+    padded = [(*block.micro_batches, *(_NO_PART,) * (parts - len(block.micro_batches))) for block in order.blocks]
+    # First without pairs, as finding these needs the slots' numbers.
+    slots = Slots(
+        tuple(_template(run, index, streams) for run in runs),
+        np.array([number[block.run] for block in order.blocks], dtype=np.int64),
+        np.array(padded, dtype=np.int64).reshape(-1, parts),
+        np.zeros((0, 2), dtype=np.int64),
+    )
+    return Slots(slots.templates, slots.which, slots.micro_batches, _after(slots, runs, batched=batched))
+
+
+def _template(run: Run, index: Mapping[str, int], streams: Streams) -> Template:
+    ops, parts, copies, _ = zip(*run.issues, strict=True) if run.issues else ((), (), (), ())
+    # Most ops compute, on the first stream.
+    stream = [0 if issue[0].kind == 'compute' else streams.number(issue) for issue in run.issues]
+    return Template(*map(_numbers, ([index[op.name] for op in ops], stream, parts, copies)))
+
+
+def _numbers(column: Sequence[int]) -> Ints:
+    # Often all are 0, which need not be converted one by one.
+    return np.array(column, dtype=np.int64) if any(column) else np.zeros(len(column), dtype=np.int64)
+
+
+def _after(slots: Slots, runs: tuple[Run, ...], *, batched: bool) -> Ints:
+    """Pairs (slot, an earlier one that it waits for), whatever the tensors say."""
+    late = [[issue.late for issue in run.issues] for run in runs]
+    if not batched and not any(map(any, late)):
+        return slots.after
+    computes = [np.array([issue.op.kind == 'compute' for issue in run.issues], dtype=bool) for run in runs]
+    waits = np.flatnonzero(slots.spread([np.array(own, dtype=bool) for own in late]))
+    computed = np.flatnonzero(slots.spread(computes))
+    if not len(computed):
+        return slots.after
+    # The last computation before each late op; −1 where none is.
+    at = np.searchsorted(computed, waits) - 1
+    pairs = np.column_stack((waits, computed[at]))[at >= 0]
+    if batched:
+        transfers = [np.array([issue.op.kind in ('send', 'recv') for issue in run.issues], dtype=bool) for run in runs]
+        sent = np.flatnonzero(slots.spread(transfers))
+        into = np.searchsorted(computed, sent)
+        meets = into < len(computed)
+        exchanged = np.column_stack((computed[into[meets]], sent[meets]))
+        pairs = np.append(pairs, exchanged[~np.isin(exchanged[:, 0], waits)], axis=0)
+    return pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -11,29 +11,18 @@ import numpy as np
 
 from simpar.collector import without_collector
 from simpar.errors import Infeasible
-from simpar.lower.feed import once_a_step
-from simpar.lower.forward_only import forward_order, used, without_backward
-from simpar.lower.fp8 import cast_weights, in_fp8
-from simpar.lower.fusion import fusion_ids
-from simpar.lower.gathers import Gathers
-from simpar.lower.gradients import Reductions
-from simpar.lower.issue import Issue, Issued
-from simpar.lower.loss_sum import sum_loss
-from simpar.lower.muon import matrices
-from simpar.lower.optimizer_parallel import Shards, conflicts
-from simpar.lower.overlap import overlap_conflicts, overlap_of, with_passes
-from simpar.lower.recompute import recompute_of
-from simpar.lower.record import Recorded, record
-from simpar.lower.roles import StageOps, issued, stages_of
-from simpar.lower.sequence_chunks import sequence_chunks_fit
-from simpar.lower.shards import shard, wanted_of
-from simpar.lower.slots import slots_of
-from simpar.lower.streams import Streams
+from simpar.lower.graph.chunks import sequence_chunks_fit
+from simpar.lower.graph.loss import sum_loss
+from simpar.lower.graph.record import Recorded, record
+from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
+from simpar.lower.issue import Issue, Issued, Streams, slots_of
+from simpar.lower.passes.fp8 import cast_weights, in_fp8
+from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
+from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard, wanted_of
+from simpar.lower.passes.recompute import recompute_of
+from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
+from simpar.lower.roles import StageOps, issued, overlap_conflicts, overlap_of, stages_of, with_passes
 from simpar.lower.tape import Tape
-from simpar.lower.tied import Exchange, exchange
-from simpar.lower.two_homes import folded, has_two_homes, order_of_a_half
-from simpar.lower.update import Updates, updates
-from simpar.lower.update_shards import update_shards, updated
 from simpar.model.model import Graph
 from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
@@ -44,9 +33,38 @@ from simpar.pipeline.order import Order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.rows import order_of_rows
 from simpar.plan import Plan
-from simpar.program import Program, ProgramBuilder
+from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.session import Session
 from simpar.workload import Muon, Workload
+
+# ``phase: forward``: the forward alone, as of prefill or an evaluation; no backward, no sums of gradients, no update.
+#
+# Each micro-batch goes forward in the order in which it would in training; what only a backward reads is freed at once.
+# Does not model: a head for the last token alone, caches of keys and values, kernels that write less where nothing is
+# trained.
+
+
+_FORWARD = frozenset({'F', 'SEND_F', 'RECV_F'})
+
+
+def without_backward(tape: Tape) -> None:
+    """Take all but the forward off a tape."""
+    tape.ops[:] = [op for op in tape.ops if op.phase == 'F']
+
+
+def forward_order(order: Order) -> Order:
+    """The same order without backwards, and without what travels for them."""
+    rows = tuple(tuple(_forward(row)) for row in order.actions)
+    return Order(rows, order.placement, order.micro_batches, order.sequence_chunks)
+
+
+def _forward(row: Iterable[Action]) -> Iterable[Action]:
+    return (part for action in row for part in action.parts if part.kind in _FORWARD)
+
+
+def used(ops: Iterable[OpClass]) -> Collection[str]:
+    """The tensors that some ops touch; gradients and states are then left out of a program."""
+    return {name for op in ops for name in (*op.reads, *op.writes, *op.accumulates, *op.frees)}
 
 
 def lower(

@@ -7,21 +7,231 @@ recomputes belongs to its B, or to its I.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple, TypeVar
 
-from simpar.lower.by_chunk import ByChunk
-from simpar.lower.frees import add_frees
-from simpar.lower.interleave import interleave, segments
+from simpar.errors import Problem
+from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import Block, Issue, Issued, Run
-from simpar.lower.overlap import Overlap, recomputed_early
-from simpar.lower.recompute import Recompute, check_recompute, is_recomputed, recomputed
-from simpar.lower.tape import Tape
-from simpar.lower.tiles import nothing_tiled, tiled
+from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, recomputed
+from simpar.lower.passes.tiles import nothing_tiled, tiled
+from simpar.lower.tape import Tape, layer_of
 from simpar.pipeline.action import Action
-from simpar.program import OpClass
+from simpar.plan import Plan
+from simpar.program import OpClass, Tensor
+
+# Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.
+#
+# They change the order in which ops are issued, never the ops. Which are on by themselves is the framework's: a stack
+# says it. Two of them are what ``reduce_gradients`` and ``prefetch`` say otherwise; a plan that lists passes has those
+# that it lists and no others.
+
+
+MATMUL_GRAD: Final = 'matmul_grad_comm_overlap'
+GRAD_COMM: Final = 'enable_grad_comm_opt'
+OPT_SHARD: Final = 'enable_opt_shard_comm_opt'
+RECOMPUTE_COMM: Final = 'recompute_comm_overlap'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How a stage's ops are ordered.
+
+    Arguments:
+        fill: gradients of weights fill the time in which the gradient of their layer's input is summed; else that sum
+            waits for them.
+        recompute_early: what is recomputed stands before the op that waits for a sum; else where it is needed.
+    """
+
+    fill: bool = True
+    recompute_early: bool = False
+
+
+def overlap_of(plan: Plan) -> Overlap:
+    """What the plan's passes say of the order in a stage."""
+    if isinstance(plan.overlap, str):
+        return Overlap()
+    return Overlap(fill=MATMUL_GRAD in plan.overlap, recompute_early=RECOMPUTE_COMM in plan.overlap)
+
+
+def with_passes(plan: Plan) -> Plan:
+    """The plan with what its passes say of the sums of gradients and the gathers of weights in their own keys."""
+    if isinstance(plan.overlap, str):
+        return plan
+    return replace(
+        plan,
+        reduce_gradients='overlapped' if GRAD_COMM in plan.overlap else 'end',
+        prefetch=plan.prefetch if OPT_SHARD in plan.overlap else 0,
+    )
+
+
+def passes_beside(passes: Sequence[str], said: Mapping[str, Any]) -> tuple[str, ...]:
+    """The passes of a framework where a file lists none, with those that its own keys switch on.
+
+    Arguments: ``passes``, on by themselves; ``said``, keys of the plan that the file has, by name.
+    Example: of no passes and ``{'reduce_gradients': 'overlapped'}``, ``('enable_grad_comm_opt',)``.
+    """
+    on = {GRAD_COMM: said.get('reduce_gradients') == 'overlapped', OPT_SHARD: bool(said.get('prefetch'))}
+    return (*passes, *(name for name, is_on in on.items() if is_on and name not in passes))
+
+
+def overlap_conflicts(plan: Plan) -> Iterator[Problem]:
+    """Keys that say otherwise than a pass that is listed."""
+    if GRAD_COMM in plan.overlap and plan.reduce_gradients == 'end':
+        yield Problem(
+            ('plan', 'reduce_gradients'), f'end, but {GRAD_COMM} is among plan.overlap', 'leave out one of both'
+        )
+    if OPT_SHARD in plan.overlap and not plan.prefetch:
+        yield Problem(('plan', 'prefetch'), f'0, but {OPT_SHARD} is among plan.overlap', 'write 1 or more')
+
+
+def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
+    """The ops of a backward, what is recomputed moved before the last op before it that waits for a collective.
+
+    So it runs while a sum travels that it has nothing to do with; what it makes lives that much longer.
+    """
+    found: list[OpClass] = []
+    arriving: set[str] = set()
+    waiting: int | None = None
+    for op in ops:
+        # Moved up in order, one behind the other: a clone may read what the clone before it made.
+        if is_recomputed(op) and waiting is not None:
+            found.insert(waiting, op)
+            waiting += 1
+            continue
+        if op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads):
+            # From here on the sum has been waited for.
+            waiting, arriving = len(found), set()
+        # Only these are in the chain of gradients; a gather for W is waited for by W alone.
+        if op.kind == 'collective' and op.phase == 'I':
+            arriving.update(op.writes)
+        found.append(op)
+    return found
+
+
+# Interleaving: threads of ops run segment by segment, so that one's communication hides under another's computation.
+#
+# A thread is one copy's ops in an action, or those of one of two overlapped actions. A segment ends where compute
+# must wait for a collective of the same segment. The gradients of weights (W) are nobody's input until the update, so
+# they fill: each is issued at the head of the segment after its own, while that segment's collective travels.
+# MindSpore orders the forward alike (``micro_interleaved_order_control``) and leaves the backward free.
+
+
+Item = TypeVar('Item')
+
+
+def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bool = True) -> list[list[OpClass]]:
+    """Split one thread's ops where computation waits for communication, and let W fill.
+
+    Arguments: ``ops`` in order, without gradient reductions and updates; ``gathered``, weights that all threads share
+    and that are soon freed again: a segment reads those of one layer; without ``fill`` W stays where it is.
+    """
+    found: list[list[OpClass]] = [[]]
+    arriving: set[str] = set()
+    layer = ''
+    for op in ops:
+        used = next((layer_of(name) for name in op.reads if name in gathered), layer) if gathered else layer
+        # A W is no reason to stop: it fills.
+        waits = op.kind == 'compute' and op.phase != 'W' and not arriving.isdisjoint(op.reads)
+        # Also where another layer's weights begin: threads would else hold two layers' at once.
+        if waits or (used != layer and layer):
+            found.append([])
+            arriving = set()
+        layer = used
+        found[-1].append(op)
+        if op.kind != 'compute':
+            arriving.update(op.writes)
+    return _fill(found) if fill else found
+
+
+def _fill(found: list[list[OpClass]]) -> list[list[OpClass]]:
+    filled: list[list[OpClass]] = []
+    late: list[OpClass] = []
+    for segment in found[:-1]:
+        filled.append([*late, *(op for op in segment if not _fills(op))])
+        # W is held over to the next segment's head, where the collective of this one travels.
+        late = [op for op in segment if _fills(op)]
+    return [*filled, [*late, *found[-1]]]
+
+
+def _fills(op: OpClass) -> bool:
+    return op.kind == 'compute' and op.phase == 'W'
+
+
+def interleave(threads: Sequence[Sequence[Sequence[Item]]]) -> list[Item]:
+    """Issue order of threads, each a list of segments: segment k of every thread before segment k + 1 of any."""
+    # Threads need not be equally long: a forward overlaps a longer backward.
+    rounds = zip_longest(*threads, fillvalue=())
+    return [item for together in rounds for segment in together for item in segment]
+
+
+# Frees: an activation ends with the last op of its copy that reads it, so that memory is known and reuse is checked.
+#
+# A free must wait for all readers. Where a collective and a computation read the same tensor, the free moves on to the
+# computation that waits for that collective anyway. So frees never add a need.
+
+
+_Life = tuple[int, list[int]]
+"""A tensor from an op that writes it anew to the next that does so: the op that begins it, and those that read it."""
+
+
+def add_frees(ops: Sequence[OpClass], tensors: Mapping[str, Tensor], elsewhere: Collection[str] = ()) -> list[OpClass]:
+    """The same ops, each freeing the activations that no later one of its copy reads; the loss stays.
+
+    An op that writes a tensor without reading it begins a new life of it: before, the tensor may be gone.
+    Arguments: ``ops`` of one copy in issue order; ``elsewhere``, what other stages of the rank read, and end.
+    """
+    lives = _lives(ops)
+    ends: dict[int, list[str]] = {}
+    for name, mine in lives.items():
+        if tensors[name].kind == 'activation' and name != 'loss' and name not in elsewhere:
+            for place, (first, readers) in enumerate(mine):
+                # Most are read once, and end there.
+                end = readers[0] if len(readers) == 1 else _end(ops, lives, mine, place) if readers else first
+                ends.setdefault(end, []).append(name)
+    return [op.freeing((*op.frees, *ends[i])) if i in ends else op for i, op in enumerate(ops)]
+
+
+def _lives(ops: Sequence[OpClass]) -> dict[str, list[_Life]]:
+    """The lives of every tensor, in order."""
+    lives: dict[str, list[_Life]] = {}
+    for index, op in enumerate(ops):
+        reads = op.reads
+        for name in reads if len(reads) < 2 else dict.fromkeys(reads):
+            mine = lives.get(name)
+            if mine is None:
+                lives[name] = [(index, [index])]
+            else:
+                mine[-1][1].append(index)
+        # Written without being read: a new life. Read and written, as an in-place sum, it lives on.
+        for name in op.writes:
+            if name not in reads:
+                lives.setdefault(name, []).append((index, []))
+    return lives
+
+
+def _end(ops: Sequence[OpClass], lives: Mapping[str, Sequence[_Life]], mine: Sequence[_Life], place: int) -> int:
+    """The op that may end a life, one of a tensor's: its last reader, or the computation that waits for it."""
+    readers = mine[place][1]
+    collectives = [index for index in readers if ops[index].kind != 'compute']
+    # Computations alone are in stream order; of collectives alone the last must wait for the others anyway.
+    if not collectives or len(collectives) == len(readers):
+        return max(readers)
+    found = [_first_reader(lives.get(name, ()), index) for index in collectives for name in ops[index].writes]
+    end = max([*readers, *(index for index in found if index is not None)])
+    # The op that waits may come after the tensor is written anew; it must not free that.
+    until = mine[place + 1][0] if place + 1 < len(mine) else len(ops)
+    # Where W is apart it comes behind the send, which may then not end what W reads.
+    late = ops[end].kind == 'send' and any(ops[index].phase == 'W' for index in readers)
+    return end if end < until and not late else max(readers)
+
+
+def _first_reader(lives: Sequence[_Life], writer: int) -> int | None:
+    """The first op that reads what ``writer`` wrote."""
+    return next((readers[0] for first, readers in lives if first == writer and readers), None)
+
 
 COMPUTE_KINDS = frozenset({'F', 'B', 'I', 'W', 'OVERLAP_F_B'})
 TRANSFERS = {'SEND_F': ('send', 'F'), 'RECV_F': ('recv', 'F'), 'SEND_B': ('send', 'I'), 'RECV_B': ('recv', 'I')}

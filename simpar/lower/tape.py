@@ -12,19 +12,46 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.axis import merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import EXPERT, PIPELINE, Mesh
-from simpar.lower.partition_names import partition_name
-from simpar.lower.value import Value
+from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, union
+from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.model.ops import Load
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
+
+
+class Value(NamedTuple):
+    """Name, shape and layout.
+
+    Arguments:
+        shape: of one micro-batch, unsharded.
+        needs_gradient: whether anything behind it is trained.
+        again: what it was gathered from, where the backward gathers it once more instead of keeping it.
+        load: how full it is, where it has room for what a router sends to experts.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    needs_gradient: bool = True
+    again: Value | None = None
+    load: Load | None = None
+
+    @property
+    def fill(self) -> float:
+        """The share of its elements that are in use."""
+        return self.load.fill(self.layout.shard_counts[self.load.dim]) if self.load else 1.0
+
+    def like(self, name: str, layout: TensorLayout | None = None) -> Value:
+        """Another value of the same shape, in this layout unless told otherwise."""
+        return Value(name, self.shape, layout or self.layout, load=self.load)
+
 
 Rule = tuple[int, Callable[[], None]]
 """A stage, and what emits ops of the backward in it."""
@@ -384,3 +411,56 @@ class Tape:
         if self.degrees and pending == self.replica_axes and self.mesh.replicas > 1:
             return self.mesh.summed
         return self.partition(pending) if size_of(pending) > 1 else ''
+
+
+# What partitions are called: by the degrees whose ranks they are, by axes of a device matrix, or by their axes.
+
+
+def partition_name(tape: Tape, axes: tuple[Axis, ...]) -> str:
+    """The name of the partition into groups along axes."""
+    name = _of_degrees(tape).get(axes, '') if tape.degrees else _alias(tape, axes)
+    if name:
+        return name
+    if size_of(axes) < tape.world:
+        return axes_name(tape.world, axes)
+    # All ranks in another order are another partition: positions in its group differ.
+    if list(axes) != sorted(axes, key=lambda axis: -axis.stride):
+        return '+'.join(map(str, axes))
+    return STAGE if tape.degrees or tape.mesh.pipeline > 1 else axes_name(tape.world, axes)
+
+
+def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
+    """By axes; where degrees have the same ranks, the last one counts."""
+    known = {tape.data_axes: DATA, tape.tensor_axes: TENSOR}
+    if tape.expert_axes and tape.expert_data_axes:
+        known |= {tape.expert_axes: EXPERT, tape.expert_data_axes: EXPERT_DATA}
+    if tape.context_axes:
+        both = merged([*tape.context_axes, *tape.tensor_axes])
+        known |= {both: CONTEXT_TENSOR} if size_of(both) < tape.world else {}
+        known |= {tape.replica_axes: tape.mesh.summed, tape.context_axes: CONTEXT}
+    return known
+
+
+def _alias(tape: Tape, axes: tuple[Axis, ...]) -> str:
+    if tape.names is None:
+        return ''
+    known = {tape.names.axis(alias): alias for alias in tape.names.aliases}
+    return '+'.join(known[axis] for axis in axes) if all(axis in known for axis in axes) else ''
+
+
+def layer_of(parameter: str) -> str:
+    """``layer3.qkv.weight`` → ``layer3``."""
+    return parameter.partition('.')[0]
+
+
+def local_elements(tape: Tape, tensor: Tensor) -> int:
+    """Elements of a parameter, gradient or state that one rank holds."""
+    known = tape.elements.get(id(tensor))
+    if known is None:
+        known = tape.elements[id(tensor)] = (tensor, prod(local_shape(tape, tensor)))
+    return known[1]
+
+
+def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:
+    """The shape that one rank holds of a parameter, gradient or state."""
+    return tensor.local_shape(tape.partitions)

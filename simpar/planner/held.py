@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from simpar.lower.recompute import is_recomputed
+from simpar.lower.passes.recompute import is_recomputed
 from simpar.memory.framework import Framework, with_framework
 from simpar.memory.lifetimes import Lifetimes, lifetimes
 from simpar.memory.parts import NONE

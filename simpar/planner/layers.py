@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from simpar.lower.stages import stage_of_layer
+from simpar.lower.graph.stages import stage_of_layer
 from simpar.workload import Transformer, Workload
 
 EACH: Final = 2

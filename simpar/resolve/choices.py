@@ -11,7 +11,7 @@ from math import prod
 from typing import Final
 
 from simpar.layout import operators
-from simpar.lower.given import told
+from simpar.lower.graph.record import told
 from simpar.model import Dense, Mul, Operator, Shape, Sharded, Strategy
 from simpar.strategy_search import Choice
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simpar.hardware import Cluster
-from simpar.lower.given import has_strategies
+from simpar.lower.graph.record import has_strategies
 from simpar.plan import Plan
 from simpar.workload import Workload
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.layout import operators
-from simpar.lower.cross_entropy import by_rows, loss_rules
+from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.model import Shape, Strategy
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.strategy_search import Choice

@@ -8,7 +8,7 @@ from typing import Final
 
 from simpar.hardware import Cluster
 from simpar.layout.redistribution import Method
-from simpar.lower.given import has_strategies
+from simpar.lower.graph.record import has_strategies
 from simpar.plan import Plan
 from simpar.resolve.trial import tried
 from simpar.workload import Workload

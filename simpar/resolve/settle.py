@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simpar.lower.given import has_strategies
+from simpar.lower.graph.record import has_strategies
+from simpar.lower.graph.stages import stage_of_layer, unit_of
 from simpar.lower.lower import order_of
-from simpar.lower.optimizer_parallel import Part, choice_of
-from simpar.lower.stages import stage_of_layer, unit_of
+from simpar.lower.passes.optimizer_parallel import Part, choice_of
 from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.plan import Plan
 from simpar.workload import Workload

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.lower.stages import stage_of_layer
+from simpar.lower.graph.stages import stage_of_layer
 from simpar.pipeline.automatic import automatic_order
 from simpar.pipeline.orders import AUTOMATIC, named_order
 from simpar.pipeline.rows import rows_of

@@ -12,7 +12,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
-from simpar.lower.given import counts_of, with_strategies
+from simpar.lower.graph.record import counts_of, with_strategies
 from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph

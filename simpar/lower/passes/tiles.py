@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from simpar.lower.recompute import RECOMPUTE, is_recomputed
+from simpar.lower.passes.recompute import RECOMPUTE, is_recomputed
 from simpar.lower.tape import Tape
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Attribute

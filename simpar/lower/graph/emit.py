@@ -8,9 +8,8 @@ from math import prod
 
 from simpar.layout import TensorLayout, replicated
 from simpar.layout.axis import size_of
-from simpar.lower.move import Mover
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
+from simpar.lower.graph.move import Mover
+from simpar.lower.tape import Tape, Value
 from simpar.model.ops import NAMED, Ops, Parameter, Work
 from simpar.program.op import Phase
 from simpar.program.tensor import BYTES

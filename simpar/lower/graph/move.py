@@ -13,8 +13,7 @@ from itertools import groupby
 from simpar.layout import Axis, Step, TensorLayout, redistribute
 from simpar.layout.frame import State
 from simpar.layout.redistribution import Method, Part, Redistribution
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
+from simpar.lower.tape import Tape, Value
 from simpar.program.op import Attribute, Phase
 
 Dims = tuple[tuple[Axis, ...], ...]

@@ -16,8 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from simpar.layout import Axis, TensorLayout
-from simpar.lower.tape import Rule, Tape
-from simpar.lower.value import Value
+from simpar.lower.tape import Rule, Tape, Value
 from simpar.model.node import Node
 from simpar.model.operators.base import Operator
 from simpar.program import OpClass, Tensor

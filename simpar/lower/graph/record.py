@@ -1,40 +1,145 @@
-"""The forward of a model's graph on the tape, its loss, and the backward of both.
-
-Each operator lies as its strategy or its layout says; by degrees; or as what it reads, where it has neither.
-"""
+"""One copy of a micro-batch on the tape: the model's graph, placed by degrees and strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import groupby, takewhile
-from math import gcd
+from math import gcd, prod
+from typing import Any, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
-from simpar.lower.context import attend
-from simpar.lower.context_heads import HeadsExchange
-from simpar.lower.context_unfused import Unfused, unfused
-from simpar.lower.degrees import Degrees
-from simpar.lower.emit import Site, emit
-from simpar.lower.feed import gathered_input
-from simpar.lower.loss import add_loss, scale
-from simpar.lower.move import Mover
-from simpar.lower.next_stage import send_to_next_stage
-from simpar.lower.place import Placed, Placer, outermost
-from simpar.lower.repeat import Layer, Repeats, layers_of
-from simpar.lower.sequence_chunks import attend_in_chunks
-from simpar.lower.tape import Tape
-from simpar.lower.value import Value
-from simpar.model import Flatten, Operator, Reshape, Weighted
+from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
+from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
+from simpar.lower.graph.emit import Site, emit
+from simpar.lower.graph.loss import add_loss, scale
+from simpar.lower.graph.move import Mover
+from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
+from simpar.lower.graph.repeat import Layer, NotRepeated, Repeats, layers_of
+from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
+from simpar.lower.mesh import Mesh, mesh_of
+from simpar.lower.passes.messages import gathered_input
+from simpar.lower.tape import Tape, Value
+from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted
 from simpar.model.dropout import KEYS
-from simpar.model.model import Source
+from simpar.model.keys import Layouts
+from simpar.model.model import Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import Bias
-from simpar.workload import Workload
+from simpar.pipeline.dualpipe import TWO_HOMES
+from simpar.plan import Plan
+from simpar.workload import Transformer, Workload
+
+# Strategies that a plan gives single operators of a model by patterns of their names.
+
+
+SHOWN = 20
+Given = TypeVar('Given')
+
+
+def has_strategies(workload: Workload, plan: Plan) -> bool:
+    """Whether an operator of the model, or its loss, is told by itself how it is split."""
+    of_loss = bool(workload.loss_strategy) or workload.loss_operators != 'one'
+    return bool(plan.strategies or plan.layouts) or of_loss or _is_told(workload.model)
+
+
+def _is_told(model: Model) -> bool:
+    return any(node.operator.strategy or node.operator.layout for node in model.nodes)
+
+
+def with_strategies(nodes: Sequence[Node], plan: Plan) -> tuple[Node, ...]:
+    """The nodes with the strategies and layouts that a plan gives them.
+
+    Raises ``Infeasible`` where a pattern matches no operator, or one that takes no strategy.
+    """
+    if not (plan.strategies or plan.layouts):
+        return tuple(nodes)
+    found = _each(nodes, 'strategies', plan.strategies, told)
+    found = _each(found, 'layouts', plan.layouts, laid_out)
+    _tie(found)
+    return tuple(found)
+
+
+def _each(
+    nodes: Sequence[Node], key: str, strategies: Mapping[str, Given], give: Callable[[Operator, Given], Operator]
+) -> list[Node]:
+    """Of the patterns that match its name a node takes the first."""
+    free = set(strategies)
+    found = []
+    for node in nodes:
+        matching = [pattern for pattern in strategies if matches(node.name, pattern)]
+        if matching and (isinstance(node.operator, Sharded) or node.name in strategies):
+            # A pattern that another one outruns is used all the same: only one that names nothing is a fault.
+            free -= set(matching)
+            node = _given(node, key, partial(give, node.operator, strategies[matching[0]]))  # noqa: PLW2901
+        found.append(node)
+    if free:
+        names = [node.name for node in nodes if isinstance(node.operator, Sharded)]
+        more = ', ...' if len(names) > SHOWN else ''
+        raise Infeasible(
+            f'plan.{key}: {min(free)} names no operator of the model; there are {", ".join(names[:SHOWN])}{more}'
+        )
+    return found
+
+
+def _tie(nodes: list[Node]) -> None:
+    """Where only the second operator of a tied weight has a strategy, the first splits the weight as that one."""
+    place = {f'{node.name}.weight': number for number, node in enumerate(nodes)}
+    for node in nodes:
+        first = place.get(node.operator.tied, -1)
+        if node.operator.strategy and first >= 0 and not nodes[first].operator.strategy:
+            # A head's weight is [in, out], the embedding's [vocab, width] is the same turned; tokens have no
+            # features.
+            rows, (k, n) = node.operator.strategy[:2]
+            nodes[first] = replace(nodes[first], operator=told(nodes[first].operator, ((n, k), rows[:-1])))
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern is a name or matches it."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _given(node: Node, key: str, give: Callable[[], Operator]) -> Node:
+    if not isinstance(node.operator, Sharded):
+        raise Infeasible(f'plan.{key}: {node.name} takes no strategy, it lies as what it reads; leave it out')
+    return replace(node, operator=give())
+
+
+def laid_out(operator: Operator, layouts: Layouts) -> Operator:
+    """An operator with layouts of its inputs, the last of which may be that of its result."""
+    own: dict[str, Any] = {'strategy': (), 'layout': layouts}
+    if operator.splits_result:
+        inputs, result = layouts[: operator.splits_result], layouts[operator.splits_result :]
+        own |= {'layout': inputs, 'out_strategy': (), 'out_layout': result[0] if result else ()}
+    return replace(operator, **own)
+
+
+def told(operator: Operator, strategy: Strategy) -> Operator:
+    """An operator with a strategy, whose last part may be that of its result."""
+    own: dict[str, Any] = {'strategy': strategy, 'layout': ()}
+    if operator.splits_result:
+        inputs, result = strategy[: operator.splits_result], strategy[operator.splits_result :]
+        own |= {'strategy': inputs, 'out_strategy': result[0] if result else (), 'out_layout': ()}
+    return replace(operator, **own)
+
+
+def counts_of(layouts: Layouts, matrix: Mapping[str, int]) -> Strategy:
+    """The strategy that layouts come to: into how many slices the axes of a device matrix split each dim."""
+    return tuple(
+        tuple(prod(matrix[axis] for axis in dim.split('+')) if dim.lower() != 'none' else 1 for dim in dims)
+        for dims in layouts
+    )
+
+
+# The forward of a model's graph on the tape, its loss, and the backward of both.
+#
+# Each operator lies as its strategy or its layout says; by degrees; or as what it reads, where it has neither.
+
 
 Shape = tuple[int, ...]
 ATTENDS = (Attention, AttentionScores, CausalSoftmax, AttentionValues)
@@ -364,3 +469,135 @@ def _follows(operator: Operator) -> bool:
 def _fineness(shape: Shape) -> int:
     """How many dims can be split."""
     return sum(length > 1 for length in shape)
+
+
+class Recorded(NamedTuple):
+    """A tape, and the graph that is on it."""
+
+    tape: Tape
+    graph: Graph
+
+
+def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...], *, repeats: bool = True) -> Recorded:
+    """The ops of one copy of a micro-batch, forward and backward.
+
+    Arguments:
+        workload, plan: what is recorded, and how it is split.
+        world: ranks of all stages.
+        placement: stage → pipeline rank, shape [stages].
+        repeats: equal layers are recorded once.
+
+    Raises ``Infeasible`` where degrees or a strategy do not fit the operator, the batch or the ranks.
+    """
+    if plan.redistribution == 'predicted':
+        raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
+    by_strategies = _by_strategies(workload, plan)
+    # What a strategy cannot say lies by degrees then: parts of a sequence, experts, the samples of both directions.
+    of_degrees = isinstance(workload.model, Transformer) and (
+        plan.context > 1 or plan.order == TWO_HOMES or workload.model.experts is not None
+    )
+    if by_strategies and plan.context > 1 and not of_degrees:
+        raise Infeasible('plan.context: context ranks share the sequence of a transformer')
+    mesh = (
+        _mesh_of_strategies(workload, plan, world, placement)
+        if by_strategies and not of_degrees
+        else mesh_of(plan, world, workload.batch, placement)
+    )
+    mixed = by_strategies and (plan.tensor > 1 or of_degrees)
+    tape = Tape(
+        mesh,
+        workload.precision,
+        workload.gradients or '',
+        # Strategies have replicas hold partial sums of gradients, as MindSpore does: these are summed late.
+        early=plan.reduce == 'early' and not by_strategies,
+        degrees=not by_strategies,
+        names=_matrix(plan, mesh),
+        shard_group=plan.shard_group,
+    )
+    given = () if isinstance(plan.stages, str) else plan.stages
+    graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
+    graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
+    if plan.sequence_chunks > 1:
+        graph = one_chunk(graph, plan.sequence_chunks)
+    placer = Placer(tape.world, mesh.copies)
+    degrees = None
+    if mixed or not by_strategies:
+        degrees = Degrees(
+            placer,
+            tape.data_axes,
+            tape.tensor_axes,
+            plan.sequence_parallel,
+            tape.expert_axes,
+            context=tape.context_axes,
+            restores=by_strategies and of_degrees,
+        )
+    forward = Forward(
+        tape=tape,
+        mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
+        placer=placer,
+        degrees=degrees,
+        workload=workload,
+        nodes=graph.nodes,
+        stages=stages_of(workload.model, mesh.stages, given),
+        sources=graph.sources,
+        shapes=graph.shapes,
+        deviation=graph.deviation,
+        drawn_labels=graph.drawn_labels,
+        full_batch=plan.dataset == 'full-batch' and by_strategies,
+        summed=plan.copies_loss == 'sum',
+        repeats=repeats,
+        context_kind=plan.context_kind,
+        scatter_gather=plan.scatter_gather,
+    )
+    try:
+        forward.run()
+    # The tape is half written by then: it begins anew, with no layer taken for another.
+    except NotRepeated:
+        return record(workload, plan, world, placement, repeats=False)
+    if mesh.mirrored:
+        mirror_inputs(tape)
+    tape.forget()
+    return Recorded(tape, graph)
+
+
+def _by_strategies(workload: Workload, plan: Plan) -> bool:
+    """Whether layouts come from strategies: given ones, or by batch for a graph without degrees."""
+    return has_strategies(workload, plan) or (workload.model.by_batch and plan.tensor == 1)
+
+
+def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
+    if world % plan.pipeline:
+        raise Infeasible(f'plan.pipeline: {world} ranks cannot be split into {plan.pipeline} equal stages')
+    # Strategies tell themselves what splits samples: data is what tensor leaves of a stage.
+    ranks = world // plan.pipeline
+    if plan.data > 1 and plan.data * plan.tensor != ranks:
+        raise Infeasible(
+            f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
+        )
+    if ranks % plan.tensor:
+        raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
+    slices = plan.micro_batches * plan.copies
+    if workload.batch % slices:
+        raise Infeasible(
+            f'a batch of {workload.batch} cannot be split into micro_batches {plan.micro_batches} × copies '
+            f'{plan.copies} equal slices; choose a multiple of {slices}'
+        )
+    return Mesh(
+        data=ranks // plan.tensor,
+        tensor=plan.tensor,
+        copies=plan.copies,
+        pipeline=plan.pipeline,
+        micro_batches=plan.micro_batches,
+        placement=placement,
+    )
+
+
+def _matrix(plan: Plan, mesh: Mesh) -> Layout | None:
+    """The device matrix of a stage, if layouts have one."""
+    sizes, ranks = tuple(plan.device_matrix.values()), mesh.replicas * mesh.tensor
+    if not sizes:
+        return None
+    if ranks % prod(sizes):
+        shown = ' × '.join(f'{name} {size}' for name, size in plan.device_matrix.items())
+        raise Infeasible(f'plan.device_matrix: {shown} is {prod(sizes)} ranks, which do not divide {ranks}')
+    return Layout(sizes, tuple(plan.device_matrix), ranks)

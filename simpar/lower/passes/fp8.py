@@ -19,7 +19,7 @@ from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.lower.issue import Issue, Issued
-from simpar.lower.optimizer_parallel import choice_of
+from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.lower.tape import Tape
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor

@@ -1,0 +1,639 @@
+"""Attention of a sequence that the context ranks share: keys and values are gathered, or go round the ranks.
+
+``all_gather`` (Llama 3, arXiv 2407.21783): every rank gathers all keys and values, and once more in the backward, which
+reduce-scatters their gradients. ``ring`` (Liu et al. 2023, arXiv 2310.01889): keys and values go round in N − 1 steps,
+each under attention of those that are there; results of steps are joined by their log-sum-exp. Backward they go round
+again, and their gradients one step behind them, until these are home. ``all_to_all`` stands in ``context_heads``.
+
+Does not model: that ranks of a contiguous split have less to do than the one with the last tokens, as which all are
+priced; in a ring with a window, that steps far away need not be taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import accumulate
+from math import gcd
+
+from simpar.errors import Infeasible
+from simpar.layout import TensorLayout
+from simpar.layout.axis import minus, size_of
+from simpar.lower.graph.move import Mover
+from simpar.lower.tape import Tape, Value
+from simpar.model.operators.attention import Attention, AttentionScores, Heads
+from simpar.model.operators.context import (
+    CONTEXT_ATTENTION,
+    CONTEXT_SCORES,
+    CONTEXT_VALUES,
+    JOIN_KEYS,
+    REPEAT_KV,
+    SPLIT_QKV,
+)
+from simpar.program.op import Attribute, Phase
+from simpar.program.tensor import BYTES
+
+# Which tokens of a sequence a context rank holds, and how many pairs of tokens attention has between two ranks.
+#
+# Contiguous: rank i of N holds part i of N. Balanced: of 2 N chunks it holds chunks i and 2 N − 1 − i, so that causal
+# attention is equal work for all (Megatron-LM, Llama 3: arXiv 2407.21783, section 3.3.2).
+
+
+Span = tuple[int, int]
+"""First token, and the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSplit:
+    """A sequence on the ranks of a group.
+
+    Arguments: ``sequence``, tokens; ``ranks``; ``balanced``: chunks from both ends; ``window``, tokens that one sees,
+    0: all before it; ``documents``, lengths of those that it packs, empty: one.
+    """
+
+    sequence: int
+    ranks: int
+    balanced: bool
+    window: int = 0
+    documents: tuple[int, ...] = ()
+
+    def spans(self, rank: int) -> tuple[Span, ...]:
+        """The tokens of a rank."""
+        if not self.balanced:
+            return (self._chunk(rank, self.ranks),)
+        return self._chunk(rank, 2 * self.ranks), self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)
+
+    def _chunk(self, number: int, count: int) -> Span:
+        length = self.sequence // count
+        return number * length, (number + 1) * length
+
+    def pairs(self, queries: int, keys: int) -> float:
+        """Pairs of a rank's queries and another's keys of which the one sees the other."""
+        return sum(self._seen(q, k) for q in self.spans(queries) for k in self.spans(keys))
+
+    def of_all(self, queries: int) -> float:
+        """The same with the keys of all ranks."""
+        return sum(self._seen(span, (0, self.sequence)) for span in self.spans(queries))
+
+    def _seen(self, queries: Span, keys: Span) -> float:
+        """Pairs of which the query is not before the key, in one document, and within a window.
+
+        A token and itself count half, so that a square of s tokens has s² / 2 pairs, as attention without context
+        counts.
+        """
+        return sum(_pairs(_both(queries, one), _both(keys, one), self.window) for one in self._documents(queries))
+
+    def _documents(self, span: Span) -> Sequence[Span]:
+        """Those that have tokens in a span."""
+        ends = _ends(self.documents or (self.sequence,))
+        first, last = bisect_right(ends, span[0]), bisect_left(ends, span[1])
+        return [(ends[at - 1] if at else 0, ends[at]) for at in range(first, last + 1)]
+
+    def of_ranks(self, step: int | None = None) -> tuple[float, ...]:
+        """For each rank its pairs with the keys of all ranks.
+
+        Arguments: ``step`` of a ring: with those of the rank so many before it.
+        """
+        return _of_ranks(self, step)
+
+
+@cache
+def _of_ranks(split: ContextSplit, step: int | None) -> tuple[float, ...]:
+    if step is None:
+        return tuple(map(split.of_all, range(split.ranks)))
+    return tuple(split.pairs(rank, (rank - step) % split.ranks) for rank in range(split.ranks))
+
+
+@cache
+def _ends(documents: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(documents))
+
+
+def _both(one: Span, other: Span) -> Span:
+    begin = max(one[0], other[0])
+    return begin, max(begin, min(one[1], other[1]))
+
+
+def _pairs(queries: Span, keys: Span, window: int) -> float:
+    seen = _causal(queries, keys)
+    return seen - _causal((queries[0] - window, queries[1] - window), keys) if window else seen
+
+
+def _causal(queries: Span, keys: Span) -> float:
+    (first, end), (begin, last) = queries, keys
+
+    def triangle(side: int) -> float:
+        return max(side, 0) ** 2 / 2
+
+    return triangle(end - begin) - triangle(first - begin) - triangle(end - last) + triangle(first - last)
+
+
+WIDE = 'fp32'
+"""Of results that steps of a ring join, at least."""
+TOKENS = 1
+"""The dim of places of a sequence."""
+
+
+def attend(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y: Value, *, ring: bool) -> Value:
+    """Emit attention, and its backward; returns its result.
+
+    Arguments: ``name`` of the operator; ``reads``, its queries, keys and values as they lie, and with dropout the keys
+    of masks; ``y``, a value of the result's name and shape.
+    """
+    qkv, *keys = reads
+    core = Core(tape, name, operator, qkv, tuple(keys), y.like(y.name, TensorLayout(tape.world, qkv.layout.dims)))
+    (_Ring(core) if ring else _Gathered(core)).forward()
+    return core.y
+
+
+@dataclass(frozen=True)
+class Core:
+    """One attention: its tensors, and what its ops have alike."""
+
+    tape: Tape
+    name: str
+    operator: Attention | AttentionScores
+    qkv: Value
+    keys: tuple[Value, ...]
+    y: Value
+
+    @property
+    def heads(self) -> Heads:
+        """Of the operator."""
+        return self.operator.heads
+
+    @cached_property
+    def held(self) -> dict[str, Attribute]:
+        """Which heads a rank has, for kernels."""
+        return {**self.heads.held(self.qkv.layout)}
+
+    @cached_property
+    def split(self) -> ContextSplit:
+        """Which tokens the ranks have."""
+        mesh = self.tape.mesh
+        return ContextSplit(
+            self.qkv.shape[TOKENS], mesh.context, mesh.balanced, self.heads.window, self.heads.documents
+        )
+
+    @cached_property
+    def full(self) -> TensorLayout:
+        """Of keys and values of all tokens."""
+        samples, _, groups = self.qkv.layout.dims
+        return TensorLayout(self.tape.world, (samples, (), groups))
+
+    @cached_property
+    def q(self) -> Value:
+        """Queries."""
+        return self.value('q', self.heads.count * self.heads.head_dim)
+
+    @cached_property
+    def kv(self) -> Value:
+        """Keys and values of this rank's tokens."""
+        return self.value('kv', self.heads.groups * (self.heads.head_dim + self.heads.values))
+
+    def value(self, part: str, features: int) -> Value:
+        """A value of every token, not yet registered."""
+        return Value(f'{self.name}.{part}', (*self.qkv.shape[:2], features), self.qkv.layout)
+
+    def lse(self, part: str) -> Value:
+        """A log-sum-exp for every head and token, registered."""
+        samples, tokens, groups = self.qkv.layout.dims
+        shape = (self.qkv.shape[0], self.heads.count, self.qkv.shape[TOKENS])
+        value = Value(f'{self.name}.{part}', shape, TensorLayout(self.tape.world, (samples, groups, tokens)))
+        return self.tape.register(value, dtype=WIDE)
+
+    def apart(self) -> None:
+        """Queries apart from keys and values."""
+        for value in (self.q, self.kv):
+            self.tape.register(value)
+        self.tape.emit_compute(
+            f'{self.name}.split', SPLIT_QKV, 'F', [self.qkv.name], [self.q.name, self.kv.name], attributes=self.held
+        )
+
+    def together(self, dq: Value, dkv: Value) -> None:
+        """The gradient of all three."""
+        gradient = self.tape.register(self.qkv.like(f'd:{self.qkv.name}@{self.name}', self.gradient.layout))
+        self.tape.emit_compute(
+            f'{self.name}.split', SPLIT_QKV, 'I', [dq.name, dkv.name], [gradient.name], attributes=self.held
+        )
+        self.tape.accumulate(self.qkv, gradient)
+
+    @cached_property
+    def gradient(self) -> Value:
+        """A value that lies as gradients of this rank's tokens do."""
+        return self.qkv.like('', self.tape.gradient_layout(self.qkv))
+
+    def made(self, value: Value, name: str, layout: TensorLayout | None = None, dtype: str = '') -> Value:
+        """Register another value of the same shape."""
+        return self.tape.register(value.like(name, layout), dtype=dtype)
+
+    def passed(self, value: Value, name: str, phase: Phase, *, last: bool = False) -> Value:
+        """A value of the rank before this one; the last step passes nothing on."""
+        if last:
+            return value
+        passed = self.made(value, name)
+        self.tape.emit_collective('send_recv', phase, self.tape.context_axes, value.name, passed.name)
+        return passed
+
+    def added(self, going: Value | None, part: Value, name: str) -> Value:
+        """The sum of gradients that came, if there are any, and of a part."""
+        if going is None:
+            return part
+        total = self.made(part, name)
+        self.tape.emit_compute(name, 'add', 'I', [going.name, part.name], [total.name], flops=self.tape.held(name))
+        return total
+
+    def gathered(self, part: str, phase: Phase) -> Value:
+        """Keys and values of all ranks."""
+        full = self.made(self.kv, f'{self.kv.name}.{part}', self.full)
+        self.tape.emit_collective(
+            'all_gather', phase, self.tape.context_axes, self.kv.name, full.name, {'dim': TOKENS}
+        )  # fmt: skip
+        return full
+
+    @property
+    def pending(self) -> TensorLayout:
+        """Of gradients of all keys and values: each rank has a part of their sum."""
+        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.context_axes))
+
+    def scattered(self, dfull: Value) -> Value:
+        """The sum of gradients of this rank's keys and values."""
+        dkv = self.made(self.kv, f'd:{self.kv.name}', self.gradient.layout)
+        self.tape.emit_collective(
+            'reduce_scatter', 'I', self.tape.context_axes, dfull.name, dkv.name, {'dim': TOKENS}
+        )  # fmt: skip
+        return dkv
+
+    def compute(
+        self, part: str, phase: Phase, reads: Sequence[Value], writes: Sequence[Value], step: int | None = None
+    ) -> None:
+        """Attention of this rank's queries with some keys.
+
+        Arguments: ``part`` of its name; ``step`` of the ring that keys came by; None: all keys.
+        """
+        pairs = self.split.of_ranks(step)
+        heads, held = self.heads, self.heads.groups_held(self.qkv.layout)
+        own = self.qkv.shape[TOKENS] // self.split.ranks
+        dims = {
+            'batch': self.qkv.shape[0] // size_of(self.qkv.layout.dims[0]) // self.tape.mesh.copies,
+            'sequence': own,
+            'keys': own if step is not None else self.qkv.shape[TOKENS],
+            # All ranks take as long as the one with the most.
+            'pairs': round(max(pairs)),
+            'heads': held * heads.queries,
+            'kv_heads': held,
+            'head_dim': heads.head_dim,
+            **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
+        }
+        keys, values = heads.head_dim, heads.values
+        # A product takes 2 operations for each pair and feature. Forward: scores and values. Backward: scores again,
+        # and four more.
+        features = keys + values if phase == 'F' else 3 * keys + 2 * values
+        flops = 2.0 * dims['batch'] * dims['heads'] * sum(pairs) / len(pairs) * features
+        told = {
+            **heads.told_of(self.held),
+            'context': self.tape.partition(self.tape.context_axes),
+            **({'balanced': self.split.ranks} if self.split.balanced else {}),
+            **({} if step is None else {'step': step}),
+            **self.dropped,
+        }
+        self.tape.emit_compute(
+            f'{self.name}{part}',
+            CONTEXT_ATTENTION,
+            phase,
+            [value.name for value in (*reads, *self.keys)],
+            [value.name for value in writes],
+            flops=flops,
+            dims=dims,
+            attributes=told,
+        )
+
+    @property
+    def dropped(self) -> dict[str, Attribute]:
+        """What kernels must know to draw masks of probabilities, of this rank's heads."""
+        probability, groups = getattr(self.operator, 'dropout', 0.0), self.qkv.layout.dims[2]
+        if not probability:
+            return {}
+        cut: dict[str, Attribute] = {'cut': 1, 'partition': self.tape.partition(groups)} if groups else {}
+        return {'dropout': probability, 'site': self.name, **cut}
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """All keys and values are gathered; kept is a rank's own part of them."""
+
+    core: Core
+
+    def forward(self) -> None:
+        """Gather, and attend."""
+        core = self.core
+        core.apart()
+        full = core.gathered('whole', 'F')
+        core.tape.register(core.y)
+        lse = core.lse('lse')
+        core.compute('', 'F', [core.q, full], [core.y, lse])
+        core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
+
+    def _backward(self, dy: Value, lse: Value) -> None:
+        core = self.core
+        full = core.gathered('again', 'I')
+        dq = core.made(core.q, f'd:{core.q.name}', core.gradient.layout)
+        dfull = core.made(core.kv, f'd:{core.kv.name}.whole', core.pending)
+        core.compute('', 'I', [dy, core.q, full, core.y, lse], [dq, dfull])
+        core.together(dq, core.scattered(dfull))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Keys and values go round; a rank sends to the one behind it, and receives from the one before."""
+
+    core: Core
+
+    def forward(self) -> None:
+        """A step for each rank's keys, its own first."""
+        core, steps = self.core, self._steps
+        core.apart()
+        kv, known = core.kv, list[Value]()
+        lse = core.kv
+        for step in range(core.split.ranks):
+            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}', 'F', last=step == core.split.ranks - 1)
+            if step not in steps:
+                continue
+            last = step == steps[-1]
+            y = core.tape.register(core.y) if last else self._partial(core.y, f'.y{step}')
+            lse = core.lse('lse' if last else f'lse{step}')
+            core.compute(f'.step{step}', 'F', [core.q, here, *known], [y, lse], step)
+            known = [y, lse]
+        core.tape.backward_of(core.y, lambda dy: self._backward(dy, lse))
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        """Steps in which some rank sees some key."""
+        return [step for step in range(self.core.split.ranks) if any(self.core.split.of_ranks(step))]
+
+    def _partial(self, value: Value, part: str) -> Value:
+        """What steps so far have given."""
+        dtype = self.core.tape.dtype
+        return self.core.made(value, f'{self.core.name}{part}', dtype=dtype if BYTES[dtype] >= BYTES[WIDE] else WIDE)
+
+    def _backward(self, dy: Value, lse: Value) -> None:
+        core, steps = self.core, self._steps
+        kv, dq, own = core.kv, list[Value](), core.kv
+        going: Value | None = None
+        for step in range(core.split.ranks):
+            final = step == core.split.ranks - 1
+            here, kv = kv, core.passed(kv, f'{core.kv.name}{step + 1}.again', 'I', last=final)
+            if step in steps:
+                last = step == steps[-1]
+                made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
+                part = core.made(core.kv, f'd:{core.kv.name}.part{step}', core.gradient.layout)
+                reads = [dy, core.q, here, core.y, lse, *dq]
+                core.compute(f'.step{step}', 'I', reads, [made, part], step)
+                dq = [made]
+                if step == 0:
+                    own = part
+                else:
+                    going = core.added(going, part, f'd:{core.kv.name}.sum{step}')
+            # Gradients follow the keys that they are of, one step behind; after the last step they come home.
+            if going is not None:
+                going = core.passed(going, f'd:{core.kv.name}.passed{step}', 'I')
+        dkv = core.added(going, own, f'd:{core.kv.name}')
+        core.together(dq[0], dkv)
+
+
+# Unfused attention of a sequence that context ranks share: each rank has the scores of its own queries with all keys.
+#
+# Keys and values are gathered, once forward and once more in the backward. Or they go round the ranks (Ring
+# Self-Attention, Li et al. 2021, arXiv 2105.13120): once for the scores and once for the product with the values, and
+# again for the gradients of both. Those of keys and values go round one step behind, until they are home. Scores and
+# probabilities [batch, heads, tokens of a rank, tokens] go through memory, those that nobody sees among them.
+
+
+KEYS = 3
+"""The dim of keys of scores."""
+
+
+@dataclass(eq=False)
+class Unfused:
+    """One attention, from its scores to its product with the values.
+
+    Arguments: ``core``, its queries, keys and values; ``ring``: these go round; ``known``, what a backward hands on to
+    that of the scores.
+    """
+
+    core: Core
+    ring: bool
+    known: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def _steps(self) -> int:
+        return self.core.split.ranks if self.ring else 1
+
+    # forward
+
+    def scores(self, shape: Sequence[int]) -> Value:
+        """Scores of this rank's queries with all keys; ``shape`` of all ranks'."""
+        core = self.core
+        core.apart()
+        samples, tokens, groups = core.qkv.layout.dims
+        y = Value(core.name, tuple(shape), TensorLayout(core.tape.world, (samples, groups, tokens, ())))
+        blocks = []
+        for step, here in self._round('', 'F'):
+            blocks.append(self._block(y, step))
+            self._emit('', CONTEXT_SCORES, 'F', step, [core.q, here], [blocks[-1]], core.heads.head_dim)
+        self._join(y, blocks, 'F')
+        core.tape.backward_of(y, self._scores_backward)
+        return y
+
+    def values(self, name: str, probabilities: Value, y: Value) -> Value:
+        """Probabilities times values; ``y``, a value of the result's name and shape."""
+        core, known = self.core, list[Value]()
+        y = y.like(y.name, core.qkv.layout)
+        for step, here in self._round('.values', 'F'):
+            last = step in (None, self._steps - 1)
+            made = core.tape.register(y) if last else core.made(y, f'{y.name}.part{step}')
+            self._emit(
+                '', CONTEXT_VALUES, 'F', step, [probabilities, here, *known], [made], core.heads.values, name=name
+            )
+            known = [made]
+        core.tape.backward_of(y, lambda dy: self._values_backward(name, probabilities, dy))
+        return y
+
+    # backward
+
+    def _values_backward(self, name: str, probabilities: Value, dy: Value) -> None:
+        core = self.core
+        self.known |= {'dy': dy, 'probabilities': probabilities}
+        gradient = probabilities.like(f'd:{probabilities.name}@{name}', core.tape.gradient_layout(probabilities))
+        blocks = []
+        for step, here in self._round('.again', 'I'):
+            blocks.append(self._block(gradient, step))
+            self._emit('', CONTEXT_VALUES, 'I', step, [dy, here], [blocks[-1]], core.heads.values, name=name)
+        self._join(gradient, blocks, 'I')
+        core.tape.accumulate(probabilities, gradient)
+
+    def _scores_backward(self, dscores: Value) -> None:
+        core, dq = self.core, list[Value]()
+        reads = [dscores, self.known['probabilities'], self.known['dy'], core.q]
+        features = 2 * core.heads.head_dim + core.heads.values
+        own, going = core.kv, None
+        for step, here in self._round('.once.more', 'I'):
+            last = step in (None, self._steps - 1)
+            made = core.made(core.q, f'd:{core.q.name}{"" if last else step}', core.gradient.layout)
+            part = (
+                core.made(core.kv, f'd:{core.kv.name}.whole', core.pending)
+                if step is None
+                else core.made(core.kv, f'd:{core.kv.name}.part{step}', core.gradient.layout)
+            )
+            self._emit('', CONTEXT_SCORES, 'I', step, [*reads, here, *dq], [made, part], features)
+            dq = [made]
+            if not step:
+                own = part
+            else:
+                going = core.passed(
+                    core.added(going, part, f'd:{core.kv.name}.sum{step}'), f'd:{core.kv.name}.passed{step}', 'I'
+                )
+        core.together(dq[0], core.added(going, own, f'd:{core.kv.name}') if self.ring else core.scattered(own))
+
+    # keys and values, and blocks of scores
+
+    def _round(self, tag: str, phase: Phase) -> Iterator[tuple[int | None, Value]]:
+        """Keys and values that are there by step; None: those of all ranks."""
+        core = self.core
+        if not self.ring:
+            # What is gathered serves scores and values, and in the backward the gradients of both.
+            if phase not in self.known:
+                self.known[phase] = core.gathered('whole' if phase == 'F' else 'again', phase)
+            yield None, self.known[phase]
+            return
+        kv = core.kv
+        for step in range(self._steps):
+            here, last = kv, step == self._steps - 1
+            kv = core.passed(kv, f'{core.kv.name}{step + 1}{tag}', phase, last=last)
+            yield step, here
+
+    def _block(self, whole: Value, step: int | None) -> Value:
+        """A part of scores or probabilities by keys; all of it where all keys are there."""
+        if step is None:
+            return self.core.tape.register(whole)
+        shape = (*whole.shape[:KEYS], whole.shape[KEYS] // self._steps)
+        return self.core.tape.register(Value(f'{whole.name}.block{step}', shape, whole.layout))
+
+    def _join(self, whole: Value, blocks: Sequence[Value], phase: Phase) -> None:
+        """The blocks in the order of keys."""
+        if not self.ring:
+            return
+        tape = self.core.tape
+        tape.register(whole)
+        names = [block.name for block in blocks]
+        told: Mapping[str, Attribute] = {'context': tape.partition(tape.context_axes)}
+        tape.emit_compute(f'{whole.name}.join', JOIN_KEYS, phase, names, [whole.name], attributes=dict(told))
+
+    def _emit(
+        self, part: str, operator: str, phase: Phase, step: int | None, reads: Sequence[Value],
+        writes: Sequence[Value], features: int, name: str = '',
+    ) -> None:  # fmt: skip
+        """A product with keys or values that are there; 2 operations for each pair and feature."""
+        core, tape = self.core, self.core.tape
+        sequence = core.qkv.shape[TOKENS]
+        keys = sequence if step is None else sequence // self._steps
+        rows = tape.held(core.q.name) // core.heads.head_dim
+        tape.emit_compute(
+            f'{name or core.name}{part}{"" if step is None else f".step{step}"}',
+            operator,
+            phase,
+            [value.name for value in reads],
+            [value.name for value in writes],
+            flops=2.0 * rows * keys * features,
+            dims={'m': rows, 'n': keys, 'k': features},
+            attributes={
+                **core.heads.told_of(core.held),
+                'context': tape.partition(tape.context_axes),
+                **({} if step is None else {'step': step}),
+            },
+        )
+
+
+def unfused(tape: Tape, name: str, operator: AttentionScores, qkv: Value, *, ring: bool) -> Unfused:
+    """Attention that begins with the scores of an operator of a ``name``."""
+    return Unfused(Core(tape, name, operator, qkv, (), qkv), ring)
+
+
+# Attention of a sequence that the context ranks share, by heads: each rank gets all tokens of a part of the heads.
+#
+# Jacobs et al. 2023 (DeepSpeed-Ulysses, arXiv 2309.14509). Where there are fewer heads of keys and values than ranks,
+# these are repeated before they are sent, as Arctic long sequence training does (arXiv 2506.13996): a group of heads
+# becomes several with fewer queries. Backward, the gradients of the repeated ones are summed.
+
+
+@dataclass(frozen=True)
+class HeadsExchange:
+    """All tokens of a part of the heads for a part of the tokens of all heads.
+
+    Arguments: ``name`` of the operator; its ``heads``; ``qkv``, what it reads, by tokens; ``repeated``, by name what
+    such values became before, it grows.
+    """
+
+    tape: Tape
+    mover: Mover
+    name: str
+    heads: Heads
+    qkv: Value
+    repeated: dict[str, Value]
+
+    @property
+    def exchanged(self) -> Heads:
+        """As many groups as the ranks that exchange them divide."""
+        ranks = self.tape.mesh.context * size_of(self.qkv.layout.dims[2])
+        times = ranks // gcd(ranks, self.heads.groups)
+        if self.heads.queries % times:
+            raise Infeasible(
+                f'{self.name}: {self.heads.count} heads cannot be exchanged among {ranks} context × tensor ranks; '
+                f'choose context_kind all_gather or ring'
+            )
+        return replace(self.heads, groups=self.heads.groups * times, queries=self.heads.queries // times)
+
+    def by_heads(self) -> Value:
+        """Queries, keys and values with all tokens."""
+        samples, tokens, groups = self.qkv.layout.dims
+        by_heads = (*groups, *self.tape.context_axes)
+        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.context_axes), by_heads))
+        return self._mover.move(self._repeated(), target, f'{self.name}.heads')
+
+    def by_tokens(self, y: Value) -> Value:
+        """A result as the rank's own tokens."""
+        samples, tokens, heads = y.layout.dims
+        own = TensorLayout(
+            self.tape.world, (samples, (*tokens, *self.tape.context_axes), minus(heads, self.tape.context_axes))
+        )  # fmt: skip
+        return self._mover.move(y, own, f'{self.name}.tokens')
+
+    @property
+    def _mover(self) -> Mover:
+        return replace(self.mover, all_to_all=True)
+
+    def _repeated(self) -> Value:
+        """With a key and a value for each rank's heads, once for all that read them."""
+        if self.exchanged == self.heads:
+            return self.qkv
+        if self.qkv.name not in self.repeated:
+            self.repeated[self.qkv.name] = self._repeat()
+        return self.repeated[self.qkv.name]
+
+    def _repeat(self) -> Value:
+        tape, qkv, exchanged = self.tape, self.qkv, self.exchanged
+        shape = (*qkv.shape[:2], exchanged.groups * exchanged.width)
+        result = tape.register(qkv._replace(name=f'{qkv.name}.repeated', shape=shape, again=None))
+        op, added = f'{qkv.name}.repeat', tape.held(result.name)
+        told = {**exchanged.held(qkv.layout), 'times': exchanged.groups // self.heads.groups}
+
+        def back(gradient: Value) -> None:
+            given = tape.new_gradient(qkv, 'repeated', gradient)
+            tape.emit_compute(op, REPEAT_KV, 'I', [gradient.name], [given.name], flops=added, attributes=told)
+            tape.accumulate(qkv, given)
+
+        tape.emit_compute(op, REPEAT_KV, 'F', [qkv.name], [result.name], attributes=told)
+        tape.backward_of(result, back)
+        return result
