@@ -25,8 +25,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.lazy import card
 from simpar.lower import lower
 from simpar.memory import check_fit
-from simpar.pipeline.rows import rows_of
-from simpar.pipeline.table import read_csv
+from simpar.pipeline.table import read_csv, rows_of
 from simpar.plan import Plan
 from simpar.predict import Prediction, Told, predict
 from simpar.profiles import cluster, load_profile, shaped

@@ -28,7 +28,7 @@ from simpar.model import (
     layer_names,
 )
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.pipeline.communication import with_communication
+from simpar.pipeline.messages import with_communication
 from simpar.plan import Plan
 from simpar.workload import Transformer, Workload
 

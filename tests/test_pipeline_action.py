@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.pipeline import Action, overlap, parse_action
-from simpar.pipeline.action import KINDS, SHARDING
+from simpar.pipeline.order import KINDS, SHARDING
 
 NUMBERS = st.integers(0, 10**9 - 1)
 SINGLE = st.builds(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.pipeline.arrays import KINDS, NONE, arrays_of
-from simpar.pipeline.needs import gives, needs
+from simpar.pipeline.messages import gives, needs
 from simpar.pipeline.orders import named_order
 from simpar.planner import clock
 from simpar.planner.clock import timed

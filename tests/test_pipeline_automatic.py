@@ -12,13 +12,12 @@ from pipeline_ticks import longest, steady
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
-from simpar.pipeline.action import Action
-from simpar.pipeline.build import alternate, backwards, forwards, split, with_weights
 from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import run
+from simpar.pipeline.closed_forms import alternate, backwards, forwards, split, with_weights
 from simpar.pipeline.compiled import search
 from simpar.pipeline.greedy import RULES, Setting, shortlist
-from simpar.pipeline.order import loop, make_order
+from simpar.pipeline.order import Action, loop, make_order
 from simpar.pipeline.tasks import tasks
 from simpar.pipeline.zero_bubble import letters, of_letters
 

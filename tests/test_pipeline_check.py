@@ -21,8 +21,7 @@ from simpar.pipeline import (
     v_shape,
     with_communication,
 )
-from simpar.pipeline.checks import all_faults
-from simpar.pipeline.quick_check import is_plainly_right
+from simpar.pipeline.checks import all_faults, is_plainly_right
 
 
 def order(*rows, placement=None, micro_batches=2, pieces=1):

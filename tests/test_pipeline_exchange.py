@@ -7,8 +7,8 @@ import pytest
 from simpar.lower import lower
 from simpar.lower.lower import with_messages
 from simpar.pipeline import message, named_order, with_communication
-from simpar.pipeline.action import COMMUNICATION
-from simpar.pipeline.exchange import in_exchanges
+from simpar.pipeline.messages import in_exchanges
+from simpar.pipeline.order import COMMUNICATION
 from simpar.plan import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile

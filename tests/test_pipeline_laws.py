@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import ORDERS, faults, message, named_order, peak_live, with_communication
-from simpar.pipeline.action import COMMUNICATION
-from simpar.pipeline.needs import needs
+from simpar.pipeline.messages import needs
+from simpar.pipeline.order import COMMUNICATION
 
 
 def rounds(p, m):

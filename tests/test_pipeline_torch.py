@@ -15,8 +15,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import faults, named_order, parse_action, read_csv, with_communication, write_csv
-from simpar.pipeline.action import COMMUNICATION, SHARDING
-from simpar.pipeline.order import Order
+from simpar.pipeline.order import COMMUNICATION, SHARDING, Order
 
 ONE, TWO, SEVERAL = (1,), (2,), (2, 3)
 """Chunks on a rank; where they are several, the points of the grid take turns."""

@@ -24,14 +24,12 @@ from simpar.lower.passes.update import Updates, matrices, update_shards, updated
 from simpar.lower.roles import StageOps, issued, overlap_conflicts, overlap_of, stages_of, with_passes
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
-from simpar.pipeline.action import Action, Kind
 from simpar.pipeline.checks import check_order
-from simpar.pipeline.communication import with_communication
-from simpar.pipeline.dualpipe import TWO_HOMES
-from simpar.pipeline.exchange import in_exchanges
-from simpar.pipeline.order import Order
+from simpar.pipeline.messages import in_exchanges, with_communication
+from simpar.pipeline.order import Action, Kind, Order
 from simpar.pipeline.orders import named_order
-from simpar.pipeline.rows import order_of_rows
+from simpar.pipeline.table import order_of_rows
+from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
 from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.session import Session

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from simpar.errors import Infeasible
-from simpar.pipeline.dualpipe import TWO_HOMES
+from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
 from simpar.program import Partition, grid
 

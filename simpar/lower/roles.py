@@ -18,7 +18,7 @@ from simpar.lower.issue import Block, Issue, Issued, Run
 from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, recomputed
 from simpar.lower.passes.tiles import nothing_tiled, tiled
 from simpar.lower.tape import Tape, layer_of
-from simpar.pipeline.action import Action
+from simpar.pipeline.order import Action
 from simpar.plan import Plan
 from simpar.program import OpClass, Tensor
 

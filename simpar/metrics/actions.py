@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from simpar.pipeline.action import Action, Kind, overlap
+from simpar.pipeline.order import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
 from simpar.trace import Trace

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.pipeline.action import Action
-from simpar.pipeline.order import Order
+from simpar.pipeline.order import Action, Order
 
 Ints = NDArray[np.int64]
 KINDS: Final = ('F', 'B', 'I', 'W')
@@ -52,13 +51,13 @@ class Arrays:
         return 2 * self.stages * self.micro_batches
 
     def gives(self) -> Ints:
-        """The results of each, shape [T, 2]; as `simpar.pipeline.needs.gives`."""
+        """The results of each, shape [T, 2]; as `simpar.pipeline.messages.gives`."""
         back = (self.kind == _I) | (self.kind == _B)
         own = np.where(self.kind == _F, self._activation(0, 0), np.where(back, self._gradient(0, 0), NONE))
         return np.ascontiguousarray(own.T)
 
     def needs(self) -> Ints:
-        """The results that each needs, shape [T, 6], some of them ``NONE``; as `simpar.pipeline.needs.needs`."""
+        """The results that each needs, shape [T, 6], some of them ``NONE``; as `simpar.pipeline.messages.needs`."""
         forward, weights = self.kind == _F, self.kind == _W
         back = (self.kind == _I) | (self.kind == _B)
         before, behind = forward & (self.stage > 0), back & (self.stage + 1 < self.stages)

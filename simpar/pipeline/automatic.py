@@ -10,9 +10,9 @@ from typing import Final
 
 from simpar.machine_code import is_started
 from simpar.pipeline import greedy
-from simpar.pipeline.build import refuse
 from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import StageTimes, run
+from simpar.pipeline.closed_forms import refuse
 from simpar.pipeline.greedy import RULES, Letters, Rule, Setting
 from simpar.pipeline.order import Order
 from simpar.pipeline.tasks import tasks

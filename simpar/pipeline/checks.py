@@ -1,4 +1,4 @@
-"""Whether a schedule does all that a step needs, once, in an order that can be done; and how much it keeps alive."""
+"""Checks: whether a schedule does all that a step needs, once, in an order that ends; and how much it keeps alive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,154 @@ from itertools import islice
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.pipeline.action import COMMUNICATION, SHARDING, Action, Kind
-from simpar.pipeline.dry_run import stuck
-from simpar.pipeline.grid import draw
-from simpar.pipeline.needs import Result, sends
-from simpar.pipeline.order import Order, Row
-from simpar.pipeline.quick_check import is_plainly_right
+from simpar.pipeline.messages import Message, Result, gives, message, needs, sends
+from simpar.pipeline.order import COMMUNICATION, SHARDING, Action, Kind, Order, Row, draw
+
+
+def stuck(order: Order) -> dict[int, tuple[int, tuple[Result, ...]]]:
+    """Ranks that do not reach their end, each with the position of the action it waits at and the results it lacks.
+
+    Sends and receives block: a rank goes on only when the other rank is at the matching action. So an order that ends
+    here ends on every machine that does more at once. Without sends and receives, results reach all ranks at once.
+    An empty tuple of results: the rank waits at a send or a receive for the other side.
+    """
+    return _DryRun(order).run()
+
+
+class _DryRun:
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._position = [0] * order.ranks
+        # Without messages all ranks look into one set: a result is everywhere as soon as it exists.
+        shared: set[Result] = set()
+        self._known = [set() if order.communicates else shared for _ in order.actions]
+        self._waiting: defaultdict[Result, list[int]] = defaultdict(list)
+        self._posted: dict[tuple[Message, bool], int] = {}
+
+    def run(self) -> dict[int, tuple[int, tuple[Result, ...]]]:
+        ready = list(range(self._order.ranks))
+        while ready:
+            ready += self._advance(ready.pop())
+        return {
+            rank: (self._position[rank], self._lacks(rank))
+            for rank, row in enumerate(self._order.actions)
+            if self._position[rank] < len(row)
+        }
+
+    def _lacks(self, rank: int) -> tuple[Result, ...]:
+        action = self._order.actions[rank][self._position[rank]]
+        return tuple(need for need in needs(action, self._order) if need not in self._known[rank])
+
+    def _advance(self, rank: int) -> list[int]:
+        """Do what a rank can do now; returns ranks that may go on because of it."""
+        freed: list[int] = []
+        row = self._order.actions[rank]
+        while self._position[rank] < len(row):
+            action = row[self._position[rank]]
+            lacks = self._lacks(rank)
+            if lacks:
+                # One lack is enough to wait for; the others are looked at when it is there.
+                self._waiting[lacks[0]].append(rank)
+                break
+            sent = message(action)
+            if sent is not None:
+                # The rank stops here either way: where both sides meet, it comes back as ready.
+                return freed + self._meet(rank, sent, action.kind.startswith('SEND'))
+            for result in gives(action):
+                self._known[rank].add(result)
+                freed += self._waiting.pop(result, [])
+            self._position[rank] += 1
+        return freed
+
+    def _meet(self, rank: int, sent: Message, sending: bool) -> list[int]:
+        """A rank is at one side of a message: both go on where the other rank is at the other side."""
+        other = self._posted.pop((sent, not sending), None)
+        if other is None:
+            self._posted[sent, sending] = rank
+            return []
+        self._known[other if sending else rank].add(sent)
+        self._position[rank] += 1
+        self._position[other] += 1
+        return [rank, other]
+
+
+def is_plainly_right(order: Order) -> bool:
+    """Whether an order of F, B, I and W alone does all, once, in its place, and ends.
+
+    False of an order that is wrong, and of one with messages, overlaps, parts of a sequence or sharded weights.
+    """
+    homes = all(0 <= rank < order.ranks for rank in order.placement)
+    if order.sequence_chunks != 1 or not all(order.actions) or not homes or not _are_plain(order):
+        return False
+    return _Walk(order).ends()
+
+
+def _are_plain(order: Order) -> bool:
+    """Whether ranks do F, B, I and W of their own stages and of micro-batches that are there."""
+    return all(
+        action.kind in ('F', 'B', 'I', 'W')
+        and 0 <= action.stage < order.stages
+        and order.placement[action.stage] == rank
+        and action.micro_batch is not None
+        and 0 <= action.micro_batch < order.micro_batches
+        for rank, row in enumerate(order.actions)
+        for action in row
+    )
+
+
+class _Walk:
+    """Each rank goes on until it lacks a result, and is looked at again when a neighbour has gone on."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._at = [0] * order.ranks
+        # By stage and micro-batch: whether F, I and W are done.
+        self._done = tuple(bytearray(order.stages * order.micro_batches) for _ in range(3))
+
+    def ends(self) -> bool:
+        """Whether all is done, once."""
+        rows, around = self._order.actions, [self._around(rank) for rank in range(self._order.ranks)]
+        ready = [*range(len(rows))]
+        while ready:
+            rank = ready.pop()
+            before = self._at[rank]
+            self._go_on(rank, rows[rank])
+            if self._at[rank] > before:
+                ready += around[rank]
+        ended = all(at == len(row) for at, row in zip(self._at, rows, strict=True))
+        return ended and all(map(all, self._done))
+
+    def _around(self, rank: int) -> list[int]:
+        """The ranks of the stages before and behind those of a rank."""
+        order = self._order
+        near = {beside for stage in order.stages_of(rank) for beside in (stage - 1, stage + 1)}
+        return sorted({order.placement[stage] for stage in near if 0 <= stage < order.stages} - {rank})
+
+    def _go_on(self, rank: int, row: Row) -> None:
+        """Do what a rank can do now; what was done before cannot be done."""
+        forward, gradient, weight = self._done
+        count, last = self._order.micro_batches, self._order.stages - 1
+        for at in range(self._at[rank], len(row)):
+            action = row[at]
+            kind, stage = action.kind, action.stage
+            place = stage * count + (action.micro_batch or 0)
+            if kind == 'F':
+                if forward[place] or (stage and not forward[place - count]):
+                    return
+                forward[place] = 1
+            elif kind == 'W':
+                if weight[place] or not gradient[place]:
+                    return
+                weight[place] = 1
+            else:
+                if gradient[place] or not forward[place] or (stage < last and not gradient[place + count]):
+                    return
+                gradient[place] = 1
+                # A full backward does both; its W cannot have been done, as that needs the gradient.
+                if kind == 'B':
+                    weight[place] = 1
+            self._at[rank] = at + 1
+
 
 MOST_FAULTS: Final = 100
 """More than these are not told one by one."""

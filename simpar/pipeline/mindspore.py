@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simpar.pipeline.action import Action
-from simpar.pipeline.build import RowCounter, alternate, refuse, require
-from simpar.pipeline.dry_run import stuck
-from simpar.pipeline.dualpipe import warm_up
-from simpar.pipeline.interleaved import in_rounds
-from simpar.pipeline.order import Order, loop, make_order, v_shape
+from simpar.pipeline.checks import stuck
+from simpar.pipeline.closed_forms import RowCounter, alternate, in_rounds, refuse, require
+from simpar.pipeline.order import Action, Order, loop, make_order, v_shape
+from simpar.pipeline.zero_bubble import warm_up
 
 VERSION = 'mindspore-2.10'
 

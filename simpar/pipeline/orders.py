@@ -9,16 +9,16 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from simpar.pipeline import mindspore
-from simpar.pipeline.breadth_first import looped_bfs
-from simpar.pipeline.build import refuse
-from simpar.pipeline.controllable_memory import v_half, v_min
-from simpar.pipeline.dualpipe import TWO_HOMES, dualpipe_v
-from simpar.pipeline.gpipe import gpipe
-from simpar.pipeline.interleaved import interleaved_1f1b, interleaved_zero_bubble
-from simpar.pipeline.one_forward_one_backward import one_forward_one_backward
+from simpar.pipeline.closed_forms import (
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    looped_bfs,
+    one_forward_one_backward,
+    refuse,
+)
 from simpar.pipeline.order import Order
-from simpar.pipeline.zero_bubble import zb_h1, zb_h2
-from simpar.pipeline.zero_bubble_v import zb_v
+from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v, v_half, v_min, zb_h1, zb_h2, zb_v
 
 MOST_CHUNKS: Final = 2**10
 

@@ -1,18 +1,18 @@
-"""Pipeline schedules as CSV, as torch.distributed.pipelining writes them: a row a rank, an action or nothing a cell."""
+"""Tables: schedules as CSV of torch.distributed.pipelining, and as lines of text that a plan holds."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
-from simpar.pipeline.action import Action, parse_action
-from simpar.pipeline.checks import MOST_FAULTS, drawing, faults
-from simpar.pipeline.order import Order
+from simpar.pipeline.checks import MOST_FAULTS, check_order, drawing, faults
+from simpar.pipeline.order import Action, Order, parse_action
 
 MOST_BYTES: Final = 64 * 2**20
 _WAIT: Final = re.compile(r'\d+WAIT_(SEND|RECV)_[FB]\d+')
@@ -130,3 +130,44 @@ def _where(path: Path, cells: list[list[_Cell]], rank: int, position: int) -> st
     """File, line and column of an action; of what is missing at a rank's end, its line."""
     row = cells[rank]
     return f'{path}:{row[position][0]}:{row[position][1]}' if position < len(row) else f'{path}:{rank + 1}'
+
+
+def rows_of(order: Order) -> tuple[str, ...]:
+    """The lines of an order."""
+    return tuple(' '.join(map(str, row)) for row in order.actions)
+
+
+def order_of_rows(rows: Sequence[str], name: str = 'plan.rows') -> Order:
+    """Read lines back and check them.
+
+    Arguments: ``name``, said where they are wrong. Raises `ScheduleError` with every fault.
+    """
+    problems: list[Problem] = []
+    actions = [[*_actions(row, f'{name}.{rank}', problems)] for rank, row in enumerate(rows)]
+    placement: dict[int, int] = {}
+    micro_batches = 0
+    for rank, row in enumerate(actions):
+        for part in (part for action in row for part in action.parts):
+            # The first rank that names a stage has it; another that does is told as a fault by check_order.
+            placement.setdefault(part.stage, rank)
+            micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
+    if not problems and (not placement or sorted(placement) != list(range(len(placement)))):
+        problems.append(Problem(name, f'stages {sorted(placement)}', 'number stages from 0 without a gap'))
+    if problems:
+        raise ScheduleError(problems[:20])
+    order = Order(tuple(map(tuple, actions)), tuple(placement[stage] for stage in range(len(placement))), micro_batches)
+    return check_order(order, name)
+
+
+def _actions(row: str, where: str, problems: list[Problem]) -> list[Action]:
+    read = [_action_of(word, where) for word in row.replace(',', ' ').split()]
+    problems += [found for found in read if isinstance(found, Problem)]
+    return [found for found in read if isinstance(found, Action)]
+
+
+def _action_of(word: str, where: str) -> Action | Problem:
+    try:
+        return parse_action(word)
+    except ValueError as error:
+        what, _, instead = str(error).partition('; ')
+        return Problem(where, what, instead)

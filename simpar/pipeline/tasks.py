@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from simpar.errors import Problem, ScheduleError
-from simpar.pipeline.action import COMPUTE, Action, Kind
-from simpar.pipeline.needs import Result, gives, needs
-from simpar.pipeline.order import Order
+from simpar.pipeline.messages import Result, gives, needs
+from simpar.pipeline.order import COMPUTE, Action, Kind, Order
 
 Work = tuple[tuple[Kind, int], ...]
 """What a task does: kind and stage of each part. Tasks of the same work last equally long."""

@@ -1,14 +1,14 @@
-"""ZB-H1 and ZB-H2, the handcrafted zero-bubble orders of Qi et al., 2023 (arXiv 2401.10241, section 2).
-
-What the paper calls B, the gradient of the input, is I here and in torch; B is the full backward, I + W.
-"""
+"""Zero-bubble schedules: weight gradients fill the bubbles. ZB-H1, ZB-H2, ZB-V, V-Min, V-Half and DualPipeV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
 
-from simpar.pipeline.action import Action
-from simpar.pipeline.order import Order, loop, make_order
+from simpar.pipeline.closed_forms import RowCounter, require
+from simpar.pipeline.order import Action, Order, loop, make_order, v_shape
 
 
 def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
@@ -63,3 +63,293 @@ def _row(rank: int, letters: str) -> list[Action]:
         row.append(Action(rank, kind, count[kind]))  # type: ignore[arg-type]
         count[kind] += 1
     return row
+
+
+def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
+    """ZB-V (Qi et al., 2023, section 6), the handcrafted order for equal times of F, I and W.
+
+    No bubble for equal times, in the steady state; every rank keeps at most 2 × ranks activations of one stage.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 2; rank r holds stages r and 2 × ranks − 1 − r. With fewer
+    than 2 × ranks − 1 micro-batches it is the order for that many, without those that are not there. Equals torch's
+    ScheduleZBVZeroBubble.
+    """
+    # The order is defined from 2 × ranks − 1 micro-batches on; of a shorter one what is not there is left out, as torch
+    # does.
+    full = max(2 * ranks - 1, micro_batches)
+    rows = (
+        [action for action in _v_row(rank, ranks, full) if (action.micro_batch or 0) < micro_batches]
+        for rank in range(ranks)
+    )
+    return make_order(rows, v_shape(ranks, chunks), micro_batches)
+
+
+def _v_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    down, up = rank, 2 * ranks - 1 - rank
+    row = RowCounter()
+    for _ in range(2 * (ranks - rank) - 1):
+        row.do(down, 'F')
+    for _ in range(rank):
+        row.do(up, 'F')
+        row.do(down, 'F')
+    for _ in range(ranks - rank):
+        row.do(up, 'F')
+        _backward(row, up)
+    for number in range(micro_batches - ranks):
+        if 2 * ranks - rank - 1 + number < micro_batches:
+            row.do(down, 'F')
+        _backward(row, down)
+        row.do(up, 'F')
+        _backward(row, up)
+    _v_cool_down(row, rank, ranks)
+    return row.row
+
+
+def _backward(row: RowCounter, stage: int) -> None:
+    row.do(stage, 'I')
+    row.weight(stage)
+
+
+def _v_cool_down(row: RowCounter, rank: int, ranks: int) -> None:
+    down, up = rank, 2 * ranks - 1 - rank
+    for _ in range(rank):
+        row.do(down, 'I')
+        row.do(up, 'I')
+    for _ in range(ranks - rank):
+        _backward(row, down)
+    for stage in (up, down):
+        while row.weight(stage):
+            pass
+
+
+TWO_HOMES = 'dualpipe'
+"""The order in which micro-batches go both ways; of two mirrored ranks each does what a rank of ``dualpipe-v`` does."""
+
+
+def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
+    """DualPipeV, the cut-in-half form of DeepSeek's DualPipe (arXiv 2412.19437; github.com/deepseek-ai/DualPipe).
+
+    Rank r keeps at most 2 × ranks + 1 activations of one stage, those within an overlap included.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 2; rank r holds stages r and 2 × ranks − 1 − r.
+    Raises `ScheduleError` for fewer than 2 × ranks micro-batches. Equals torch's ScheduleDualPipeV.
+    """
+    require('dualpipe-v', micro_batches, 2 * ranks, f'one for each of {2 * ranks} stages')
+    rows = (_overlapped_row(rank, ranks, micro_batches) for rank in range(ranks))
+    return make_order(rows, v_shape(ranks, chunks), micro_batches)
+
+
+def _overlapped_row(rank: int, ranks: int, micro_batches: int) -> list[Action]:
+    down, up = rank, 2 * ranks - 1 - rank
+    row = RowCounter()
+    warm_up(row, rank, ranks)
+    for number in range(micro_batches - 2 * ranks + rank + 1):
+        # On the last rank the first backward needs the very forward that it would overlap.
+        if number == 0 and rank == ranks - 1:
+            row.do(down, 'F')
+            row.do(up, 'B')
+        else:
+            row.overlap(down, up)
+        row.overlap(up, down)
+    for _ in range(ranks - rank - 1):
+        row.do(up, 'B')
+        row.overlap(up, down)
+    _overlapped_cool_down(row, rank, ranks)
+    return row.row
+
+
+def warm_up(row: RowCounter, rank: int, ranks: int) -> None:
+    """What comes before the first overlap: forwards down, forwards both ways, then backwards and forwards up."""
+    down, up = rank, 2 * ranks - 1 - rank
+    for _ in range(2 * (ranks - rank - 1)):
+        row.do(down, 'F')
+    for _ in range(rank + 1):
+        row.do(down, 'F')
+        row.do(up, 'F')
+    for _ in range(ranks - rank - 1):
+        row.do(up, 'I')
+        row.weight()
+        row.do(up, 'F')
+
+
+def _overlapped_cool_down(row: RowCounter, rank: int, ranks: int) -> None:
+    """The last backwards: from the middle of them on, in two parts, so that weight gradients fill the tail."""
+    down, up = rank, 2 * ranks - 1 - rank
+    for number in range(2 * (rank + 1)):
+        # From the middle on only the gradient of the input is done at once: the rank before waits for it, for W nobody
+        # does.
+        row.do(down if number % 2 else up, 'I' if number >= rank + 1 else 'B')
+    for _ in range(ranks - rank - 1):
+        row.weight()
+        row.do(down, 'I')
+    while row.weight():
+        pass
+
+
+Block = Mapping[Action, int]
+"""The cell of F and I of micro-batch 0, of every stage."""
+PERIOD: Final = 6
+"""Cells from one micro-batch to the next: F, I and W of two stages."""
+
+
+def repeated(block: Block, ranks: int, micro_batches: int) -> Order:
+    """The order of a building block: repeated for each micro-batch, W in the gaps, then moved forward.
+
+    No rank keeps more activations than the repeated block does on the rank that keeps most.
+    Arguments: ``block``, of 2 × ranks stages that lie as a V, with no two actions of a rank in cells that are equal
+    modulo ``PERIOD``.
+    """
+    placement = v_shape(ranks)
+    grid = _Grid(placement, micro_batches)
+    for action, cell in block.items():
+        for micro_batch in range(micro_batches):
+            grid.put(Action(action.stage, action.kind, micro_batch), cell + PERIOD * micro_batch)
+    grid.fill_gaps()
+    limit = max(grid.peak(rank) for rank in range(ranks))
+    grid.move_forward(limit)
+    # Once all F are done memory only falls: there gradients of the input, for which other ranks wait, come first.
+    grid.take_late_weights()
+    grid.move_forward(limit)
+    grid.fill_gaps()
+    return make_order((_later_first(grid.row(rank)) for rank in range(ranks)), placement, micro_batches)
+
+
+class _Grid:
+    """Which action of each rank stands in which cell, and how much each rank keeps alive there."""
+
+    def __init__(self, placement: tuple[int, ...], micro_batches: int) -> None:
+        self._placement = placement
+        self._micro_batches = micro_batches
+        self._cells: dict[Action, int] = {}
+        self._taken: list[dict[int, Action]] = [{} for _ in range(max(placement) + 1)]
+
+    def put(self, action: Action, cell: int) -> None:
+        self._cells[action] = cell
+        self._taken[self._placement[action.stage]][cell] = action
+
+    def row(self, rank: int) -> list[Action]:
+        return [action for _, action in sorted(self._taken[rank].items(), key=lambda item: item[0])]
+
+    def peak(self, rank: int) -> int:
+        return max(self._live(rank))
+
+    def fill_gaps(self) -> None:
+        """Put each W that is missing into the first gap behind its I; the oldest I first."""
+        for rank, taken in enumerate(self._taken):
+            cell = 0
+            for action in self.row(rank):
+                weight = Action(action.stage, 'W', action.micro_batch)
+                if action.kind == 'I' and weight not in self._cells:
+                    cell = next(gap for gap in count(max(cell, self._cells[action] + 1)) if gap not in taken)
+                    self.put(weight, cell)
+
+    def take_late_weights(self) -> None:
+        """Take away every W behind its rank's last F."""
+        for taken in self._taken:
+            last = max(cell for cell, action in taken.items() if action.kind == 'F')
+            for cell, action in list(taken.items()):
+                if action.kind == 'W' and cell > last:
+                    del taken[cell], self._cells[action]
+
+    def move_forward(self, limit: int) -> None:
+        """Move each action of warm-up and cool-down to the first gap behind what it needs that keeps the limit."""
+        live = [self._live(rank) for rank in range(len(self._taken))]
+        # The steady state stays as the block has it: its distances are what absorbs times that are not equal.
+        begin, end = self._cells[Action(0, 'I', 0)], self._cells[Action(0, 'F', self._micro_batches - 1)]
+        for action, cell in sorted(self._cells.items(), key=lambda item: (item[1], item[0].stage)):
+            if begin <= cell <= end:
+                continue
+            rank = self._placement[action.stage]
+            earliest = 1 + max((self._cells[need] for need in self._needs(action)), default=-1)
+            if action.kind == 'F':
+                # Moved to a cell, it is alive from there on.
+                full = (at for at in range(cell - 1, earliest - 1, -1) if live[rank][at] >= limit)
+                earliest = next(full, earliest - 1) + 1
+            gap = next((at for at in range(earliest, cell) if at not in self._taken[rank]), cell)
+            if gap < cell:
+                del self._taken[rank][cell]
+                self.put(action, gap)
+                _shift(live[rank], action, gap, cell)
+
+    def _live(self, rank: int) -> list[int]:
+        """Activations alive in each cell of a rank, the cell of their F and that of their W included."""
+        alive, found = 0, []
+        for cell in range(max(self._taken[rank]) + 1):
+            action = self._taken[rank].get(cell)
+            alive += action is not None and action.kind == 'F'
+            found.append(alive)
+            alive -= action is not None and action.kind == 'W'
+        return found
+
+    def _needs(self, action: Action) -> Iterable[Action]:
+        """What must stand before: results of other actions, and the micro-batch before."""
+        stage, micro_batch = action.stage, action.micro_batch or 0
+        if micro_batch:
+            yield Action(stage, action.kind, micro_batch - 1)
+        if action.kind == 'F' and stage:
+            yield Action(stage - 1, 'F', micro_batch)
+        if action.kind == 'I':
+            yield Action(stage, 'F', micro_batch)
+            if stage + 1 < len(self._placement):
+                yield Action(stage + 1, 'I', micro_batch)
+        if action.kind == 'W':
+            yield Action(stage, 'I', micro_batch)
+
+
+def _later_first(row: Sequence[Action]) -> list[Action]:
+    """The row with a W of the later stage first wherever several wait, and then the oldest."""
+    waiting: list[tuple[int, int]] = []
+    found = []
+    for action in row:
+        if action.kind == 'I':
+            heappush(waiting, (-action.stage, action.micro_batch or 0))
+        if action.kind == 'W':
+            stage, micro_batch = heappop(waiting)
+            found.append(Action(-stage, 'W', micro_batch))
+        else:
+            found.append(action)
+    return found
+
+
+def _shift(live: list[int], action: Action, gap: int, cell: int) -> None:
+    """What is alive where an action moves from a cell to a gap before it."""
+    if action.kind == 'F':
+        live[gap:cell] = [alive + 1 for alive in live[gap:cell]]
+    elif action.kind == 'W':
+        live[gap + 1 : cell + 1] = [alive - 1 for alive in live[gap + 1 : cell + 1]]
+
+
+def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
+    """V-Min (Qi et al., 2024, arXiv 2405.15362): the least memory of all orders that repeat a V.
+
+    Every rank keeps at most 2 · ⌊(ranks + 4) / 3⌋ activations of one stage, about a third of 1F1B's.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 2; rank r holds stages r and 2 × ranks − 1 − r.
+    """
+    # Each action follows at once what it waits for. With a multiple of 3 ranks, F of the way down and I of the way up
+    # would then share a cell modulo 6, so the backward waits for two cells.
+    wait = 2 if ranks % 3 == 0 else 0
+    cells = {}
+    for rank in range(ranks):
+        down, up = rank, 2 * ranks - 1 - rank
+        cells[Action(down, 'F', 0)] = rank
+        cells[Action(up, 'F', 0)] = 2 * ranks - rank - 1
+        cells[Action(up, 'I', 0)] = 2 * ranks + wait + rank
+        cells[Action(down, 'I', 0)] = 4 * ranks + wait - rank - 1
+    return repeated(cells, ranks, micro_batches)
+
+
+def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Order:
+    """V-Half (Qi et al., 2024, arXiv 2405.15362): half the activations of 1F1B, and fewer bubbles than V-Min.
+
+    Every rank keeps at most 2 · ⌊(ranks + 2) / 2⌋ activations of one stage.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 2; rank r holds stages r and 2 × ranks − 1 − r.
+    """
+    # What goes towards the last rank takes two cells a hop, what comes back takes one. With an even number of ranks two
+    # actions would share a cell modulo 6, so the backward waits for three cells.
+    wait = 3 if ranks % 2 == 0 else 0
+    cells = {}
+    for rank in range(ranks):
+        down, up = rank, 2 * ranks - 1 - rank
+        cells[Action(down, 'F', 0)] = 2 * rank
+        cells[Action(up, 'F', 0)] = 3 * ranks - rank - 2
+        cells[Action(up, 'I', 0)] = 3 * ranks + wait + 2 * rank - 1
+        cells[Action(down, 'I', 0)] = 6 * ranks + wait - rank - 2
+    return repeated(cells, ranks, micro_batches)

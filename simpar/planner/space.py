@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.pipeline import mindspore
-from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.pipeline.orders import AUTOMATIC, ORDERS
+from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
 from simpar.planner.layers import few_of
 from simpar.schedule import Schedule

@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.interval_sets import Intervals, fold, length, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
-from simpar.pipeline.action import Action
+from simpar.pipeline.order import Action
 from simpar.plot.view import busiest
 from simpar.program import Program, Role
 from simpar.trace import RankTimes, Trace

@@ -10,7 +10,7 @@ from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.pipeline.automatic import automatic_order
 from simpar.pipeline.orders import AUTOMATIC, named_order
-from simpar.pipeline.rows import rows_of
+from simpar.pipeline.table import rows_of
 from simpar.plan import Plan
 from simpar.resolve.balance import balanced
 from simpar.resolve.times import LayerTimes, layer_times, layers_of

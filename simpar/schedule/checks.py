@@ -20,10 +20,10 @@ from simpar.model import Conv2d, Dense, Operator, Sharded
 from simpar.model.advice import divisors, multiple
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
-from simpar.pipeline.dualpipe import TWO_HOMES
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
-from simpar.pipeline.rows import order_of_rows
+from simpar.pipeline.table import order_of_rows
+from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
 from simpar.schedule.contents import Contents, planner_fits
 from simpar.schedule.sweep import sweep_fits

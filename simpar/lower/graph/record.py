@@ -31,7 +31,7 @@ from simpar.model.model import Graph, Model, Source
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import Bias
-from simpar.pipeline.dualpipe import TWO_HOMES
+from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
 from simpar.workload import Transformer, Workload
 

@@ -15,8 +15,8 @@ from simpar.lower.mesh import PIPELINE
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
-from simpar.pipeline.dualpipe import TWO_HOMES, dualpipe_v
 from simpar.pipeline.order import Order
+from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v
 from simpar.plan import Plan
 from simpar.program import OpClass, Partition
 from simpar.program.op import Phase
