@@ -10,9 +10,9 @@ import gzip
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from simpar import document
 from simpar.document import Tree
@@ -123,6 +123,8 @@ MOST_EXTENDED: Final = 8
 MOST_BYTES: Final = 64 * 2**20
 """Of a table of measurements, unpacked."""
 Row = tuple[Any, ...]
+File = tuple[str, str]
+"""A path, and the text that is there now."""
 
 
 def profile_folder() -> Path:
@@ -164,7 +166,16 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
 
     Raises ``ProfileError`` with every problem.
     """
-    return _profile(_files(profile_path(name), ()))
+    files = files_of(
+        profile_path(name), _beside, ('extends: a profile that extends itself', 'name another one, or none')
+    )
+    crossing: tuple[bool, ...] = (False,)
+    # From the last one on, so that each one's own mistakes are told at its own lines.
+    for place in range(len(files) - 1, 0, -1):
+        table = _profile(files[place:], crossing).tables.collective
+        rows = read_table(table, 'collective') if table else ()
+        crossing = (any(row[2] > 1 for row in rows), *crossing)
+    return _profile(files, crossing)
 
 
 def profile_of_flag(name: str, flag: str) -> Profile:
@@ -183,51 +194,49 @@ def parsed(name: str, text: str) -> Tree:
     return document.tree_of(text, name, error=ProfileError)
 
 
-class _File(NamedTuple):
-    """A profile's file as it is now; ``crosses``: what it extends has collectives measured between nodes."""
+def files_of(
+    path: Path, find: Callable[[Path, str], Path], circle: tuple[str, str], above: tuple[Path, ...] = ()
+) -> tuple[File, ...]:
+    """The file of a profile or a stack and those that it extends, in this order.
 
-    path: str
-    text: str
-    crosses: bool = False
-
-
-def _files(path: Path, above: tuple[Path, ...]) -> tuple[_File, ...]:
-    """A profile's file and those that it extends, in this order."""
+    Arguments: ``find``, the file that one extends, by its word for it; ``circle``, what is said of one that extends
+    itself, and what to write instead.
+    """
     text = document.text_of(path, error=ProfileError)
     tree = parsed(str(path), text)
     wanted = tree.get(('extends',))
     if not isinstance(wanted, str) or not wanted:
-        return (_File(str(path), text),)
-    found = _beside(path, wanted)
-    # Before it is loaded, which knows nothing of the files above it: a circle ends here.
+        return ((str(path), text),)
+    found = find(path, wanted)
+    # Before it is read, which knows nothing of the files above it: a circle ends here.
     if found.resolve() in (path.resolve(), *above) or len(above) >= MOST_EXTENDED:
-        what = Problem(('extends',), 'a profile that extends itself', 'name another one, or none')
-        raise ProfileError(what.at(tree.where(('extends',))))
-    below = _files(found, (*above, path.resolve()))
-    # Its own mistakes are told at its own lines.
-    table = _profile(below).tables.collective
-    crosses = table is not None and any(row[2] > 1 for row in read_table(table, 'collective'))
-    return (_File(str(path), text, crosses), *below)
+        raise ProfileError(Problem(tree.where(('extends',)), *circle))
+    return ((str(path), text), *files_of(found, find, circle, (*above, path.resolve())))
 
 
 # By their texts: a file that was edited is read again. A sweep over profiles checks all of them before it predicts.
 @functools.lru_cache(maxsize=1024)
-def _profile(files: tuple[_File, ...]) -> Profile:
-    """The profile of a file over those of the ones that it extends, in this order."""
-    tree = document.tree_of(files[0].text, files[0].path, error=ProfileError)
+def _profile(files: tuple[File, ...], crossing: tuple[bool, ...]) -> Profile:
+    """The profile of a file over those of the ones that it extends, in this order.
+
+    Arguments: ``crossing``, of each whether what it extends has collectives that were measured between nodes.
+    """
+    (path, text), *_ = files
+    tree = document.tree_of(text, path, error=ProfileError)
+    prepare = functools.partial(_whole, files, crossing)
     try:
-        return document.build(tree, Profile, prepare=functools.partial(_whole, files), check=_problems)
+        return document.build(tree, Profile, prepare=prepare, check=_problems)
     except ScheduleError as wrong:
         raise ProfileError(document.one_screen(wrong.problems)) from None
 
 
-def _whole(files: tuple[_File, ...], root: Any) -> Any:
+def _whole(files: tuple[File, ...], crossing: tuple[bool, ...], root: Any) -> Any:
     """A profile's tree, over that of the one which it extends, if any."""
-    (path, text, crosses), *below = files
+    (path, text), *below = files
     root = _with_paths(Path(path), root)
     if not below:
         return root
-    base = _whole(tuple(below), document.tree_of(below[0].text, below[0].path, error=ProfileError).root)
+    base = _whole(tuple(below), crossing[1:], document.tree_of(below[0][1], below[0][0], error=ProfileError).root)
     wrong, names = unknown_links(base, root)
     if wrong:
         where = parsed(path, text).where
@@ -235,7 +244,7 @@ def _whole(files: tuple[_File, ...], root: Any) -> Any:
         raise ProfileError(
             [Problem(('links', name), 'no such link', known).at(where(('links', name))) for name in wrong]
         )
-    return extended(base, root, Path(path), crosses)
+    return extended(base, root, Path(path), crossing[0])
 
 
 def _beside(path: Path, wanted: str) -> Path:

@@ -15,7 +15,7 @@ from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.files import read_csv
 from simpar.hardware import Stack
-from simpar.profiles import MOST_EXTENDED, parsed, profile_folder
+from simpar.profiles import File, files_of, parsed, profile_folder
 
 DEFAULT: Final = 'eager'
 """The stack of a framework that no row of the table names."""
@@ -62,25 +62,13 @@ def _near(name: str, names: list[str]) -> list[str]:
 
 def load_stack(name: str) -> Stack:
     """Read a stack by name or path, over those that it extends; raises ``ProfileError`` with every problem."""
-    return _stack(tuple(_files(stack_path(name), ())))
-
-
-def _files(path: Path, below: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    """A stack's file and those that it extends, each with its text as it is now."""
-    text = document.text_of(path, error=ProfileError)
-    yield str(path), text
-    tree = parsed(str(path), text)
-    wanted = tree.get(('extends',))
-    if not isinstance(wanted, str) or not wanted:
-        return
-    if path in below or len(below) >= MOST_EXTENDED:
-        raise ProfileError(Problem(tree.where(('extends',)), 'extends itself', 'let it extend another stack, or none'))
-    yield from _files(stack_path(wanted), (*below, path))
+    circle = ('extends itself', 'let it extend another stack, or none')
+    return _stack(files_of(stack_path(name), lambda _, wanted: stack_path(wanted), circle))
 
 
 # By their texts: a file that was edited is read again.
 @functools.lru_cache(maxsize=64)
-def _stack(files: tuple[tuple[str, str], ...]) -> Stack:
+def _stack(files: tuple[File, ...]) -> Stack:
     """The stack of a file over those of the ones that it extends, in this order."""
     *over, tree = [parsed(*file) for file in files]
     for above in reversed(over):

@@ -9,6 +9,7 @@ import pytest
 from simpar.ablation.rules import facts_of
 from simpar.case import load_case
 from simpar.errors import ScheduleError
+from simpar.files import read_csv
 from simpar.keys import ROWS, row_of
 from simpar.model import OPERATORS, Network
 from simpar.model.library.experts import Experts
@@ -16,9 +17,11 @@ from simpar.model.module import FromModule
 from simpar.plan import Plan
 from simpar.schedule import load_schedule
 from simpar.schedule.contents import ClusterReference, Contents, Planner
+from simpar.stacks import load_stack, stack_names
 from simpar.workload import OPTIMIZERS, Transformer, Workload
 
-EXAMPLES = Path(__file__).parent.parent / 'examples'
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / 'examples'
 OWNERS = {
     'cluster': ClusterReference,
     'workload': Workload,
@@ -59,6 +62,19 @@ def test_rules_are_about_facts_that_there_are():
     for condition in conditions:
         for fact in condition.split(' & '):
             assert facts.hold(fact.lstrip('!')) != facts.hold(f'!{fact.lstrip("!")}')
+
+
+def test_tables_of_launchers_and_frameworks_name_keys_that_there_are():
+    tables = sorted((ROOT / 'simpar' / 'importing' / 'tables').glob('*.csv'))
+    named = {key for path in tables for row in read_csv(path) for key in row.get('key', '').split()}
+    named |= {key for name in stack_names() for key in load_stack(name).schedule}
+    named |= {f'workload.transformer.{key}' for name in stack_names() for key in load_stack(name).model}
+    assert len(named) > 60
+    # Beside a model that is a config.json stand keys of a transformer.
+    beside = {
+        key.replace('workload.transformer.', 'workload.') for key in ROWS if key.startswith('workload.transformer.')
+    }
+    assert {key for key in named if row_of(key) is None} - beside <= {'workload.transformer'}
 
 
 @pytest.mark.parametrize(
