@@ -21,12 +21,10 @@ from simpar.interval import LEVEL, TABLE
 from simpar.predict import followed
 from simpar.profiles import profile_folder
 from simpar.shipped import measured_folder
-from simpar.validate.fit import Bench, bench_of
-from simpar.validate.residuals import covered, spreads_of, written
 from simpar.validate.rows import Row, read_rows
-from simpar.validate.run import answers, outcomes
-from simpar.validate.scores import Pair
+from simpar.validate.run import Pair, answers, covered, outcomes
 from simpar.validate.text import to_dict
+from tests.equipment.residuals import Bench, bench_of, spreads_of, written
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 EACH = 10

@@ -16,11 +16,11 @@ from statistics import fmean
 
 from simpar.predict import step_of
 from simpar.shipped import measured_folder
-from simpar.validate import null_model
-from simpar.validate.fit import BOUNDS, Bench, bench_of, with_numbers
+from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
-from simpar.validate.settings import Skipped
-from simpar.validate.tree import schedule_tree
+from simpar.validate.run import null_rates, null_seconds
+from simpar.validate.settings import Skipped, schedule_tree
+from tests.equipment.residuals import Bench, bench_of
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'
@@ -79,8 +79,8 @@ def error(bench: Bench, clock: float) -> float:
 
 def null(fitted: Sequence[Row], scored: Sequence[Row]) -> float:
     """The null model, with a rate for each hardware of the rows for fitting of the scored set."""
-    rates = null_model.fitted(fitted)
-    return fmean(abs(null_model.predicted(row, rates) / row.seconds - 1) for row in scored)
+    rates = null_rates(fitted)
+    return fmean(abs(null_seconds(row, rates) / row.seconds - 1) for row in scored)
 
 
 def lines() -> Iterator[str]:

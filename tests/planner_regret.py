@@ -19,9 +19,8 @@ from simpar.planner.noise import USUAL
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
 from simpar.validate.rows import is_for_fitting, read_rows
-from simpar.validate.run import answers, outcomes
-from simpar.validate.scores import Pair, groups
-from simpar.validate.tree import schedule_tree
+from simpar.validate.run import Pair, answers, groups, outcomes
+from simpar.validate.settings import schedule_tree
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from equipment.residuals import fitted_streaming, half_width, spreads_of, written
 
 from simpar.cost.compute import MATRIX
 from simpar.interval import (
@@ -24,9 +25,8 @@ from simpar.predict import predict, step_and_costs
 from simpar.profiles import cluster, load_profile, profile_folder
 from simpar.report import interval_lines, to_dict
 from simpar.stacks import load_stack, stack_names
-from simpar.validate.residuals import covered, fitted_streaming, half_width, spreads_of, written
 from simpar.validate.rows import Row
-from simpar.validate.scores import Pair
+from simpar.validate.run import Pair, covered
 from simpar.workload import Transformer, Workload
 
 A100 = load_profile('a100-sxm-8')

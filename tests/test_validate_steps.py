@@ -10,11 +10,9 @@ import pytest
 
 from simpar.cli import main
 from simpar.shipped import measured_folder
-from simpar.validate import null_model
 from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows
-from simpar.validate.scores import Pair, choice, score
-from simpar.validate.settings import stack_name
-from simpar.validate.tree import schedule_tree
+from simpar.validate.run import Pair, choice, null_rates, null_seconds, null_work, score
+from simpar.validate.settings import schedule_tree, stack_name
 
 CELLS = {
     'id': 'mine:1', 'framework': 'Composer+PyTorch FSDP1', 'hardware': 'A100-SXM', 'model': 'small', 'n_gpus': '8',
@@ -88,14 +86,14 @@ def test_zero_bubble_orders_with_post_validation_wait_for_no_norm():
 
 def test_the_null_model_is_exact_where_utilisation_is_constant():
     rows = [row(global_batch=batch, pp=pp, dp=8 // pp) for batch in (32, 64) for pp in (1, 2, 4)]
-    made = [Row(of='mine', cells=one.cells, seconds=3e-15 * null_model.work(one)) for one in rows]
-    rates = null_model.fitted(made[:2])
-    assert [null_model.predicted(one, rates) for one in made] == pytest.approx([one.seconds for one in made])
+    made = [Row(of='mine', cells=one.cells, seconds=3e-15 * null_work(one)) for one in rows]
+    rates = null_rates(made[:2])
+    assert [null_seconds(one, rates) for one in made] == pytest.approx([one.seconds for one in made])
 
 
 def test_the_bubble_of_the_null_model_is_that_of_textbooks():
     one, other = row(global_batch=16, micro_batch=2, dp=1), row(global_batch=16, micro_batch=2, dp=1, pp=4)
-    assert null_model.work(other) / null_model.work(one) == pytest.approx(1 + 3 / 8)
+    assert null_work(other) / null_work(one) == pytest.approx(1 + 3 / 8)
 
 
 def test_scores_by_hand():
@@ -149,7 +147,7 @@ def test_context_ranks_and_experts_of_a_row_are_those_of_the_plan():
     assert mixture['plan']['expert'] == 4
     # Of experts the null model counts those that a token goes to.
     dense, sparse = row(ffn=1024), row(ffn=4096, n_experts=8, topk=2, moe_ffn=512)
-    assert null_model.work(dense) == null_model.work(sparse)
+    assert null_work(dense) == null_work(sparse)
 
 
 def test_rows_of_every_shipped_set_are_read():

@@ -22,10 +22,9 @@ from simpar.shipped import measured_folder
 from simpar.size import parse_limit
 from simpar.units import format_rate, format_time
 from simpar.validate.memory import known_facts, memory_pairs
-from simpar.validate.memory_text import memory_to_dict, render_memory
 from simpar.validate.rows import other_files, read_rows
 from simpar.validate.run import answers, outcomes
-from simpar.validate.text import render, to_dict
+from simpar.validate.text import memory_to_dict, render, render_memory, to_dict
 
 BENCH = (sys.executable, '-m', 'executor.bench')
 
@@ -126,7 +125,7 @@ def validate_command(options: argparse.Namespace) -> int:
         found = answers(outcomes(rows, options.jobs, progress, parse_limit(options.limit)))
     if options.plot:
         from simpar.plot import write_figure
-        from simpar.validate.picture import scatter
+        from simpar.validate.text import scatter
 
         write_figure(options.plot, scatter(found))
     wrote = f'wrote {options.plot}\n' if options.plot else ''

@@ -43,7 +43,7 @@ def run_command(options: argparse.Namespace) -> int:
     case = on_net(case_waited_for(options), net)
     found = None
     if options.fit:
-        from simpar.validate.own_step import fitted_case, read_own_step
+        from simpar.validate.fit import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
     prediction = _predicted(case, options.steps)

@@ -1,24 +1,24 @@
-"""Fit: the few numbers of stacks and devices that may be fitted, within bounds stated beforehand, on rows for fitting.
+"""An own measured step: one number of a stack or device is scaled until the prediction meets it (`simpar run --fit`).
 
-Nothing else is fitted: no factor on a step, a model or a kind of operator.
+Where the host issues for half of the step or more, the host's seconds for a kernel are scaled, forward and backward
+alike; else the clock of the matrix units under load. Both stay within the bounds that all fitted numbers have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import log
+from pathlib import Path
 from typing import Final
 
-from simpar.case import Case, case_of
-from simpar.document import Tree
-from simpar.errors import SimparError
+from simpar import document
+from simpar.case import Case
+from simpar.document import Seconds
+from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Cluster
-from simpar.predict import step_of
-from simpar.schedule import schedule_of
-from simpar.validate.rows import Row
-from simpar.validate.settings import Skipped
-from simpar.validate.tree import schedule_tree
+from simpar.interval import HOST, bound_by
+from simpar.predict import step_and_costs, step_of
+from simpar.units import format_time
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     'forward': (3e-6, 40e-6),
@@ -29,40 +29,116 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 }
 """Host seconds for a kernel forward and backward, and of a step; clock under load over that of short measurements;
 bandwidth of streaming kernels over the peak."""
-_ROUNDS: Final = 3
+HALVINGS: Final = 14
+CLOSE: Final = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Rows with their programs, priced again and again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStep:
+    """What a file of ``--fit`` has: ``step``, the seconds of a step that the user measured with this very schedule."""
 
-    rows: tuple[Row, ...]
-    cases: tuple[Case, ...]
-
-    def errors(self, numbers: Mapping[str, float]) -> list[float]:
-        """log(predicted / measured) of each row with some numbers in place of those in the files."""
-        return [
-            log(step_of(case.program, with_numbers(case.cluster, numbers)) / row.seconds)
-            for row, case in zip(self.rows, self.cases, strict=True)
-        ]
-
-    def loss(self, numbers: Mapping[str, float]) -> float:
-        """Mean size of the errors: no row counts more than its share, however wrong."""
-        found = self.errors(numbers)
-        return sum(map(abs, found)) / len(found)
+    step: Seconds
 
 
-def bench_of(rows: Sequence[Row]) -> Bench:
-    """The rows that can be predicted."""
-    kept = [(row, case) for row in rows if (case := _case(row))]
-    return Bench(tuple(row for row, _ in kept), tuple(case for _, case in kept))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What was scaled.
+
+    Arguments: ``number``, in words; ``before`` and ``after``; ``bound``, whether it stopped at the end of its range;
+    ``measured``, ``unfitted`` and ``fitted`` seconds of a step.
+    """
+
+    number: str
+    unit: str
+    before: float
+    after: float
+    bound: bool
+    measured: float
+    unfitted: float
+    fitted: float
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        how = f'{self.number} × {self.after / self.before:.3g} ({self.before:.3g} to {self.after:.3g}{self.unit})'
+        steps = f'predicted {format_time(self.unfitted)}, now {format_time(self.fitted)}'
+        end = '; this is the end of its range: something else is missing' if self.bound else ''
+        return f'Fitted to a measured step of {format_time(self.measured)}: {how}; {steps}{end}.'
 
 
-def _case(row: Row) -> Case | None:
-    try:
-        return case_of(schedule_of(Tree(root=schedule_tree(row), origins={(): row.name})))
-    except (Skipped, SimparError):
-        return None
+def read_own_step(path: Path) -> OwnStep:
+    """The file of ``--fit``; raises ``ScheduleError`` with every problem."""
+    return document.build(document.read(path), OwnStep)
+
+
+def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
+    """The case with one number scaled, of its baseline too where that is on the same stack; and what was scaled.
+
+    Raises ``ScheduleError`` where the cluster names no stack.
+    """
+    if case.cluster.stack is None:
+        instead = 'name one in the schedule, as cluster.stack: eager, or leave --fit out'
+        raise ScheduleError(Problem('--fit', 'it scales a number of a stack, and the cluster names none', instead))
+    step, costs = step_and_costs(case.program, case.cluster)
+    by_host = bound_by(case.program, costs, step) == HOST and case.cluster.stack.host is not None
+    numbers, span, number, unit, before = _host(case.cluster) if by_host else _clock(case.cluster)
+    factor = _solved(lambda tried: step_of(case.program, with_numbers(case.cluster, numbers(tried))), own.step, span)
+    changed = numbers(factor)
+    other = case.baseline
+    if other and other.cluster.stack is case.cluster.stack:
+        other = replace(other, cluster=with_numbers(other.cluster, changed))
+    made = replace(case, cluster=with_numbers(case.cluster, changed), baseline=other)
+    found = Fitted(
+        number=number, unit=unit, before=before, after=before * factor, bound=factor in span, measured=own.step,
+        unfitted=step, fitted=step_of(made.program, made.cluster),
+    )  # fmt: skip
+    return made, found
+
+
+Numbers = Callable[[float], Mapping[str, float]]
+Chosen = tuple[Numbers, tuple[float, float], str, str, float]
+"""Numbers by the factor, the ends of its range (the factor of the slowest step first), words, unit, and the value."""
+
+
+def _host(cluster: Cluster) -> Chosen:
+    assert cluster.stack
+    assert cluster.stack.host
+    forward, backward = cluster.stack.host.forward.value, cluster.stack.host.backward.value
+    low, high = BOUNDS['forward']
+    slow, fast = min(high / forward, high / backward), max(low / forward, low / backward)
+
+    def numbers(factor: float) -> Mapping[str, float]:
+        return {'forward': forward * factor, 'backward': backward * factor}
+
+    return numbers, (slow, fast), f"{cluster.stack.name}'s host seconds for a kernel", ' us', forward * 1e6
+
+
+def _clock(cluster: Cluster) -> Chosen:
+    figure = cluster.profile.device.sustained
+    value = figure.value if figure else 1.0
+    low, high = BOUNDS['sustained']
+
+    def numbers(factor: float) -> Mapping[str, float]:
+        return {'sustained': value * factor}
+
+    words = f'the clock under load of {cluster.profile.device.name}'
+    return numbers, (low / value, high / value), words, '', value
+
+
+def _solved(step: Callable[[float], float], wanted: float, span: tuple[float, float]) -> float:
+    """The factor of which a step takes the wanted seconds; the end of its range where none does."""
+    slow, fast = span
+    if wanted >= step(slow):
+        return slow
+    if wanted <= step(fast):
+        return fast
+    for _ in range(HALVINGS):
+        middle = (slow + fast) / 2
+        seconds = step(middle)
+        if abs(seconds / wanted - 1) < CLOSE:
+            return middle
+        slow, fast = (middle, fast) if seconds > wanted else (slow, middle)
+    return (slow + fast) / 2
 
 
 def with_numbers(cluster: Cluster, numbers: Mapping[str, float]) -> Cluster:
@@ -80,20 +156,3 @@ def with_numbers(cluster: Cluster, numbers: Mapping[str, float]) -> Cluster:
         device = replace(device, sustained=replace(device.memory.share, value=numbers['sustained']))
     profile = cluster.profile if device is cluster.profile.device else replace(cluster.profile, device=device)
     return replace(cluster, stack=stack, profile=profile)
-
-
-def fit(bench: Bench, names: Sequence[str], begin: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Numbers of least loss, by a search along one after the other, and that loss."""
-    best = dict(begin)
-    least = bench.loss(best)
-    reach = 0.4
-    for _ in range(_ROUNDS):
-        for name in names:
-            low, high = BOUNDS[name]
-            for factor in (1 - reach, 1 - reach / 2, 1 + reach / 2, 1 + reach):
-                tried = {**best, name: min(high, max(low, best[name] * factor))}
-                loss = bench.loss(tried)
-                if loss < least:
-                    least, best = loss, tried
-        reach /= 2
-    return best, least

@@ -29,24 +29,12 @@ VOCABULARY: Final = 32000
 """Tokens where a row does not say: those of LLaMA, of most such models."""
 COUNTS: Final = (
     *('n_gpus', 'gpus_per_node', 'seq', 'micro_batch', 'global_batch', 'n_layers', 'hidden', 'heads'),
-    *('tp', 'pp', 'cp', 'ep', 'etp', 'kv_heads', 'head_dim', 'vpp_chunks', 'interleave_copies'),
+    *('tp', 'pp', 'cp', 'ep', 'etp', 'kv_heads', 'head_dim', 'vpp_chunks', 'interleave_copies', 'year'),
 )
 """Columns of numbers that are 1 or more."""
 NUMBERS: Final = (
-    *(
-        'step_time_s',
-        'dp',
-        'sp',
-        'ffn',
-        'vocab',
-        'n_experts',
-        'topk',
-        'moe_ffn',
-        'zero_stage',
-        'gpu_mem_gb',
-        'mtp_layers',
-    ),
-    *('bias_linear', 'untied_embeddings'),
+    *('step_time_s', 'dp', 'sp', 'ffn', 'vocab', 'n_experts', 'topk', 'moe_ffn', 'zero_stage', 'gpu_mem_gb'),
+    *('mtp_layers', 'bias_linear', 'untied_embeddings'),
 )
 """Columns of numbers that are 0 or more."""
 MOST: Final = 1e12

@@ -1,16 +1,20 @@
-"""Text: the answer of `simpar validate` on a screen, as JSON and as a page of docs."""
+"""Text: the answer of `simpar validate` on a screen, as JSON and as a picture; matplotlib is imported when drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simpar.interval import spreads
-from simpar.units import format_time
-from simpar.validate.residuals import covered
-from simpar.validate.run import SetAnswer
-from simpar.validate.scores import Pair, Score
+from simpar.plot.frame import new_figure
+from simpar.units import format_size, format_time
+from simpar.validate.memory import LOW, NEAR, MemoryPair, memory_score
+from simpar.validate.run import Pair, Score, SetAnswer, covered
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WORST: Final = 5
 
@@ -96,3 +100,91 @@ def _set_dict(answer: SetAnswer) -> dict[str, Any]:
             for pair in pairs
         ],
     }  # fmt: skip
+
+
+WORST_PLANS: Final = 8
+
+
+def render_memory(pairs: Sequence[MemoryPair], skipped: Mapping[str, int]) -> str:
+    """One screen."""
+    return '\n'.join(_lines(pairs, skipped)) + '\n'
+
+
+def _lines(pairs: Sequence[MemoryPair], skipped: Mapping[str, int]) -> Iterator[str]:
+    yield f'memory of the last rank: {len(pairs)} plans on devices scored'
+    for reason, count in skipped.items():
+        yield f'  skipped {count}: {reason}'
+    score = memory_score(pairs)
+    if score:
+        yield (
+            f'  peak         median |error| {score.peak:.2%}, bias {score.bias:+.2%}; '
+            f'{score.near:.0%} within {NEAR:.0%}; {score.low:.0%} too low by more than {LOW:.0%}'
+        )
+        yield f'  end of step  median |error| {score.end:.2%}'
+    for pair in sorted(pairs, key=lambda pair: -abs(pair.peak_error))[:WORST_PLANS]:
+        yield f'  worst  {_plan(pair)}'
+
+
+def _plan(pair: MemoryPair) -> str:
+    row = pair.row
+    return (
+        f'{row.name}  {row.text("hardware")}, {row.text("n_gpus")} devices, {row.text("model")}: '
+        f'{format_size(pair.measured_peak)} measured, {format_size(pair.peak)} predicted, {pair.peak_error:+.1%} '
+        f'at {pair.at}; end of step {pair.end_error:+.1%}'
+    )
+
+
+def memory_to_dict(pairs: Sequence[MemoryPair], skipped: Mapping[str, int]) -> dict[str, Any]:
+    """The same for machines."""
+    score = memory_score(pairs)
+    return {
+        'skipped': dict(skipped),
+        'score': asdict(score) if score else None,
+        'plans': [
+            {'id': pair.row.name, 'rows': pair.rows, 'measured_peak': pair.measured_peak, 'peak': pair.peak,
+             'measured_end': pair.measured_end, 'end': pair.end}
+            for pair in pairs
+        ],
+    }  # fmt: skip
+
+
+COLUMNS: Final = 3
+_HEIGHT: Final = 4.2
+_BAND: Final = 0.1
+
+
+def scatter(answers: Sequence[SetAnswer]) -> Figure:
+    """A panel for each set: on the line a prediction is right, in the band within 10 %."""
+    rows = -(-len(answers) // COLUMNS)
+    figure = new_figure(_HEIGHT * rows)
+    grid = figure.subplots(rows, min(COLUMNS, len(answers)), squeeze=False)
+    figure.subplots_adjust(left=0.07, right=0.985, top=1 - 0.4 / (_HEIGHT * rows), bottom=0.55 / (_HEIGHT * rows),
+                           hspace=0.35, wspace=0.25)  # fmt: skip
+    axes = [one for line in grid for one in line]
+    for panel, answer in zip(axes, answers, strict=False):
+        _panel(panel, answer)
+    for panel in axes[len(answers) :]:
+        panel.set_visible(False)
+    return figure
+
+
+def _panel(panel: Axes, answer: SetAnswer) -> None:
+    times = [time for pair in (*answer.pairs, *answer.fitted) for time in (pair.row.seconds, pair.seconds)]
+    ends = (min(times, default=0.1) * 0.8, max(times, default=1.0) * 1.25)
+    panel.fill_between(ends, [(1 - _BAND) * end for end in ends], [(1 + _BAND) * end for end in ends], color='0.9',
+                       label=f'within {_BAND:.0%}')  # fmt: skip
+    panel.plot(ends, ends, color='0.4', linewidth=0.8)
+    for pairs, colour, name in ((answer.fitted, '#999999', 'kept for fitting'), (answer.pairs, '#0072B2', 'scored')):
+        panel.scatter(
+            [pair.row.seconds for pair in pairs], [pair.seconds for pair in pairs], s=9, color=colour, label=name
+        )
+    panel.set(xscale='log', yscale='log', xlim=ends, ylim=ends)
+    score = answer.score
+    told = f': mean error {score.mape:.0%} of {score.rows}' if score else ''
+    panel.set_title(f'{answer.name}{told}', fontsize=9)
+    panel.set_xlabel('measured step', fontsize=8)
+    panel.set_ylabel('predicted step', fontsize=8)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter('{x:g} s')
+    panel.tick_params(labelsize=7)
+    panel.legend(fontsize=7, frameon=False, loc='upper left')

@@ -11,12 +11,21 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from simpar.interval import DEVICE, HOST, LEVEL, Spread, spread_among, unsure
-from simpar.validate.scores import Pair, groups
+from simpar.case import Case, case_of
+from simpar.document import Tree
+from simpar.errors import SimparError
+from simpar.interval import DEVICE, HOST, LEVEL, Spread, unsure
+from simpar.predict import step_of
+from simpar.schedule import schedule_of
+from simpar.validate.fit import with_numbers
+from simpar.validate.rows import Row
+from simpar.validate.run import Pair, groups, size_of
+from simpar.validate.settings import Skipped, schedule_tree
 
 LEAST: Final = 3
 """Models that a spread must rest on."""
@@ -46,7 +55,7 @@ def fitted_streaming(pairs: Sequence[Pair]) -> float:
 
     def loss(streaming: float) -> float:
         scales = [unsure(streaming, pair.streaming) for pair in pairs]
-        sizes = [weight * _size(pair) / scale for weight, pair, scale in zip(weights, pairs, scales, strict=True)]
+        sizes = [weight * size_of(pair) / scale for weight, pair, scale in zip(weights, pairs, scales, strict=True)]
         logs = [weight * math.log(scale) for weight, scale in zip(weights, scales, strict=True)]
         return math.log(sum(sizes) / total) + sum(logs) / total if any(sizes) else 0.0
 
@@ -55,16 +64,12 @@ def fitted_streaming(pairs: Sequence[Pair]) -> float:
 
 def _spread(kind: tuple[str, str], pairs: Sequence[Pair], streaming: float) -> Spread:
     gains = list(_gains(pairs))
-    relative = [_size(pair) / unsure(streaming, pair.streaming) for pair in pairs]
+    relative = [size_of(pair) / unsure(streaming, pair.streaming) for pair in pairs]
     return Spread(
         device=kind[0], bound=kind[1], stacks=tuple(sorted({pair.stack for pair in pairs})), rows=len(pairs),
         models=len(set(map(_model, pairs))), step=half_width(relative, _weights(pairs)), streaming=streaming,
         pairs=len(gains), gain=half_width(gains),
     )  # fmt: skip
-
-
-def _size(pair: Pair) -> float:
-    return abs(math.log(pair.row.seconds / pair.seconds))
 
 
 def _model(pair: Pair) -> tuple[str, ...]:
@@ -104,14 +109,6 @@ def half_width(errors: Sequence[float], weights: Sequence[float] = ()) -> float:
     return ranked[-1][0]
 
 
-def covered(pairs: Sequence[Pair], known: Sequence[Spread]) -> tuple[int, int, float]:
-    """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
-    told = [(pair, spread) for pair in pairs if (spread := spread_among(known, pair.device, pair.bound))]
-    widths = [spread.half_width(pair.streaming) for pair, spread in told]
-    within = sum(_size(pair) <= width for (pair, _), width in zip(told, widths, strict=True))
-    return len(widths), within, sorted(map(math.sinh, widths))[len(widths) // 2] if widths else 0.0
-
-
 def written(spreads: Sequence[Spread]) -> str:
     """The table of ``hw_profiles/intervals.csv``."""
     text = io.StringIO()
@@ -121,3 +118,36 @@ def written(spreads: Sequence[Spread]) -> str:
         table.writerow([one.device, one.bound, ' '.join(one.stacks), one.rows, one.models, f'{one.step:.4f}',
                         f'{one.streaming:.4f}', one.pairs, f'{one.gain:.4f}'])  # fmt: skip
     return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Rows with their programs, priced again and again."""
+
+    rows: tuple[Row, ...]
+    cases: tuple[Case, ...]
+
+    def errors(self, numbers: Mapping[str, float]) -> list[float]:
+        """log(predicted / measured) of each row with some numbers in place of those in the files."""
+        return [
+            math.log(step_of(case.program, with_numbers(case.cluster, numbers)) / row.seconds)
+            for row, case in zip(self.rows, self.cases, strict=True)
+        ]
+
+    def loss(self, numbers: Mapping[str, float]) -> float:
+        """Mean size of the errors: no row counts more than its share, however wrong."""
+        found = self.errors(numbers)
+        return sum(map(abs, found)) / len(found)
+
+
+def bench_of(rows: Sequence[Row]) -> Bench:
+    """The rows that can be predicted."""
+    kept = [(row, case) for row in rows if (case := _case(row))]
+    return Bench(tuple(row for row, _ in kept), tuple(case for _, case in kept))
+
+
+def _case(row: Row) -> Case | None:
+    try:
+        return case_of(schedule_of(Tree(root=schedule_tree(row), origins={(): row.name})))
+    except (Skipped, SimparError):
+        return None
