@@ -6,7 +6,7 @@
 # make prove-zero     shards of sizes that do not divide, against FSDP2, FSDP1 and autograd, on hundreds of plans
 # make prove-mixtures   train 500 random plans with experts, and compare with torch's autograd
 # make prove-engines  100,000 random programs on every engine and in exact fractions; goes on where it stopped; writes docs/engine_fuzz.md
-# make bench   time everything beside a C++ reference (needs g++), and write docs/performance.md
+# make bench   time everything, and write docs/performance.md
 # make prove-paced  100,000 random sets of transfers on paced links, against the engine's times
 # make prove-context  three kinds of context parallelism on four ranks over paced links: steps and their order
 # make prove-experts  expert parallelism on four ranks over paced links: steps, and what two copies hide

@@ -17,10 +17,8 @@ from pathlib import Path
 from benchmarks.engines import engines, stages, swept
 from benchmarks.every_rank import apart
 from benchmarks.kept import kept
-from benchmarks.machines import Race, race_events, race_replay, races
 from benchmarks.peers import PEERS, time_peer
-from benchmarks.programs import SIZES, arranged, gpt3, sized
-from benchmarks.reference import Reference, reference
+from benchmarks.programs import gpt3, sized
 from benchmarks.report import PAGE, Measured, page, replaced, sweep_part
 from simpar.errors import SimparError
 
@@ -58,19 +56,9 @@ def _sweep_alone(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> Measured:
-    """Run all benchmarks, the largest first while memory is in one piece."""
-    cpp, rounds = reference(), 3 if options.quick else 11
-    sizes = list(SIZES)[: 2 if options.quick else None]
+    """Run all benchmarks."""
+    rounds = 3 if options.quick else 11
     micro_batches = 16 if options.quick else 192
-    raced = [
-        kept(
-            f'{slots} slots beside C++',
-            rounds,
-            partial(_raced, slots, cpp, min(rounds, 3 if slots > 10**6 else rounds)),
-        )
-        for slots in sizes
-    ]
-    both = kept('GPT-3 beside C++', rounds, partial(_gpt3, micro_batches, cpp, rounds))
     small = sized(10**4 if options.quick else 10**5)
     by_engine = {
         name: kept(f'engines, {name}', rounds, partial(engines, small, min(rounds, 5), effects=effects))
@@ -95,28 +83,12 @@ def measure(options: argparse.Namespace) -> Measured:
     ]
     return Measured(
         rounds=rounds,
-        compiler=cpp.compiler,
-        loops=[one for one, _ in raced],
-        replays=[other for _, other in raced],
-        gpt3=both,
         engines=by_engine,
         stages=staged,
         every_rank=every,
         swept=table,
         peers=peers,
     )
-
-
-def _raced(slots: int, cpp: Reference, rounds: int) -> tuple[Race, Race]:
-    return races(sized(slots), cpp, rounds)
-
-
-def _gpt3(micro_batches: int, cpp: Reference, rounds: int) -> tuple[Race, Race]:
-    """The event loop and the replay of GPT-3, folded."""
-    graph, costs, links = arranged(gpt3(micro_batches=micro_batches), steps=3)
-    loop = race_events(graph, costs, links, cpp, rounds)
-    graph, costs, _ = arranged(gpt3(micro_batches=micro_batches), steps=3, effects=False)
-    return loop, race_replay(graph, costs, cpp, rounds)
 
 
 def _options() -> argparse.Namespace:

@@ -12,13 +12,13 @@ from typing import Final
 
 from benchmarks.laps import Laps, Spread, in_turns, timed
 from benchmarks.programs import Case
-from simpar.engine import fast, simulate
-from simpar.engine.graph import Graph, graph_of
-from simpar.engine.node_costs import node_costs
-from simpar.engine.ops import ops_of
-from simpar.engine.representatives import fold
-from simpar.engine.simulate import Engine
-from simpar.machine_code import loader
+from simpar.engine import simulate
+from simpar.engine.costs import node_costs
+from simpar.engine.fold import fold
+from simpar.engine.loop import events
+from simpar.engine.ops import nodes_of
+from simpar.engine.queues import hosted
+from simpar.engine.simulate import Engine, world_of
 from simpar.program import Program
 from simpar.sweep import load_sweep
 
@@ -53,7 +53,7 @@ class Stages:
     lowering: Spread
     pricing: Spread
     folding: Spread
-    graph: Spread
+    ops: Spread
     costs: Spread
     simulation: Spread
 
@@ -74,7 +74,7 @@ def engines(case: Case, rounds: int, *, effects: bool) -> tuple[int, Laps]:
     costs = case.costs(program, effects=effects)
 
     def contender(engine: Engine) -> Callable[[], Callable[[], object]]:
-        return lambda: _anew(lambda: simulate(program, costs, steps=1, unfold=True, engine=engine))
+        return lambda: lambda: simulate(program, costs, steps=1, unfold=True, engine=engine)
 
     return slots_of(program), in_turns({name: contender(engine) for name, engine in ENGINES.items()}, rounds)
 
@@ -93,7 +93,6 @@ def swept(rounds: int) -> Swept:
     for name, keys in SWEEPS.items():
         sweep = load_sweep(SWEPT, ['against=null'], sweeps=keys)
         # What is done but once: machines are loaded, tables of the profile read.
-        loader()
         sweep.predict(jobs=1)
         found[name] = len(sweep.rows), timed(partial(sweep.predict, jobs=1), rounds)
     return found
@@ -108,18 +107,12 @@ def _lap(case: Case, unfold: bool | None, steps: int) -> tuple[int, list[float]]
     ends.append(time.process_time())
     representatives = fold(program, costs, unfold)
     ends.append(time.process_time())
-    graph = _anew(lambda: graph_of(program, tuple(representatives.of_rank), compiled=True))()
+    ops = hosted(program, representatives, costs.waits, costs.work_queues)
+    node = nodes_of(ops)
     ends.append(time.process_time())
-    assert isinstance(graph, Graph), 'a plan ends'
-    by_node = node_costs(graph.ops, program, costs, representatives, steps)
+    assert node is not None, 'a plan ends'
+    by_node = node_costs(ops, program, costs, representatives, steps)
     ends.append(time.process_time())
-    fast.run_events(graph, by_node, len(costs.links))
+    events(world_of(ops, node, by_node, len(costs.links)))
     ends.append(time.process_time())
     return by_node.issued.size, [end - begin for begin, end in pairwise(ends)]
-
-
-def _anew(run: Callable[[], object]) -> Callable[[], object]:
-    """A run that finds nothing that one before it has kept."""
-    graph_of.cache_clear()
-    ops_of.cache_clear()
-    return run

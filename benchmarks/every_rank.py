@@ -10,20 +10,15 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import NoReturn
-
-import numpy as np
+from dataclasses import asdict, dataclass
 
 from benchmarks.programs import Case, gpt3
-from simpar.engine.compiled.kernels import events
-from simpar.engine.compiled.world import world_of
-from simpar.engine.graph import Graph, graph_of
-from simpar.engine.node_costs import node_costs
-from simpar.engine.ops import ops_of
-from simpar.engine.representatives import fold
-
-PAST = np.zeros(0, dtype=np.int32)
+from simpar.engine.costs import node_costs
+from simpar.engine.fold import fold
+from simpar.engine.loop import events
+from simpar.engine.ops import nodes_of
+from simpar.engine.queues import hosted
+from simpar.engine.simulate import world_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +52,18 @@ def every_rank(case: Case) -> EveryRank:
     program = case.program()
     costs = case.costs(program)
     representatives = fold(program, costs, True)
-    found = graph_of(program, tuple(representatives.of_rank), compiled=True)
-    assert found is not None, 'a plan ends'
-    graph = _bare(found)
-    # Kept for those who ask for the same graph again: here nobody does.
-    graph_of.cache_clear()
-    ops_of.cache_clear()
-    del found
-    by_node = node_costs(graph.ops, program, costs, representatives, 1)
+    ops = hosted(program, representatives, costs.waits, costs.work_queues)
+    node = nodes_of(ops)
+    assert node is not None, 'a plan ends'
+    by_node = node_costs(ops, program, costs, representatives, 1)
     begin = time.process_time()
-    world = world_of(graph, by_node, len(costs.links))
+    world = world_of(ops, node, by_node, len(costs.links))
     events(world)
     seconds = time.process_time() - begin
     assert float(world.end.max()) > 0, 'the step takes time'
     # Linux tells KiB.
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return EveryRank(case.ranks, len(graph), seconds, time.process_time(), memory)
+    return EveryRank(case.ranks, len(ops), seconds, time.process_time(), memory)
 
 
 def apart(data: int = 8) -> EveryRank:
@@ -85,16 +76,3 @@ def apart(data: int = 8) -> EveryRank:
 def told(data: int) -> str:
     """What ``apart`` reads."""
     return json.dumps(asdict(every_rank(gpt3(data))))
-
-
-def _bare(graph: Graph) -> Graph:
-    """A graph without what only a trace, a replay or the order needs."""
-    streams = graph.ops.streams
-    ops = replace(graph.ops, meet=_past)
-    # It is worked out once, and takes a sort of all ops.
-    ops.__dict__['streams'] = streams
-    return replace(graph, ops=ops, order=PAST, listed=_past)
-
-
-def _past() -> NoReturn:
-    raise AssertionError('it has been given up')

@@ -7,9 +7,6 @@ from typing import Final
 
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
-from simpar.engine.graph import Graph, graph_of
-from simpar.engine.node_costs import NodeCosts, node_costs
-from simpar.engine.representatives import fold
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -19,7 +16,7 @@ from simpar.program import Program
 from simpar.workload import Transformer, Workload
 
 GPT3: Final = Transformer(layers=96, hidden=12288, heads=96, vocab=51200, sequence=2048, tied=True)
-SIZES: Final = {10**4: (2, 4, 2, 8, 8), 10**5: (4, 4, 4, 10, 16), 10**6: (4, 8, 8, 25, 32), 10**7: (4, 8, 16, 84, 48)}
+SIZES: Final = {10**4: (2, 4, 2, 8, 8), 10**5: (4, 4, 4, 10, 16), 10**6: (4, 8, 8, 25, 32)}
 """By about how many slots: tensor, pipeline, data, micro-batches, layers; every rank is simulated."""
 
 
@@ -61,15 +58,3 @@ def sized(slots: int) -> Case:
     plan = Plan(tensor=tensor, pipeline=pipeline, data=data, micro_batches=micro_batches, sequence_parallel=True)
     workload = Workload(model=model, batch=micro_batches * data, precision='bf16')
     return Case(workload, plan, cluster(load_profile('h100-sxm-8'), nodes=tensor * pipeline * data // 8))
-
-
-def arranged(
-    case: Case, *, unfold: bool | None = None, steps: int = 1, effects: bool = True
-) -> tuple[Graph, NodeCosts, int]:
-    """What machines are given: a graph, its costs, and how many links there are."""
-    program = case.program()
-    costs = case.costs(program, effects=effects)
-    representatives = fold(program, costs, unfold)
-    graph = graph_of(program, tuple(representatives.of_rank), compiled=True)
-    assert graph is not None, 'a plan ends'
-    return graph, node_costs(graph.ops, program, costs, representatives, steps), len(costs.links)

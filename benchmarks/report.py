@@ -15,9 +15,7 @@ import simpy
 from benchmarks.engines import SWEPT, Stages, Swept
 from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
-from benchmarks.machines import Race, exponent
 from benchmarks.peers import PEERS, Peer, commit_of
-from benchmarks.reference import FLAGS
 
 PAGE: Final = Path(__file__).parent.parent / 'docs' / 'performance.md'
 
@@ -28,9 +26,6 @@ class Measured:
 
     Arguments:
         rounds: how often each contender ran.
-        compiler: of the reference.
-        loops, replays: of each size.
-        gpt3: event loop and replay of GPT-3, folded, three steps.
         engines: what was simulated by all engines, its slots, and their laps.
         stages: what was timed stage by stage, and what it took.
         every_rank: all ranks of GPT-3, where that was asked for.
@@ -39,10 +34,6 @@ class Measured:
     """
 
     rounds: int
-    compiler: str
-    loops: list[Race]
-    replays: list[Race]
-    gpt3: tuple[Race, Race]
     engines: dict[str, tuple[int, Laps]]
     stages: dict[str, Stages]
     swept: Swept
@@ -52,12 +43,12 @@ class Measured:
 
 def page(found: Measured) -> str:
     """The whole page."""
-    parts = (_head(found), _reference(found), _engines(found), _stages(found), sweep_part(found.swept), _peers(found))
+    parts = (_head(found), _engines(found), _stages(found), sweep_part(found.swept), _peers(found))
     return '\n\n'.join(parts) + '\n'
 
 
 def _head(found: Measured) -> str:
-    versions = f'numba {numba.__version__}, NumPy {np.__version__}, SimPy {simpy.__version__}, {found.compiler}'
+    versions = f'numba {numba.__version__}, NumPy {np.__version__}, SimPy {simpy.__version__}'
     return f"""# Performance
 
 `make bench` measures all of this and writes this page. Measured at commit {own_commit()}, on two shared cores,
@@ -66,35 +57,7 @@ Python {platform.python_version()}, {versions}.
 - Figures are CPU seconds of one thread, so that what others do on the machine counts little. Contenders run in turns,
   at most {found.rounds} rounds. A figure is the median, and in brackets stand the quartiles.
 - **Speed** is a ratio within a round: 1 is as fast, 2 twice as fast.
-- A **slot** is an op of a rank in a step. A prediction simulates three steps, and each slot counts in each of them.
-- Whatever stands beside C++ has the same bits: the ends of all ops are compared before anything is timed."""
-
-
-def _reference(found: Measured) -> str:
-    rows = [
-        _race(f'{machine}, {_count(race.slots)} slots', race)
-        for machine, races in (('event loop', found.loops), ('replay', found.replays))
-        for race in races
-    ]
-    rows += [
-        _race(f'{machine}, GPT-3 folded, 3 steps', race)
-        for machine, race in zip(('event loop', 'replay'), found.gpt3, strict=True)
-    ]
-    grows = [
-        f'{machine} {exponent(races, "compiled"):.2f} (C++ {exponent(races, "C++"):.2f})'
-        for machine, races in (('event loop', found.loops), ('replay', found.replays))
-    ]
-    return f"""## Compiled machines beside C++
-
-`benchmarks/events.cpp` and `benchmarks/replay.cpp` do the same in C++, on the same arrays. They are compiled with
-`{' '.join(FLAGS[1:4])}`. The event loop has all effects: compute and communication slow each other, waiting slows,
-links are shared, hosts issue. The replay has none but the hosts. Programs are transformers on 16 to 512 ranks, of which
-every rank is simulated in one step. The column "C++ again" is C++ against itself: what noise alone does.
-
-{_table(('', 'C++, ns a slot', 'compiled, ns a slot', 'speed of compiled', 'C++ again', 'bytes a slot'), rows)}
-
-Bytes are of all arrays that a machine is given, works on and writes. Several steps share all but their times.
-Seconds grow with slots to the power of: {', '.join(grows)}."""
+- A **slot** is an op of a rank in a step. A prediction simulates three steps, and each slot counts in each of them."""
 
 
 def _engines(found: Measured) -> str:
@@ -120,13 +83,13 @@ def _stages(found: Measured) -> str:
         (
             name, f'{stages.ranks:,}', _count(stages.slots),
             *(short(part.median) for part in (
-                stages.lowering, stages.pricing, stages.folding, stages.graph, stages.costs, stages.simulation,
+                stages.lowering, stages.pricing, stages.folding, stages.ops, stages.costs, stages.simulation,
             )),
             str(stages.microseconds),
         )
         for name, stages in found.stages.items()
     ]  # fmt: skip
-    heads = ('', 'ranks', 'slots of all steps', 'lower', 'price', 'fold', 'graph', 'costs', 'simulate', 'µs a slot')
+    heads = ('', 'ranks', 'slots of all steps', 'lower', 'price', 'fold', 'ops', 'costs', 'simulate', 'µs a slot')
     every = f'\n\nEvery rank of GPT-3, none folded, one step, in a process of its own: {found.every_rank}.'
     return f"""## From a plan to its times
 
@@ -160,7 +123,7 @@ def replaced(text: str, part: str) -> str:
 
 def _peers(found: Measured) -> str:
     own = found.stages['GPT-3, folded']
-    parts = (own.lowering, own.pricing, own.folding, own.graph, own.costs, own.simulation)
+    parts = (own.lowering, own.pricing, own.folding, own.ops, own.costs, own.simulation)
     rows = [
         (
             'simpar',
@@ -181,13 +144,6 @@ sequence parallelism and recomputed attention. Peers run from their source, with
 timed there evaluates formulas and no events: it is faster, and does not simulate what overlaps with what.
 
 {_table(('', 'what it evaluates', 'CPU seconds', 'commit'), rows)}"""
-
-
-def _race(name: str, race: Race) -> tuple[str, ...]:
-    laps = race.laps
-    figures = (laps.of(each).times(1e9 / race.slots) for each in ('C++', 'compiled'))
-    speeds = (laps.speed(each, 'C++') for each in ('compiled', 'C++ again'))
-    return (name, *map(str, figures), *map(str, speeds), f'{race.memory / race.slots:.1f}')
 
 
 def _times(laps: Laps) -> str:

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.fast import LOADS, is_installed
 from simpar.errors import Infeasible, SimparError
 from simpar.program import Program
 from simpar.schedule import Schedule
@@ -38,9 +37,7 @@ MOST_OPS_OF_OPERATOR: Final = 40
 BASE: Final = 57e6
 """Bytes of a process before it lowers anything."""
 COMPILED: Final = 110e6
-"""Bytes of the compiled machines, which are loaded for programs of more slots than ``FEW``."""
-FEW: Final = LOADS / 3
-"""Slots of a program, of which three steps are simulated."""
+"""Bytes of numba, and of the kernels that it has compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +62,14 @@ class Size:
         slots: of all roles.
         entries: one for each group of ranks of each communication op class.
         classes: op classes.
-        largest: slots of the largest program of all that were added.
     """
 
     slots: float
     entries: float
     classes: float
-    largest: float = 0.0
 
     def __add__(self, other: Size) -> Size:
         return Size(
-            largest=max(self.largest, other.largest),
             slots=self.slots + other.slots,
             entries=self.entries + other.entries,
             classes=self.classes + other.classes,
@@ -84,16 +78,12 @@ class Size:
     @property
     def memory(self) -> float:
         """Bytes that lowering and simulating it take."""
-        # Close to where the compiled machines begin to repay, half of them: then neither answer is far off.
-        loaded = min(max(self.largest / FEW - 0.5, 0.0), 1.0) if is_installed() else 0.0
-        return BASE + COMPILED * loaded + 620.0 * self.slots + 50.0 * self.entries
+        return BASE + COMPILED + 620.0 * self.slots + 50.0 * self.entries
 
     @property
     def seconds(self) -> float:
         """Seconds that lowering and simulating it take on one core, by order of magnitude."""
-        # Without compiled machines, an event loop in Python walks the slots.
-        per_slot = 4e-6 if is_installed() else 30e-6
-        return 0.3 + per_slot * self.slots + 1.4e-6 * self.entries + 1e-4 * self.classes
+        return 0.3 + 4e-6 * self.slots + 1.4e-6 * self.entries + 1e-4 * self.classes
 
     def within(self, limit: Limit) -> bool:
         """Whether it is no larger than a limit."""
@@ -149,7 +139,7 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
     classes = float(ops * plan.tiles * plan.sequence_chunks)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
     slots = (classes + passing * plan.sequence_chunks) * plan.micro_batches * plan.copies
-    return Size(slots=slots, entries=classes * ranks / 2, classes=classes, largest=slots)
+    return Size(slots=slots, entries=classes * ranks / 2, classes=classes)
 
 
 def _most_ops(model: Transformer) -> int:
@@ -162,7 +152,7 @@ def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:
         slots, entries, classes = _extrapolated(schedule, build)
     except SimparError:
         return at_most(schedule, ranks)
-    return Size(slots=float(slots), entries=float(entries), classes=float(classes), largest=float(slots))
+    return Size(slots=float(slots), entries=float(entries), classes=float(classes))
 
 
 @dataclass(frozen=True, slots=True)

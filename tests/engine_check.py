@@ -1,8 +1,8 @@
 """One random program on every engine, folded and unfolded, and in exact fractions; and what happened in it.
 
 Arrays of arrivals, starts and ends are equal to the bit, or the same deadlock is drawn. Where every moment and speed of
-the exact run fits into doubles, its times are the engines'; elsewhere they are within ``BOUND``. The same costs in
-blocks, as thousands of ranks have them, are folded by hashes: into the same ranks, with the same times.
+the exact run fits into doubles, its times are the engines'; elsewhere they are within ``BOUND``. The ranks that
+fold are those of a refinement by lists, also with the costs in blocks, as thousands of ranks have them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from itertools import combinations
 import numpy as np
 from engine_oracle import Oracle
 from engine_programs import Sample
+from folding_oracle import refined
 
 from simpar.cost.costs import Block, Communication, Entries
 from simpar.engine import simulate
-from simpar.engine.graph import graph_of
-from simpar.engine.node_costs import node_costs
-from simpar.engine.representatives import fold
+from simpar.engine.fold import fold
 from simpar.errors import Deadlock
 from simpar.trace import Trace
 from simpar.units import GRID, format_time, parse
@@ -58,28 +57,18 @@ def _checked(sample: Sample, exact: bool) -> tuple[Counter[str], float]:
     _same_unfolded(folded, expected, sample)
     happened = Counter(programs=1, slots=sample.steps * sum(_slots(sample)))
     representatives = fold(sample.case.program, sample.case.costs)
-    hashed = by_blocks(sample, representatives.of_rank, folded)
-    waits, queues = sample.case.costs.waits, sample.case.costs.work_queues
-    graphs = [
-        graph_of(sample.case.program, tuple(representatives.of_rank), waits=waits, queues=queues, compiled=compiled)
-        for compiled in (False, True)
-    ]
-    ordered = [graph is not None for graph in graphs]
-    if ordered != [isinstance(expected, Trace)] * 2:
-        raise Difference(
-            f'whether the graph has an order, by Python and compiled: {ordered}; the reference: {expected}'
-        )
+    in_blocks_too = by_blocks(sample, representatives.of_rank, folded)
+    if representatives.of_rank != refined(sample.case.program, sample.case.costs):
+        raise Difference(f'by lists others fold than by hashes: {representatives.of_rank}')
     off = 0.0
     if exact and sample.steps * sum(_slots(sample)) <= SMALL:
         in_fractions, off = _by_fractions(sample, expected)
         happened += in_fractions
     happened['folded'] += len(representatives.ranks) < sample.case.program.world
-    happened['folded by hashes'] += hashed and len(representatives.ranks) < sample.case.program.world
+    happened['folded in blocks'] += in_blocks_too and len(representatives.ranks) < sample.case.program.world
     if isinstance(expected, str):
         freed = sample.case.costs.work_queues and isinstance(_run(sample, 'compiled', None, work_queues=0), Trace)
         return happened + Counter({'deadlock': 1, 'deadlock by work queues': int(bool(freed))}), off
-    costs = node_costs(graphs[0].ops, sample.case.program, sample.case.costs, representatives, sample.steps)
-    happened += Counter({'replay': int(not costs.interferes), 'chains of compute': int(any(graphs[0].chain))})
     return happened + Counter(features(sample, folded)), off
 
 
@@ -92,7 +81,7 @@ def by_blocks(sample: Sample, of_rank: list[int], folded: Trace | str) -> bool:
     again = sample._replace(case=sample.case.with_costs(communication=communication))
     found = fold(again.case.program, again.case.costs).of_rank
     if found != of_rank:
-        raise Difference(f'by hashes: {found}\nby lists: {of_rank}')
+        raise Difference(f'in blocks: {found}\none by one: {of_rank}')
     _same(_run(again, 'compiled', None), folded, 'in blocks')
     return True
 

@@ -9,7 +9,7 @@ from worked import worked_costs, worked_program
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.engine.representatives import fold
+from simpar.engine.fold import fold
 from simpar.program import OpClass, Program, grid
 
 
@@ -85,8 +85,9 @@ def test_groups_with_links_of_their_own_are_still_one_lane():
 
 def test_links_that_are_loaded_alike_are_one_link_too():
     program, costs = mesh(demand=lambda group: (group, 1.0))
-    assert fold(program, costs).load(op_class=1, groups=np.array([0, 1])) == ((0, 1.0),)
-    assert fold(program, costs, unfold=True).load(op_class=1, groups=np.array([0, 1])) == ((0, 1.0), (1, 1.0))
+    messages, groups = costs.communication[1], np.array([0, 1])
+    assert fold(program, costs).load(messages, groups) == ((0, 1.0),)
+    assert fold(program, costs, unfold=True).load(messages, groups) == ((0, 1.0), (1, 1.0))
 
 
 def test_groups_that_load_links_differently_are_lanes_of_their_own():

@@ -9,9 +9,9 @@ import pytest
 
 from simpar.cost.price import price
 from simpar.engine import simulate
-from simpar.engine.graph import hosted
-from simpar.engine.hosts import WAITS
-from simpar.engine.passes import passes_of
+from simpar.engine.fold import Representatives, groups_of
+from simpar.engine.hosts import WAITS, passes_of
+from simpar.engine.queues import hosted
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
@@ -129,7 +129,7 @@ def test_the_first_and_the_last_stage_read_batches():
 def test_no_pass_waits_for_sums_of_gradients():
     """They are issued before the message of the last backward, which would come as late as they end."""
     program = made(Plan(pipeline=2, data=2, micro_batches=4, reduce_gradients='end', fusion='all'), 4)
-    ops = hosted(program, (0, 0, 1, 1), ('pass',))
+    ops = hosted(program, Representatives(groups_of(program), [0, 0, 1, 1], []), ('pass',))
     count = len(ops) // 2
     row, item = ops.need.pairs().T
     waited = item[(row >= count) & (item < count)]

@@ -9,7 +9,7 @@ import pytest
 import simpar.cost.price
 from simpar.cost.price import Effects, price
 from simpar.engine import simulate
-from simpar.engine.representatives import fold
+from simpar.engine.fold import fold
 from simpar.lower import lower
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile

@@ -12,9 +12,9 @@ LEAST = 4
 HAPPENS = (
     'contention', 'flows over several links', 'slow-down of compute', 'slow-down of communication',
     'waiting that slows', 'stragglers', 'unequal stragglers', 'late hosts', 'ties', 'zero lengths', 'rendezvous',
-    'collectives', 'deadlock', 'folded', 'several compute streams', 'chains of compute', 'carried needs',
-    'hosts that wait', 'work queues', 'folded by hashes',
-    'empty streams', 'ranks without ops', 'nothing slowed', 'replay', 'one rank', 'exact', 'deadlock in fractions',
+    'collectives', 'deadlock', 'folded', 'several compute streams', 'carried needs',
+    'hosts that wait', 'work queues', 'folded in blocks',
+    'empty streams', 'ranks without ops', 'nothing slowed', 'one rank', 'exact', 'deadlock in fractions',
 )  # fmt: skip
 
 

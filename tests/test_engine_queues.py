@@ -12,8 +12,8 @@ from simpar.cost.costs import Communication, Costs, costs_from_dict, costs_to_di
 from simpar.cost.price import price
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
-from simpar.engine.graph import hosted
-from simpar.engine.queues import before_in_queues, queues_of
+from simpar.engine.fold import Representatives, groups_of
+from simpar.engine.queues import before_in_queues, hosted, queues_of
 from simpar.errors import Deadlock
 from simpar.lower import lower
 from simpar.plan import Plan
@@ -155,10 +155,11 @@ def test_streams_take_queues_in_turns_as_they_are_first_used():
 
 def test_as_many_queues_as_streams_add_nothing():
     program = lower(WORK, Plan(data=2, tensor=2), 4)
-    alone = hosted(program, (0,) * 4, ())
+    one = Representatives(groups_of(program), [0] * 4, [])
+    alone = hosted(program, one, ())
     for queues in (1, 2):
-        assert len(hosted(program, (0,) * 4, (), queues)) == len(alone) + 1
-    assert hosted(program, (0,) * 4, (), 3) is alone
+        assert len(hosted(program, one, (), queues)) == len(alone) + 1
+    assert len(hosted(program, one, (), 3)) == len(alone)
 
 
 @pytest.mark.parametrize('queues', [1, 2])

@@ -6,9 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
-        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'jit'),
-        'short_cut',
-        *('machine_code', 'shipped', 'document', 'collector'),
+        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'kernels'),
+        *('shipped', 'document', 'collector'),
     ],
     [
         *('layout', 'program', 'model', 'workload', 'plan', 'session'),

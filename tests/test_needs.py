@@ -3,20 +3,15 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_cases import training_case
 
-from simpar.engine.fast import is_installed
-from simpar.lower import lower
-from simpar.program import OpClass, Tensor, needs
-from simpar.program.needs import at_once, by_template, compiled, derive
+from simpar.program import OpClass, Tensor
+from simpar.program.needs import derive
 from simpar.program.template import Slots, Template, plain_slots
 from simpar.program.touches import instance, named_by, touches_of
 
 STREAMS = 4
-WAYS = (at_once, by_template, *([compiled] if is_installed() else []))
 TENSORS = {
     name: Tensor(name, kind, (1,), 'fp32')
     for name, kind in [('w', 'parameter'), ('dw', 'gradient'), *((name, 'activation') for name in 'abcd')]
@@ -88,12 +83,11 @@ def thin(rows, wanted):
 
 
 def compare(slots, op_classes, kept):
-    """All ways to derive needs find those that a walk over two steps keeps."""
+    """The needs are those that a walk over two steps keeps."""
     touches, count = touches_of(named_by(op_classes, TENSORS.values()), [*TENSORS.values()]), len(slots)
-    for derived in WAYS if count else (derive,):
-        found, carry = derived(slots, touches, STREAMS)
-        assert found.rows() == [tuple(mine) for mine in kept[:count]]
-        assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
+    found, carry = derive(slots, touches, STREAMS)
+    assert found.rows() == [tuple(mine) for mine in kept[:count]]
+    assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
 
 
 @settings(max_examples=400, deadline=None)
@@ -156,11 +150,3 @@ def test_needs_of_blocks_are_those_of_a_walk_over_their_slots(templates, op_clas
     slots = blocks(templates, issued, late)
     rows = [*zip(*(column.tolist() for column in columns(slots)), strict=True)]
     compare(slots, op_classes, thin(rows, walk(rows, op_classes, slots.after.tolist())))
-
-
-@pytest.mark.parametrize('seed', range(24))
-def test_lowering_gives_with_templates_what_it_gives_without(seed, monkeypatch):
-    case, program = training_case(seed)
-    for small in (0, 10**9):
-        monkeypatch.setattr(needs, 'SMALL', small)
-        assert lower(case.workload, case.plan, case.world, case.order).hash == program.hash

@@ -13,9 +13,7 @@ import pytest
 from fresh_rows import told
 
 from simpar.cost.price import Communicated
-from simpar.engine import fast
 from simpar.kept import Facts, Kept
-from simpar.machine_code import loader
 from simpar.session import Session
 from simpar.sweep import load_sweep
 
@@ -100,9 +98,6 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
     draw = random.Random(11)
     path = tmp_path / 'schedule.yaml'
     rows = json.dumps([*drawn(draw, 5, 5), *drawn(draw, 4, 3, PRICES, PRICES)])
-    # Kernels here, and Python where a process begins.
-    loader()
-    monkeypatch.setattr(fast, 'LOADED', 0)
     path.write_text(FILE.replace('LAYERS', '12').replace('SWEEP', rows), encoding='utf-8')
     write_devices(tmp_path)
     here = Path(__file__).parent

@@ -7,35 +7,30 @@ import json
 import time
 
 from simpar.cost.price import price
-from simpar.engine import fast, simulate
-from simpar.errors import SimparError
+from simpar.engine import simulate
+from simpar.engine.loop import events
+from simpar.kernels import is_kept
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.pipeline import StageTimes, StageTimesTable, automatic_order, named_order, step_times
 from simpar.plan import Plan
-from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload
 
 
 def warmup_command(options: argparse.Namespace) -> int:
-    """Simulate a small program on every machine, and time an order; raise ``SimparError`` where numba is not there."""
-    if not fast.is_installed():
-        raise SimparError('nothing to compile: numba is not installed; write: pip install numba')
+    """Simulate a small program, and time orders of a pipeline."""
     begun = time.monotonic()
     workload = Workload(model=Transformer(layers=2, hidden=64, heads=4, vocab=64, sequence=32), batch=8)
     program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=2), 8)
-    # Without any effect nothing slows anything, and the recurrence is used; with all of them, the event loop.
-    for _, effects in EFFECTS:
-        trace = simulate(program, price(program, cluster(load_profile('h100-sxm-8')), effects), engine='compiled')
-    _ = memory(trace).peak
+    _ = memory(simulate(program, price(program, cluster(load_profile('h100-sxm-8'))))).peak
     step_times(named_order('1f1b', 2, 2), StageTimesTable.of([StageTimes.uniform(2, 1.0, 1.0, 1.0)]), engine='compiled')
     # So many actions that orders of its kind are sought compiled.
     automatic_order(500, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({'seconds': round(seconds, 3)}))
-    elif fast.is_compiled():
+    elif is_kept(events):
         print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
     else:
         print(f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.')

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from simpar.engine.device import Rendezvous, Stream
+from simpar.engine.fold import Representatives
 from simpar.engine.ops import Ops
 from simpar.engine.queues import queues_of
-from simpar.engine.representatives import Representatives
 from simpar.program import Program
 from simpar.units import format_time
 
@@ -129,7 +129,7 @@ class Drawing:
         if op.kind != 'collective':
             return self._name_peers([groups.peer(rank, op.peer)])
         arrived = {other.device.representative for other in met.streams}
-        members = groups.members[groups.places.item(0, rank)]
+        members = groups.ranks[groups.places.item(0, rank)].tolist()
         return self._name_peers([peer for peer in members if self._representatives.of_rank[peer] not in arrived])
 
     def _name_peers(self, ranks: list[int]) -> str:

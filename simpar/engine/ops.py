@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.groups import groups_of
-from simpar.engine.representatives import Representatives
+from simpar.engine.fold import Representatives
 from simpar.errors import ProgramError
 from simpar.program import Csr, Program, Role
 from simpar.program.op import computes as op_computes
@@ -100,15 +99,9 @@ class Ops:
         return Csr.counted(np.bincount(self.stream), order)
 
 
-@lru_cache(maxsize=4)
-def ops_of(program: Program, of_rank: tuple[int, ...]) -> Ops:
-    """The ops of a program's representatives.
-
-    Arguments: ``of_rank``, the representative of each rank.
-    Raises ``ProgramError`` where unlike ops meet in a collective.
-    """
+def ops_of(program: Program, representatives: Representatives) -> Ops:
+    """The ops of a program's representatives; raise ``ProgramError`` where unlike ops meet in a collective."""
     _check_meetings(program)
-    representatives = Representatives(groups_of(program), list(of_rank))
     numbers = [int(program.role_of_rank[ranks[0]]) for ranks in representatives.ranks]
     roles = tuple(program.roles[number] for number in numbers)
     if len(roles) == 1 and not program.op_column(transfers, np.bool_).any():
@@ -213,3 +206,27 @@ def _meetings(turns: list[Turns], representatives: Representatives) -> tuple[Mee
         found.append((number[of.kind], of.turn, each[of.kind], leads[of.kind]))
     on, turn, each, leading = (np.concatenate(column) for column in zip(*found, strict=True))
     return Meetings(on, turn, each, np.array(expected, dtype=np.int64)), leading.astype(bool)
+
+
+def nodes_of(ops: Ops) -> Ints | None:
+    """For each op the number of its node, that of the op that has the costs; None where not all meet that should.
+
+    A node is a compute op, or all the ops that meet in a communication.
+    """
+    node = np.arange(len(ops), dtype=np.int32)
+    if ops.alone:
+        return node
+    channel, turn, _, expected = ops.meetings
+    meets = np.flatnonzero(~ops.computes)
+    on = channel[meets]
+    _, one, meeting, count = np.unique(
+        on.astype(np.int64) * len(ops) + turn[meets], return_index=True, return_inverse=True, return_counts=True
+    )
+    # Someone waits for a peer that never comes.
+    if (count != expected[on[one]]).any():
+        return None
+    leads = ops.leads[meets]
+    leader = np.zeros(len(one), dtype=np.int64)
+    leader[meeting[leads]] = meets[leads]
+    node[meets] = leader[meeting]
+    return node

@@ -16,14 +16,28 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.engine.ops import NONE, Ints, Ops
-from simpar.program import Csr, Role
+from simpar.engine.fold import Representatives
+from simpar.engine.hosts import with_hosts
+from simpar.engine.ops import NONE, Ints, Ops, ops_of
+from simpar.program import Csr, Program, Role
 from simpar.program.csr import ranges
 
 Numbers = NDArray[np.integer[Any]]
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _SHORT: Final = np.zeros(0, dtype=np.uint16)
 _NEEDLESS: Final = Csr.of(_EMPTY, _EMPTY, 0)
+
+
+def hosted(program: Program, representatives: Representatives, waits: tuple[str, ...], queues: int = 0) -> Ops:
+    """The ops of a program's representatives, of their hosts where these wait for anything, and of work queues.
+
+    Arguments: ``waits`` of hosts and ``queues``, as of ``Costs``.
+    """
+    ops = ops_of(program, representatives)
+    devices = len(ops.roles)
+    if waits:
+        ops = with_hosts(ops, program, waits)
+    return with_queues(ops, queues, devices) if queues else ops
 
 
 def queues_of(streams: Numbers, queues: int) -> list[list[int]]:

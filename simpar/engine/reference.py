@@ -15,13 +15,22 @@ import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from simpar.cost.costs import Costs
+from simpar.engine.costs import NodeCosts, node_costs
 from simpar.engine.deadlock import Drawing
-from simpar.engine.device import UNSOLVED, Compute, Device, Observer, Rendezvous, Running, Stream
-from simpar.engine.graph import hosted
-from simpar.engine.links import Links, fair_speeds
-from simpar.engine.node_costs import NodeCosts, node_costs
+from simpar.engine.device import (
+    UNSOLVED,
+    Compute,
+    Device,
+    Links,
+    Observer,
+    Rendezvous,
+    Running,
+    Stream,
+    fair_speeds,
+)
+from simpar.engine.fold import Representatives
 from simpar.engine.ops import Ops
-from simpar.engine.representatives import LoadedRepresentatives
+from simpar.engine.queues import hosted
 from simpar.errors import Deadlock
 from simpar.program import Program
 from simpar.trace import RankTimes, Trace
@@ -33,7 +42,7 @@ PENDING: Final = -1.0
 
 
 def run(
-    program: Program, costs: Costs, representatives: LoadedRepresentatives, steps: int, observe: Observer | None = None
+    program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None = None
 ) -> Trace:
     """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
     return _Simulation(program, costs, representatives, steps, observe).run()
@@ -66,7 +75,7 @@ class _Simulation:
         self,
         program: Program,
         costs: Costs,
-        representatives: LoadedRepresentatives,
+        representatives: Representatives,
         steps: int,
         observe: Observer | None,
     ) -> None:
@@ -76,7 +85,7 @@ class _Simulation:
         self._waiting_slows = costs.waiting_slows
         self._observe = observe
         self._costs = costs
-        self._ops = hosted(program, tuple(representatives.of_rank), costs.waits, costs.work_queues)
+        self._ops = hosted(program, representatives, costs.waits, costs.work_queues)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
         devices = [Device(representative) for representative in range(len(self._ops.roles))]
         every = len(self._ops)

@@ -1,20 +1,22 @@
-"""simulate: the spans of a program, by the fastest machine that gives those of the reference to the bit."""
+"""simulate: the spans of a program, by the event loop, or by the reference whose spans it has to the bit."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from simpar.cost.costs import Costs
-from simpar.engine import fast
+from simpar.engine.costs import NodeCosts, node_costs
 from simpar.engine.device import Observer
-from simpar.engine.event_loop import run_events
-from simpar.engine.graph import Graph, graph_of
-from simpar.engine.node_costs import node_costs
-from simpar.engine.replay import replay
-from simpar.engine.representatives import Representatives, fold
+from simpar.engine.fold import Representatives, fold
+from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, arrive, events, run
+from simpar.engine.ops import Ints, Ops, nodes_of
+from simpar.engine.queues import hosted
+from simpar.engine.world import DEVICE, ENTRY, EVENT, FLOW, LINK, LOOP, MEETING, OP, STREAM, World
+from simpar.errors import SimparError
+from simpar.kernels import interpreted
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -37,17 +39,16 @@ def simulate(
         unfold: True, simulate every rank; False, one rank for each role; None, as few ranks as tell all, exactly.
             The spans do not depend on it, to the bit.
         observe: called whenever speeds have been solved; by the reference alone.
-        engine: ``simpy``, the reference; ``python``, a recurrence where nothing slows anything and an event loop
-            without objects elsewhere, both over a graph of ops; ``compiled``, the same by numba; ``auto``, one of the
-            last two, whichever is sooner done. The spans do not depend on it, to the bit (below 2¹² s, where doubles
+        engine: ``simpy``, the reference; ``compiled``, an event loop on records, by numba; ``python``, the same source
+            by Python itself; ``auto``, compiled. The spans do not depend on it, to the bit (below 2¹² s, where doubles
             hold the grid of times and a bit more).
 
-    Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact,
-    ``SimparError`` where numba is asked for and not installed.
+    Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
     Speeds are max-min fair (see ``fair_speeds``). Does not model noise, nor how many ops a queue holds.
     """
-    walked = _walked(program, costs, steps, unfold, observe, engine)
-    return walked if isinstance(walked, Trace) else _trace(program, walked)
+    # Observers are told of every solution of speeds, which only the reference makes in full.
+    simulated = _simulated(program, costs, steps, unfold, observe, 'simpy' if observe else engine)
+    return simulated if isinstance(simulated, Trace) else simulated.trace(program)
 
 
 def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
@@ -55,68 +56,107 @@ def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
 
     Arguments and errors as of `simulate`.
     """
-    walked = _walked(program, costs, steps, None, None, 'auto')
+    simulated = _simulated(program, costs, steps, None, None, 'auto')
     # At the number of what is no node nothing ends.
-    return walked.step_ends if isinstance(walked, Trace) else np.asarray(walked.end.max(axis=1))
+    return simulated.step_ends if isinstance(simulated, Trace) else np.asarray(simulated.end.max(axis=1))
 
 
-class _Walked(NamedTuple):
-    """A simulation on arrays: when hosts issued ops and nodes ended, shape [steps, N]; whether that was compiled."""
+class _Simulated(NamedTuple):
+    """A simulation on arrays: when hosts issued ops and nodes ended, shape [steps, N]."""
 
     representatives: Representatives
-    graph: Graph
+    ops: Ops
+    node: Ints
     issued: Times
     end: Times
-    compiled: bool
+
+    def trace(self, program: Program) -> Trace:
+        """The Trace that follows from when nodes end."""
+        ops, ranks, of_op, end = self.ops, self.representatives.ranks, self.issued.copy(), self.end
+        rows = ops.need.start, ops.need.item, ops.carry.start, ops.carry.item, ops.streams.start, ops.streams.item
+        arrive(self.node, *rows, end, of_op)
+        start = of_op
+        others = np.flatnonzero(self.node != np.arange(len(ops)))
+        if len(others):
+            start = of_op.copy()
+            # What meets starts with the last of it; ``maximum.at``, as several ops may be of one node.
+            for into, own in zip(start, of_op, strict=True):
+                np.maximum.at(into, self.node[others], own[others])
+            # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read
+            # by step.
+            start, end = (times.take(self.node, axis=1) for times in (start, end))
+        bounds = ops.first.tolist()
+        of_one = [tuple(times[:, begin:until] for times in (of_op, start, end)) for begin, until in pairwise(bounds)]
+        return Trace(
+            program,
+            'simulated',
+            tuple(RankTimes(own[0], *times) for own, times in zip(ranks, of_one, strict=False)),
+            np.array(self.representatives.of_rank, dtype=np.int32),
+        )
 
 
-def _walked(
+def _simulated(
     program: Program, costs: Costs, steps: int, unfold: bool | None, observe: Observer | None, engine: Engine
-) -> _Walked | Trace:
+) -> _Simulated | Trace:
     """A simulation; the Trace of the reference, where that is what runs."""
     if steps < 1:
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
     representatives = fold(program, costs, unfold)
-    # Observers are told of every solution of speeds, which only the reference makes in full.
-    asked = 'simpy' if observe else engine
-    # What is asked for is checked first: numba is not everywhere.
-    slots = sum(len(program.roles[program.role_of_rank[ranks[0]]]) for ranks in representatives.ranks)
-    compiled = asked in {'auto', 'compiled'} and fast.repays(steps * slots, asked=asked == 'compiled')
-    graph = (
-        None
-        if asked == 'simpy'
-        else graph_of(
-            program, tuple(representatives.of_rank), waits=costs.waits, queues=costs.work_queues, compiled=compiled
-        )
-    )
-    if graph is None:
-        # SimPy is imported only where it runs: it costs more than most simulations.
-        from simpar.engine.reference import run
+    if engine != 'simpy':
+        ops = hosted(program, representatives, costs.waits, costs.work_queues)
+        node = nodes_of(ops)
+        if node is not None:
+            by_node = node_costs(ops, program, costs, representatives, steps)
+            world = world_of(ops, node, by_node, len(costs.links))
+            ready = world.loop['ready'].item()
+            if (interpreted(run, world) if engine == 'python' else events(world)) == ready:
+                return _Simulated(representatives, ops, node, by_node.issued, world.end.reshape(steps, -1))
+    # What cannot finish goes to the reference, too, which draws the deadlock. SimPy is imported only where it runs.
+    from simpar.engine.reference import run as run_reference
 
-        return run(program, costs, representatives, steps, observe)
-    by_node = node_costs(graph.ops, program, costs, representatives, steps)
-    # Where nothing can slow anything, times are one maximum after the other, and no clock is needed.
-    if by_node.interferes:
-        end = (fast.run_events if compiled else run_events)(graph, by_node, len(costs.links))
-    else:
-        end = (fast.replay if compiled else replay)(graph, by_node)
-    return _Walked(representatives, graph, by_node.issued, end, compiled)
+    return run_reference(program, costs, representatives, steps, observe)
 
 
-def _trace(program: Program, walked: _Walked) -> Trace:
-    """The Trace that follows from when nodes end."""
-    graph, end, ranks = walked.graph, walked.end, walked.representatives.ranks
-    arrive = fast.arrivals(graph, walked.issued, end) if walked.compiled else graph.arrivals(walked.issued, end)
-    start = arrive
-    if not graph.ops.alone:
-        # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read by
-        # step.
-        start, end = (times.take(graph.node, axis=1) for times in (graph.latest(arrive), end))
-    bounds = graph.ops.first.tolist()
-    of_one = [tuple(times[:, begin:until] for times in (arrive, start, end)) for begin, until in pairwise(bounds)]
-    return Trace(
-        program,
-        'simulated',
-        tuple(RankTimes(own[0], *times) for own, times in zip(ranks, of_one, strict=False)),
-        np.array(walked.representatives.of_rank, dtype=np.int32),
-    )
+def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
+    """The world of the event loop at time 0; it is used up.
+
+    Arguments: ``node``, as of ``nodes_of``; ``links``, how many there are.
+    Raises ``SimparError`` where a step has more ops than a record can number.
+    """
+    count = len(of)
+    if count > NUMBER:
+        raise SimparError(f'a step of {count} ops is too large (at most {NUMBER}); simulate fewer ranks')
+    stream = of.stream.astype(np.int32, copy=False)
+    on_all, listed = int(of.first_stream[-1]), len(of.need.item) + len(of.carry.item)
+    ops, meetings = np.empty(count, dtype=OP), np.zeros(np.count_nonzero(of.leads), dtype=MEETING)
+    devices, streams = np.zeros(len(of.roles), dtype=DEVICE), np.zeros(on_all, dtype=STREAM)
+    streams['op'] = streams['place'] = streams['lead'] = streams['behind'] = NONE
+    # A list has two needs at least, and its length.
+    needs = np.empty(listed + listed // 2, dtype=np.uint32)
+    members = np.empty(count - np.count_nonzero(of.computes), dtype=np.uint32)
+    # A stream may compute and communicate.
+    beside = np.empty(2 * on_all, dtype=np.uint32)
+    ready, begun, touched, flowing = np.zeros((4, on_all), dtype=np.uint32)
+    arrange_ops(
+        node, of.leads, of.computes, of.need.start, of.need.item, of.carry.start, of.carry.item, of.streams.start,
+        of.streams.item, costs.row, costs.rows.seconds, costs.rows.beside, np.zeros(count, dtype=bool), ops, needs,
+        streams,
+    )  # fmt: skip
+    loop = np.zeros(1, dtype=LOOP)
+    loop['ready'] = arrange_meetings(
+        ops, node, stream, costs.row, costs.rows.alpha, costs.rows.kind, of.first_stream,
+        np.zeros(on_all, dtype=np.uint8), meetings, members, devices, beside, streams, ready,
+    )  # fmt: skip
+    on_links = np.zeros(links, dtype=LINK)
+    on_links['head'] = NONE
+    pairs = [pair for load in costs.loads for pair in load]
+    widest = max(map(len, costs.loads), default=0)
+    return World(
+        len(costs.issued), np.uint64(count), costs.waiting_slows, np.uint64(widest), ops, meetings, members, needs,
+        np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
+        np.array([link for link, _ in pairs], dtype=np.uint32),
+        np.array([demand for _, demand in pairs], dtype=float),
+        devices, beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0), streams,
+        np.zeros(on_all + 1, dtype=EVENT), np.zeros(on_all, dtype=FLOW), np.zeros(on_all * widest, dtype=ENTRY),
+        on_links, ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from simpar.memory.fit import fits as fits
 from simpar.memory.fit import margin_of as margin_of
 from simpar.memory.framework import Framework as Framework
 from simpar.memory.framework import framework_of as framework_of
+from simpar.memory.lifetimes import ALWAYS as ALWAYS
 from simpar.memory.lifetimes import Lifetimes as Lifetimes
 from simpar.memory.lifetimes import lifetimes as lifetimes
 from simpar.memory.memory import Memory as Memory
@@ -16,7 +17,6 @@ from simpar.memory.memory import sequential as sequential
 from simpar.memory.rank import Peak as Peak
 from simpar.memory.rank import RankMemory as RankMemory
 from simpar.memory.rank import Timeline as Timeline
-from simpar.memory.touches import ALWAYS as ALWAYS
 
 __all__ = [
     'ALWAYS',

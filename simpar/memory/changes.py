@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.machine_code import is_started
-from simpar.memory.lifetimes import Lifetimes
-from simpar.memory.parts import NONE
-from simpar.memory.touches import Ints
+from simpar.kernels import Array, kernel, part
+from simpar.memory.lifetimes import Ints, Lifetimes
 from simpar.trace import Times
+
+NONE: Final = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,15 @@ def changes(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
 
     Lives that begin, or end, with one slot are looked at together. Arguments: ``size`` of each life.
     """
-    return _compiled(lives, size, window) if is_started() else _plain(lives, size, window)
+    slots = len(window.starts)
+    sides = np.array((window.begin, window.step))
+    sums, there = np.zeros((slots, 3), dtype=np.int64), np.zeros((slots, 3), dtype=bool)
+    times, change = np.empty(3 * slots + 1), np.empty(3 * slots + 1, dtype=np.int64)
+    count = write_changes(
+        size, lives.begin, lives.end, lives.before, window.starts, window.earlier, window.ends, sides,
+        sums, there, times, change,
+    )  # fmt: skip
+    return times[:count], change[:count]
 
 
 class Moments(NamedTuple):
@@ -82,35 +90,49 @@ class Moments(NamedTuple):
         return change.take(self.order).cumsum().take(self.last)
 
 
-def _compiled(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
-    from simpar.memory.kernels import write_changes
-
-    slots = len(window.starts)
-    sides = np.array((window.begin, window.step))
-    sums, there = np.zeros((slots, 3), dtype=np.int64), np.zeros((slots, 3), dtype=bool)
-    times, change = np.empty(3 * slots + 1), np.empty(3 * slots + 1, dtype=np.int64)
-    count = write_changes(
-        size, lives.begin, lives.end, lives.before, window.starts, window.earlier, window.ends, sides,
-        sums, there, times, change,
-    )  # fmt: skip
-    return times[:count], change[:count]
-
-
-def _plain(lives: Lifetimes, size: Ints, window: Window) -> tuple[Times, Ints]:
-    (which, rest), slots = window.folded, len(window.starts)
-    passing = np.flatnonzero(lives.end != NONE)
-    begin, begun = _summed(lives.begin[passing] + slots * lives.before[passing], size[passing])
-    end, ended = _summed(lives.end[passing] + 2 * slots, size[passing])
-    always = size.sum() - size[passing].sum()
-    held = always + (ended * which[end]).sum() - (begun * which[begin]).sum()
-    return np.concatenate(([0.0], rest[begin], rest[end])), np.concatenate(([held], begun, -ended))
+@part
+def _folded(time: float, step: float) -> tuple[float, float]:
+    """A time as (which step, seconds from its begin), as ``fold`` has it."""
+    if step <= 0:
+        return 0.0, 0.0
+    which = np.floor(time / step)
+    rest = time - which * step
+    if rest >= step:
+        which += 1.0
+    elif rest < 0:
+        which -= 1.0
+    return which, time - which * step
 
 
-def _summed(key: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """The keys that occur, and the sums of the sizes of each."""
-    count = int(key.max(initial=NONE)) + 1
-    total, there = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
-    # ``add.at``, not ``+=``, which would count one of several equal keys.
-    np.add.at(total, key, size)
-    there[key] = True
-    return np.flatnonzero(there), total[there]
+@kernel
+def write_changes(
+    size: Array, begin: Array, end: Array, before: Array, starts: Array, earlier: Array, ends: Array, window: Array,
+    sums: Array, there: Array, times: Array, change: Array,
+) -> int:  # fmt: skip
+    """Write the times at which what is held grows or shrinks, and by how much; return how many there are.
+
+    Arguments: size to before: as of ``Lifetimes``. starts to ends: as of ``Window``. ``window``, its begin
+    and its step. ``sums`` and ``there``: shape [slots, 3], of what begins here and in the step before, and of what
+    ends; bytes, and whether there are any; nothing at first.
+    """
+    held = 0
+    for life in range(len(size)):
+        if end[life] == NONE:
+            held += size[life]
+            continue
+        row = 1 if before[life] else 0
+        sums[begin[life], row] += size[life]
+        sums[end[life], 2] += size[life]
+        there[begin[life], row] = there[end[life], 2] = True
+    count = 1
+    for slot in range(len(starts)):
+        for row in range(3):
+            if there[slot, row]:
+                time = ends[slot] if row == 2 else earlier[slot] if row else starts[slot]
+                which, times[count] = _folded(time - window[0], window[1])
+                change[count] = -sums[slot, row] if row == 2 else sums[slot, row]
+                # What lives over the end of the step is there at its begin.
+                held -= int(which) * change[count]
+                count += 1
+    times[0], change[0] = 0.0, held
+    return count

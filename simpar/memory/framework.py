@@ -10,9 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.hardware import Beside, Cluster, StackMemory
-from simpar.memory.lifetimes import Lifetimes
-from simpar.memory.parts import NONE
-from simpar.memory.touches import Flags
+from simpar.memory.lifetimes import NONE, Flags, Lifetimes
 from simpar.program import OpClass, Program, Role
 from simpar.program.tensor import BYTES
 

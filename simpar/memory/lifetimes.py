@@ -7,19 +7,35 @@ last free of a step lives on until the first free of the next.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
-from simpar.machine_code import is_started
-from simpar.memory.parts import NEVER, NONE, Parts, first_of
-from simpar.memory.touches import ALWAYS, Flags, Ints, flags_of, table_of, touches_of
+from simpar.kernels import Array, kernel, part
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import computes
+from simpar.program.tensor import KINDS, PER_RANK, Tensor, is_batched
 
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+ALWAYS: Final = frozenset({'parameter', 'state'})
+"""Kinds that a rank holds always, whatever its ops write and free."""
+NONE: Final = -1
+NEVER: Final = 2**31 - 1
+"""A slot behind all, in 32 bits."""
+ONE: Final = 1
+HELD: Final = 2
+GIVEN: Final = 4
+VIEW: Final = 8
+LOADED: Final = 16
+BATCHED: Final = 32
+"""What kernels know of a tensor: a rank holds one for all micro-batches and copies; freeing it ends nothing; it is
+there unwritten; it is a view; it begins with its micro-batch; copies split it."""
 _MANY: Final = 2**14
 """Lives from which on room that is left over counts more than the time to copy them."""
 
@@ -66,75 +82,39 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
     Raises ``ProgramError`` where an op reads or frees an activation or gradient that nothing has written.
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
-    kinds = frozenset(always)
-    lives = _compiled(program, role, kinds) if is_started() else None
-    lives = lives or _lives(program, role, kinds)
-    return _with_buffers(lives, program, role) if flattened else lives
-
-
-def _lives(program: Program, role: Role, always: frozenset[str]) -> Lifetimes:
-    """The same without buffers."""
-    table = table_of(program, always)
-    parts = Parts.of(touches_of(table, role))
-    _check(program, role, parts, table.are({*ALWAYS, 'input'}))
-    # Views were checked like all tensors, and take no memory.
-    held = ~table.are({'view'})[parts.tensor]
-    parts = parts.some(held)
-    begin, end = parts.write.copy(), parts.last.copy()
-    loaded = table.are({'input'} - always)[parts.tensor]
-    # Something other than a compute op, such as a gather, may read an input before its micro-batch begins.
-    begin[loaded] = np.minimum(_loads(program, role)[parts.micro_batch[loaded]], parts.first[loaded])
-    endless = ~parts.freed & ~loaded
-    # What nobody frees stays allocated through all steps.
-    begin[endless] = end[endless] = NONE
-    one = table.one[parts.tensor]
-    return Lifetimes(
-        tensor=parts.tensor,
-        micro_batch=np.where(one, NONE, parts.micro_batch),
-        copy=np.where(one, NONE, parts.copy),
-        bytes=program.sizes[parts.tensor],
-        writer=np.where(parts.write == NEVER, NONE, parts.write),
-        begin=begin,
-        end=end,
-        before=parts.before,
-    )
-
-
-def _compiled(program: Program, role: Role, always: frozenset[str]) -> Lifetimes | None:
-    """The same by a kernel; None where something is wrong, which numpy tells."""
-    from simpar.memory.kernels import count_cells, write_lifetimes
-
-    flags, named = flags_of(program, always), program.named
+    flags, named = program.tensor_column(_flags(frozenset(always)), np.uint8), program.named
     base, used = np.full(len(flags) + 1, NONE, dtype=np.int32), np.zeros(len(named) // 4, dtype=bool)
     given = role.op_class, role.micro_batch, role.copy, named.start, named.item, flags, base
     counts = np.empty(3, dtype=np.int64)
     most = count_cells(*given, used, counts)
     micro_batches, copies, cells = counts.tolist()
     loads, ends = np.full(micro_batches, NONE, dtype=np.int32), np.full((cells, 2), NONE, dtype=np.int32)
-    lives, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
+    rows, columns = np.empty((most, 5), dtype=np.int32), np.empty((8, most), dtype=np.int64)
     computing = program.op_column(computes, np.bool_)
-    count = write_lifetimes(*given, copies, computing, loads, ends, lives, program.sizes, columns)
+    count = write_lifetimes(*given, copies, computing, loads, ends, rows, program.sizes, columns)
     if count == NONE:
-        return None
+        tensor, slot = columns[:2, 0].tolist()
+        name, action = program.tensors[tensor].name, program.action(role, slot)
+        raise ProgramError(f'role {role.name}: {action} reads or frees {name}, which nothing has written')
     found = columns[:, :count]
     # The room for lives is twice as large as they are: of many roles it would not be given back.
     tensor, micro_batch, copy, size, writer, begin, end, before = found.copy() if most > _MANY else found
-    return Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before > 0)
+    lives = Lifetimes(tensor, micro_batch, copy, size, writer, begin, end, before > 0)
+    return _with_buffers(lives, program, role) if flattened else lives
 
 
-def _check(program: Program, role: Role, parts: Parts, given: Flags) -> None:
-    """Refuse what is read or freed and was never there."""
-    for part in np.flatnonzero((parts.write == NEVER) & (parts.freed | ~given[parts.tensor])).tolist():
-        name = program.tensors[int(parts.tensor[part])].name
-        action = program.action(role, int(parts.first[part]))
-        raise ProgramError(f'role {role.name}: {action} reads or frees {name}, which nothing has written')
-
-
-def _loads(program: Program, role: Role) -> Ints:
-    """For each micro-batch the slot of its first compute op."""
-    computing = program.op_column(computes, np.bool_)
-    slots = np.flatnonzero((computing & program.is_sliced)[role.op_class])
-    return first_of(slots, role.micro_batch[slots].astype(np.int64), int(role.micro_batch.max(initial=0)) + 1)
+@cache
+def _flags(always: frozenset[str]) -> Callable[[Tensor], int]:
+    """What gives the flags of a tensor: the same function each time, so that columns are kept."""
+    sets = {
+        ONE: PER_RANK,
+        HELD: {*always, 'input'},
+        GIVEN: {*ALWAYS, 'input'},
+        VIEW: {'view'},
+        LOADED: {'input'} - always,
+    }
+    of = {kind: sum(flag for flag, kinds in sets.items() if kind in kinds) for kind in KINDS}
+    return lambda tensor: of[tensor.kind] | BATCHED * is_batched(tensor)
 
 
 def _fused(op: OpClass) -> int:
@@ -158,3 +138,132 @@ def _with_buffers(lives: Lifetimes, program: Program, role: Role) -> Lifetimes:
         end=np.concatenate((lives.end, slots)),
         before=np.concatenate((lives.before, np.zeros(len(slots), dtype=bool))),
     )
+
+
+@kernel
+def count_cells(
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    used: Array, counts: Array,
+) -> int:  # fmt: skip
+    """Write the first cell of each tensor that slots touch, one for each instance that a role may have.
+
+    Arguments:
+        op_class to copy: of slots.
+        start, item: what op classes read, write, accumulate to and free, as of ``Program.named``.
+        flags: of tensors, as ``ONE`` and so on say.
+        base: of each tensor and one more, -1 at first.
+        used: of op classes, nothing at first.
+        counts: how many micro-batches, copies and cells there are.
+    Returns how many lives there are at most.
+    """
+    ends, micro_batches, copies = 0, 1, 1
+    for slot in range(len(op_class)):
+        number = op_class[slot]
+        micro_batches, copies = max(micro_batches, micro_batch[slot] + 1), max(copies, copy[slot] + 1)
+        ends += start[4 * number + 4] - start[4 * number + 3]
+        if not used[number]:
+            used[number] = True
+            for touch in range(start[4 * number], start[4 * number + 4]):
+                base[item[touch]] = 0
+    count = 0
+    for which in range(len(flags)):
+        if base[which] != NONE:
+            base[which] = count
+            count += 1 if flags[which] & ONE else micro_batches * copies
+    counts[0], counts[1], counts[2] = micro_batches, copies, count
+    return count + ends
+
+
+@part
+def _live(
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    copies: int, computes: Array, loads: Array, ends: Array, lives: Array,
+) -> None:  # fmt: skip
+    """Write the lives of all cells, in the order in which they begin; arguments as of ``write_lifetimes``."""
+    begun = 0
+    for slot in range(len(op_class)):
+        number = 4 * op_class[slot]
+        since, writes, frees, until = start[number], start[number + 1], start[number + 3], start[number + 4]
+        # An op without tensors, as a pure barrier, is done wherever it is issued.
+        sliced, shift = since == frees, micro_batch[slot] * copies + copy[slot]
+        for touch in range(since, until):
+            which = item[touch]
+            flag = flags[which]
+            sliced |= touch < frees and flag & BATCHED != 0
+            cell = base[which] if flag & ONE else base[which] + shift
+            at = ends[cell, 1]
+            if at == NONE or lives[at, 3]:
+                if at == NONE:
+                    ends[cell, 0] = begun
+                else:
+                    lives[at, 4] = begun
+                at = ends[cell, 1] = begun
+                lives[at, 0], lives[at, 2], lives[at, 3], lives[at, 4] = slot, NEVER, 0, NONE
+                begun += 1
+            lives[at, 1] = slot
+            if touch >= frees:
+                # Only reads hold on to what lives always or, being an input, until its last reader.
+                lives[at, 3] = 0 if flag & HELD else 1
+            elif touch >= writes and lives[at, 2] == NEVER:
+                lives[at, 2] = slot
+        if sliced and loads[micro_batch[slot]] == NONE and computes[op_class[slot]]:
+            loads[micro_batch[slot]] = slot
+
+
+@kernel
+def write_lifetimes(
+    op_class: Array, micro_batch: Array, copy: Array, start: Array, item: Array, flags: Array, base: Array,
+    copies: int, computes: Array, loads: Array, ends: Array, lives: Array, size: Array, columns: Array,
+) -> int:  # fmt: skip
+    """Write the columns of ``Lifetimes``; return how many rows there are.
+
+    Returns -1 where something was never written, whose tensor and first slot then stand in the first column.
+
+    Arguments:
+        op_class to flags, ``base`` as written, and ``copies``: as of ``count_cells``.
+        computes: of op classes.
+        loads: of each micro-batch the first slot that computes with what is split into micro-batches; -1 at first.
+        ends: of each cell its first life and its last one, -1 at first.
+        lives: shape [lives, 5]: the first slot, the last, the first that writes or ``NEVER``, whether the last one
+            frees it, the next life of the same cell or -1.
+        size: bytes of each tensor.
+        columns: shape [8, lives].
+    """
+    _live(op_class, micro_batch, copy, start, item, flags, base, copies, computes, loads, ends, lives)
+    count = 0
+    for which in range(len(flags)):
+        if base[which] == NONE:
+            continue
+        flag = flags[which]
+        for number in range(1 if flag & ONE else len(loads) * copies):
+            at, last = ends[base[which] + number, 0], ends[base[which] + number, 1]
+            before = 0
+            # Written behind the last free of a step: in the steady state this is what the first life of the next step
+            # begins with.
+            stop = last if at != last and not lives[last, 3] else NONE
+            if stop != NONE and lives[stop, 2] != NEVER:
+                lives[at, 2], before = lives[stop, 2], 1
+            while at != stop:
+                first, end, write, freed = lives[at, 0], lives[at, 1], lives[at, 2], lives[at, 3]
+                if write == NEVER and (freed or not flag & GIVEN):
+                    columns[0, 0], columns[1, 0] = which, first
+                    return NONE
+                # A view was checked like all tensors, and takes no memory.
+                if not flag & VIEW:
+                    columns[0, count] = which
+                    columns[1, count] = NONE if flag & ONE else number // copies
+                    columns[2, count] = NONE if flag & ONE else number % copies
+                    columns[3, count] = size[which]
+                    columns[4, count] = NONE if write == NEVER else write
+                    if flag & LOADED:
+                        load = loads[number // copies]
+                        columns[5, count] = first if load == NONE else min(load, first)
+                        columns[6, count] = end
+                    else:
+                        # What nobody frees stays allocated through all steps.
+                        columns[5, count] = write if freed else NONE
+                        columns[6, count] = end if freed else NONE
+                    columns[7, count] = before
+                    count += 1
+                at, before = lives[at, 4], 0
+    return count

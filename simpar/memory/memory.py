@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from simpar.distinct import distinct
 from simpar.memory.changes import fold
 from simpar.memory.framework import Framework, with_framework
-from simpar.memory.lifetimes import Lifetimes, lifetimes
+from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory
-from simpar.memory.touches import ALWAYS
 from simpar.program import OpClass, Program, Role
 from simpar.trace import RankTimes, Times, Trace
 

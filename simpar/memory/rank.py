@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.distinct import distinct
 from simpar.memory.changes import Moments, Window, changes
-from simpar.memory.lifetimes import Lifetimes
-from simpar.memory.parts import NONE
+from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
 from simpar.program.op import receives
 from simpar.program.tensor import KINDS as TENSOR_KINDS

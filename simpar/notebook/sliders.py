@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simpar.case import Case, case_of
-from simpar.engine import fast
 from simpar.errors import SimparError
 from simpar.notebook.cards import card
 from simpar.predict import step_of
@@ -40,8 +39,6 @@ class Sliders:
         # By text: values may be lists, which have no hash.
         self._known: dict[str, str] = {}
         self._took = 0.0
-        # Whoever drags predicts dozens of times: what makes each of them quicker is loaded, or compiled once, before.
-        fast.make_ready(_STEPS * sum(len(role) for role in case.program.roles))
         self.step = widgets.HTML()
         self.answer = widgets.HTML()
         self.chosen = {key: self._slider(widgets, key, list(each)) for key, each in values.items()}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import floor
 from typing import Final
 
-from simpar.machine_code import is_started
 from simpar.pipeline import greedy
 from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import StageTimes, run
@@ -73,13 +71,7 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
 
 def _is_compiled(setting: Setting) -> bool:
     """Whether compiling, or loading what has been compiled, repays."""
-    if not importlib.util.find_spec('numba'):
-        return False
-    if 3 * setting.ranks * setting.micro_batches >= COMPILES:
-        return True
-    from simpar.pipeline.compiled.search import are_kept
-
-    return is_started() and are_kept()
+    return 3 * setting.ranks * setting.micro_batches >= COMPILES
 
 
 def _compiled() -> tuple[Shortlist, LastEnds]:

@@ -14,8 +14,7 @@ import numpy as np
 
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.memory.framework import Framework, with_framework
-from simpar.memory.lifetimes import Lifetimes, lifetimes
-from simpar.memory.parts import NONE
+from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
 from simpar.planner.ops import MIDDLE, PARTS, layer_of
 from simpar.program import Program, Role
 

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
-from typing import Any, Final
+from typing import Any
 
 from simpar.case import cluster_of
 from simpar.document import Source, one_screen, read
-from simpar.engine.fast import many_follow
 from simpar.errors import Problem, ScheduleError
 from simpar.planner.answer import Answer, Own, answer_of, ranked
 from simpar.planner.judge import Judge
@@ -30,8 +29,6 @@ from simpar.sweep.processes import cores
 from simpar.sweep.run import Note, Way, predict_all, rare_collections
 
 Tell = Callable[[Answer], None]
-PREDICTED: Final = 20
-"""Plans that a search predicts, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,6 @@ class Planning:
         judge = Judge(self.space, cluster_of(self.schedule))
         with (
             rare_collections(),
-            many_follow(PREDICTED),
             workers(self.space, judge, cores() if jobs is None else jobs) as those,
         ):
             place = self.space.place(self.schedule.plan)

@@ -34,19 +34,6 @@ class Template:
     def __len__(self) -> int:
         return len(self.op_class)
 
-    @property
-    def instance(self) -> Ints:
-        """Shape [slots], a number of the micro-batch and copy."""
-        return np.asarray(self.part * (self.copy.max(initial=0) + 1) + self.copy)
-
-    def buffers(self, slot: Ints, tensor: Ints, per_rank: NDArray[np.bool_]) -> Ints:
-        """Of touches the number of the buffer: per micro-batch and copy, except where a rank has one for all.
-
-        Arguments: shape [touches], the slot, the tensor, and whether a rank has one of it.
-        """
-        part = self.instance
-        return np.asarray(tensor * (part.max(initial=0) + 1) + np.where(per_rank, 0, part[slot]))
-
 
 class Columns(NamedTuple):
     """What slots are, in issue order; each of shape [slots]."""
@@ -115,13 +102,6 @@ class Slots:
         first = np.repeat(np.arange(blocks) * parts, self.start[1:] - self.start[:-1])
         part = self.column(lambda template: template.part, np.int64)
         return self.micro_batches.astype(kind).ravel()[first + part]
-
-    def as_one(self) -> Slots:
-        """The same slots as one block, of which none is known to be like another."""
-        op_class = self.column(lambda template: template.op_class, np.int64)
-        stream = self.column(lambda template: template.stream, np.int64)
-        copy = self.column(lambda template: template.copy, np.int64)
-        return plain_slots(op_class, stream, self.micro_batch(np.int64), copy, self.after)
 
     def spread(self, columns: Sequence[Ints]) -> Ints:
         """What each template has, block after block."""

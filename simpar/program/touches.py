@@ -1,13 +1,9 @@
-"""Touches: which tensors slots read and change, and which pairs of slots must keep their order for that.
-
-A slot must come after the last change of what it reads, and after the readers and the last change of what it changes.
-"""
+"""Touches: which tensors op classes read and change, and which instances of them slots use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, count
 from typing import Final
 
@@ -15,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.kept import Facts
-from simpar.program.csr import Csr, ranges
+from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.tensor import PER_RANK, Tensor, is_per_rank
 
@@ -32,7 +28,7 @@ def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
 
 @dataclass(frozen=True, eq=False)
 class Touches:
-    """What op classes do to tensors, in CSR form: op class i has the touches from ``start[i]`` to ``start[i + 1]``.
+    """What op classes do to tensors.
 
     Arguments:
         named: as of ``named_by``.
@@ -41,27 +37,6 @@ class Touches:
 
     named: Csr
     per_rank: Flags
-
-    @cached_property
-    def start(self) -> Ints:
-        """Shape [op classes + 1]."""
-        return self.named.start[::4].astype(np.int64)
-
-    @cached_property
-    def tensor(self) -> Ints:
-        """Shape [touches], number of the touched tensor."""
-        return self.named.item.astype(np.int64)
-
-    @cached_property
-    def changes(self) -> Ints:
-        """Shape [touches], 1 where the tensor is written, accumulated to or freed, behind all reads."""
-        return (self.named.row % 4 > 0).astype(np.int64)
-
-    def of(self, op_class: Ints) -> tuple[Ints, Ints]:
-        """The touches of slots in issue order: the place of the slot, and the number of the touch."""
-        first = self.start[op_class]
-        count = self.start[op_class + 1] - first
-        return np.repeat(np.arange(len(op_class)), count), ranges(first, count)
 
 
 def _numbers(tensors: Sequence[Tensor]) -> dict[str, int]:
@@ -89,25 +64,3 @@ def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
 def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
     """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
     return Touches(named, np.array([is_per_rank(tensor) for tensor in tensors], dtype=bool))
-
-
-def dataflow(slot: Ints, key: Ints, changes: Ints) -> tuple[Ints, Ints]:
-    """All pairs (slot, slot that it must come after) of touches.
-
-    Arguments: shape [touches], in issue order; ``key``, from 0, equal where the same buffer is touched.
-    """
-    order = np.argsort(key, kind='stable')
-    # Behind the last touch stands one of no buffer, for those that have no change before or behind them.
-    slot, key, changes = slot[order], np.append(key[order], NONE), changes[order]
-    # The last entry is the touch of no buffer behind all others.
-    change = np.append(np.flatnonzero(changes), len(slot))
-    done = np.cumsum(changes)
-    # The change before a touch and the one behind it; index -1, where none is before, is the touch of no buffer too.
-    last, following = change[done - changes - 1], change[done]
-    changed = key[:-1] == key[last]
-    # A read must be over before the next change; of two changes the first pair above tells the order already.
-    read = (key[:-1] == key[following]) & (changes == 0)
-    return (
-        np.concatenate((slot[changed], slot[following[read]])),
-        np.concatenate((slot[last[changed]], slot[read])),
-    )

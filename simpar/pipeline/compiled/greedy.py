@@ -6,10 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.jit import Array, kernel, part
+from simpar.kernels import Array, kernel, part
 
-HELPERS: Final = 'd08741290bae2600'
-"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 _F: Final = 0
 _I: Final = 1
 _W: Final = 2

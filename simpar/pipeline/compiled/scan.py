@@ -7,11 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.jit import Array, kernel, part
+from simpar.kernels import Array, kernel, part
 from simpar.pipeline.recurrence import Recurrence
 
-HELPERS: Final = 'd08741290bae2600'
-"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 BLOCK: Final = 64
 """Cases that are evaluated together: enough to fill vectors, few enough that what is under way stays in a cache."""
 

@@ -1,4 +1,4 @@
-"""What the search of zero-bubble orders asks kernels: machine code from the disk, or compiled by numba."""
+"""What the search of zero-bubble orders asks kernels."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.machine_code import Kernel
 from simpar.pipeline.clock import StageTimes
+from simpar.pipeline.compiled.greedy import shortlist as _shortlist
+from simpar.pipeline.compiled.steps import steps as _steps
 from simpar.pipeline.greedy import Letters, Rule, Setting
 
-_shortlist: Final = Kernel('simpar.pipeline.compiled.greedy', 'shortlist')
-_steps: Final = Kernel('simpar.pipeline.compiled.steps', 'steps')
 _LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
-
-
-def are_kept() -> bool:
-    """Whether the kernels' code is on the disk."""
-    return _shortlist.is_kept and _steps.is_kept
 
 
 def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letters]:

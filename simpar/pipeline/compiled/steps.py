@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.jit import Array, kernel
+from simpar.kernels import Array, kernel
 
-HELPERS: Final = 'd08741290bae2600'
-"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
 _F: Final = 0
 _I: Final = 1
 _W: Final = 2

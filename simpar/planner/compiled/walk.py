@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from simpar.jit import Array, kernel
-
-HELPERS: Final = 'd08741290bae2600'
-"""Of the files without this line, as a test says it: numba's cache on disk looks at a kernel's own file alone."""
+from simpar.kernels import Array, kernel
 
 
 @kernel

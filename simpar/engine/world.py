@@ -1,44 +1,12 @@
-"""What the event loop reads and keeps: records, so that a look at one thing touches one line of a cache.
-
-Numbers are unsigned, as a number that may be negative costs a test at every look; `NONE` stands where there is none.
-"""
+"""What the event loop reads and keeps: records, so that a look at one thing touches one line of a cache."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from simpar.engine.graph import Graph
-from simpar.errors import SimparError
-
-if TYPE_CHECKING:
-    from simpar.jit import Array
-
-NONE: Final = 0xFFFFFFFF
-NEXT_STEP: Final = 1 << 31
-"""Added to the op that is next on a stream: it is one of the next step. Added to a need: it is of the step before."""
-SEVERAL: Final = 1 << 30
-"""Added where an op has several needs: to their place in the list of needs, where they stand behind their count."""
-NUMBER: Final = SEVERAL - 1
-"""What is left of a number without what was added; so many ops a step has at most."""
-COMPUTES: Final = NONE
-CHAINED: Final = NONE - 1
-"""In the place of a meeting: the op computes; and it alone lets go on the next on its stream, which computes too."""
-PLANNED: Final = 16
-"""Of how many ops, one behind the other on a stream, the ends are worked out at once."""
-ROUND: Final = 2.0**12
-"""As in ``event_loop``: added and taken away again, it rounds a lesser time to the grid."""
-
-# What a stream does: nothing, or it waits for a need; it waits for its host, for its peers, for the latency of its
-# meeting; it leads a meeting that transfers; it computes, from this instant on or an earlier one.
-IDLE: Final = 0
-ISSUED: Final = 1
-MEETS: Final = 2
-LATENT: Final = 3
-TRANSFERS: Final = 4
-BEGUN: Final = 5
-RUNS: Final = 6
+from simpar.kernels import Array
 
 OP: Final = np.dtype(
     [('seconds', 'f8'), ('beside', 'f8'), ('need', 'u4'), ('next', 'u4'), ('meeting', 'u4'), ('waiter', 'u4')]
@@ -134,10 +102,3 @@ class World(NamedTuple):
     flowing: Array
     found: Array
     loop: Any
-
-
-def per_step_of(graph: Graph) -> np.uint64:
-    """How many ops a step of a graph has; raise ``SimparError`` where records cannot number them."""
-    if len(graph) > NUMBER:
-        raise SimparError(f'a step of {len(graph)} ops is too large (at most {NUMBER}); simulate fewer ranks')
-    return np.uint64(len(graph))
