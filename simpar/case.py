@@ -266,7 +266,7 @@ def case_of(schedule: Schedule, *, limit: Limit = LIMIT, session: Session | None
 
 def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) -> Case:
     hardware = hardware or cluster_of(schedule)
-    found, plan = choices(schedule, hardware)
+    found, plan = choices(schedule, hardware, session)
     # Schedules that differ in nothing that a program knows of share it, and what follows from it.
     program = session.once(lower, workload=found.workload, plan=plan, world=hardware.world, session=session)
     return Case(
@@ -274,11 +274,14 @@ def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) 
     )  # fmt: skip
 
 
-def choices(schedule: Schedule, hardware: Cluster) -> tuple[Strategies, Plan]:
-    """The strategies, with the workload that they are in, and the plan, both with every choice made."""
+def choices(schedule: Schedule, hardware: Cluster, session: Session | None = None) -> tuple[Strategies, Plan]:
+    """The strategies, with the workload that they are in, and the plan, both with every choice made.
+
+    Argument: ``session``, as of ``case_of``.
+    """
     fitted = check_against_cluster(with_order(schedule), hardware.world)
     found = find_strategies(fitted.workload, fitted.plan, hardware)
-    return found, resolve(found.workload, found.plan, hardware)
+    return found, resolve(found.workload, found.plan, hardware, session)
 
 
 def with_order(schedule: Schedule) -> Schedule:

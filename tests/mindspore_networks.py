@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from simpar.strategy_search import Choice, GraphBuilder, Operator, transformer_blocks
-from simpar.strategy_search.networks import (
+from simpar.strategy_search.graph import (
     dense_layer,
     mean_absolute_error,
     mean_squared_error,

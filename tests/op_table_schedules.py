@@ -291,7 +291,7 @@ def _block_model(draw):
 
 def block(draw):
     """Transformer blocks as graphs, cut by batch or in Megatron's layout."""
-    from simpar.resolve.degrees import degree_strategies
+    from simpar.resolve.choices import degree_strategies
 
     model, (data, tensor) = _block_model(draw), draw.choice([(2, 1), (3, 1), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4)])
     copies, micro_batches, rows = draw.choice([1, 1, 2]), draw.choice([1, 2]), 4 * 4 * data

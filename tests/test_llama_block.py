@@ -17,7 +17,7 @@ from simpar.model.library.blocks import llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.degrees import degree_strategies
+from simpar.resolve.choices import degree_strategies
 from simpar.workload import Sgd, Workload
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from redistribution_machine import cut, execute
 from redistribution_oracle import bits_of, least, places
 
 from simpar.layout import Axis, TensorLayout, mapped, redistribute
-from simpar.strategy_search.redistribution import redistribution_bytes
+from simpar.strategy_search.objective import redistribution_bytes
 
 SMALL = 2**18
 

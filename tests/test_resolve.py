@@ -15,8 +15,7 @@ from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
-from simpar.resolve.balance import balanced
-from simpar.resolve.times import layer_times
+from simpar.resolve.resolve import balanced, layer_times
 from simpar.workload import Transformer, Workload
 
 HEAVY_HEAD = Workload(

@@ -15,7 +15,7 @@ from simpar.model import Dense, Network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
-from simpar.resolve.buckets import SIZES
+from simpar.resolve.resolve import SIZES
 from simpar.workload import Transformer, Workload
 
 H100 = cluster(load_profile('h100-sxm-8'))
@@ -57,7 +57,7 @@ def test_what_fits_is_preferred_to_what_is_faster(monkeypatch):
         sizes[size] = memory(simulate(program, price(program, H100))).peak
     least = min(sizes.values())
     assert least < max(sizes.values())
-    monkeypatch.setattr('simpar.resolve.buckets.SIZES', ('all', *SIZES))
+    monkeypatch.setattr('simpar.resolve.resolve.SIZES', ('all', *SIZES))
     from dataclasses import replace
 
     figure = H100.profile.device.memory.size

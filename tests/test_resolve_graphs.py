@@ -35,14 +35,12 @@ from simpar.model.library.blocks import block_network, llama_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.choices import in_graphs, with_choice
-from simpar.resolve.degrees import degree_strategies
-from simpar.resolve.proposal import sent_bytes
-from simpar.resolve.strategies import spread_from
+from simpar.resolve.choices import degree_strategies, in_graphs, with_choice
+from simpar.resolve.strategies import sent_bytes, spread_from
 from simpar.strategy_search import Choice, exact, propagate
-from simpar.strategy_search.networks import network_graph
-from simpar.strategy_search.traffic import Block, megatron
+from simpar.strategy_search.graph import network_graph
 from simpar.workload import Workload
+from tests.strategy_traffic import Block, megatron
 
 EIGHT = cluster(load_profile('h100-sxm-8'), devices=8)
 

@@ -14,7 +14,7 @@ from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies, resolve
-from simpar.resolve.redistributions import METHODS
+from simpar.resolve.resolve import METHODS
 from simpar.workload import Workload
 
 ASCEND = cluster(load_profile('ascend910a-8'))

@@ -27,8 +27,8 @@ from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.proposal import Proposal, least_first, sent_bytes
 from simpar.resolve.settle import settled_workload
+from simpar.resolve.strategies import Proposal, least_first, sent_bytes
 from simpar.schedule import load_schedule
 from simpar.workload import Workload
 

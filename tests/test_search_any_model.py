@@ -11,8 +11,8 @@ from simpar.model.library.gpt import Transformer
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.proposal import weighed
-from simpar.strategy_search.networks import workload_graph
+from simpar.resolve.strategies import weighed
+from simpar.strategy_search.graph import workload_graph
 from simpar.workload import Workload
 from simpar.written_out import written_out
 

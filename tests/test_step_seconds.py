@@ -28,11 +28,10 @@ from simpar.model import (
 )
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
-from simpar.resolve.step_bytes import StepBytes
-from simpar.resolve.step_seconds import StepSeconds
+from simpar.resolve.objectives import StepBytes, StepSeconds
 from simpar.strategy_search import Choice, GraphBuilder, exact
-from simpar.strategy_search.candidates import candidates, fixed_candidates
-from simpar.strategy_search.networks import network_graph
+from simpar.strategy_search.graph import network_graph
+from simpar.strategy_search.objective import candidates, fixed_candidates
 
 
 def seconds(devices, hidden):

@@ -16,9 +16,9 @@ from simpar.model.library.blocks import block_network
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.proposal import Proposal, least_first
-from simpar.strategy_search.traffic import Block, recorded_blocks
+from simpar.resolve.strategies import Proposal, least_first
 from simpar.workload import Workload
+from tests.strategy_traffic import Block, recorded_blocks
 
 DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategy_search.md'
 PLAN = Plan(search='exact', dataset='full-batch', all_to_all=True)

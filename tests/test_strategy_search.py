@@ -43,10 +43,11 @@ from simpar.strategy_search import (
     transformer_blocks,
     workload_graph,
 )
-from simpar.strategy_search.candidates import candidates
-from simpar.strategy_search.elimination import Elimination, Factor
-from simpar.strategy_search.networks import network_graph
-from simpar.strategy_search.traffic import (
+from simpar.strategy_search.exact import Elimination, Factor
+from simpar.strategy_search.graph import network_graph
+from simpar.strategy_search.objective import candidates
+from simpar.workload import Transformer, Workload
+from tests.strategy_traffic import (
     Block,
     best_degrees,
     laid_out,
@@ -55,7 +56,6 @@ from simpar.strategy_search.traffic import (
     table,
     traffic,
 )
-from simpar.workload import Transformer, Workload
 
 # --- elimination -----------------------------------------------------------------------------------------------------
 

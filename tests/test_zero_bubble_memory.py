@@ -21,7 +21,7 @@ from simpar.memory import ALWAYS, memory
 from simpar.plan import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
-from simpar.resolve.times import layer_times
+from simpar.resolve.resolve import layer_times
 from simpar.workload import Adam, Transformer, Workload
 
 GB = 1e9

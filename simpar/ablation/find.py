@@ -28,7 +28,7 @@ from simpar.schedule.without_effect import WithoutEffect
 from simpar.workload import Workload
 
 if TYPE_CHECKING:
-    from simpar.resolve.proposal import Proposal
+    from simpar.resolve.strategies import Proposal
 
 
 _COLUMNS = ('op_class', 'micro_batch', 'copy', 'stream')
@@ -187,7 +187,7 @@ class _Ablation:
 
     def _by_bytes(self) -> Proposal:
         """What an exact search would take if it counted bytes, of what one by time has tried."""
-        from simpar.resolve.proposal import least_first
+        from simpar.resolve.strategies import least_first
 
         known = [one for one in self.found.proposals if not all(map(_only_by_time, (one.name, *one.also)))]
         return min(known, key=least_first('bytes'))

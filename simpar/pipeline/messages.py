@@ -237,6 +237,13 @@ def _do(order: Order, action: Action, rank: int, rows: list[list[Action]], known
 _Turn = tuple[Action, ...]
 
 
+# One exchange at a time: messages of an interleaved pipeline as Megatron-LM sends them without overlap.
+# Source: NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py,
+# forward_backward_pipelining_with_interleaving: send_forward_recv_forward while it warms up,
+# send_forward_backward_recv_forward_backward behind each forward and the backward that follows it,
+# send_backward_recv_backward at the end.
+
+
 class _Exchange(NamedTuple):
     """What a rank sends and receives between two turns."""
 

@@ -184,6 +184,8 @@ def _overlapped_cool_down(row: RowCounter, rank: int, ranks: int) -> None:
         pass
 
 
+# A building block: the cells of one micro-batch's actions, repeated for all and moved forward where memory allows. A
+# cell is a unit of time on one rank; F, I and W take one each, so a micro-batch of two stages on a rank takes six.
 Block = Mapping[Action, int]
 """The cell of F and I of micro-batch 0, of every stage."""
 PERIOD: Final = 6

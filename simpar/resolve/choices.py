@@ -1,19 +1,31 @@
-"""Choices: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
-
-They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant too.
-"""
+"""Choices: strategies of layers and of the loss as users write them, and as choices of an operator graph."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
 from simpar.layout import operators
+from simpar.layout.operator import ONE
+from simpar.layout.operator import Operator as Axes
+from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.lower.graph.record import told
-from simpar.model import Dense, Mul, Operator, Shape, Sharded, Strategy
+from simpar.model import Dense, Embedding, Flatten, MatMul, Mul, Operator, Shape, Sharded, Strategy
+from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
+from simpar.model.model import Graph
+from simpar.model.operators.linear import Product
+from simpar.model.primitive import ShardCounts
 from simpar.strategy_search import Choice
+from simpar.workload import Workload
+
+# Choices: a layer's strategy as users write it, and the same as the choice of an operator in a graph.
+#
+# They differ in two ways: a graph has the weights of dense layers as [out, in], and its ``Mul`` reads the constant
+# too.
+
 
 LAYER: Final = re.compile(r'^layer\d+\.')
 
@@ -78,3 +90,157 @@ def in_patterns(strategies: Mapping[str, Strategy], names: Collection[str]) -> d
         else:
             found |= {name: strategies[name] for name in members if name in strategies}
     return found
+
+
+# Degrees as strategies: the data × tensor layout of a graph (Megatron-LM, Shoeybi et al. 2019).
+#
+# Dim 0 of every value is split by data. A product whose features come in split by tensor is split by rows, and gives
+# full features; else by columns, and what follows keeps that split: activations as they come, products of values by
+# their leading dims, LayerNorm and softmax with their last dim full, an embedding by its vocabulary.
+
+
+PRODUCTS = Dense | Product
+UNSHARDED = 0
+"""In the place of the dim that tensor splits: none. Dim 0 is always that of data."""
+
+
+def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strategy]:
+    """The strategy of every operator that takes one, by name; they need not divide."""
+    sharded_dim, found = dict.fromkeys((source.name for source in graph.sources), UNSHARDED), {}
+    for node in graph.nodes:
+        shapes = [graph.shapes[read] for read in node.reads]
+        rule = node.operator.axes(node.name, *shapes)
+        dim = _dim_kept(node.operator, rule, sharded_dim[node.reads[0]])
+        if isinstance(node.operator, Sharded) and not isinstance(node.operator, Flatten):
+            found[node.name] = _by_degrees(node.operator, rule, dim, data, tensor)
+        sharded_dim[node.name] = _sharded_dim_of(node.operator, rule, dim)
+    return found
+
+
+def _by_degrees(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> Strategy:
+    read = rule.inputs[layer.lead]
+    counts = {read[0]: data}
+    if dim:
+        counts[read[dim]] = tensor
+    elif isinstance(layer, PRODUCTS | Embedding):
+        counts['v' if isinstance(layer, Embedding) else 'n'] = tensor
+    return rule.strategy(counts)
+
+
+def _dim_kept(layer: Operator, rule: Axes, dim: int) -> int:
+    """Which dim of what a layer reads stays split by tensor."""
+    named = rule.inputs[layer.lead][dim]
+    # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
+    free = named != ONE and named not in rule.fixed
+    return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else UNSHARDED
+
+
+def _sharded_dim_of(layer: Operator, rule: Axes, dim: int) -> int:
+    """Which dim of a layer's result is split by tensor."""
+    if isinstance(layer, PRODUCTS):
+        return UNSHARDED if dim else len(rule.output) - 1
+    named = rule.inputs[layer.lead][dim]
+    return rule.output.index(named) if dim and named in rule.output else UNSHARDED
+
+
+LOSS: Final = 'loss'
+
+
+def first_node(workload: Workload) -> str:
+    """The graph's name of the operator that a loss of one operator is split as."""
+    return LOSS if workload.loss == 'cross-entropy' else f'{LOSS}.sub'
+
+
+def in_operators(workload: Workload) -> bool:
+    """Whether the loss is split operator by operator."""
+    return workload.loss_operators != 'one'
+
+
+def as_one(workload: Workload) -> Workload:
+    """The workload with its loss as one operator."""
+    return replace(workload, loss_operators='one', loss_strategies={})
+
+
+def given_loss(workload: Workload) -> dict[str, Choice]:
+    """What the user split of the loss, by operator of the graph."""
+    if in_operators(workload):
+        given = ((LOSS_OPERATORS[name], strategy) for name, strategy in workload.loss_strategies.items())
+        return {one.node: Choice((*strategy, *((),) * one.numbers)) for one, strategy in given}
+    return {first_node(workload): Choice(workload.loss_strategy)} if workload.loss_strategy else {}
+
+
+def check_loss(workload: Workload, result: Shape, devices: int) -> None:
+    """Raise ``Infeasible`` where a strategy of the loss does not fit.
+
+    Arguments: ``result``, shape of what the loss reads.
+    """
+    if in_operators(workload):
+        for one, rule in loss_rules(result):
+            if one.name in workload.loss_strategies:
+                rule.sharded(workload.loss_strategies[one.name], devices)
+    elif workload.loss_strategy:
+        by_class = workload.loss == 'cross-entropy'
+        rule = operators.cross_entropy(LOSS, result) if by_class else operators.mean_loss(LOSS, result)
+        rule.sharded(workload.loss_strategy, devices)
+
+
+def split_loss(workload: Workload, choices: Mapping[str, Choice], result: Shape) -> Workload:
+    """The workload with its loss split as chosen, except what the user split.
+
+    Operators of the loss are split by its rows where a search chose for the loss as one.
+
+
+    Arguments: ``result``, shape of what the loss reads.
+    """
+    if in_operators(workload):
+        return replace(workload, loss_strategies=_by_operator(choices, result) | workload.loss_strategies)
+    chosen = choices.get(first_node(workload), Choice(()))
+    return replace(workload, loss_strategy=workload.loss_strategy or chosen.strategy)
+
+
+def _by_operator(choices: Mapping[str, Choice], result: Shape) -> dict[str, Strategy]:
+    # The exact search sees the loss as one operator, and splits nothing of it but rows.
+    if LOSS in choices:
+        ((rows, *_), *_) = choices[LOSS].strategy
+        return {one.name: by_rows(rule, rows) for one, rule in loss_rules(result)}
+    chosen = ((one, choices[one.node].strategy) for one in CROSS_ENTROPY if one.node in choices)
+    return {one.name: strategy[: len(one.reads)] for one, strategy in chosen}
+
+
+Rules = Mapping[str, tuple[Axes, int]]
+"""By name of an operator its named dims, and which of its inputs is the first value that it reads."""
+
+
+def odd_factor(devices: int) -> int:
+    """What is left of devices when all twos are taken out."""
+    return devices // (devices & -devices)
+
+
+def times(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[str, Choice]:
+    """Choices with the rows of every operator split so many times more; of the loss, dim 0 of all that it reads."""
+    return {name: _mapped(choice, rules.get(name), lambda count: count * factor) for name, choice in choices.items()}
+
+
+def divided(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[str, Choice]:
+    """The reverse, of those whose rows are split so; others are left out."""
+    found: dict[str, Choice] = {}
+    for name, choice in choices.items():
+        # Divided and multiplied again, it must be the same: else the odd factor does not split these rows.
+        less = {name: _mapped(choice, rules.get(name), lambda count: count // factor)}
+        if times(less, rules, factor)[name] == choice:
+            found |= less
+    return found
+
+
+def _mapped(choice: Choice, rule: tuple[Axes, int] | None, count: Callable[[int], int]) -> Choice:
+    if rule is None:
+        return Choice(tuple((count(dims[0]), *dims[1:]) if dims else dims for dims in choice.strategy))
+    axes, lead = rule
+    row = axes.inputs[lead][0]
+    strategy = tuple(_rows(names, dims, row, count) for names, dims in zip(axes.inputs, choice.strategy, strict=False))
+    out = _rows(axes.output, choice.out_strategy, row, count) if choice.out_strategy else None
+    return Choice((*strategy, *choice.strategy[len(strategy) :]), out)
+
+
+def _rows(names: Sequence[str], dims: ShardCounts, row: str, count: Callable[[int], int]) -> ShardCounts:
+    return tuple(count(shards) if name == row else shards for name, shards in zip(names, dims, strict=True))

@@ -1,37 +1,338 @@
-"""resolve: fills in what a plan leaves open: balanced stages, the order of a zero-bubble pipeline, fusion,
-redistribution."""
+"""Resolve: makes every choice that a plan leaves open: stages, zero-bubble order, fusion, redistribution."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, product
+from typing import Final, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.collective import ClusterCollectives
+from simpar.cost.compute import DeviceCompute
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.pipeline.orders import AUTOMATIC
+from simpar.layout.redistribution import Method
+from simpar.lower import lower
+from simpar.lower.graph.record import has_strategies
+from simpar.lower.graph.stages import stage_of_layer
+from simpar.memory import framework_of, memory
+from simpar.pipeline.automatic import automatic_order
+from simpar.pipeline.clock import StageTimes
+from simpar.pipeline.orders import AUTOMATIC, named_order
+from simpar.pipeline.table import rows_of
 from simpar.plan import Plan
+from simpar.program import Program, Role
+from simpar.program.touches import Instance, instance
+from simpar.session import Session
 from simpar.workload import Workload
 
+_STEPS: Final = 4
+"""The last has no follower whose computation slows its last messages, so it is the one before that counts."""
 
-def resolve(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
+
+    plan: Plan
+    step: float
+    too_much: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What is smaller is better: that it fits, then that it is fast."""
+        return self.too_much, self.step
+
+
+class Simulated(NamedTuple):
+    """Predicted seconds of the steps of a program, and the bytes that it lacks on its fullest rank."""
+
+    steps: NDArray[np.float64]
+    too_much: float
+
+
+def simulated(program: Program, cluster: Cluster, steps: int = 3) -> Simulated:
+    """Price and simulate a program; raises what ``simulate`` raises."""
+    trace = simulate(program, price(program, cluster), steps=steps)
+    lacking = memory(trace, framework=framework_of(cluster)).peak - cluster.profile.device.memory.size.value
+    return Simulated(trace.step_times, max(0.0, lacking))
+
+
+def tried(workload: Workload, plan: Plan, cluster: Cluster) -> Trial:
+    """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
+    found = simulated(lower(workload, plan, cluster.world), cluster, _STEPS)
+    return Trial(plan, float(found.steps[-2]), found.too_much)
+
+
+def balanced(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Count the layers of each stage, at least one, so that the largest sum of seconds is the smallest.
+
+    Arguments:
+        seconds: of every layer, shape [layers]; at least as many layers as stages.
+        stages: how many.
+
+    Among equals the first stages have the most layers. Dynamic programming over (layers, stages): exact.
+    """
+    sums = [0.0, *accumulate(seconds)]
+    layers = len(seconds)
+    # With one stage the first layers, however many, are all in it.
+    best = sums[:]
+    begins: list[list[int]] = []
+    for stage in range(2, stages + 1):
+        now, chosen = [float('inf')] * (layers + 1), [0] * (layers + 1)
+        for end in range(stage, layers + 1):
+            for begin in range(stage - 1, end):
+                worst = max(best[begin], sums[end] - sums[begin])
+                # ``<=`` keeps the latest begin of equals, which gives the stages before it the most layers.
+                if worst <= now[end]:
+                    now[end], chosen[end] = worst, begin
+        best = now
+        begins.append(chosen)
+    edges = [layers]
+    for chosen in reversed(begins):
+        edges.append(chosen[edges[-1]])
+    edges.append(0)
+    edges.reverse()
+    return tuple(end - begin for begin, end in pairwise(edges))
+
+
+PHASES = ('F', 'I', 'W')
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """What every layer takes and keeps for a micro-batch.
+
+    Arguments:
+        seconds_LP: seconds of F, I and W, shape [layers, 3].
+        send: seconds from a layer to the next.
+        bytes_LP: bytes of activations kept behind F, I and W, shape [layers, 3].
+
+    Embedding and head are counted with the first and the last layer. Communication over the tensor ranks counts. Sums
+    of gradients and updates do not count: they are done once a step.
+    """
+
+    seconds_LP: NDArray[np.float64]
+    send: float
+    bytes_LP: NDArray[np.float64]
+
+    def stages(self, counts: tuple[int, ...]) -> StageTimes:
+        """The times of stages of so many layers each."""
+        edges = np.cumsum((0, *counts))
+        sums = [self.seconds_LP[begin:end].sum(axis=0).tolist() for begin, end in pairwise(edges)]
+        forward, inputs, weights = (tuple(values) for values in zip(*sums, strict=True))
+        sends = (self.send,) * (len(counts) - 1)
+        return StageTimes(forward=forward, input=inputs, weight=weights, communication=sends)
+
+    def kept(self, counts: tuple[int, ...]) -> float:
+        """The largest share of its activations that a stage of so many layers keeps from I to W, at most 1."""
+        behind = self._behind(counts)
+        # Where F leaves nothing behind there is no share: as if W kept all.
+        share = np.divide(behind[:, 1], behind[:, 0], out=np.ones(len(behind)), where=behind[:, 0] > 0)
+        return float(min(1.0, share.max()))
+
+    def limits(self, counts: tuple[int, ...], activations: int) -> tuple[float, ...]:
+        """How many of its own activations each stage may keep, at most so many, in the bytes of those of the first two.
+
+        Schedulers of Zero Bubble have one number of bytes for all ranks (sail-sg/zero-bubble-pipeline-parallelism,
+        2023-12 on: times max(f_mem[:2])), so that the last stage, whose logits count, keeps fewer.
+        """
+        own = self._behind(counts)[:, 0].tolist()
+        room = activations * max(own[:2])
+        return tuple(max(1.0, room / max(held, *own[:2])) if held else float(activations) for held in own)
+
+    def _behind(self, counts: tuple[int, ...]) -> NDArray[np.float64]:
+        """Bytes kept behind F, I and W of stages of so many layers, shape [stages, 3]."""
+        edges = np.cumsum((0, *counts))
+        return np.array([self.bytes_LP[begin:end].sum(axis=0) for begin, end in pairwise(edges) if begin < end])
+
+
+def layers_of(workload: Workload) -> int:
+    """Layers that stages have equal counts of: blocks of a transformer, dense layers of a network."""
+    return [*workload.model.counts.values()][-1]
+
+
+def layer_times(workload: Workload, plan: Plan, cluster: Cluster, session: Session | None = None) -> LayerTimes:
+    """Price the program in which every layer is a stage.
+
+    Argument: ``session`` of plans that differ in the number of micro-batches or in their order, which the time of a
+    layer does not know.
+    """
+    layers = layers_of(workload)
+    data = plan.data or max(1, cluster.world // (plan.context * plan.tensor * plan.pipeline))
+    every = replace(
+        plan,
+        data=data,
+        pipeline=layers,
+        stages=(),
+        recompute_stages=(),
+        rows=(),
+        chunks=0,
+        sequence_chunks=1,
+        # Its backward is split, so that I and W have times of their own.
+        order='zb-h1',
+        micro_batches=1,
+    )
+    one = replace(workload, batch=workload.batch // plan.micro_batches)
+    return (session or Session()).once(_priced, workload=one, plan=every, cluster=cluster)
+
+
+def _priced(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
+    """The same of a plan with a stage for each layer and a single micro-batch."""
+    layers = plan.pipeline
+    program = lower(workload, plan, layers * plan.data * plan.context * plan.tensor)
+    compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
+    # The 0 stands for a single layer, which sends nothing.
+    seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
+    for op in program.op_classes:
+        if op.kind == 'compute' and op.phase in PHASES and program.sliced(op):
+            seconds[op.stage, PHASES.index(op.part)] += compute.seconds(op).seconds
+        elif op.kind == 'collective' and op.phase in PHASES and program.sliced(op):
+            cost = collectives.cost(op, program.partitions[op.partition].groups_GP[0].tolist())
+            seconds[op.stage, PHASES.index(op.part)] += cost.alpha + cost.transfer
+        elif op.kind == 'send' and program.sliced(op):
+            cost = collectives.cost(op, (0, program.world // layers))
+            sends.append(cost.alpha + cost.transfer)
+    behind = np.array([_behind(program, role) for role in program.roles])
+    return LayerTimes(seconds * plan.copies, max(sends), behind)
+
+
+def _behind(program: Program, role: Role) -> list[int]:
+    """Bytes of activations that a rank holds behind the last op of F, I and W of its micro-batch."""
+    held: dict[Instance, int] = {}
+    behind = dict.fromkeys(PHASES, 0)
+    for slot in range(len(role)):
+        op, copy = program.op(role, slot), int(role.copy[slot])
+        for name in op.writes:
+            if program.tensor[name].kind == 'activation':
+                held[instance(program.tensor[name], 0, copy)] = program.local_bytes(program.tensor[name])
+        for name in op.frees:
+            held.pop(instance(program.tensor[name], 0, copy), None)
+        # Sends count too: what a stage sends may be freed only behind them.
+        if op.kind in ('compute', 'send') and op.part in behind:
+            behind[op.part] = sum(held.values())
+    return list(behind.values())
+
+
+def staged(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
+    """The plan with its stages and its order; where stages are open, the fastest of those that were simulated.
+
+    Raises ``Infeasible`` where degrees and ranks do not fit.
+    """
+    times = layer_times(workload, plan, cluster, session)
+    if not isinstance(plan.stages, str):
+        return _ordered(workload, plan, times, plan.stages)
+    trials = [
+        tried(workload, _ordered(workload, plan, times, counts), cluster)
+        # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
+        for counts in dict.fromkeys(_splits(workload, plan, times))
+    ]
+    return min(trials, key=lambda trial: trial.rank).plan
+
+
+def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[int, ...]) -> Plan:
+    """The plan with these stages, and its order found where it is automatic."""
+    if plan.order not in AUTOMATIC:
+        return replace(plan, stages=counts)
+    stages = stage_of_layer(layers_of(workload), plan.pipeline, counts)
+    counts = tuple(stages.count(stage) for stage in range(plan.pipeline))
+    limits = times.limits(counts, AUTOMATIC[plan.order] * plan.pipeline)
+    order = automatic_order(plan.micro_batches, times.stages(counts), limits, times.kept(counts))
+    return replace(plan, stages=counts, rows=rows_of(order))
+
+
+def _splits(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
+    """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
+    layers = layers_of(workload)
+    name = '1f1b' if plan.order in AUTOMATIC else plan.order
+    stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks).stages
+    if layers < stages:
+        raise Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
+    equal = stage_of_layer(layers, stages, ())
+    yield tuple(equal.count(stage) for stage in range(stages))
+    seconds = times.seconds_LP.sum(axis=1).tolist()
+    best = balanced(seconds, stages)
+    yield best
+    for end in (0, stages - 1):
+        if best[end] > 1:
+            moved = list(best)
+            moved[end] -= 1
+            sums = [sum(seconds[sum(best[:stage]) : sum(best[: stage + 1])]) for stage in range(stages)]
+            # To the stage with the least to do; layers between the two shift by one.
+            inner = min((stage for stage in range(stages) if stage != end), key=sums.__getitem__)
+            moved[inner] += 1
+            yield tuple(moved)
+
+
+MB: Final = 1e6
+SIZES: Final[tuple[Literal['layer', 'auto', 'all'] | float, ...]] = (
+    'layer',
+    5 * MB,
+    25 * MB,
+    'auto',
+    128 * MB,
+    256 * MB,
+    512 * MB,
+    'all',
+)
+"""Per layer; MindSpore's automatic 64 MiB among sizes around it (25 MB is DDP's default); all in one."""
+
+
+def fused(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with the fusion whose predicted step is fastest, of those that fit into memory.
+
+    Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``SIZES``. Raises what ``lower`` does.
+    Not searched: buckets of different sizes in one plan.
+    """
+    trials = (tried(workload, replace(plan, fusion=size), cluster) for size in SIZES)
+    return min(trials, key=lambda trial: trial.rank).plan
+
+
+METHODS: Final[tuple[Method, ...]] = ('cheapest', 'mindspore-2.10', 'mindspore-2.0')
+
+
+def redistributed(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with the method whose predicted step is fastest, with or without all-to-all, of those that fit into
+    memory; a workload without strategies has none, and gets the first.
+
+    Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``METHODS``, without all-to-all.
+    Raises what ``lower`` does. Not searched: another method for each tensor.
+    """
+    if not has_strategies(workload, plan):
+        return replace(plan, redistribution=METHODS[0])
+    # Of a method all-to-all comes last: of equal steps the plan without it wins.
+    trials = (
+        tried(workload, replace(plan, redistribution=method, all_to_all=all_to_all), cluster)
+        for method, all_to_all in product(METHODS, (False, True))
+    )
+    return min(trials, key=lambda trial: trial.rank).plan
+
+
+# resolve: fills in what a plan leaves open: balanced stages, the order of a zero-bubble pipeline, fusion,
+# redistribution.
+
+
+def resolve(workload: Workload, plan: Plan, cluster: Cluster, session: Session | None = None) -> Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
     Layers are split into stages where predicted times balance. That split, its neighbours and equal counts are
     simulated, and the fastest that fits into memory is taken. Fusion comes next, and redistribution last. Raises
-    ``Infeasible`` where degrees and ranks do not fit.
+    ``Infeasible`` where degrees and ranks do not fit. Argument: ``session`` of a caller that resolves many plans.
     """
     # From the inside out: stages and order, then fusion, then redistribution, each with the later ones at a default.
     # A search of all together would take their product; what comes of this need not be the optimum.
-    # Most plans leave nothing open, so what chooses is imported where there is a choice.
+    session = session or Session()
     if plan.redistribution == 'predicted':
-        from simpar.resolve.redistributions import redistributed
-
-        one = resolve(workload, replace(plan, redistribution='cheapest'), cluster)
+        one = resolve(workload, replace(plan, redistribution='cheapest'), cluster, session)
         return redistributed(workload, one, cluster)
     if plan.fusion == 'predicted':
-        from simpar.resolve.buckets import fused
-
-        return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster), cluster)
+        return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster, session), cluster)
     if plan.rows or not (isinstance(plan.stages, str) or plan.order in AUTOMATIC):
         return plan
-    from simpar.resolve.staged import staged
 
-    return staged(workload, plan, cluster)
+    return staged(workload, plan, cluster, session)

@@ -1,58 +1,87 @@
-"""Searches of the strategies of a model's operators, beside those that a user gave."""
+"""Strategies of a model's operators: those that a user gave, and those that searches find for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
+from simpar.cost.formula import share
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.layout.operator import Operator as Axes
 from simpar.layout.redistribution import Method
-from simpar.lower.graph.record import counts_of, with_strategies
+from simpar.lower import lower
+from simpar.lower.graph.record import counts_of, has_strategies, with_strategies
 from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
 from simpar.model.node import Node
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
+from simpar.pipeline.orders import AUTOMATIC
 from simpar.plan import Plan
+from simpar.program import Program, Role
 from simpar.program.tensor import BYTES
-from simpar.resolve.choices import flatten_choice, in_graphs, in_patterns, with_choice, written
-from simpar.resolve.degrees import degree_strategies
-from simpar.resolve.find import Strategies
-from simpar.resolve.loss import LOSS, as_one, check_loss, first_node, given_loss, in_operators, split_loss
-from simpar.resolve.pool import Pool
-from simpar.resolve.rows import Rules, divided, odd_factor, times
-from simpar.resolve.step_bytes import StepBytes
-from simpar.resolve.step_seconds import StepSeconds
-from simpar.strategy_search import (
-    Choice,
-    Found,
-    Graph,
-    Objective,
-    double_recursive,
-    exact,
-    propagate,
-    ranked,
+from simpar.resolve.choices import (
+    LOSS,
+    Rules,
+    as_one,
+    check_loss,
+    degree_strategies,
+    divided,
+    first_node,
+    flatten_choice,
+    given_loss,
+    in_graphs,
+    in_operators,
+    in_patterns,
+    odd_factor,
+    split_loss,
+    times,
+    with_choice,
+    written,
 )
-from simpar.strategy_search.graph import Dataset
-from simpar.strategy_search.networks import model_graph
+from simpar.resolve.objectives import StepBytes, StepSeconds
+from simpar.resolve.resolve import simulated
+from simpar.strategy_search import Choice, Found, Graph, Objective, double_recursive, exact, propagate, ranked
+from simpar.strategy_search.graph import Dataset, model_graph
 from simpar.workload import Workload
 
-GIVEN = 'given'
-BEST = 8
-"""How many of the cheapest by the search's own sum are counted again in their programs."""
-MANY = 1000
-"""Beyond so many operators a program takes seconds to simulate: half as many of each of the three sums by time."""
-VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """A workload and a plan whose strategies are all there.
+
+    Arguments:
+        origins: by name of a layer in programs, where its strategy comes from.
+        proposals: of an exact search, all that were counted in their programs, the best first.
+        bound: of an exact search, the least bytes that a device sends, summed over operators of all stages, no biases.
+        seconds: of a search by time, the least sum of seconds, one op after the other.
+    """
+
+    workload: Workload
+    plan: Plan
+    origins: Mapping[str, str] = field(default_factory=dict)
+    proposals: tuple[Proposal, ...] = ()
+    bound: float | None = None
+    seconds: float | None = None
 
 
-def searched(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
-    """What ``find_strategies`` says of a workload with strategies or a plan with a search."""
+def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
+    """The workload, and the plan, with strategies for operators and the loss, where ``plan.search`` asks for them.
+
+    Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
+    the least of the best few by bytes, MindSpore's choices and plain data × tensor layouts, each lowered, by bytes or
+    by predicted step, of those that fit into memory. A search sees one copy of a micro-batch.
+    Devices that are no power of two, which MindSpore's searches do not take: the odd factor splits samples, and the
+    search splits the rest. Raises ``Infeasible`` where no strategies can be lowered, ``ScheduleError`` where the search
+    does not take the strategies that are given.
+    """
+    if plan.search == 'none' and not has_strategies(workload, plan):
+        return Strategies(workload=workload, plan=plan)
     search = _Search(workload, plan, cluster)
     if plan.search == 'none':
         return Strategies(workload=workload, plan=plan, origins=search.given)
@@ -62,6 +91,120 @@ def searched(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
     if plan.search == 'double-recursive':
         return search.found(search.recursive(plan.compat), f'double recursive search of MindSpore {plan.compat}')
     return search.best()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Strategies and what becomes of them.
+
+    Arguments:
+        name: who proposed them first.
+        workload: with the strategies that its file lists.
+        plan: with all other strategies.
+        sent: bytes that the busiest rank sends in a step, in ring and pairwise form.
+        step: predicted seconds.
+        too_much: bytes that the fullest rank lacks.
+        also: who else proposed them.
+    """
+
+    name: str
+    workload: Workload
+    plan: Plan
+    sent: float
+    step: float
+    too_much: float
+    also: tuple[str, ...] = ()
+
+
+def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Proposal:
+    """Lower, price and simulate strategies; raises ``Infeasible`` where they cannot be lowered.
+
+    What the plan leaves to resolving besides is taken as it is by default: equal stages, 1F1B, a message a layer.
+    """
+    program = lower(workload, _decided(plan), cluster.world)
+    trial = simulated(program, cluster)
+    return Proposal(
+        name=name,
+        workload=workload,
+        plan=plan,
+        sent=max(sent_bytes(program, role) for role in program.roles),
+        step=float(trial.steps[-1]),
+        too_much=trial.too_much,
+    )
+
+
+def least_first(objective: str) -> Callable[[Proposal], tuple[float, float, float]]:
+    """The order of proposals: those that fit into memory first, then by the objective, then by the other."""
+
+    def key(one: Proposal) -> tuple[float, float, float]:
+        # The other objective breaks ties: several strategies often send the same bytes.
+        second, third = (one.step, one.sent) if objective == 'time' else (one.sent, one.step)
+        return one.too_much, second, third
+
+    return key
+
+
+def sent_bytes(program: Program, role: Role) -> float:
+    """Bytes that a rank of a role sends in a step, its collectives in ring form and its all-to-alls pairwise."""
+    total = 0.0
+    for index in role.op_class.tolist():
+        op = program.op_classes[index]
+        if op.kind == 'collective':
+            total += share('ring', op.operator, program.partitions[op.partition].size) * op.bytes
+        elif op.kind == 'send':
+            total += op.bytes
+    return total
+
+
+def _decided(plan: Plan) -> Plan:
+    stages = () if isinstance(plan.stages, str) else plan.stages
+    # An order that is still to be found has no actions to simulate; 1F1B has the same stages.
+    order = '1f1b' if plan.order in AUTOMATIC and not plan.rows else plan.order
+    fusion = 'layer' if plan.fusion == 'predicted' else plan.fusion
+    return replace(plan, stages=stages, order=order, fusion=fusion)
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Proposals by workload, as a plan lowers them on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
+    known: dict[object, Proposal] = field(default_factory=dict)
+    problems: list[Infeasible] = field(default_factory=list)
+
+    def add(self, name: str, workload: Workload, strategies: Mapping[str, Strategy]) -> None:
+        """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out.
+
+        Arguments: ``strategies`` of the plan.
+        """
+        # Strategies are dicts, which have no hash: their items stand in the key.
+        told = (tuple(given.items()) for given in (workload.loss_strategies, strategies))
+        key = workload.model, workload.loss_strategy, *told
+        if key in self.known:
+            self.known[key] = replace(self.known[key], also=(*self.known[key].also, name))
+            return
+        try:
+            plan = replace(self.plan, strategies=dict(strategies))
+            self.known[key] = weighed(name, workload, plan, self.cluster)
+        except Infeasible as wrong:
+            # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
+            self.problems.append(wrong)
+
+    @property
+    def ranking(self) -> tuple[Proposal, ...]:
+        """The best first, those that do not fit into memory last; raises ``Infeasible`` where there is none."""
+        if not self.known:
+            raise self.problems[0]
+        return tuple(sorted(self.known.values(), key=least_first(self.plan.objective)))
+
+
+GIVEN = 'given'
+BEST = 8
+"""How many of the cheapest by the search's own sum are counted again in their programs."""
+MANY = 1000
+"""Beyond so many operators a program takes seconds to simulate: half as many of each of the three sums by time."""
+VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
 
 
 class _Search:

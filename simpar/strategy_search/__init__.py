@@ -8,13 +8,13 @@ from simpar.strategy_search.exact import ranked as ranked
 from simpar.strategy_search.graph import Graph as Graph
 from simpar.strategy_search.graph import GraphBuilder as GraphBuilder
 from simpar.strategy_search.graph import Operator as Operator
-from simpar.strategy_search.networks import transformer_blocks as transformer_blocks
-from simpar.strategy_search.networks import workload_graph as workload_graph
+from simpar.strategy_search.graph import transformer_blocks as transformer_blocks
+from simpar.strategy_search.graph import workload_graph as workload_graph
 from simpar.strategy_search.objective import Bytes as Bytes
 from simpar.strategy_search.objective import Objective as Objective
 from simpar.strategy_search.propagate import propagate as propagate
 from simpar.strategy_search.recursive import double_recursive as double_recursive
-from simpar.strategy_search.strategies import Choice as Choice
+from simpar.strategy_search.rules import Choice as Choice
 
 __all__ = [
     'Bytes',

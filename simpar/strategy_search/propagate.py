@@ -16,10 +16,8 @@ from math import prod
 from simpar.errors import Problem, ScheduleError
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
-from simpar.strategy_search.bits import Bits, device_bits, used
 from simpar.strategy_search.graph import Graph, Operator
-from simpar.strategy_search.rules import Rule, ShardedOperator, rule, split_of
-from simpar.strategy_search.strategies import Choice
+from simpar.strategy_search.rules import Bits, Choice, Rule, ShardedOperator, device_bits, rule, split_of, used
 
 # Numbered in the order of preference, for keys are compared.
 EQUAL, SLICES, COMMUNICATES = range(3)

@@ -1,4 +1,4 @@
-"""Rules: into which axes an operator's work can be split, and what a strategy makes of its tensors' layouts."""
+"""Rules: how an operator may be split, and what its split makes of layouts, told as bits of a device index."""
 
 from __future__ import annotations
 
@@ -11,8 +11,52 @@ from operator import mul
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.layout.operator import Operator as Axes
 from simpar.model.primitive import Shape, Strategy
-from simpar.strategy_search.bits import Bits, device_bits, twos
 from simpar.strategy_search.graph import Graph, Operator
+
+Bits = tuple[tuple[int, ...], ...]
+"""By tensor dim, the bits that split it; bit 0 is the most significant of a device's index.
+
+A bit that splits no dim tells devices apart that hold the same slice: over it the tensor is replicated. Two layouts are
+equal when the bits are, not only when the counts are."""
+
+
+def device_bits(devices: int) -> int:
+    """log2 of the devices; raises Infeasible where that is no whole number."""
+    if devices < 1 or devices & (devices - 1):
+        raise Infeasible(
+            f'strategy search: {devices} devices are not a power of two, and every loop of this search halves; write '
+            '2, 4, 8, … devices, or plan.search: exact'
+        )
+    return devices.bit_length() - 1
+
+
+def used(layout: Bits) -> frozenset[int]:
+    """Bits that split some dim."""
+    return frozenset(bit for dim in layout for bit in dim)
+
+
+def counts(layout: Bits) -> tuple[int, ...]:
+    """Into how many slices each dim is split."""
+    return tuple(1 << len(dim) for dim in layout)
+
+
+def twos(number: int) -> int:
+    """How often a number can be halved."""
+    return (number & -number).bit_length() - 1 if number else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an operator is split.
+
+    Arguments:
+        strategy: shards of each dim of each tensor that it reads, as in ``ops.MatMul().shard(((2, 4), (4, 1)))``.
+        out_strategy: shards of its output's dims where its sum is scattered; none: the sum is everywhere.
+    """
+
+    strategy: Strategy
+    out_strategy: tuple[int, ...] | None = None
+
 
 AxisMap = tuple[tuple[int, ...], ...]
 """By tensor dim, the axes that it is made of, the outermost first."""

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from simpar.strategy_search.exact import evaluate, exact
-from simpar.strategy_search.graph import Graph
-from simpar.strategy_search.networks import transformer_blocks
+from simpar.strategy_search.graph import Graph, transformer_blocks
 from simpar.strategy_search.recursive import double_recursive
-from simpar.strategy_search.strategies import Choice
+from simpar.strategy_search.rules import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
