@@ -130,7 +130,8 @@ def imported_table() -> list[str]:
 
 
 LAUNCHERS = {
-    'Megatron-LM': 'megatron', 'MindSpeed, beside these': 'mindspeed', 'torchtitan': 'torchtitan',
+    'Megatron-LM': 'megatron', 'MindSpeed, beside these': 'mindspeed',
+    'Megatron-DeepSpeed, beside these': 'megatron_deepspeed', 'torchtitan': 'torchtitan',
     'DeepSpeed': 'deepspeed', 'MindFormers': 'mindformers',
 }  # fmt: skip
 

@@ -126,7 +126,8 @@ def test_a_plan_is_the_one_that_the_flags_say(tmp_path):
 
 
 LAUNCHERS = (
-    (megatron, MEGATRON), (megatron, MINDSPEED), (torchtitan, torchtitan.TORCHTITAN), (deepspeed, deepspeed.DEEPSPEED),
+    (megatron, MEGATRON), (megatron, MINDSPEED), (deepspeed, deepspeed.MEGATRON_DEEPSPEED),
+    (torchtitan, torchtitan.TORCHTITAN), (deepspeed, deepspeed.DEEPSPEED),
     (mindformers, mindformers.MINDFORMERS),
 )  # fmt: skip
 KINDS = {'', 'count', 'count > 0', 'number', 'number > 0', 'switch'}
@@ -140,7 +141,8 @@ def test_every_row_of_a_table_has_a_key_a_value_or_a_rule_and_its_names_once(mod
         assert row.key in keys, row
         assert row.value in KINDS or row.value.startswith('= ') or row.choices, row
         assert row.value in ('count', 'number', 'switch') or row.rule, row
-        assert not row.rule or callable(getattr(module, row.rule)), row
+        # A fork has the rules of what it is built on.
+        assert not row.rule or callable(getattr(module, row.rule, None) or getattr(megatron, row.rule)), row
     assert not source.table.aliases.keys() & source.table.rows.keys()
 
 
@@ -321,6 +323,64 @@ def test_a_script_of_bigscience_has_its_cluster_its_age_and_its_framework(tmp_pa
     assert made.values['plan.micro_batches'] == 256
     assert made.values['plan.recompute'] == 'full'
     assert made.values['workload.transformer.attention'] == 'unfused'
+
+
+DEEPSPEED_RUN = 'deepspeed --num_nodes 4 --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json'
+LLAMA_7B = '--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --bf16 '
+LLAMA_7B += '--micro-batch-size 1 --global-batch-size 64 --swiglu --ffn-hidden-size 11008 --disable-bias-linear'
+OF_DEEPSPEED = {
+    # As arguments.py of deepspeedai/Megatron-DeepSpeed has them: flags, and keys of the schedule.
+    '--normalization rmsnorm --num-key-value-heads 8 --use-rotary-position-embeddings --no-pipeline-parallel '
+    '--zero-stage 3': {
+        'workload.transformer.norm': 'rms_norm', 'workload.transformer.kv_heads': 8, 'plan.zero': 3,
+        'plan.micro_batches': 2, 'workload.transformer.position': 'rotary',
+    },
+    '--num-experts 64 --moe-expert-parallel-size 16 --moe-loss-coeff 0.01': {
+        'plan.expert': 16, 'workload.transformer.experts.every': 2, 'workload.transformer.experts.top_k': 1,
+        'workload.transformer.experts.aux_loss': 0.01,
+    },
+    '--num-experts 1': {'workload.transformer.experts.count': None},
+    '--pipeline-model-parallel-size 8 --enable-zbh1-pipeline': {'plan.order': 'zb-h1', 'plan.zero': None},
+    '--ds-sequence-parallel-size 4 --attention-head-type multiquery': {
+        'plan.context': 4, 'plan.context_kind': 'all_to_all', 'workload.transformer.kv_heads': 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('flags', OF_DEEPSPEED)
+def test_flags_of_megatron_deepspeed_are_known(flags, tmp_path):
+    made = imported(Path(script(tmp_path, f'{DEEPSPEED_RUN} {LLAMA_7B} {flags}\n')), given={})
+    assert (made.kind, made.values['cluster.stack']) == ('Megatron-DeepSpeed', 'megatron-2021')
+    assert {key: made.values.get(key) for key in OF_DEEPSPEED[flags]} == OF_DEEPSPEED[flags]
+    assert not [line for line in made.lines if line.outcome == UNSEEN]
+
+
+def test_a_here_document_says_the_stage_of_zero(tmp_path):
+    text = 'Z=2\ncat <<EOT > ds.json\n{"train_batch_size": 64, "zero_optimization": {"stage": $Z}}\nEOT\n'
+    text += f'{DEEPSPEED_RUN} {LLAMA_7B.replace("--vocab-size 32000", "--pad-vocab-size-to 250880")}\n'
+    values = imported(Path(script(tmp_path, text)), given={}).values
+    assert (values['plan.zero'], values['workload.transformer.vocab']) == (2, 250880)
+    assert imported(Path(script(tmp_path, text)), given={'zero-stage': '1'}).values['plan.zero'] == 1
+
+
+@pytest.mark.parametrize('flags', ['--full-attention-interval 4 --linear-num-value-heads 32', '--lora-r 16'])
+def test_a_flag_that_makes_another_model_of_it_is_refused_unless_it_is_taken_away(flags, tmp_path, capsys):
+    text = f'export HCCL_CONNECT_TIMEOUT=1\n{RUN} {SMALL} {BATCH} {flags}\n'
+    assert cli.main(['import', script(tmp_path, text)]) == 2
+    name = flags.split()[0][2:]
+    told = capsys.readouterr().err
+    assert f'--{name}: not modelled: ' in told
+    assert f'--set {name}=false' in told
+    away = [f'--set={one[2:]}=false' for one in flags.split() if one.startswith('--')]
+    assert cli.main(['import', script(tmp_path, text), *away]) == 0
+
+
+@pytest.mark.parametrize(
+    'old', ['--checkpoint-activations --checkpoint-num-layers 2', '--activations-checkpoint-method uniform']
+)
+def test_full_layers_are_recomputed_in_the_words_of_before_2022(old, tmp_path):
+    values = imported(Path(script(tmp_path, f'{RUN} {SMALL} {BATCH} {old}\n')), given={}).values
+    assert values['plan.recompute'] == 'full'
 
 
 def test_a_script_assigns_over_what_slurm_says(tmp_path):

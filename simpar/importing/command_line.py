@@ -17,6 +17,8 @@ _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
+_ZERO: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"\s*:\s*"?(?:\$\{?(\w+)\}?|(\d))')
+"""In a here-document: a number, or a variable."""
 _SBATCH: Final = re.compile(r'^[ \t]*#SBATCH[ \t]+(.*)$', re.MULTILINE)
 _LONG: Final = {
     'N': 'nodes', 'n': 'ntasks', 'G': 'gpus', 'C': 'constraint', 'nodes': 'nodes', 'ntasks': 'ntasks', 'gpus': 'gpus',
@@ -51,7 +53,7 @@ def settings_of(
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
         )
-    found = [*settings_of_job(job, name), *_settings(srun_options(launch)[1], name)]
+    found = [*settings_of_job(job, name), *_documents(text, name, script), *_settings(srun_options(launch)[1], name)]
     found += [*_trainer(launch, name), *_environment(script, name)]
     skipped = list(_words(script.skipped, name))
     skipped += [one for other in script.commands if other is not launch for one in _others(other, name)]
@@ -93,6 +95,15 @@ def _launch(script: Script) -> tuple[Given, ...] | None:
     """The command with the most flags."""
     flagged = [command for command in script.commands if any(one.text.startswith('--') for one in command)]
     return max(flagged, key=lambda command: sum(one.text.startswith('--') for one in command), default=None)
+
+
+def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
+    """The stage of ZeRO in a JSON for DeepSpeed that a here-document writes."""
+    match = _ZERO.search(text)
+    if match:
+        told = script.variables.get(match[1] or '')
+        line = text.count('\n', 0, match.start()) + 1
+        yield Setting('zero-stage', told.text if told else match[2] or '', f'{name}:{line}', 'zero_optimization.stage')
 
 
 def _others(command: Sequence[Given], name: str) -> Iterator[Setting]:

@@ -1,11 +1,13 @@
-"""DeepSpeed's JSON: sharding, batch, precision and optimizer; the model is given beside."""
+"""DeepSpeed's JSON, whose model is given beside, and the flags that Megatron-DeepSpeed has beside Megatron-LM's."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
+from simpar.importing import megatron
 from simpar.importing.settings import NOW, Assumed, Left, Says, Settings, Source, Told, Wrong, real, table_of
 
 _A: Final = 'workload.optimizer'
@@ -157,3 +159,48 @@ DEEPSPEED: Final = Source(
     rules=(model, batch, precision, sharding),
     framework=lambda _: ('DeepSpeed', NOW),
 )
+
+# Megatron-DeepSpeed: deepspeedai/Megatron-DeepSpeed megatron/arguments.py
+
+
+def deepspeed_model(flags: Settings) -> Iterator[Told]:
+    """Heads and experts in words of its own."""
+    yield from flags.said('num-key-value-heads')
+    if flags.text('attention-head-type') == 'multiquery':
+        yield Says('workload.transformer.kv_heads', 1, ('attention-head-type',))
+    if megatron.number_of_experts(flags):
+        yield from flags.said('expert-interval', silent=True)
+    else:
+        yield from flags.left('without num-experts', 'expert-interval')
+
+
+def deepspeed_order(flags: Settings) -> Iterator[Told]:
+    """Zero Bubble, where there is a pipeline."""
+    if flags.number('pipeline-model-parallel-size') > 1:
+        yield from flags.said('enable-zbh1-pipeline')
+    else:
+        yield from flags.left('one pipeline rank', 'enable-zbh1-pipeline')
+
+
+def deepspeed_sharding(flags: Settings) -> Iterator[Told]:
+    """ZeRO, by a flag or by the JSON."""
+    stage, file = flags.number('zero-stage'), flags.given('deepspeed-config')
+    if stage > 0:
+        yield Says('plan.zero', stage, ('zero-stage', *file))
+    elif file and 'zero-stage' not in flags:
+        shown = flags.named['deepspeed-config'].shown[:80]
+        yield Assumed(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')
+    if stage < 3:
+        yield Says('plan.reduce_gradients', 'end', (), 'overlap_comm is off in DeepSpeed')
+
+
+_OWN: Final = (deepspeed_order, deepspeed_sharding)
+MEGATRON_DEEPSPEED: Final = Source(
+    name='Megatron-DeepSpeed',
+    profile='h100-sxm-8',
+    table=table_of('megatron_deepspeed').over(megatron.MEGATRON.table),
+    rules=(*megatron.OF_MODEL, deepspeed_model, *megatron.OF_PLAN, *_OWN, megatron.recompute),
+    framework=lambda _: ('Megatron-DeepSpeed', NOW),
+)
+MEGATRON_DEEPSPEED_HINTS: Final = re.compile(r'--(deepspeed|zero.stage|ds.sequence.parallel|no.pipeline.parallel)')
+"""Flags that Megatron-LM does not have."""

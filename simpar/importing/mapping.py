@@ -18,6 +18,7 @@ from simpar.importing.settings import (
     NODE_SIZE,
     NOT_MODELLED,
     NOT_TAKEN,
+    REFUSED,
     UNSEEN,
     Assumed,
     Left,
@@ -89,7 +90,7 @@ def mapped(
     if not any(one.name in source.table.rows for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
-    told = [*_copied(settings), *(one for rule in source.rules for one in rule(settings))]
+    told = [*_copied(settings), *_of_another_model(settings), *(one for rule in source.rules for one in rule(settings))]
     if model:
         told = list(_beside(told, model))
     if profile.device.work_queues is None:
@@ -183,6 +184,14 @@ def _copied(settings: Settings) -> Iterator[Told]:
             yield Wrong(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
 
 
+def _of_another_model(settings: Settings) -> Iterator[Told]:
+    """Settings that make another model of it, whose numbers would be those of no file."""
+    for name in settings.named:
+        outcome, what = settings.table.reason(name) or ('', '')
+        if outcome == REFUSED and name not in settings.table.rows and settings.on(name):
+            yield Wrong(name, f'not modelled: {what}', f'--set {name}=false takes the model without')
+
+
 def _single(one: Setting) -> Any:
     if isinstance(one.value, list):
         if len(one.value) != 1:
@@ -256,7 +265,7 @@ def _line(settings: Settings, one: Setting, told: list[Told]) -> Line:
     if one.value is None:
         return line(IDLE, note='empty')
     outcome, note = settings.table.reason(one.name) or (UNSEEN, '')
-    return line(outcome, note=note)
+    return line(IDLE, note='switched off') if outcome == REFUSED else line(outcome, note=note)
 
 
 # what a reader gets of it

@@ -100,7 +100,7 @@ def biases(flags: Settings) -> Iterator[Told]:
     if flags.on('disable-bias-linear'):
         by = flags.given('disable-bias-linear', 'add-qkv-bias')
         yield Says(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
-    elif flags.number('num-experts'):
+    elif number_of_experts(flags):
         # Biases of experts are not modelled; where every layer has experts, none is left.
         yield Says(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
         yield Assumed('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
@@ -109,8 +109,9 @@ def biases(flags: Settings) -> Iterator[Told]:
 
 
 def is_checkpointed(flags: Settings) -> bool:
-    """Whether full layers are made again, in the word that Megatron-LM had until v3.0 of 2022."""
-    return any(one.called.replace('_', '-') == '--checkpoint-activations' for one in flags.every)
+    """Whether full layers are made again, in the words that Megatron-LM had until v3.0 of 2022."""
+    old = ('--checkpoint-activations', '--activations-checkpoint-method')
+    return any(one.called.replace('_', '-') in old for one in flags.every)
 
 
 def framework(flags: Settings) -> tuple[str, int]:
@@ -230,9 +231,15 @@ def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
         return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
 
 
+def number_of_experts(flags: Settings) -> int:
+    """Experts of a layer; 0 where there are none, or one for all tokens."""
+    count = flags.number('num-experts')
+    return count if count > 1 else 0
+
+
 def experts(flags: Settings) -> Iterator[Told]:
     """A mixture of experts; its flags count with num-experts alone."""
-    if not flags.number('num-experts'):
+    if not number_of_experts(flags):
         yield from flags.left('without num-experts', *(name for name in flags.named if name.startswith('moe-')))
         return
     yield from flags.said('num-experts')
@@ -276,7 +283,7 @@ def expert_layers(flags: Settings) -> Iterator[Told]:
 
 def _has_dense(flags: Settings) -> bool:
     """Whether some layer has no experts."""
-    if not flags.number('num-experts') or flags.number('first-k-dense-replace') > 0:
+    if not number_of_experts(flags) or flags.number('first-k-dense-replace') > 0:
         return True
     listed = _pattern(flags.text('moe-layer-freq'))
     return 0 in listed if listed is not None else flags.number('moe-layer-freq') > 1
@@ -453,7 +460,7 @@ def expert(flags: Settings) -> Iterator[Told]:
     """Expert parallelism, of a model that has experts."""
     degree, kind = flags.number('expert-model-parallel-size'), flags.text('moe-token-dispatcher-type')
     names = ('expert-model-parallel-size', 'moe-token-dispatcher-type')
-    if degree < 2 or not flags.number('num-experts'):
+    if degree < 2 or not number_of_experts(flags):
         yield from flags.left('one expert rank', *names)
         return
     yield Says('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
@@ -561,7 +568,9 @@ def sharding(flags: Settings) -> Iterator[Told]:
 def recompute(flags: Settings) -> Iterator[Told]:
     """What the backward makes again."""
     kind = flags.text('recompute-granularity')
-    if flags.on('recompute-activations') and 'recompute-granularity' not in flags:
+    # A method alone switched it on.
+    is_old = is_checkpointed(flags) and 'recompute-method' in flags
+    if 'recompute-granularity' not in flags and (flags.on('recompute-activations') or is_old):
         kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
     names = ('recompute-method', 'recompute-num-layers')
@@ -592,7 +601,7 @@ def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
         'moe': ('route*', 'dispatch', 'experts.*'),
         'shared_experts': ('shared.*',),
     }
-    if not flags.number('num-experts'):
+    if not number_of_experts(flags):
         patterns |= dict.fromkeys(('moe_act', 'moe', 'shared_experts'), ())
     if not flags.on('multi-latent-attention'):
         patterns['mla_up_proj'] = ()
@@ -627,13 +636,13 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
         yield Left('recompute-num-layers', f'{count} layers as one; each keeps its input')
 
 
-_OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
-_OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, sharding, recompute)
+OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
+OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline)
 MEGATRON: Final = Source(
     name='Megatron-LM',
     profile='h100-sxm-8',
     table=table_of('megatron'),
-    rules=(*_OF_MODEL, *_OF_PLAN),
+    rules=(*OF_MODEL, *OF_PLAN, sharding, recompute),
     framework=framework,
 )
 
@@ -675,7 +684,7 @@ def mindspeed_biases(flags: Settings) -> Iterator[Told]:
 def mindspeed_experts(flags: Settings) -> Iterator[Told]:
     """What MindSpeed-LLM says of experts in its own words."""
     yield from flags.said('first-k-dense-replace')
-    if not flags.number('num-experts'):
+    if not number_of_experts(flags):
         yield from flags.left('without num-experts', 'n-shared-experts')
     elif flags.number('n-shared-experts'):
         width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
@@ -738,7 +747,7 @@ MINDSPEED: Final = Source(
     name='MindSpeed',
     profile='ascend910b-8',
     table=table_of('mindspeed').over(MEGATRON.table),
-    rules=(*_OF_MODEL, mindspeed_model, mindspeed_experts, *_OF_PLAN, mindspeed_plan),
+    rules=(*OF_MODEL, mindspeed_model, mindspeed_experts, *OF_PLAN, sharding, recompute, mindspeed_plan),
     # Nodes of the Atlas 800T A3 have sixteen dies.
     nodes={16: 'ascend910c-16'},
     framework=lambda _: ('MindSpeed-LLM', NOW),

@@ -13,7 +13,7 @@ from simpar.document.tree import Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
-from simpar.importing.deepspeed import DEEPSPEED
+from simpar.importing.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
 from simpar.importing.mapping import Imported, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
 from simpar.importing.mindformers import MINDFORMERS
@@ -47,7 +47,8 @@ def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: 
 
 
 def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
-    source = MINDSPEED if MINDSPEED_HINTS.search(text) else MEGATRON
+    source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
+    source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given)
     made = _made(source, settings, profile, model, skipped)
     return replace(made, notes=notes)

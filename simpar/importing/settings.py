@@ -29,7 +29,8 @@ SPEED_UP: Final = 'speed-up'
 NOW: Final = 9999
 """The year of a framework whose file does not tell its age."""
 FOLDER: Final = Path(__file__).parent / 'tables'
-_REASONS: Final = {'no effect': IDLE, 'not modelled': NOT_MODELLED}
+REFUSED: Final = 'refused: another model'
+_REASONS: Final = {'no effect': IDLE, 'another model': REFUSED, 'not modelled': NOT_MODELLED}
 _OFF: Final = ('false', '0', 'none', 'no', '[]')
 _CONDITION: Final = re.compile(r'((?:with|without) )?(\S+)( 1)?(?: \((.*)\))?')
 
@@ -172,7 +173,7 @@ class Table:
     def over(self, base: Table) -> Table:
         """The settings of a launcher that is built on another."""
         # What has no effect goes before what is not modelled, whichever launcher says so.
-        listed = sorted((*base.listed, *self.listed), key=lambda row: row.value != 'no effect')
+        listed = sorted((*base.listed, *self.listed), key=lambda row: list(_REASONS).index(row.value))
         return Table({**base.rows, **self.rows}, tuple(listed), {**base.aliases, **self.aliases})
 
     def reason(self, name: str) -> tuple[str, str] | None:
