@@ -13,7 +13,7 @@ from golden_transformers import RecordedBlocks
 from redistribution_machine import cut, execute
 
 from simpar.layout import Layout, compat, redistribute
-from simpar.layout.table_order import table_order
+from simpar.layout.compat import table_order
 from simpar.strategy_search import double_recursive
 from simpar.strategy_search.graph import transformer_blocks
 

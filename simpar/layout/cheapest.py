@@ -18,9 +18,7 @@ from itertools import pairwise
 from typing import Final
 
 from simpar.layout.axis import Axis
-from simpar.layout.frame import Frame
-from simpar.layout.moves import NOWHERE, Walk, places
-from simpar.layout.step import Step, StepKind
+from simpar.layout.frame import NOWHERE, Frame, Step, StepKind, Walk, places
 
 MOST_PARTS: Final = 10
 """Axes move in parts where at most so many parts have to move, those of 1024 ranks (50 ms); else they move unsplit."""

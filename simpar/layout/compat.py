@@ -1,7 +1,7 @@
 """The sequences of MindSpore's compiler, as its recorded outputs show them.
 
 A part is *wanted* by the axis that shards it in the target layout. The compiler goes over the parts in the order of its
-hash table (``simpar.layout.table_order``): what is wanted by an axis that shards nothing is sliced; what is wanted by
+hash table (``table_order``): what is wanted by an axis that shards nothing is sliced; what is wanted by
 an axis that still shards another part takes it from there, by an all-to-all or else by an all-gather and a slice; then
 axes that are to shard nothing are gathered; where all parts wait for each other, the first is gathered.
 
@@ -14,13 +14,53 @@ this in ``TensorTransform::ReorderAndMergeRedistributionOp``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import prod
+from typing import Final
 
 from simpar.layout.axis import Axis
-from simpar.layout.frame import Frame, State
-from simpar.layout.moves import Walk
-from simpar.layout.step import Step
-from simpar.layout.table_order import table_order
+from simpar.layout.frame import Frame, State, Step, Walk
+
+# The order in which MindSpore's compiler goes over what it still has to do.
+#
+# It numbers the parts of a frame, keeps the layout of each under its number in a hash table, and goes over the table
+# as it lies in memory (``RedistributionOperatorMap`` is ``mindspore::HashMap``: robin-hood-hashing 3.11.5). Three
+# numbers or fewer lie there in order, seven as 0, 4, 3, 1, 5, 6, 2.
+#
+# Does not model: entries that move up while the compiler goes over the table and removes them. With six parts or more
+# it may so lose or repeat a step, and its own sequence would not arrive.
+
+
+FEWEST_SLOTS: Final = 8
+FULL_PERCENT: Final = 80
+"""The table doubles before it is fuller."""
+MIXERS: Final = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+"""What a number is multiplied by, in turn, modulo 2⁶⁴ (MurmurHash3's finalizer)."""
+TIE_BITS: Final = 5
+"""Bits of the hash below those that choose the slot: of two numbers in one slot the one with the greater goes first."""
+
+
+@cache
+def table_order(count: int) -> tuple[int, ...]:
+    """The numbers 0 … ``count`` − 1 as a table that holds them all lists them."""
+    slots = FEWEST_SLOTS
+    # robin_hood doubles from 8 slots whenever one more would fill more than 80 of 100.
+    while count > slots * FULL_PERCENT // 100:
+        slots *= 2
+    return tuple(sorted(range(count), key=lambda number: _place(number, slots)))
+
+
+def _place(number: int, slots: int) -> tuple[int, int]:
+    """The slot of a number, and what decides between it and others of this slot."""
+    mixed = _mixed(number)
+    # Numbers that find their slot taken go on to the next: by slot is the order in which they come to lie.
+    return (mixed >> TIE_BITS) % slots, -(mixed % (1 << TIE_BITS))
+
+
+def _mixed(number: int) -> int:
+    for factor in MIXERS:
+        number = (number ^ number >> 33) * factor % (1 << 64)
+    return number ^ number >> 33
 
 
 def steps(

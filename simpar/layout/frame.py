@@ -8,13 +8,78 @@ frame may be finer than it must: the inner axis of four ranks as two of two, on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from typing import Final, Literal
 
-from simpar.layout.axis import Axis
+from simpar.layout.axis import Axis, size_of
 from simpar.layout.layout import TensorLayout
+
+# Steps of a redistribution: one collective, or local work, of the ranks along some axes.
+
+
+StepKind = Literal['slice', 'pad', 'all_gather', 'all_to_all', 'all_reduce', 'reduce_scatter']
+_TRANSPOSED: Final[dict[StepKind, StepKind]] = {
+    'slice': 'pad',
+    'pad': 'slice',
+    'all_gather': 'reduce_scatter',
+    'reduce_scatter': 'all_gather',
+    'all_to_all': 'all_to_all',
+    'all_reduce': 'all_reduce',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step on a view of a tensor.
+
+    Arguments:
+        axes: whose ranks take part; a group's positions count along the first axis most.
+        gather: for each axis the dim of the view along which the slices of its positions are joined (all_gather,
+            all_to_all), or along which its own is put between zeros (pad); empty otherwise.
+        split: for each axis the dim of the view of which its position is kept (slice, reduce_scatter), or along which
+            the slices for its positions are split (all_to_all); empty otherwise.
+        before, after: shape of a rank's slice of the view.
+    """
+
+    kind: StepKind
+    axes: tuple[Axis, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    gather: tuple[int, ...] = ()
+    split: tuple[int, ...] = ()
+
+    @property
+    def elements(self) -> Fraction:
+        """Elements that one rank receives."""
+        size, held = size_of(self.axes), prod(self.before)
+        # An all-gather's message is the result, all others' what goes in: here ``held`` is what goes in.
+        if self.kind == 'all_gather':
+            return Fraction((size - 1) * held)
+        # A ring all-reduce is a reduce-scatter and an all-gather, each (g − 1) / g of the slice.
+        passes = {'all_to_all': 1, 'reduce_scatter': 1, 'all_reduce': 2}.get(self.kind, 0)
+        return Fraction(passes * (size - 1) * held, size)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether ranks exchange anything."""
+        return self.kind not in ('slice', 'pad')
+
+    def transposed(self) -> Step:
+        """The step that takes the gradient back."""
+        return replace(
+            self,
+            kind=_TRANSPOSED[self.kind],
+            before=self.after,
+            after=self.before,
+            # What was split on the way there is joined on the way back.
+            gather=self.split,
+            split=self.gather,
+        )
+
 
 State = tuple[Axis | None, ...]
 """For each part of a frame the axis that shards it."""
@@ -163,3 +228,56 @@ def _strides_inside(axis: Axis) -> Iterable[int]:
             continue
         left //= factor
         yield axis.stride * left
+
+
+# Moves on a frame: where each axis stands, and the step that changes it.
+
+
+NOWHERE = -1
+"""The place of an axis that shards nothing."""
+
+
+@dataclass
+class Walk:
+    """Steps from a state on, one after the other; only a search or a pass that makes a sequence holds one."""
+
+    frame: Frame
+    state: list[Axis | None]
+    steps: list[Step]
+
+    @classmethod
+    def start(cls, frame: Frame, state: State) -> Walk:
+        """Nothing done yet."""
+        return cls(frame, list(state), [])
+
+    def go(self, kind: StepKind, axes: Sequence[Axis], targets: Sequence[int] = ()) -> None:
+        """Do one step with these axes.
+
+        Arguments: ``targets``, the part that each is to shard (slice, all_to_all, reduce_scatter).
+        """
+        before = self.frame.local(tuple(self.state))
+        moved = kind in ('all_gather', 'all_to_all')
+        gather = tuple(self.state.index(axis) for axis in axes) if moved else ()
+        # Positions in a group count along its axes in the order of parts, so that what is joined lies in the order of
+        # the tensor.
+        order = sorted(range(len(axes)), key=lambda at: (*gather[at : at + 1], *targets[at : at + 1]))
+        # Gathered parts are cleared before targets are set: an all-to-all may land an axis where another has just left.
+        for part in gather:
+            self.state[part] = None
+        for axis, part in zip(axes, targets, strict=False):
+            self.state[part] = axis
+        self.steps.append(
+            Step(
+                kind,
+                tuple(axes[at] for at in order),
+                before,
+                self.frame.local(tuple(self.state)),
+                tuple(gather[at] for at in order if gather),
+                tuple(targets[at] for at in order if targets),
+            )
+        )
+
+
+def places(axes: Sequence[Axis], state: State) -> dict[Axis, int]:
+    """Where each axis stands."""
+    return {axis: state.index(axis) if axis in state else NOWHERE for axis in axes}

@@ -13,9 +13,8 @@ from typing import Literal
 
 from simpar.errors import Infeasible
 from simpar.layout import cheapest, compat
-from simpar.layout.frame import Frame, State, frame
+from simpar.layout.frame import Frame, State, Step, frame
 from simpar.layout.layout import TensorLayout
-from simpar.layout.step import Step
 
 Method = Literal['cheapest', 'mindspore-2.0', 'mindspore-2.10']
 

@@ -21,7 +21,7 @@ from simpar.lower.mesh import PIPELINE, Mesh
 from simpar.plan import Plan
 from simpar.program import OpClass
 from simpar.program.op import OpKind
-from simpar.program.template import Slots, Template
+from simpar.program.role import Slots, Template
 
 
 class Issue(NamedTuple):

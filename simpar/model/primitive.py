@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 
 Shape = tuple[int, ...]
 ShardCounts = tuple[int, ...]

@@ -7,7 +7,7 @@ from math import prod
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
-from simpar.layout.operator import Operator
+from simpar.layout.operators import Operator
 from simpar.model.ops import Local, Ops, Parameter, Work
 
 Shape = tuple[int, ...]

@@ -3,11 +3,11 @@
 from simpar.program.builder import ProgramBuilder as ProgramBuilder
 from simpar.program.csr import Csr as Csr
 from simpar.program.op import OpClass as OpClass
-from simpar.program.partition import Partition as Partition
-from simpar.program.partition import grid as grid
 from simpar.program.program import Program as Program
 from simpar.program.role import Role as Role
+from simpar.program.tensor import Partition as Partition
 from simpar.program.tensor import Split as Split
 from simpar.program.tensor import Tensor as Tensor
+from simpar.program.tensor import grid as grid
 
 __all__ = ['Csr', 'OpClass', 'Partition', 'Program', 'ProgramBuilder', 'Role', 'Split', 'Tensor', 'grid']

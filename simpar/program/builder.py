@@ -10,11 +10,9 @@ import numpy as np
 from simpar.errors import ProgramError
 from simpar.program.needs import derive
 from simpar.program.op import OpClass
-from simpar.program.partition import Partition
 from simpar.program.program import Program
-from simpar.program.role import Role
-from simpar.program.template import Slots, plain_slots
-from simpar.program.tensor import Tensor
+from simpar.program.role import Role, Slots, plain_slots
+from simpar.program.tensor import Partition, Tensor
 from simpar.program.touches import Touches, numbers_of, touches_of
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.kernels import Array, kernel
 from simpar.program.csr import Csr
-from simpar.program.template import EMPTY, Slots
+from simpar.program.role import EMPTY, Slots
 from simpar.program.touches import Touches
 
 _NONE: Final = -1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -15,12 +17,12 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass, computes, receives
-from simpar.program.partition import Partition
 from simpar.program.role import Role
-from simpar.program.tensor import BYTES, Tensor, is_batched, is_packed
+from simpar.program.tensor import BYTES, Partition, Tensor, is_batched, is_packed
 from simpar.program.touches import named_by
 from simpar.program.turns import Turns, turns_of
 
+HEADER = 'simpar-program 1'
 Row = TypeVar('Row')
 Value = TypeVar('Value', bound=np.generic)
 
@@ -119,9 +121,6 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the text form: equal hashes, equal programs."""
-        # Imported here, as the text form reads programs back and so imports this module.
-        from simpar.program.text import digest
-
         return digest(self)
 
     def role(self, rank: int) -> Role:
@@ -242,3 +241,71 @@ def _column(
     if (of, kind) not in columns:
         columns[of, kind] = np.array([of(row) for row in rows], dtype=kind)
     return columns[of, kind]
+
+
+# the text form, which ``text`` describes and reads back
+
+
+def format_program(program: Program) -> str:
+    """The text form."""
+    return '\n'.join(_lines(program)) + '\n'
+
+
+def digest(program: Program) -> str:
+    """SHA-256 of the text form, in hex."""
+    return hashlib.sha256(format_program(program).encode()).hexdigest()
+
+
+def _line(keyword: str, value: object) -> str:
+    # NaN is no JSON, and two programs with one would not compare.
+    return f'{keyword} {json.dumps(value, ensure_ascii=False, allow_nan=False)}'
+
+
+def _lines(program: Program) -> Iterator[str]:
+    # A version on the first line, so that a later form can be told apart.
+    yield HEADER
+    yield _line(
+        'program',
+        {
+            'world': program.world,
+            'micro_batches': program.micro_batches,
+            'copies': program.copies,
+            'notes': list(program.notes),
+            # Left out where it is not so: texts and hashes of programs without exchanges stay what they were.
+            **({'batched': True} if program.batched else {}),
+        },
+    )
+    for partition in program.partitions.values():
+        yield _line('partition', {'name': partition.name, 'groups': partition.groups_GP.tolist()})
+    for tensor in program.tensors:
+        yield _line('tensor', _fields(tensor))
+    for op in program.op_classes:
+        yield _line('op', _fields(op))
+    for index, role in enumerate(program.roles):
+        ranks = np.flatnonzero(program.role_of_rank == index).tolist()
+        yield _line('role', {'name': role.name, 'streams': list(role.streams), 'ranks': ranks})
+        yield from _slots(program, role)
+
+
+def _slots(program: Program, role: Role) -> Iterator[str]:
+    names = [op.name for op in program.op_classes]
+    columns = zip(
+        role.op_class.tolist(), role.stream.tolist(), role.micro_batch.tolist(), role.copy.tolist(), strict=True
+    )
+    for (op, stream, micro_batch, copy), needs, carry in zip(columns, role.needs(), role.carried(), strict=True):
+        yield _line('slot', [names[op], role.streams[stream], micro_batch, copy, list(needs), list(carry)])
+
+
+def _fields(row: OpClass | Tensor) -> dict[str, Any]:
+    """The fields of a row that differ from their defaults."""
+    shown: dict[str, Any] = {}
+    for one in dataclasses.fields(row):
+        value = getattr(row, one.name)
+        default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+        if value != default:
+            if one.name == 'splits':
+                # The text says ``cuts``, as programs that were kept and hashed before this name do.
+                shown['cuts'] = [[split.dim, split.partition] for split in value]
+            else:
+                shown[one.name] = value
+    return shown

@@ -14,11 +14,8 @@ Fields that hold their default are left out.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import math
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,78 +24,12 @@ from numpy.typing import NDArray
 from simpar.errors import Problem, ScheduleError
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
-from simpar.program.partition import Partition
-from simpar.program.program import Program
+from simpar.program.program import HEADER, Program, digest, format_program
 from simpar.program.role import Role
-from simpar.program.tensor import Split, Tensor
+from simpar.program.tensor import Partition, Split, Tensor
 
-HEADER = 'simpar-program 1'
 Row = TypeVar('Row', OpClass, Tensor)
-
-
-def format_program(program: Program) -> str:
-    """The text form."""
-    return '\n'.join(_lines(program)) + '\n'
-
-
-def digest(program: Program) -> str:
-    """SHA-256 of the text form, in hex."""
-    return hashlib.sha256(format_program(program).encode()).hexdigest()
-
-
-def _line(keyword: str, value: object) -> str:
-    # NaN is no JSON, and two programs with one would not compare.
-    return f'{keyword} {json.dumps(value, ensure_ascii=False, allow_nan=False)}'
-
-
-def _lines(program: Program) -> Iterator[str]:
-    # A version on the first line, so that a later form can be told apart.
-    yield HEADER
-    yield _line(
-        'program',
-        {
-            'world': program.world,
-            'micro_batches': program.micro_batches,
-            'copies': program.copies,
-            'notes': list(program.notes),
-            # Left out where it is not so: texts and hashes of programs without exchanges stay what they were.
-            **({'batched': True} if program.batched else {}),
-        },
-    )
-    for partition in program.partitions.values():
-        yield _line('partition', {'name': partition.name, 'groups': partition.groups_GP.tolist()})
-    for tensor in program.tensors:
-        yield _line('tensor', _fields(tensor))
-    for op in program.op_classes:
-        yield _line('op', _fields(op))
-    for index, role in enumerate(program.roles):
-        ranks = np.flatnonzero(program.role_of_rank == index).tolist()
-        yield _line('role', {'name': role.name, 'streams': list(role.streams), 'ranks': ranks})
-        yield from _slots(program, role)
-
-
-def _slots(program: Program, role: Role) -> Iterator[str]:
-    names = [op.name for op in program.op_classes]
-    columns = zip(
-        role.op_class.tolist(), role.stream.tolist(), role.micro_batch.tolist(), role.copy.tolist(), strict=True
-    )
-    for (op, stream, micro_batch, copy), needs, carry in zip(columns, role.needs(), role.carried(), strict=True):
-        yield _line('slot', [names[op], role.streams[stream], micro_batch, copy, list(needs), list(carry)])
-
-
-def _fields(row: OpClass | Tensor) -> dict[str, Any]:
-    """The fields of a row that differ from their defaults."""
-    shown: dict[str, Any] = {}
-    for field in dataclasses.fields(row):
-        value = getattr(row, field.name)
-        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        if value != default:
-            if field.name == 'splits':
-                # The text says ``cuts``, as programs that were kept and hashed before this name do.
-                shown['cuts'] = [[split.dim, split.partition] for split in value]
-            else:
-                shown[field.name] = value
-    return shown
+__all__ = ['HEADER', 'digest', 'format_program', 'parse_program']
 
 
 def parse_program(text: str, where: str = 'program') -> Program:

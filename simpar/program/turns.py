@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass, OpKind
-from simpar.program.partition import Partition
 from simpar.program.role import Role
+from simpar.program.tensor import Partition
 
 if TYPE_CHECKING:
     from simpar.program.program import Program

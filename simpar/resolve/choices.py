@@ -9,8 +9,8 @@ from math import prod
 from typing import Final
 
 from simpar.layout import operators
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.lower.graph.record import told
 from simpar.model import Dense, Embedding, Flatten, MatMul, Mul, Operator, Shape, Sharded, Strategy

@@ -11,7 +11,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.cost.formula import share
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.layout.redistribution import Method
 from simpar.lower import lower
 from simpar.lower.graph.record import counts_of, has_strategies, with_strategies

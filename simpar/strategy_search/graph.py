@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model import Dense, Flatten, Network, Softmax
 from simpar.model.library.cross_entropy import (
     COUNT,

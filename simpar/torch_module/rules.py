@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from simpar.layout import operators
-from simpar.layout.operator import ONE
+from simpar.layout.operators import ONE
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]

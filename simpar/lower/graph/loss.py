@@ -12,7 +12,7 @@ from typing import Final
 
 from simpar.layout import TensorLayout, operators
 from simpar.layout.axis import Axis, size_of
-from simpar.layout.operator import ONE, Operator, Strategy
+from simpar.layout.operators import ONE, Operator, Strategy
 from simpar.lower.graph.emit import Site, emit
 from simpar.lower.graph.move import Mover
 from simpar.lower.graph.place import Degrees, Placed, Placer

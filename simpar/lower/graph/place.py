@@ -9,7 +9,7 @@ from math import gcd, prod
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout
 from simpar.layout.axis import merged, minus, size_of, union
-from simpar.layout.operator import ONE, Operator, Strategy
+from simpar.layout.operators import ONE, Operator, Strategy
 from simpar.lower.tape import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.model.documents import dims_of, seen, told
 from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator

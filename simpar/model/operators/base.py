@@ -14,7 +14,7 @@ from inspect import get_annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
 
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
 from simpar.model.ops import Load, Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape

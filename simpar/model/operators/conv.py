@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Strategy, Width
 from simpar.model.operators.base import MisfitError, operator, shown
 from simpar.model.operators.linear import BIAS_ADD, Biased

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Strategy, Width
 from simpar.model.operators.base import Weighted, operator
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work

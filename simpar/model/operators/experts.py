@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from simpar.layout import TensorLayout
 from simpar.layout.axis import size_of
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Aliases, SplitCounts
 from simpar.model.operators.base import Operator, Step, Unary, Weighted, operator
 from simpar.model.operators.norm import SameShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.base import Operator, Sharded, Unary, operator
 from simpar.model.operators.pointwise import Elementwise
 from simpar.model.ops import Local, Ops, Work

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.layout import TensorLayout
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import AttentionCore, Heads
 from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Aliases, SplitCounts, Strategy, Width
 from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic

@@ -6,8 +6,8 @@ from math import prod
 from typing import Final
 
 from simpar.layout import operators
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
 from simpar.model.operators.reduce import Reduction, without
 from simpar.model.operators.shape import View, rows_over_all

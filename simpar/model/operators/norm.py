@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from pydantic import Field
 
 from simpar.layout import TensorLayout, operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Of, Pair, Strategy
 from simpar.model.operators.base import (
     Binary,

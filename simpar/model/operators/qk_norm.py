@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Step, Trained, Unary, operator
 from simpar.model.operators.norm import EPSILON, SameShape

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.layout import operators
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use

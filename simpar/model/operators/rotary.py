@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Sharded, Unary, operator

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simpar.layout import TensorLayout
-from simpar.layout.operator import ONE
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import ONE
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.base import Operator, Sharded, Unary, operator
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.stream import AlongRows

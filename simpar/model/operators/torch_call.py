@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from simpar.layout import TensorLayout
-from simpar.layout.operator import Operator as Axes
+from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.base import Operator, Sharded, Step, operator
 from simpar.model.operators.embedding import GATHER, Embedding
 from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product
