@@ -12,13 +12,11 @@ from pipeline_ticks import longest, steady
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
+from simpar.pipeline.automatic import RULES, Setting, last_ends, shortlist
 from simpar.pipeline.checks import peak_of_letters
-from simpar.pipeline.clock import run
+from simpar.pipeline.clock import run, tasks
 from simpar.pipeline.closed_forms import alternate, backwards, forwards, split, with_weights
-from simpar.pipeline.compiled import search
-from simpar.pipeline.greedy import RULES, Setting, shortlist
 from simpar.pipeline.order import Action, loop, make_order
-from simpar.pipeline.tasks import tasks
 from simpar.pipeline.zero_bubble import letters, of_letters
 
 PAPER = Path(__file__).parent / 'golden' / 'zero_bubble_paper.csv'
@@ -81,22 +79,18 @@ def test_never_worse_than_1f1b_and_zb_h1_where_these_keep_the_limit(question):
 @given(
     questions(st.integers(1, 6), st.integers(1, 12)), st.lists(st.sampled_from(RULES), min_size=1), st.integers(1, 5)
 )
-@settings(max_examples=300, deadline=None)
-def test_compiled_scheduling_is_the_plain_one_to_the_bit(question, rules, most):
-    """Eighths of a second, so that ranks become free at equal times, which is where the two could part."""
-    pytest.importorskip('numba', reason='numba is not installed')
+@settings(max_examples=100, deadline=None)
+def test_orders_of_the_shortlist_end_when_the_clock_says(question, rules, most):
     m, times, limit, kept = question
     setting = Setting(times, m, (limit,) * times.stages, kept)
-    found = search.shortlist(setting, rules, most)
-    assert found == shortlist(setting, rules, most)
-    for rows in found:
-        steps = run(tasks(of_letters(rows, m)), times, 3)
-        assert search.last_ends(rows, times, 3) == [max(step.end) for step in steps]
+    for rows in shortlist(setting, rules, most):
+        order = check_order(of_letters(rows, m))
+        assert max(peak_live(order, kept)) <= limit
+        assert last_ends(rows, times, 3) == [max(step.end) for step in run(tasks(order), times, 3)]
 
 
 def test_ranks_that_wait_for_ever_end_at_no_time():
-    pytest.importorskip('numba', reason='numba is not installed')
-    assert search.last_ends(('FIW', 'IFW'), StageTimes.uniform(2, 1.0, 1.0, 1.0), 2) == [-1, -1]
+    assert last_ends(('FIW', 'IFW'), StageTimes.uniform(2, 1.0, 1.0, 1.0), 2) == [-1, -1]
 
 
 @given(st.integers(1, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from([0.25, 1.0]))

@@ -8,8 +8,7 @@ from pipeline_ticks import cold, longest, steady, ticks
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, named_order, peak_live, step_time
-from simpar.pipeline.clock import run
-from simpar.pipeline.tasks import tasks
+from simpar.pipeline.clock import run, tasks
 
 GOLDEN = Path(__file__).parent / 'golden'
 

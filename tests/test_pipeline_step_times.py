@@ -1,13 +1,12 @@
-"""Many cases of stage times at once give what the clock gives for each, to the bit, by numpy and by numba."""
+"""Many cases of stage times at once give what the clock gives for each, to the bit."""
 
-import importlib.util
 import random
 
 import numpy as np
 import pytest
 from pipeline_cases import any_order
 
-from simpar.errors import ScheduleError, SimparError
+from simpar.errors import ScheduleError
 from simpar.pipeline import (
     ORDERS,
     Action,
@@ -15,15 +14,11 @@ from simpar.pipeline import (
     Recurrence,
     StageTimes,
     StageTimesTable,
-    batch,
     named_order,
-    scan,
     step_time,
     step_times,
     with_communication,
 )
-
-ENGINES = ['numpy', 'compiled']
 
 
 def drawn(draw, stages, least=0.0):
@@ -41,8 +36,7 @@ def check(order, cases):
     table = StageTimesTable.of(cases)
     for steps in (1, 2, 3):
         expected = np.array([step_time(order, case, steps) for case in cases])
-        for engine in ENGINES:
-            assert step_times(order, table, steps, engine=engine).tobytes() == expected.tobytes(), (engine, steps)
+        assert step_times(order, table, steps).tobytes() == expected.tobytes(), steps
 
 
 @pytest.mark.parametrize('block', range(4))
@@ -68,25 +62,23 @@ def test_sends_and_receives_take_their_time_on_no_rank():
     order = named_order('interleaved-1f1b', 3, 6)
     cases = [drawn(random.Random(0), order.stages) for _ in range(3)]
     table = StageTimesTable.of(cases)
-    for engine in ENGINES:
-        sent = step_times(with_communication(order, 'late'), table, engine=engine)
-        assert sent.tolist() == step_times(order, table, engine=engine).tolist()
+    sent = step_times(with_communication(order, 'late'), table)
+    assert sent.tolist() == step_times(order, table).tolist()
 
 
 @pytest.mark.parametrize('cases', [1, 63, 64, 65, 129])
 def test_any_number_of_cases(cases, monkeypatch):
     """Blocks are full or not; each case has its own place."""
-    monkeypatch.setattr(scan, 'BLOCK', 60)
+    monkeypatch.setattr('simpar.pipeline.clock.BLOCK', 60)
     draw = random.Random(cases)
     check(named_order('zb-h1', 2, 3), [drawn(draw, 2) for _ in range(cases)])
 
 
-@pytest.mark.parametrize('engine', ENGINES)
-def test_no_cases_take_no_time(engine):
+def test_no_cases_take_no_time():
     none = StageTimesTable(
         forward=np.zeros((0, 2)), input=np.zeros((0, 2)), weight=np.zeros((0, 2)), communication=np.zeros((0, 1))
     )
-    assert step_times(named_order('1f1b', 2, 2), none, engine=engine).shape == (0,)
+    assert step_times(named_order('1f1b', 2, 2), none).shape == (0,)
 
 
 def test_an_idle_rank_ends_when_it_begins():
@@ -100,16 +92,15 @@ def test_an_action_on_another_rank_than_its_stage_is_waited_for():
     check(Order(rows, (1, 1), 1), [StageTimes.uniform(2, 1.0, 1.0, 1.0), drawn(random.Random(2), 2, least=0.1)])
 
 
-@pytest.mark.parametrize('engine', ENGINES)
 @pytest.mark.parametrize(('ranks', 'micro_batches'), [(1, 4), (2, 3), (4, 9), (5, 2), (16, 24)])
-def test_1f1b_is_its_recurrence(ranks, micro_batches, engine):
+def test_1f1b_is_its_recurrence(ranks, micro_batches):
     """Forwards and backwards from their definition, without an order."""
     chance = np.random.default_rng(ranks)
     F, I, W = 1 + chance.random((3, 20, ranks))
     # Shorter than the work beside it, so that no message waits for the one before.
     travel = chance.random((20, ranks - 1))
     table = StageTimesTable(forward=F, input=I, weight=W, communication=travel)
-    found = step_times(named_order('1f1b', ranks, micro_batches), table, 1, engine=engine)
+    found = step_times(named_order('1f1b', ranks, micro_batches), table, 1)
     expected = [first_step(F[case], I[case] + W[case], travel[case], micro_batches) for case in range(20)]
     assert found.tolist() == expected
 
@@ -186,21 +177,3 @@ def test_ranks_that_wait_for_each_other_are_told():
     rows = tuple(tuple(Action(rank, kind, 0) for kind in kinds) for rank, kinds in enumerate(('BF', 'FB')))
     with pytest.raises(ScheduleError, match='ranks wait for each other'):
         Recurrence.of(Order(rows, (0, 1), 1))
-
-
-def test_numba_is_loaded_where_it_repays(monkeypatch):
-    monkeypatch.setattr(batch, '_done', [0])
-    monkeypatch.delitem(batch.sys.modules, 'simpar.pipeline.compiled.scan', raising=False)
-    assert not batch._repays(batch.REPAYS // 2, 'auto')
-    assert batch._repays(batch.REPAYS // 2, 'auto')
-    assert not batch._repays(batch.REPAYS, 'numpy')
-    assert batch._repays(1, 'compiled')
-
-
-def test_without_numba_numpy_does_all(monkeypatch):
-    monkeypatch.setattr(batch, '_done', [0])
-    monkeypatch.delitem(batch.sys.modules, 'simpar.pipeline.compiled.scan', raising=False)
-    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-    assert not batch._repays(2 * batch.REPAYS, 'auto')
-    with pytest.raises(SimparError, match='numba, which is not installed; write: pip install numba'):
-        batch._repays(1, 'compiled')

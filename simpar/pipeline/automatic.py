@@ -2,27 +2,417 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from math import floor
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from math import floor, inf
+from typing import Any, Final, Literal
 
-from simpar.pipeline import greedy
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.kernels import Array, kernel, part
 from simpar.pipeline.checks import peak_of_letters
-from simpar.pipeline.clock import StageTimes, run
+from simpar.pipeline.clock import StageTimes
 from simpar.pipeline.closed_forms import refuse
-from simpar.pipeline.greedy import RULES, Letters, Rule, Setting
 from simpar.pipeline.order import Order
-from simpar.pipeline.tasks import tasks
 from simpar.pipeline.zero_bubble import letters, of_letters
 from simpar.units import quantise
 
-Shortlist = Callable[[Setting, Sequence[Rule], int], list[Letters]]
-LastEnds = Callable[[Letters, StageTimes, int], list[float]]
+# Zero-bubble orders found by list scheduling: each rank takes what is best when it becomes free.
+#
+# The published heuristic (Qi et al., 2023, section 3.1) with its choices as rules: as many forwards as memory and
+# the first gradient allow, then forwards and backwards in turn, weight gradients in the gaps and where memory is
+# full.
+
+
+Letter = Literal['F', 'I', 'W']
+Letters = tuple[str, ...]
+"""Each rank's work as letters F, I, W, micro-batches in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a rank does where it could do several things.
+
+    Arguments:
+        gap: a W fills a gap of at least this share of its time.
+        level: a W fills a smaller gap too, where the rank would else have idled longer than every other so far.
+        turns: forwards and backwards that are both ready take turns; else the backward goes first.
+        delay: how much, in times of a forward, warm-up may delay the rank's first gradient.
+        ahead: forwards ahead of backwards: 0 as memory allows, 1 as in 1F1B, 2 as in ZB-H2.
+    """
+
+    gap: float
+    level: bool
+    turns: bool
+    delay: float
+    ahead: int
+
+
+RULES: Final = tuple(
+    Rule(*values) for values in product((0.0, 0.5, 1.0), (False, True), (False, True), (0.0, 1.0, inf), (0, 1, 2))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What to find an order for: a stage on each rank.
+
+    Arguments: ``limits``, activations that each rank may keep; ``kept``, share of one that lives on from I to W.
+    """
+
+    times: StageTimes
+    micro_batches: int
+    limits: tuple[float, ...]
+    kept: float
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return self.times.stages
+
+    def first_gradients(self) -> tuple[float, ...]:
+        """When the gradient of the first micro-batch can reach each rank at the earliest."""
+        times, reached = self.times, [0.0] * self.ranks
+        now = sum(times.forward) + sum(times.communication)
+        for rank in reversed(range(self.ranks)):
+            reached[rank] = now
+            now += times.input[rank] + (times.communication[rank - 1] if rank else 0.0)
+        return tuple(reached)
+
+
+_F: Final = 0
+_I: Final = 1
+_W: Final = 2
+_NONE: Final = -1
+_MARGIN: Final = 1 + 1e-9
+"""Far more than sums of seconds can be rounded by: a walk is left off only where it is longer beyond doubt."""
+
+
+@kernel
+def _shortest(
+    rules: Array,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
+    rows: Array,
+    places: Array,
+    found: Array,
+    ends: Array,
+    done: Array,
+    clock: Array,
+    work: Array,
+    asleep: Array,
+    heap: Array,
+    place: Array,
+) -> None:
+    """The shortest different rows that rules give, shortest first, of equal ones that of the first rule first.
+
+    Arguments: ``places``, which of ``rows`` are the shortest, and behind them one for the rule that is tried;
+    ``found``, the seconds of each, infinite at first; ``work``, seconds of all actions of a rank.
+    """
+    most = len(found)
+    for rule in range(len(rules)):
+        given = rules[rule]
+        facts = (given[0], given[1] != 0.0, given[2] != 0.0, given[3], int(given[4]), given[5])
+        tried = places[most]
+        longest = _walk(
+            facts, seconds, hops, limits, first, rows[tried], ends, done, clock, work, asleep, heap, place, found[-1]
+        )
+        if longest >= found[-1] or _is_known(rows, places, found, longest):
+            continue
+        # The last one makes room, and its rows are written by the next rule.
+        at, places[most] = most - 1, places[most - 1]
+        while at > 0 and found[at - 1] > longest:
+            found[at], places[at] = found[at - 1], places[at - 1]
+            at -= 1
+        found[at], places[at] = longest, tried
+
+
+@part
+def _is_known(rows: Array, places: Array, found: Array, longest: float) -> bool:
+    """Whether the rows that were tried last are among the shortest."""
+    tried = rows[places[len(found)]]
+    known = False
+    for at in range(len(found)):
+        if found[at] == longest and not known:
+            known = True
+            other = rows[places[at]]
+            for rank in range(len(tried)):
+                for action in range(tried.shape[1]):
+                    if other[rank, action] != tried[rank, action]:
+                        known = False
+    return known
+
+
+@part
+def _walk(
+    rules: Any,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
+    rows: Array,
+    ends: Array,
+    done: Array,
+    clock: Array,
+    work: Array,
+    asleep: Array,
+    heap: Array,
+    place: Array,
+    bound: float,
+) -> float:
+    """Seconds of the rank that takes longest; infinite where it is left off, being longer than ``bound``."""
+    ranks, actions = rows.shape
+    size = 0
+    for rank in range(ranks):
+        for kind in range(3):
+            done[kind, rank] = 0
+        clock[0, rank], clock[1, rank], clock[2, rank] = 0.0, np.inf, 0.0
+        asleep[rank] = False
+        size = _push(heap, place, size, 0.0, rank)
+    longest = -np.inf
+    while size:
+        now, rank = heap[0], place[0]
+        size = _pop(heap, place, size)
+        at = done[0, rank] + done[1, rank] + done[2, rank]
+        # A rank may be in the heap several times; only an entry at or behind its last work counts.
+        if now < clock[0, rank] or at >= actions:
+            continue
+        kind, wake = _choose(rules, seconds, hops, limits, first, rows, ends, done, clock, rank, now)
+        if kind == _NONE:
+            asleep[rank] = True
+            if wake < np.inf:
+                size = _push(heap, place, size, wake, rank)
+            continue
+        if at:
+            clock[2, rank] += now - clock[0, rank]
+            # A rank takes as long as it works and idles, and idles ever longer.
+            if work[rank] + clock[2, rank] > bound * _MARGIN:
+                longest = np.inf
+                break
+        clock[1, rank] = min(clock[1, rank], now)
+        rows[rank, at] = kind
+        clock[0, rank] = now + seconds[kind, rank]
+        ends[kind, rank, done[kind, rank]] = clock[0, rank]
+        done[kind, rank] += 1
+        size = _push(heap, place, size, clock[0, rank], rank)
+        other = rank + 1 if kind == _F else rank - 1 if kind == _I else -1
+        if 0 <= other < ranks and asleep[other]:
+            asleep[other] = False
+            size = _push(heap, place, size, max(clock[0, other], now), other)
+    for rank in range(ranks):
+        longest = max(longest, clock[0, rank] - clock[1, rank])
+    return longest
+
+
+@part
+def _choose(
+    rules: Any,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
+    rows: Array,
+    ends: Array,
+    done: Array,
+    clock: Array,
+    rank: int,
+    now: float,
+) -> tuple[int, float]:
+    gap, level, turns, _, _, _ = rules
+    forward, full = _forward(rules, seconds, hops, limits, first, ends, done, rank, now)
+    gradient = _gradient(hops, ends, done, rank)
+    kind, wake = _NONE, now
+    if gradient <= now:
+        at = done[0, rank] + done[1, rank] + done[2, rank]
+        kind = _F if forward <= now and turns and rows[rank, at - 1] != _F else _I
+    elif forward <= now:
+        kind = _F
+    else:
+        wake = min(forward, gradient)
+        if done[_W, rank] < done[_I, rank] and (full or _fills(gap, level, seconds, clock, rank, wake - now)):
+            kind = _W
+    return kind, wake
+
+
+@part
+def _forward(
+    rules: Any,
+    seconds: Array,
+    hops: Array,
+    limits: Array,
+    first: Array,
+    ends: Array,
+    done: Array,
+    rank: int,
+    now: float,
+) -> tuple[float, bool]:
+    _, _, _, delay, ahead, kept = rules
+    count, back = done[_F, rank], done[_I, rank]
+    arrives = 0.0
+    if rank:
+        arrives = ends[_F, rank - 1, count] + hops[rank - 1] if count < done[_F, rank - 1] else np.inf
+    begin, full = arrives, False
+    if count == ends.shape[2] or arrives == np.inf:
+        begin = np.inf
+    else:
+        hop = len(limits) - rank
+        lasts = seconds[_F, rank]
+        slack = delay * lasts if lasts else 0.0
+        most = hop if ahead == 1 else 2 * hop - 1
+        late = max(arrives, now) + lasts > first[rank] + slack
+        if (ahead and count - back >= most) or (count and not back and late):
+            begin = np.inf
+        elif count + 1 - back + kept * (back - done[_W, rank]) > limits[rank]:
+            begin, full = np.inf, arrives <= now
+    return begin, full
+
+
+@part
+def _gradient(hops: Array, ends: Array, done: Array, rank: int) -> float:
+    count, found = done[_I, rank], np.inf
+    if count < done[_F, rank]:
+        if rank + 1 == done.shape[1]:
+            found = ends[_F, rank, count]
+        elif count < done[_I, rank + 1]:
+            found = ends[_I, rank + 1, count] + hops[rank]
+    return found
+
+
+@part
+def _fills(gap: float, level: bool, seconds: Array, clock: Array, rank: int, idle: float) -> bool:
+    found: bool = idle >= gap * seconds[_W, rank]
+    if level and not found:
+        most = clock[2, 0]
+        for one in clock[2]:
+            most = max(most, one)
+        found = clock[2, rank] + idle > most
+    return found
+
+
+@part
+def _push(heap: Array, place: Array, size: int, time: float, rank: int) -> int:
+    """Put a rank on the heap; of equal times the last rank is first, as gradients come from there."""
+    at = size
+    while at > 0:
+        above = (at - 1) // 2
+        if heap[above] < time or (heap[above] == time and place[above] >= rank):
+            break
+        heap[at], place[at] = heap[above], place[above]
+        at = above
+    heap[at], place[at] = time, rank
+    return size + 1
+
+
+@part
+def _pop(heap: Array, place: Array, size: int) -> int:
+    """Take the first entry off the heap."""
+    size -= 1
+    time, rank = heap[size], place[size]
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        right = below + 1
+        if right < size and (heap[right] < heap[below] or (heap[right] == heap[below] and place[right] > place[below])):
+            below = right
+        if time < heap[below] or (time == heap[below] and rank >= place[below]):
+            break
+        heap[at], place[at] = heap[below], place[below]
+        at = below
+    heap[at], place[at] = time, rank
+    return size
+
+
+@kernel
+def _write_ends(rows: Array, seconds: Array, hops: Array, ends: Array, done: Array, free: Array, last: Array) -> None:
+    """When each step ends, into ``last``; −1 where ranks wait for each other for ever.
+
+    Arguments: ``rows``, kinds of actions, shape [ranks, actions]; ``free``, when each rank is free, zeros at first.
+    """
+    ranks, actions = rows.shape
+    for step in range(len(last)):
+        for kind in range(3):
+            for rank in range(ranks):
+                done[kind, rank] = 0
+        went, going = 0, True
+        while going:
+            going = False
+            for rank in range(ranks):
+                while True:
+                    at = done[_F, rank] + done[_I, rank] + done[_W, rank]
+                    if at == actions:
+                        break
+                    kind = rows[rank, at]
+                    count, now = done[kind, rank], free[rank]
+                    if kind == _F and rank:
+                        if count >= done[_F, rank - 1]:
+                            break
+                        now = max(now, ends[_F, rank - 1, count] + hops[rank - 1])
+                    if kind != _F and count >= done[kind - 1, rank]:
+                        break
+                    if kind == _I and rank + 1 < ranks:
+                        if count >= done[_I, rank + 1]:
+                            break
+                        now = max(now, ends[_I, rank + 1, count] + hops[rank])
+                    free[rank] = ends[kind, rank, count] = now + seconds[kind, rank]
+                    done[kind, rank] += 1
+                    went += 1
+                    going = True
+        last[step] = -1.0
+        if went == ranks * actions:
+            for rank in range(ranks):
+                last[step] = max(last[step], free[rank])
+
+
+_LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
+
+
+def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letters]:
+    """The shortest different orders of some rules, at most so many; of equal ones that of the first rule first."""
+    ranks, actions = setting.ranks, 3 * setting.micro_batches
+    seconds, hops = _given(setting.times)
+    facts = np.array([(one.gap, one.level, one.turns, one.delay, one.ahead, setting.kept) for one in rules], np.float64)
+    limits, first = np.array(setting.limits, dtype=np.float64), np.array(setting.first_gradients())
+    rows, found = np.zeros((most + 1, ranks, actions), dtype=np.int8), np.full(most, np.inf)
+    places = np.arange(most + 1)
+    ends, done = np.zeros((3, ranks, setting.micro_batches)), np.zeros((3, ranks), dtype=np.int64)
+    # By rank: when it is free, when it began, how long it idled.
+    clock, work = np.zeros((3, ranks)), seconds.sum(axis=0) * setting.micro_batches
+    # Each action takes one entry off the heap and puts at most two there.
+    size = ranks * (actions + 1) + 1
+    heap, place, asleep = np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(ranks, dtype=np.bool_)
+    _shortest(facts, seconds, hops, limits, first, rows, places, found, ends, done, clock, work, asleep, heap, place)
+    return [_letters(rows[at]) for at in places[:most][found < np.inf]]
+
+
+def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
+    """When the last rank ends each of some steps that are run back to back; −1 where ranks wait for ever."""
+    seconds, hops = _given(times)
+    codes = np.array([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows])
+    kinds = ((codes == _LETTERS[1]) + 2 * (codes == _LETTERS[2])).astype(np.int8)
+    ends, done = np.zeros((3, len(rows), kinds.shape[1])), np.zeros((3, len(rows)), dtype=np.int64)
+    last = np.zeros(steps)
+    _write_ends(kinds, seconds, hops, ends, done, np.zeros(len(rows)), last)
+    found: list[float] = last.tolist()
+    return found
+
+
+def _given(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # A gap that no stage has, so that the array is there for a single rank too.
+    return np.array([times.forward, times.input, times.weight]), np.array([*times.communication, 0.0])
+
+
+def _letters(kinds: NDArray[np.int8]) -> Letters:
+    return tuple(_LETTERS[row].tobytes().decode() for row in kinds)
+
+
 SHORTLIST: Final = 4
 """Orders of the heuristic that are timed over several steps."""
-COMPILES: Final = 3000
-"""Actions from which on all rules take longer in plain Python than compiling, and loading, takes."""
 
 
 def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequence[float], kept: float = 1.0) -> Order:
@@ -41,13 +431,12 @@ def automatic_order(micro_batches: int, times: StageTimes, limit: float | Sequen
     Does not model streams, links that are shared, launches, or what happens between steps.
     """
     setting = _setting(micro_batches, times, limit, kept)
-    shortlist, ends = _compiled() if _is_compiled(setting) else (greedy.shortlist, _last_ends)
     # Handcrafted orders first, so that they win where nothing is better: 1F1B, ZB-H1 and ZB-H2.
     candidates = [_within_limit(setting, ahead, lag) for ahead, lag in ((1, 0), (1, 1), (2, 2))]
     # The heuristic's own seconds are of one step; the best few are timed over three, where steps overlap.
     candidates += shortlist(setting, RULES, SHORTLIST)
     # min keeps the first of equals, and candidates come in a fixed order: the same arguments give the same order.
-    best: Letters = min(candidates, key=lambda rows: _cost(ends(rows, setting.times, 3)))
+    best: Letters = min(candidates, key=lambda rows: _cost(last_ends(rows, setting.times, 3)))
     return of_letters(best, micro_batches)
 
 
@@ -69,17 +458,6 @@ def _setting(micro_batches: int, times: StageTimes, limit: float | Sequence[floa
     return Setting(rounded, micro_batches, limits, kept)
 
 
-def _is_compiled(setting: Setting) -> bool:
-    """Whether compiling, or loading what has been compiled, repays."""
-    return 3 * setting.ranks * setting.micro_batches >= COMPILES
-
-
-def _compiled() -> tuple[Shortlist, LastEnds]:
-    from simpar.pipeline.compiled.search import last_ends, shortlist
-
-    return shortlist, last_ends
-
-
 def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:
     """1F1B (1, 0), ZB-H1 (1, 1) or ZB-H2 (2, 2), with less warm-up and then less lag where the limit is lower."""
     ranks, count = setting.ranks, setting.micro_batches
@@ -91,12 +469,6 @@ def _within_limit(setting: Setting, ahead: int, lag: int) -> Letters:
     # A rank that were ahead by more than the one before it would wait for forwards that never come.
     warm_up = list(accumulate((min(room[rank], ahead * (ranks - 1 - rank)) for rank in range(ranks)), min))
     return tuple(letters(count, warm_up[rank], min(lag * rank, room[rank] - warm_up[rank])) for rank in range(ranks))
-
-
-def _last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
-    """When the last rank ends each of some steps that are run back to back."""
-    order = of_letters(rows, rows[0].count('F'))
-    return [max(step.end) for step in run(tasks(order), times, steps)]
 
 
 def _cost(ends: Sequence[float]) -> tuple[float, float]:

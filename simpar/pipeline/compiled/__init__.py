@@ -1,1 +1,0 @@
-"""Compiled recurrences of pipeline orders by numba, to the bit those in numpy."""
