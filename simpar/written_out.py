@@ -14,8 +14,6 @@ from simpar.schedule import Schedule, written
 from simpar.stacks import NONE
 
 _ALL: Final[tuple[Any, ...]] = ('', [], {}, None)
-_MEANT: Final = ('overlap', 'recompute')
-"""Keys of a plan whose empty list is not their default."""
 _HARMLESS: Final = frozenset(
     {'gather', 'shard_group', 'shard_threshold', 'accumulate', 'copies_loss', 'receive', 'exchange'}
 )
@@ -31,8 +29,11 @@ def written_out(case: Case) -> dict[str, Any]:
     tree = written(settled)
     del tree['sweep'], tree['planner']
     unused = _inert(case)
+    # An empty list says something where it is not the default, as of overlap.
     tree['plan'] = {
-        key: value for key, value in tree['plan'].items() if key not in unused and (value not in _ALL or key in _MEANT)
+        key: value
+        for key, value in tree['plan'].items()
+        if key not in unused and (value not in _ALL or getattr(Plan(), key) != getattr(settled.plan, key))
     }
     workload = {key: _without_empty(key, value) for key, value in tree['workload'].items()}
     tree['workload'] = {key: value for key, value in workload.items() if value not in _ALL}

@@ -12,6 +12,7 @@ from simpar.document import Key, Tree
 from simpar.errors import ProfileError
 from simpar.headline import run_by
 from simpar.lower.roles import passes_beside
+from simpar.plan import Plan
 from simpar.profiles import load_profile
 from simpar.schedule.contents import ClusterReference
 from simpar.stacks import NONE, OF_WORKLOAD, UNKNOWN, load_stack, stack_of
@@ -21,8 +22,8 @@ PROFILE: Final[Key] = ('cluster', 'profile')
 PASSES: Final[Key] = ('plan', 'overlap')
 OF_PASSES: Final = ('plan.reduce_gradients', 'plan.prefetch')
 """Keys that passes of MindSpore say, too."""
-OF_MINDSPORE: Final = {'copies': 1, 'hsdp': 'off', 'overlap': 'default'}
-"""Keys of the plan that MindSpore has, and others mostly not; each with its value in a silent file."""
+OF_MINDSPORE: Final = ('copies', 'hsdp', 'overlap')
+"""Keys of the plan that MindSpore has, and others mostly not."""
 TYPED: Final = ('--set ', '--sweep ')
 """Where a value comes from that the user typed: its paths start where the user is, not in the file's folder."""
 
@@ -38,7 +39,8 @@ def framework_words(tree: Tree) -> str:
         words.append('network')
     beside = json.dumps([tree.get(('against',)), tree.get(('sweep',))])
     own = plan if isinstance(plan, dict) else {}
-    for key, silent in OF_MINDSPORE.items():
+    for key in OF_MINDSPORE:
+        silent = getattr(Plan(), key)
         if own.get(key, silent) != silent or f'"plan.{key}"' in beside:
             words.append(key)
     return ' '.join(words)
