@@ -9,7 +9,7 @@ from graph_cases import graph_case
 from simpar import cli
 from simpar.case import load_case
 from simpar.commands.check import render
-from simpar.commands.ir import Listing, flattens, rank_ir, strategies_to_dict, strategy_text
+from simpar.listing import Listing, flattens, rank_ir, strategies_to_dict, strategy_text
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import fusion_ids
 from simpar.model import Add, Flatten, Trained, layer_names, network_shapes, reads_of

@@ -11,10 +11,10 @@ from combined_cases import combined_case
 from strategy_cases import random_case
 
 from simpar import cli
+from simpar import listing as ir
 from simpar.case import load_case
-from simpar.commands import ir
 from simpar.commands.check import render, to_dict
-from simpar.commands.ir import Listing, strategies_to_dict, strategy_text
+from simpar.listing import Listing, strategies_to_dict, strategy_text
 from simpar.lower import lower
 from simpar.model import Dense, Relu, layer_names
 

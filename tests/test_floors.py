@@ -21,7 +21,7 @@ FLOORS = [
     ],
     [
         *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
-        *('compare', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook'),
+        *('compare', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.commands.ir import Listing
+from simpar.listing import Listing
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu

@@ -7,9 +7,9 @@ from math import prod
 import pytest
 
 from simpar.case import load_case
-from simpar.commands.ir import PRIMITIVES, rank_ir
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
+from simpar.listing import PRIMITIVES, rank_ir
 from simpar.lower import lower
 from simpar.model import (
     Conv2d,

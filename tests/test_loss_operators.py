@@ -13,8 +13,8 @@ from test_resolve_strategies import CASES, workload_of
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.commands.ir import Listing
 from simpar.errors import Infeasible, ScheduleError
+from simpar.listing import Listing
 from simpar.lower import lower
 from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.model import Dense, Network, Relu

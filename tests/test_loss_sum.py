@@ -6,7 +6,7 @@ import pytest
 from combined_cases import combined_case
 
 from simpar.case import load_case
-from simpar.commands.ir import rank_ir, strategies_to_dict, strategy_lines
+from simpar.listing import rank_ir, strategies_to_dict, strategy_lines
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plan import Plan

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case
 from simpar.commands.common import case_waited_for, executor_flags, print_json, start
-from simpar.commands.ir import strategies_to_dict, strategy_lines
 from simpar.commands.progress import waiting
+from simpar.listing import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
 from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
@@ -43,7 +43,7 @@ def check_command(options: argparse.Namespace) -> int:
         write_atomically(options.program, format_program(case.program))
         answer['written'] = [str(options.program)]
     if options.ir:
-        from simpar.commands.ir import write_ir
+        from simpar.listing import write_ir
 
         answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
     # With ``--numerics`` the executor prints the one JSON object.

@@ -1,4 +1,8 @@
-"""What every rank does, one file a rank, to be read as MindSpore's IR dumps are read."""
+"""Listing: a program seen by the operators of its model, and as MindSpore's IR dumps read, a file a rank.
+
+Of each operator: its strategy and where that came from, the slices of what it reads and writes, and the collectives
+that it brings with it. All of it is read off the program, so that it is what the machines do.
+"""
 
 from __future__ import annotations
 
