@@ -25,6 +25,7 @@ UNKNOWN: Final = 'unknown'
 """The framework of a schedule that names none, in the table; words on the workload may follow."""
 OF_WORKLOAD: Final = ('workload.optimizer', 'workload.clip_norm', 'workload.gradients')
 """Keys of the workload that a framework decides where a schedule is silent."""
+OLDER_MODEL: Final = 'workload.transformer.'
 TABLE: Final = 'frameworks.csv'
 
 
@@ -70,7 +71,7 @@ def load_stack(name: str) -> Stack:
 @functools.lru_cache(maxsize=64)
 def _stack(files: tuple[File, ...]) -> Stack:
     """The stack of a file over those of the ones that it extends, in this order."""
-    *over, tree = [parsed(*file) for file in files]
+    *over, tree = [_renamed(parsed(*file)) for file in files]
     for above in reversed(over):
         # A title names one stack alone.
         below_it = {key: value for key, value in tree.root.items() if key != 'title'}
@@ -81,6 +82,19 @@ def _stack(files: tuple[File, ...]) -> Stack:
         return document.build(tree, Stack, check=_problems)
     except ScheduleError as wrong:
         raise ProfileError(wrong.problems) from None
+
+
+def _renamed(tree: Tree) -> Tree:
+    """A file with keys of a model where they stand today: until 403c6f3 they stood among those of the schedule."""
+    schedule = tree.root.get('schedule') if isinstance(tree.root, dict) else None
+    if not isinstance(schedule, dict):
+        return tree
+    older = {key: key.removeprefix(OLDER_MODEL) for key in schedule if str(key).startswith(OLDER_MODEL)}
+    if not older:
+        return tree
+    kept = {key: value for key, value in schedule.items() if key not in older}
+    model = {**{name: schedule[key] for key, name in older.items()}, **(tree.root.get('model') or {})}
+    return Tree(root={**tree.root, 'schedule': kept, 'model': model}, origins=tree.origins, problems=tree.problems)
 
 
 def _joined(base: Any, over: Any) -> Any:

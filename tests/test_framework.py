@@ -134,17 +134,25 @@ def test_a_misspelt_framework_is_told_its_own_stacks(tmp_path, capsys):
     assert 'did you mean mindspore-graph?' in capsys.readouterr().err
 
 
-def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, capsys):
-    stack = tmp_path / 'own.yaml'
-    stack.write_text(
-        'format: 1\nname: own\nextends: eager\ndescription: d\nsource: s\n'
-        'schedule:\n  workload.transformer.tied: true\n'
-    )
-    file = tmp_path / 'plan.yaml'
+def own_stack(folder, key):
+    """A file whose stack, beside it, gives this key of a schedule."""
+    head = 'format: 1\nname: own\nextends: eager\ndescription: d\nsource: s\n'
+    (folder / 'own.yaml').write_text(f'{head}schedule:\n  {key}\n')
+    file = folder / 'plan.yaml'
     # The path of a stack starts in the folder of the file that names it, as all paths there do.
     file.write_text(json.dumps(schedule(stack='./own.yaml')))
-    assert main(['run', str(file)]) == 2
-    assert 'own.yaml:7: schedule.workload.transformer.tied: no key that a framework decides' in capsys.readouterr().err
+    return file
+
+
+def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, capsys):
+    assert main(['run', str(own_stack(tmp_path, 'workload.batch: 8'))]) == 2
+    assert 'own.yaml:7: schedule.workload.batch: no key that a framework decides' in capsys.readouterr().err
+
+
+def test_a_stack_of_before_keeps_its_keys_of_a_model_for_published_rows_alone(tmp_path):
+    file = own_stack(tmp_path, 'workload.transformer.tied: true')
+    assert load_stack(str(tmp_path / 'own.yaml')).model == {'tied': True}
+    assert load_schedule(file).workload == load_schedule(file, ['cluster.stack=eager']).workload
 
 
 @pytest.mark.parametrize('pipeline', [1, 4, 16])

@@ -1,4 +1,4 @@
-"""Files that users have of commit 403c6f3: schedules, profiles, stacks, an answer, and journals of two searches."""
+"""Files of commit 403c6f3 that users have: schedules, profiles, stacks, a saved answer, journals of two searches."""
 
 from __future__ import annotations
 
