@@ -21,7 +21,7 @@ from executor.validate import dims_of, exchange_of
 from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
 from simpar.program import OpClass, Program
-from simpar.program.op import COLLECTIVES
+from simpar.program.collectives import COLLECTIVES
 from simpar.trace import Trace
 
 Messages = Sequence[list[torch.Tensor]]

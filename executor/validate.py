@@ -18,7 +18,8 @@ from executor.ranks.watchdog import STREAMS
 from executor.walk import stuck
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition, Program, Role
-from simpar.program.op import COLLECTIVES, OP_KINDS
+from simpar.program.collectives import COLLECTIVES
+from simpar.program.op import OP_KINDS
 from simpar.units import format_size
 
 

@@ -26,6 +26,7 @@ from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.model.operators import OP_CLASSES
 from simpar.model.operators.shape import FLATTEN
 from simpar.program import OpClass, Program, Tensor
+from simpar.program.collectives import COLLECTIVES
 from simpar.program.tensor import PER_RANK
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
@@ -415,10 +416,7 @@ def _weighed_lines(answer: dict[str, Any]) -> Iterator[str]:
 NAMES: Final = {
     **PRIMITIVES,
     'slice': 'StridedSlice',
-    'all_reduce': 'AllReduce',
-    'all_gather': 'AllGather',
-    'reduce_scatter': 'ReduceScatter',
-    'all_to_all': 'AlltoAll',
+    **{name: one.primitive for name, one in COLLECTIVES.items() if one.primitive},
 }
 """MindSpore's names of operators; others are written in its way."""
 SAME: Final = frozenset({'slice', 'pad', 'scale', 'add'}).union(

@@ -12,7 +12,7 @@ import pytest
 
 from simpar.case import load_case
 from simpar.chakra import read_chakra, write_chakra
-from simpar.chakra.schema import (
+from simpar.chakra.write import (
     COLLECTIVE,
     COMPUTE,
     LOAD,

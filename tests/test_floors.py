@@ -10,7 +10,7 @@ FLOORS = [
         *('shipped', 'document', 'collector'),
     ],
     [
-        *('layout', 'program', 'model', 'workload', 'plan', 'session'),
+        *('program', 'layout', 'model', 'workload', 'plan', 'session'),
         *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],

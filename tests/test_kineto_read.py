@@ -10,8 +10,7 @@ from recorded_training import Gpt, record, stepper
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.kineto.overlap import busy
-from simpar.kineto.read import read_recording, read_recordings
+from simpar.kineto.read import busy, read_recording, read_recordings
 from simpar.recording.join import collectives, compute_ops, join
 from simpar.trace_files import load_trace
 

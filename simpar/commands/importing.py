@@ -30,8 +30,7 @@ from simpar.importing.first import NONE, Degrees, First, Question, Step, compare
 from simpar.importing.mapping import Imported, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.importing.settings import MAPPED
-from simpar.kineto.overlap import Busy, busy
-from simpar.kineto.read import Recording, is_recording, read_recordings
+from simpar.kineto.read import Busy, Recording, busy, is_recording, read_recordings
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
 from simpar.recording.join import Join, Joined, join, named, program_key

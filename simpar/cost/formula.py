@@ -15,11 +15,12 @@ from typing import Final, NamedTuple
 from simpar.cost.costs import Part, major
 from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import OpClass
+from simpar.program.collectives import COLLECTIVES
 
 SEND = 'send'
 PAIRWISE = 'all_to_all'
 EXCHANGE = 'exchange'
-_PASSES = {'all_reduce': 2, 'all_gather': 1, 'reduce_scatter': 1, PAIRWISE: 1}
+_PASSES = {name: one.passes for name, one in COLLECTIVES.items() if one.passes}
 
 
 def steps(algorithm: str, operator: str, members: int) -> int:
@@ -110,7 +111,7 @@ def _plan(operator: str, shape: Shape, crossed: list[int]) -> list[tuple[int, st
         plan.append((level, operator, part))
         part /= shape.members[level]
     # An all-gather is a reduce-scatter backwards.
-    return plan if operator == 'reduce_scatter' else plan[::-1]
+    return plan if COLLECTIVES[operator].adds else plan[::-1]
 
 
 def _phases(
@@ -217,7 +218,7 @@ def _terms(
 ) -> Terms:
     """Adds the reduction where it is not done on the way: (p − 1) / p · n bytes of results."""
     # HCCL reduces some types on the way (inline reduce); others pass a kernel.
-    reduces = op.operator in ('all_reduce', 'reduce_scatter') and op.dtype not in library.inline
+    reduces = op.operator in COLLECTIVES and COLLECTIVES[op.operator].adds and op.dtype not in library.inline
     if reduces and library.reduce is not None:
         reduction = (shape.ranks - 1) / shape.ranks * op.bytes / library.reduce.value
         transfers, text = [*transfers, (reduction, (library.reduce,))], f'{text}, {op.dtype} reduced by kernels'

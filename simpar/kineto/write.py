@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from simpar.cost.costs import Costs
+import numpy as np
+
+from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.files import write_atomically
-from simpar.kineto.links import link_counters
-from simpar.kineto.rank import Drawing, Event, Style
-from simpar.kineto.transfers import transfers
-from simpar.trace import Trace
+from simpar.metrics import Meetings, action_spans, is_communication, is_pipeline
+from simpar.program import OpClass, Partition
+from simpar.program.collectives import COLLECTIVES
+from simpar.program.op import transfers as is_transfer
+from simpar.program.tensor import BYTES
+from simpar.trace import RankTimes, Trace
 
 PREDICTED_PID: Final = 1000
 """Where a file shows both, measured rank r is process r and predicted rank r is process 1000 + r."""
@@ -130,3 +135,257 @@ def events(trace: Trace, ranks: list[int], style: Style, costs: Costs | None = N
         yield from drawing.kernels()
         yield from drawing.arrows()
     yield from transfers(trace, ranks, style)
+
+
+Event = dict[str, Any]
+KERNEL_NAMES: Final = {'nccl': 'ncclDevKernel_', 'hccl': 'hccl', 'gloo': 'gloo'}
+"""How communication kernels are named, by collective library."""
+STREAMS: Final = 7
+"""The thread of a rank's first stream."""
+
+_HOST, _STEPS, _ACTIONS = 0, 1, 2
+_LAUNCH: Final = 'cudaLaunchKernel'
+_TORCH_DTYPES: Final = {
+    'fp64': 'Double', 'fp32': 'Float', 'tf32': 'Float', 'fp16': 'Half', 'bf16': 'BFloat16', 'int64': 'Long',
+    'fp8': 'Float8_e4m3fn', 'int32': 'Int', 'bool': 'Bool',
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How events are written.
+
+    Arguments:
+        library: a key of ``KERNEL_NAMES``.
+        first_pid: process of rank 0.
+        most_arrows: how many needs across streams are drawn for a rank, of its last step.
+        for_hta: whether to write what HTA wants besides.
+    """
+
+    library: str = 'nccl'
+    first_pid: int = 0
+    most_arrows: int = 2000
+    for_hta: bool = False
+
+
+def nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, so that neighbours on a stream still touch and never overlap."""
+    return round(seconds * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One rank's events."""
+
+    trace: Trace
+    rank_times: RankTimes
+    rank: int
+    style: Style
+
+    @property
+    def pid(self) -> int:
+        """The process that shows this rank."""
+        return self.style.first_pid + self.rank
+
+    def names(self) -> Iterator[Event]:
+        """Names and order of the process and its threads."""
+        origin = 'predicted' if self.trace.origin == 'simulated' else self.trace.origin
+        yield self._meta('process_name', name=f'rank {self.rank} ({origin})')
+        yield self._meta('process_sort_index', sort_index=self.pid)
+        threads = {_HOST: 'host', _STEPS: 'steps'}
+        if is_pipeline(self.trace.program):
+            threads[_ACTIONS] = 'actions'
+        threads |= {STREAMS + i: f'stream {name}' for i, name in enumerate(self.trace.role(self.rank_times).streams)}
+        for tid, name in threads.items():
+            yield self._meta('thread_name', tid, name=name)
+            yield self._meta('thread_sort_index', tid, sort_index=tid)
+
+    def steps(self) -> Iterator[Event]:
+        """An annotation for each step, from the end of the one before."""
+        since = 0.0
+        for index, end in enumerate(self.trace.step_ends.tolist(), start=1):
+            yield self._slice('user_annotation', f'ProfilerStep#{index}', _STEPS, since, end, {})
+            since = end
+        # HTA drops the last step, so an empty one is appended for it to drop.
+        if self.style.for_hta:
+            name = f'ProfilerStep#{self.trace.steps + 1}'
+            yield self._slice('user_annotation', name, _STEPS, since, since, {})
+
+    def actions(self) -> Iterator[Event]:
+        """An annotation for each action of a pipeline."""
+        for step in range(self.trace.steps if is_pipeline(self.trace.program) else 0):
+            for span in action_spans(self.trace, self.rank, step):
+                yield self._slice('user_annotation', f'PP:{span.action}', _ACTIONS, span.begin, span.end, {})
+
+    def empty_launches(self) -> Iterator[Event]:
+        """Launches of no duration as ops arrive, so that readers find the step of each."""
+        for number, arrive in enumerate(self.rank_times.arrive_KS.ravel().tolist()):
+            yield self._slice('cuda_runtime', _LAUNCH, _HOST, arrive, arrive, {'correlation': number + 1})
+
+    def launches(self, costs: Costs) -> Iterator[Event]:
+        """The host issuing one op after the other."""
+        op_class = self.trace.role(self.rank_times).op_class
+        seconds = np.tile(costs.host[op_class], self.trace.steps)
+        for number, issued in enumerate(np.cumsum(seconds).tolist()):
+            begin = issued - float(seconds[number])
+            yield self._slice('cuda_runtime', _LAUNCH, _HOST, begin, issued, {'correlation': number + 1})
+
+    def kernels(self) -> Iterator[Event]:
+        """An event for each op."""
+        role = self.trace.role(self.rank_times)
+        actions = [self.trace.program.action(role, slot) for slot in range(len(role))]
+        groups = {name: list(part.members(self.rank)) for name, part in self.trace.program.partitions.items()}
+        for step in range(self.trace.steps):
+            for span in self.trace.spans(self.rank, step):
+                tid = STREAMS + int(role.stream[span.slot])
+                args: Event = {'device': self.rank, 'stream': tid, 'correlation': step * len(role) + span.slot + 1}
+                args |= {'op': span.op.name, 'phase': span.op.phase, 'micro-batch': span.micro_batch, 'copy': span.copy}
+                name, since = actions[span.slot], span.start
+                if is_communication(span.op):
+                    name = f'{_kernel(span.op, self.style.library)} {name}'
+                    since = span.start if is_transfer(span.op) else span.arrive
+                    args |= _message(span.op, groups.get(span.op.partition, []), self.rank)
+                    args['waited us'] = (nanoseconds(span.start) - nanoseconds(span.arrive)) / 1000
+                yield self._slice('kernel', name, tid, since, span.end, args)
+
+    def arrows(self) -> Iterator[Event]:
+        """An arrow for each need across streams, in the last step."""
+        role = self.trace.role(self.rank_times)
+        since, until = self.rank_times.arrive_KS[-1].tolist(), self.rank_times.end_KS[-1].tolist()
+        pairs = [(need, slot) for slot, needs in enumerate(role.needs()) for need in needs]
+        across = [(need, slot) for need, slot in pairs if role.stream[need] != role.stream[slot]]
+        for number, (need, slot) in enumerate(across[: self.style.most_arrows]):
+            arrow = {'cat': 'need', 'name': 'need', 'id': self.pid * self.style.most_arrows + number, 'pid': self.pid}
+            # Arrows bind to the slice at their time; at its very end a slice is over.
+            at = max(nanoseconds(since[need]), nanoseconds(until[need]) - 1)
+            yield {'ph': 's', **arrow, 'tid': STREAMS + int(role.stream[need]), 'ts': at / 1000}
+            yield {
+                'ph': 'f',
+                'bp': 'e',
+                **arrow,
+                'tid': STREAMS + int(role.stream[slot]),
+                'ts': nanoseconds(since[slot]) / 1000,
+            }
+
+    def _meta(self, kind: str, tid: int = 0, **args: Any) -> Event:
+        return {'ph': 'M', 'name': kind, 'pid': self.pid, 'tid': tid, 'ts': 0, 'args': args}
+
+    def _slice(self, category: str, name: str, tid: int, since: float, until: float, args: Event) -> Event:
+        # Rounded ends, then their difference: a rounded duration could reach into the next slice.
+        begin = nanoseconds(since)
+        return {
+            'ph': 'X',
+            'cat': category,
+            'name': name,
+            'pid': self.pid,
+            'tid': tid,
+            'ts': begin / 1000,
+            'dur': (nanoseconds(until) - begin) / 1000,
+            'args': args,
+        }
+
+
+def _kernel(op: OpClass, library: str) -> str:
+    """A communication kernel's name, e.g. ``ncclDevKernel_AllReduce``; NCCL has one for sends and receives."""
+    if library == 'nccl':
+        known = COLLECTIVES.get(op.operator)
+        return KERNEL_NAMES[library] + ('SendRecv' if is_transfer(op) or known is None else known.kernel)
+    return KERNEL_NAMES[library] + ''.join(word.capitalize() for word in op.operator.split('_'))
+
+
+def _message(op: OpClass, members: list[int], rank: int) -> Event:
+    """What torch's profiler says about a collective, a send or a receive."""
+    elements = int(op.bytes) // BYTES.get(op.dtype, 1)
+    # torch counts the message of this rank; ``bytes`` counts the full tensor.
+    known, shard = COLLECTIVES.get(op.operator), elements // max(len(members), 1)
+    message: Event = {
+        'Collective name': op.operator,
+        'In msg nelems': shard if known and known.gives == 'shard' else elements,
+        'Out msg nelems': shard if known and known.gets == 'shard' else elements,
+        'dtype': _TORCH_DTYPES.get(op.dtype, op.dtype),
+        'Group size': len(members),
+        'Process Group Name': op.partition,
+        'Process Group Ranks': str(members),
+    }
+    if is_transfer(op):
+        peer = members[(members.index(rank) + op.peer) % len(members)]
+        message |= {'Src Rank': rank, 'Dst Rank': peer} if op.kind == 'send' else {'Src Rank': peer, 'Dst Rank': rank}
+    return message
+
+
+_LINKS_PID: Final = 1_000_000
+
+
+def link_counters(trace: Trace, costs: Costs) -> Iterator[Event]:
+    """Use of each link over time, from 0 to 1: of each collective or send the mean over [start, end].
+
+    Links that are used alike are shown once.
+    """
+    changes: dict[int, list[tuple[int, float]]] = {}
+    for start, end, cost in _messages(trace, costs):
+        for link, demand in cost.links if end > start else ():
+            # The mean over the op: the engine shares links moment by moment, but traces keep start and end only.
+            use = demand * cost.transfer / (end - start)
+            changes.setdefault(link, []).extend(((nanoseconds(start), use), (nanoseconds(end), -use)))
+    alike: dict[tuple[tuple[int, float], ...], list[int]] = {}
+    # In order, so that the same trace gives the same file.
+    for link in sorted(changes):
+        alike.setdefault(tuple(sorted(changes[link])), []).append(link)
+    for series, links in alike.items():
+        more = f' and {len(links) - 1} alike' if len(links) > 1 else ''
+        use = 0.0
+        for at, by in series:
+            use += by
+            yield {'ph': 'C', 'name': f'link {costs.links[links[0]]}{more}', 'pid': _LINKS_PID, 'tid': 0,
+                   'ts': at / 1000, 'args': {'use': round(abs(use), 6)}}  # fmt: skip
+
+
+def _messages(trace: Trace, costs: Costs) -> Iterator[tuple[float, float, Communication]]:
+    """Start, end and cost of every collective, told by the first of its group, and of every send."""
+    program = trace.program
+    slots_of: dict[tuple[int, int], list[int]] = {}
+    for number, role in enumerate(program.roles):
+        for slot, index in enumerate(role.op_class.tolist()):
+            slots_of.setdefault((number, index), []).append(slot)
+    for index, entries in costs.communication.items():
+        op = program.op_classes[index]
+        partition = program.partitions[op.partition]
+        for rank, group, position in _tellers(partition, op.kind):
+            rank_times = trace.times_of(rank)
+            slots = slots_of.get((int(program.role_of_rank[rank]), index), [])
+            cost = entries[entry_of(len(entries), len(partition.groups_GP), group, position)]
+            for start, end in zip(
+                rank_times.start_KS[:, slots].ravel(), rank_times.end_KS[:, slots].ravel(), strict=True
+            ):
+                yield float(start), float(end), cost
+
+
+def _tellers(partition: Partition, kind: str) -> Iterator[tuple[int, int, int]]:
+    """(rank, group, position) of whoever tells about an op of a kind."""
+    for group, members in enumerate(partition.groups_GP.tolist()):
+        # A collective is one event for its whole group; a receive is told by its send.
+        told = {'collective': members[:1], 'send': members}.get(kind, [])
+        yield from ((rank, group, position) for position, rank in enumerate(told))
+
+
+def transfers(trace: Trace, ranks: list[int], style: Style) -> Iterator[Event]:
+    """An arrow for each send of the last step whose receiver is shown too, at most ``most_arrows`` for a rank."""
+    meetings = Meetings(trace.program)
+    for rank in ranks:
+        role = trace.program.role(rank)
+        sends = [slot for slot in range(len(role)) if trace.program.op(role, slot).kind == 'send']
+        pairs = [(slot, *meetings.of(rank, slot)[1]) for slot in sends]
+        shown = [pair for pair in pairs if pair[1] in ranks][: style.most_arrows]
+        for number, (slot, peer, receive) in enumerate(shown):
+            identity = (style.first_pid + rank) * style.most_arrows + number
+            arrow = {'cat': 'transfer', 'name': 'transfer', 'id': identity}
+            yield {'ph': 's', **arrow, **_end(trace, rank, slot, style, at_end=False)}
+            yield {'ph': 'f', 'bp': 'e', **arrow, **_end(trace, peer, receive, style, at_end=True)}
+
+
+def _end(trace: Trace, rank: int, slot: int, style: Style, *, at_end: bool) -> Event:
+    """Where an arrow begins, with the send, or ends, just inside of the receive."""
+    rank_times = trace.times_of(rank)
+    start, end = nanoseconds(float(rank_times.start_KS[-1, slot])), nanoseconds(float(rank_times.end_KS[-1, slot]))
+    tid = STREAMS + int(trace.program.role(rank).stream[slot])
+    return {'pid': style.first_pid + rank, 'tid': tid, 'ts': (max(start, end - 1) if at_end else start) / 1000}

@@ -13,22 +13,20 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from simpar.layout.axis import Axis, size_of
 from simpar.layout.layout import TensorLayout
+from simpar.program.collectives import COLLECTIVES
 
 # Steps of a redistribution: one collective, or local work, of the ranks along some axes.
 
 
 StepKind = Literal['slice', 'pad', 'all_gather', 'all_to_all', 'all_reduce', 'reduce_scatter']
-_TRANSPOSED: Final[dict[StepKind, StepKind]] = {
+_TRANSPOSED: Final[dict[StepKind, str]] = {
     'slice': 'pad',
     'pad': 'slice',
-    'all_gather': 'reduce_scatter',
-    'reduce_scatter': 'all_gather',
-    'all_to_all': 'all_to_all',
-    'all_reduce': 'all_reduce',
+    **{cast('StepKind', name): one.gradient for name, one in COLLECTIVES.items()},
 }
 
 
@@ -60,7 +58,7 @@ class Step:
         if self.kind == 'all_gather':
             return Fraction((size - 1) * held)
         # A ring all-reduce is a reduce-scatter and an all-gather, each (g − 1) / g of the slice.
-        passes = {'all_to_all': 1, 'reduce_scatter': 1, 'all_reduce': 2}.get(self.kind, 0)
+        passes = COLLECTIVES[self.kind].passes if self.communicates else 0
         return Fraction(passes * (size - 1) * held, size)
 
     @property
@@ -72,7 +70,7 @@ class Step:
         """The step that takes the gradient back."""
         return replace(
             self,
-            kind=_TRANSPOSED[self.kind],
+            kind=cast('StepKind', _TRANSPOSED[self.kind]),
             before=self.after,
             after=self.before,
             # What was split on the way there is joined on the way back.

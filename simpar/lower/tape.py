@@ -22,6 +22,7 @@ from simpar.layout.axis import axes_name, merged, minus, rank_groups, size_of, u
 from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.model.ops import Load
 from simpar.program import OpClass, Partition, Split, Tensor
+from simpar.program.collectives import COLLECTIVES
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES, TensorKind
 
@@ -294,7 +295,7 @@ class Tape:
                 bytes=float(max(self.held_bytes(sent), self.held_bytes(got))),
                 dtype=self.tensors[source].dtype,
                 partition=self._met_over(operator, axes),
-                reduce=reduce if operator in ('all_reduce', 'reduce_scatter') else '',
+                reduce=reduce if COLLECTIVES[operator].adds else '',
                 reads=(source,),
                 writes=(target,),
                 attributes=attributes or {},

@@ -10,7 +10,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from simpar.interval_sets import Intervals, fold, minus, union
-from simpar.metrics import RankMetrics, is_communication, is_transfer, metrics, named_streams
+from simpar.metrics import RankMetrics, is_communication, metrics, named_streams
+from simpar.program.op import transfers as is_transfer
 from simpar.trace import Times, Trace
 
 Kind = Literal['F', 'I', 'W', 'U', 'hidden', 'exposed']

@@ -9,7 +9,6 @@ OpKind = Literal['compute', 'collective', 'send', 'recv']
 Phase = Literal['F', 'I', 'W', 'U']
 OP_KINDS: Final[tuple[OpKind, ...]] = ('compute', 'collective', 'send', 'recv')
 PHASES: Final[tuple[Phase, ...]] = ('F', 'I', 'W', 'U')
-COLLECTIVES: Final = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv')
 Attribute = int | float | str | bool
 
 

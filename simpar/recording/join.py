@@ -18,6 +18,7 @@ from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.interval_sets import length, minus
 from simpar.kineto.read import Interval, Recording
 from simpar.program import OpClass, Program
+from simpar.program.collectives import COLLECTIVES
 
 Shapes = Sequence[Sequence[int]]
 Key = tuple[str | int, ...]
@@ -73,12 +74,7 @@ UPDATE: Final = 'update'
 _STEP = re.compile(r'Optimizer\.step#')
 _ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
 _GLOO = re.compile(r'gloo:(\w+)')
-_OPERATORS: Final[Mapping[str, str]] = {
-    'all_reduce': 'all_reduce', 'allreduce': 'all_reduce', 'all_gather': 'all_gather', 'allgather': 'all_gather',
-    '_allgather_base': 'all_gather', 'allgather_into_tensor_coalesced': 'all_gather',
-    'reduce_scatter': 'reduce_scatter', '_reduce_scatter_base': 'reduce_scatter', 'all_to_all': 'all_to_all',
-    'all_to_allv': 'all_to_all', 'all_to_all_base': 'all_to_all',
-}  # fmt: skip
+_OPERATORS: Final = {word: name for name, one in COLLECTIVES.items() for word in one.recorded}
 
 
 def key_of(each: Interval, world: int) -> Key | None:
@@ -156,7 +152,7 @@ def _gloo(name: str, each: Interval, shapes: Shapes, world: int) -> Key | None:
     size = BYTES.get(str(types[0]), 0) if isinstance(types, list) and types else 0
     moved = sum(prod(shape) for shape in shapes) * size
     # Gathers say what a rank gives; sizes are of the full vector.
-    full = moved * world if operator == 'all_gather' else moved
+    full = moved * world if operator and COLLECTIVES[operator].gives == 'shard' else moved
     return ('collective', operator, world, full) if operator and full and world > 1 else None
 
 

@@ -9,27 +9,105 @@ to the bit. Definitions, with a picture, are in docs/answers.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, minus, seconds_of, union
-from simpar.metrics.actions import is_pipeline
-from simpar.metrics.seconds import RankSeconds, StepSeconds
+from simpar.pipeline.order import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase, computes
 from simpar.program.op import transfers as is_transfer
+from simpar.program.turns import NONE
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]
 SENDS: Final = 'sends'
 RECEIVES: Final = 'receives'
 """What all streams that only send, or only receive, are called together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeconds:
+    """One rank: ``compute`` + ``exposed`` + ``idle`` = the window.
+
+    Arguments:
+        rank: the (first) rank; ``ranks``, how many behave like it.
+        compute: seconds in which any stream computes.
+        communication: seconds in which it communicates: takes part in a collective, the wait for its peers included
+            ([arrive, end]), or sends or receives ([start, end]).
+        exposed: seconds in which it communicates and computes nothing.
+        idle: seconds in which it does neither.
+        bubble: seconds in which it neither computes nor transfers: ``idle`` and the exposed waits in collectives.
+    """
+
+    rank: int
+    ranks: int
+    compute: float
+    communication: float
+    exposed: float
+    idle: float
+    bubble: float
+
+    @property
+    def overlap(self) -> float:
+        """1 − exposed / communication, the share of its communication under which it computes; NaN without any."""
+        return 1 - self.exposed / self.communication if self.communication else math.nan
+
+
+Rank = TypeVar('Rank', bound=RankSeconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds(Generic[Rank]):
+    """A window of ``step`` seconds; the properties are means over all ranks."""
+
+    step: float
+    ranks: Sequence[Rank]
+
+    def mean(self, seconds: Callable[[Rank], float]) -> float:
+        """The mean over ranks, each distinct rank counted as often as it occurs."""
+        return sum(seconds(rank) * rank.ranks for rank in self.ranks) / sum(rank.ranks for rank in self.ranks)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of computing."""
+        return self.mean(lambda rank: rank.compute)
+
+    @property
+    def communication(self) -> float:
+        """Seconds of communication."""
+        return self.mean(lambda rank: rank.communication)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of exposed communication."""
+        return self.mean(lambda rank: rank.exposed)
+
+    @property
+    def idle(self) -> float:
+        """Seconds idle."""
+        return self.mean(lambda rank: rank.idle)
+
+    @property
+    def bubble(self) -> float:
+        """Seconds in which a rank neither computes nor transfers."""
+        return self.mean(lambda rank: rank.bubble)
+
+    @property
+    def overlap(self) -> float:
+        """1 − exposed / communication, both summed over the ranks; NaN without communication."""
+        return 1 - self.exposed / self.communication if self.communication else math.nan
+
+
+_Place = tuple[int, int]
+"""(rank, slot)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +218,7 @@ class Metrics:
 
     @cached_property
     def _kinds(self) -> _Kinds:
-        return _Kinds.of(self.trace.program)
+        return _Kinds(self.trace.program)
 
 
 def metrics(trace: Trace) -> Metrics:
@@ -203,12 +281,6 @@ class _Kinds:
         phases: dict[Phase, int] = {}
         phase = np.array([phases.setdefault(op.phase, len(phases)) for op in self.program.op_classes], dtype=np.int64)
         return phase, tuple(phases)
-
-    @staticmethod
-    @lru_cache(maxsize=4)
-    def of(program: Program) -> _Kinds:
-        """Those of a program."""
-        return _Kinds(program)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -395,3 +467,190 @@ def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
         idle=ops.window.end - ops.window.begin - occupied,
         ops=int(mask.sum()) * len(ops.end),
     )
+
+
+@dataclass(slots=True, eq=False)
+class Meetings:
+    """Finds what meets by its order on the communicator, as the machines do; see docs/architecture.md."""
+
+    program: Program
+    _members: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, rank: int, slot: int) -> list[_Place]:
+        """The ranks and slots that an op meets, itself included."""
+        turns = self.program.turns[int(self.program.role_of_rank[rank])]
+        # A compute op meets nobody.
+        if turns.kind[slot] == NONE:
+            return [(rank, slot)]
+        kind, turn = turns.kinds[int(turns.kind[slot])], int(turns.turn[slot])
+        members = self.members(kind.partition, rank)
+        facing = kind.facing(len(members))
+        # A collective faces itself on all members; a send faces a receive on its peer alone.
+        others = members if facing == kind else (members[(members.index(rank) + kind.peer) % len(members)],)
+        met = [
+            (other, self.program.turns[int(self.program.role_of_rank[other])].of_kind[facing][turn]) for other in others
+        ]
+        return met if facing == kind else [(rank, slot), *met]
+
+    def members(self, partition: str, rank: int) -> tuple[int, ...]:
+        """The ranks of a rank's group."""
+        key = (partition, rank)
+        if key not in self._members:
+            self._members[key] = self.program.partitions[partition].members(rank)
+        return self._members[key]
+
+
+_KINDS: Final[dict[Phase, Kind]] = {'F': 'F', 'I': 'I', 'W': 'W'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """An action and the slots of the compute ops that do it, in issue order."""
+
+    action: Action
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSpan:
+    """An action from the start of its first compute op to the end of its last, in seconds; ``slots``, those ops."""
+
+    action: Action
+    slots: tuple[int, ...]
+    begin: float
+    end: float
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """Compute slots of one stage, phase and micro-batch."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+    slots: list[int] = field(default_factory=list)
+
+
+def stages_of(program: Program, role: Role) -> tuple[int, ...]:
+    """The stages whose ops a role does."""
+    ops = {index: program.op_classes[index] for index in set(role.op_class.tolist())}
+    return tuple(sorted({op.stage for op in ops.values() if _of_a_micro_batch(program, op)}))
+
+
+def is_pipeline(program: Program) -> bool:
+    """Whether a program has more than one stage."""
+    return any(op.stage for op in program.op_classes)
+
+
+def actions_of(program: Program, role: Role) -> list[Work]:
+    """The actions F, B, I, W and OVERLAP_F_B of a role, in issue order.
+
+    Where a stage has a single op of phase I or of W, a W right behind its I looks like a B and is called so, unless
+    others of the role are apart. Overlapped actions of which neither has a collective to wait for are one after the
+    other, and told so. Sums of gradients over ranks and updates are no actions.
+    """
+    found = _found(program, role)
+    # A program does not say whether a backward was split; only the order of its ops tells.
+    split = _split(found)
+    full: dict[tuple[int, str, int], _Found] = {}
+    for (stage, phase, micro_batch), work in found.items():
+        kind: Kind = 'F' if phase == 'F' else work.kind if (stage, micro_batch) in split else 'B'
+        # I and W of a backward that was not split are one action, B.
+        joint = full.setdefault((stage, kind, micro_batch), _Found(stage, kind, micro_batch))
+        joint.slots = sorted(joint.slots + work.slots)
+    return _overlapped(sorted(full.values(), key=lambda work: work.slots[0]))
+
+
+def action_spans(trace: Trace, rank: int, step: int = -1) -> list[ActionSpan]:
+    """List when a rank did its actions in one step; spans do not overlap.
+
+    Where the copies of a forward and of the backward right behind it interleave, the forward is told to end where the
+    backward begins.
+    """
+    rank_times = trace.times_of(rank)
+    works = actions_of(trace.program, trace.role(rank_times))
+    begins = [float(rank_times.start_KS[step, work.slots[0]]) for work in works]
+    # Interleaved copies would make actions overlap; rows of a picture cannot.
+    limits = [*begins[1:], inf]
+    return [
+        ActionSpan(
+            action=work.action,
+            slots=work.slots,
+            begin=begin,
+            end=min(limit, float(rank_times.end_KS[step, list(work.slots)].max())),
+        )
+        for work, begin, limit in zip(works, begins, limits, strict=True)
+    ]
+
+
+def _of_a_micro_batch(program: Program, op: OpClass) -> bool:
+    return op.kind == 'compute' and op.phase in _KINDS and program.sliced(op)
+
+
+def _found(program: Program, role: Role) -> dict[tuple[int, str, int], _Found]:
+    """Compute slots by stage, phase and micro-batch."""
+    counted = [_of_a_micro_batch(program, op) for op in program.op_classes]
+    found: dict[tuple[int, str, int], _Found] = {}
+    for slot, (index, micro_batch) in enumerate(zip(role.op_class.tolist(), role.micro_batch.tolist(), strict=True)):
+        if counted[index]:
+            op = program.op_classes[index]
+            key = (op.stage, op.part, micro_batch)
+            if key not in found:
+                found[key] = _Found(op.stage, _KINDS[op.part], micro_batch)
+            found[key].slots.append(slot)
+    return found
+
+
+def _split(found: dict[tuple[int, str, int], _Found]) -> set[tuple[int, int]]:
+    """The (stage, micro-batch) whose backward is done in two parts, I and W."""
+    order = sorted(slot for work in found.values() for slot in work.slots)
+    place = {slot: number for number, slot in enumerate(order)}
+    apart, unclear, full = (set[tuple[int, int]]() for _ in range(3))
+    for (stage, phase, micro_batch), weights in found.items():
+        inputs = found.get((stage, 'I', micro_batch))
+        # Each backward is looked at once, by its W.
+        if phase != 'W':
+            continue
+        if inputs is None:
+            unclear.add((stage, micro_batch))
+        # W began before I was done: they alternate, layer by layer, which is a full backward.
+        elif inputs.slots[-1] > weights.slots[0]:
+            full.add((stage, micro_batch))
+        else:
+            # Directly behind one another; with one op each, order alone cannot tell a split backward from a full one.
+            beside = place[weights.slots[0]] == place[inputs.slots[-1]] + 1
+            by_chance = beside and min(len(inputs.slots), len(weights.slots)) == 1
+            (unclear if by_chance else apart).add((stage, micro_batch))
+    stages_full, stages_apart = ({stage for stage, _ in some} for some in (full, apart))
+    # What is unclear is read as its stage's other backwards, or as the role's where the stage has none.
+    return apart | {one for one in unclear if one[0] in stages_apart or (apart and one[0] not in stages_full)}
+
+
+def _overlapped(works: list[_Found]) -> list[Work]:
+    """Actions of different micro-batches or stages whose slots alternate become one OVERLAP_F_B."""
+    done: list[Work] = []
+    for work in works:
+        action = Action(work.stage, work.kind, work.micro_batch)
+        # The earlier action was not done when this one began: their ops alternate.
+        if done and done[-1].slots[-1] > work.slots[0] and _together(done[-1].action, action):
+            before = done.pop()
+            # OVERLAP_F_B names the forward first, whichever began first.
+            forward, backward = sorted((before.action, action), key=lambda one: one.kind != 'F')
+            joint = overlap(forward, backward)
+            done.append(Work(action=joint, slots=tuple(sorted((*before.slots, *work.slots)))))
+        else:
+            done.append(Work(action=action, slots=tuple(work.slots)))
+    return done
+
+
+def _together(one: Action, other: Action) -> bool:
+    same = (one.stage, one.micro_batch) == (other.stage, other.micro_batch)
+    return not same and not one.sub_actions and {one.kind, other.kind} in ({'F', 'B'}, {'F', 'I'})
+
+
+def by_stages(program: Program) -> dict[tuple[int, ...], list[Role]]:
+    """Pipeline ranks: roles by the stages that they do, in the order of the program."""
+    found: dict[tuple[int, ...], list[Role]] = {}
+    for role in program.roles:
+        found.setdefault(stages_of(program, role), []).append(role)
+    return found
