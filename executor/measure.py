@@ -1,8 +1,7 @@
-"""Measurement: several programs on one pool of ranks, in turns, so that drift of the machine hits all alike."""
+"""Measurement: statistics of repeats, and programs run in turns, so that drift of the machine hits all alike."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,12 +9,10 @@ from typing import Final
 import numpy as np
 
 from executor.assemble import Execution
-from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from simpar.program import Program
 from simpar.trace import Times, joined
 
-Case = tuple[Program, Request]
 FIRST_STEADY = 2
 """Step from which on steps count: end(k) − end(k−1), k = 3 being the first; ``Trace.warm`` tells the last."""
 
@@ -56,62 +53,11 @@ class Statistics:
         return float(np.std(self.samples) / np.mean(self.samples))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """The measurements of one case.
-
-    Arguments:
-        step: one sample a round: the median of its steady steps.
-        execution: the round whose step is the nearest to the 10th percentile.
-    """
-
-    step: Statistics
-    execution: Execution
-
-
-def measure(cases: Sequence[Case], pool: Pool, rounds: int = 20, warmup: int = 2, seed: int = 0) -> list[Measured]:
-    """Run every case once a round.
-
-    Arguments:
-        cases: pairs (program, request) of at least three steps.
-        warmup: rounds before those that count.
-        seed: the seed of the orders, which the parent decides for all ranks.
-    """
-    for program, request in cases:
-        # The first two steps do not count, nor does the last where another would run into it.
-        least = FIRST_STEADY + 1 + program.followed
-        if request.steps < least:
-            raise ValueError(f'no step of {request.steps} is steady; take at least {least}')
-    shuffled, order = random.Random(seed), list(range(len(cases)))
-    found: list[list[Execution]] = [[] for _ in cases]
-    for turn in range(warmup + rounds):
-        shuffled.shuffle(order)
-        for index in order:
-            execution = pool.perform(*cases[index])
-            if turn >= warmup:
-                found[index].append(execution)
-    return [_measured(executions) for executions in found]
-
-
 def steady_steps(execution: Execution) -> list[float]:
     """Seconds of the steps from the third on that have a follower, where that matters."""
     times: list[float] = execution.trace.step_times[execution.trace.warm(FIRST_STEADY)].tolist()
     return times
 
-
-def steady(execution: Execution) -> float:
-    """Seconds of a steady step: the median, where there are several."""
-    # A median: one disturbed step of a run should not count.
-    return float(np.median(steady_steps(execution)))
-
-
-def _measured(executions: list[Execution]) -> Measured:
-    step = Statistics(np.array([steady(execution) for execution in executions]))
-    # A trace of a typical quiet round, so that its spans fit the number that is reported.
-    return Measured(step, min(executions, key=lambda execution: abs(steady(execution) - step.p10)))
-
-
-# Turns: a plan and its baseline run block after block, one after the other, so that drift of the machine hits both.
 
 BLOCK: Final = 5
 """Steps that count in a block: more would let the machine drift between plan and baseline, fewer mostly warm up."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn, TypeVar
 
 from executor.devices.kinds import KINDS, in_threads
 from executor.ranks.watchdog import parse_fault
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
 from simpar.units import parse
 
+WRONG_USE, INTERNAL, INTERRUPTED = 2, 70, 130
+Value = TypeVar('Value')
 ISSUES = ('eager', 'graph')
 TRANSPORTS = ('native', 'gloo')
 
@@ -114,8 +120,6 @@ def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[P
         yield Problem('--net', 'only messages of gloo can be held back', 'leave it out, or add --transport gloo')
 
 
-# The executor's command line: ``python -m executor [VERB] JOB ...``; without a verb, it runs the job.
-
 VERBS: Final = {
     'run': 'run a schedule for some steps, one process a rank',
     'preflight': 'one process a host, before the ranks: who is missing, what hosts lack, who does not reach whom',
@@ -143,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
         verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
         verb.add_argument(
-            '--limit', action='append', default=[], type=_limit, metavar='SIZE|TIME', help='as of `simpar run`'
+            '--limit', action='append', default=[], type=parsed(_limit), metavar='SIZE|TIME', help='as of `simpar run`'
         )
         verb.add_argument(
             '--module', default='', metavar='PKG:FUNCTION', help='the torch module that is trained, as of `simpar run`'
@@ -157,11 +161,13 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--nproc', type=_positive, metavar='N', help='start so many ranks; must be what the job needs')
     verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
     verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
-    verb.add_argument('--net', type=_net, default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE')
+    verb.add_argument(
+        '--net', type=parsed(parse_net), default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE'
+    )
     _meeting(verb)
     verb.add_argument('--no-preflight', action='store_true', help='do not compare hosts with what the ranks need')
     verb.add_argument(
-        '--timeout', type=_time, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
+        '--timeout', type=TIME, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
     )
     _dtype(verb)
     verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
@@ -201,7 +207,7 @@ def _preflight(verb: argparse.ArgumentParser) -> None:
 
 def _meeting(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        '--meet', type=_time, default=60.0, metavar='TIME', help='in which all must have come (default: 60s)'
+        '--meet', type=TIME, default=60.0, metavar='TIME', help='in which all must have come (default: 60s)'
     )
 
 
@@ -231,23 +237,61 @@ def _positive(text: str) -> int:
     return number
 
 
-def _time(text: str) -> float:
-    try:
-        return parse(text, 'time')
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def parsed(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """The type of a flag whose ``ValueError`` says in words what is wrong."""
+
+    def value(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
 
 
 def _limit(text: str) -> str:
-    try:
-        parse_limit([text])
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_limit([text])
     return text
 
 
-def _net(text: str) -> Net:
+TIME: Final = parsed(lambda text: parse(text, 'time'))
+
+
+def guarded(name: str, unnamed: str, work: Callable[[], int]) -> int:
+    """The exit code of some work that needs torch; errors in words, and never a traceback.
+
+    Arguments: ``unnamed``, what a file without a name is called.
+    """
+    # gloo warns about every peer that leaves; the watchdog says it better, and once.
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     try:
-        return parse_net(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        # Only looked up: importing torch takes seconds, and the work imports it where it needs it.
+        if importlib.util.find_spec('torch') is None:
+            raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')  # noqa: TRY301
+        code = work()
+        sys.stdout.flush()
+    except SimparError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f'{name}: interrupted', file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        # Files are written whole, with their names.
+        print(f'{name}: {error.filename or unnamed}: {error.strerror or error}', file=sys.stderr)
+        return WRONG_USE
+    except Exception as error:
+        # An internal error is ours, not the user's: a traceback is for those who ask for one.
+        if os.environ.get('SIMPAR_DEBUG'):
+            raise
+        print(f'{name}: internal error: {type(error).__name__}: {error}; SIMPAR_DEBUG=1 shows where', file=sys.stderr)
+        return INTERNAL
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: destructors of process groups whose peers have gone would abort."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

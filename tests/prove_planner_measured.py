@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from executor.measure import steady
+from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from simpar.case import Case, case_of, cluster_of, on_net
@@ -211,7 +212,7 @@ def _measured(plans: Sequence[Chosen], options: argparse.Namespace, pool: Pool, 
             request = Request(compute='emulated', costs=costs, steps=STEPS if turn >= 0 else 1)
             execution = pool.perform(one.case.program, request)
             if turn >= 0:
-                samples[one.case.program.hash].append(steady(execution))
+                samples[one.case.program.hash].append(median(steady_steps(execution)))
         write_atomically(file, json.dumps({**kept, **samples}) + '\n')
     return samples
 

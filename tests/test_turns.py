@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from worked import worked_costs, worked_program
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.assemble import Execution
-from executor.measure import FIRST_STEADY, blocks_of, in_turns
+from executor.measure import FIRST_STEADY, Statistics, blocks_of, in_turns
 from executor.ranks.request import Request
 from simpar.engine import simulate
 
@@ -62,3 +63,9 @@ def test_a_state_is_of_one_training_of_all_steps():
     alone = Machine()
     in_turns([(PLAN, Request(keep=True))], 10, alone.perform)
     assert [(request.keep, request.steps) for _, request in alone.asked] == [(True, FIRST_STEADY + 10)]
+
+
+def test_statistics_of_known_samples():
+    found = Statistics(np.arange(101.0))
+    assert (found.count, found.p10, found.median, found.iqr) == (101, 10.0, 50.0, 50.0)
+    assert found.cv == pytest.approx(np.sqrt((101**2 - 1) / 12) / 50)

@@ -111,19 +111,16 @@ class Sizes:
     load: int = 8192
 
 
+_SMALL: Final = Probe(2, 8, 32, 64)
+_QUICK: Final = tuple(Probe(4, 2**power, 2 ** (power + 1), 2 ** (power + 5)) for power in range(4, 9))
+_FULL: Final = tuple(Probe(8, 2**power, 2 ** (power + 1), 2 ** (power + 5)) for power in range(4, 9))
 QUICK: Final = Sizes(
     products=(8, 32, 128, 512, 1024),
     head_dims=(32, 64, 128),
     sequences=(16, 32, 64, 128, 256),
     pairs=(1, 4, 16, 64),
     scores=2**20,
-    probes=(
-        Probe(4, 16, 32, 512),
-        Probe(4, 32, 64, 1024),
-        Probe(4, 64, 128, 2048),
-        Probe(4, 128, 256, 4096),
-        Probe(4, 256, 512, 8192),
-    ),
+    probes=_QUICK,
     moved=64e6,
     messages=tuple(2**power for power in range(8, 25)),
     message_seconds=0.05,
@@ -137,15 +134,7 @@ FULL: Final = Sizes(
     sequences=(16, 32, 64, 128, 256, 512, 1024),
     pairs=(1, 4, 16, 64, 256),
     scores=2**21,
-    probes=(
-        *QUICK.probes,
-        Probe(8, 16, 32, 512),
-        Probe(8, 32, 64, 1024),
-        Probe(8, 64, 128, 2048),
-        Probe(8, 128, 256, 4096),
-        Probe(8, 256, 512, 8192),
-        Probe(8, 256, 1024, 16384),
-    ),
+    probes=(*_QUICK, *_FULL, Probe(8, 256, 1024, 16384)),
     moved=128e6,
     messages=tuple(2**power for power in range(8, 27)),
     message_seconds=0.2,
@@ -155,29 +144,13 @@ FULL: Final = Sizes(
     beside=('all_reduce', 'all_gather', 'reduce_scatter'),
     load_seconds=20.0,
 )
-TINY: Final = Sizes(
-    products=(16, 256),
-    head_dims=(16,),
-    sequences=(16, 32),
-    pairs=(2,),
-    scores=2**12,
-    probes=(Probe(2, 8, 32, 64), Probe(4, 16, 32, 64)),
-    moved=1e6,
-    messages=(2**10, 2**14, 2**18),
-    message_seconds=0.01,
-    orders=2,
-    trials=5,
-    rounds=2,
-    load_seconds=0.05,
-    load=32,
-)
 LEAST: Final = Sizes(
     products=(16,),
     head_dims=(16,),
     sequences=(16,),
     pairs=(2,),
     scores=2**12,
-    probes=(Probe(2, 8, 32, 64),),
+    probes=(_SMALL,),
     moved=1e6,
     messages=(2**10, 2**16),
     message_seconds=0.01,
@@ -187,6 +160,8 @@ LEAST: Final = Sizes(
     load_seconds=0.02,
     load=16,
 )
+_MORE: Final = replace(LEAST, products=(16, 256), sequences=(16, 32), probes=(_SMALL, Probe(4, 16, 32, 64)))
+TINY: Final = replace(_MORE, messages=(2**10, 2**14, 2**18), orders=2, trials=5, rounds=2, load_seconds=0.05, load=32)
 NAMED: Final = {'least': LEAST, 'tiny': TINY, 'quick': QUICK, 'full': FULL}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -51,6 +51,17 @@ class Context:
 
 
 Kernel = Callable[[OpClass, Context, list[torch.Tensor]], list[torch.Tensor]]
+Entry = TypeVar('Entry')
+
+
+def plain(function: Callable[..., torch.Tensor]) -> Kernel:
+    """A kernel that is a function of its tensors alone, and gives one."""
+    return lambda op, where, tensors: [function(*tensors)]
+
+
+def of_phases(operator: str, phases: str, kernel: Entry) -> dict[tuple[str, str], Entry]:
+    """Rows of a table: one kernel for several phases."""
+    return {(operator, phase): kernel for phase in phases}
 
 
 def context(program: Program, rank: int, step: int = 0) -> Context:

@@ -6,10 +6,13 @@ sums, and never logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 
 from executor.draws import on_device
-from executor.kernels.context import Context, places, position, wide
+from executor.kernels.context import Context, Kernel, of_phases, places, plain, position, wide
 from executor.kernels.pointwise import numbers, reduced
 from simpar.program import OpClass
 
@@ -79,11 +82,6 @@ def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -
     return [dlogits * (_scale(op) * _partial_share(op))]
 
 
-def ce_max(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """logits → maximum [..., 1]."""
-    return [tensors[0].amax(-1, keepdim=True)]
-
-
 def ce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """logits, labels, maximum → parts [..., 2]: Σ exp(logit − maximum), and the target's logit − maximum if here."""
     logits, labels, maximum = wide(tensors[0]), *tensors[1:]
@@ -147,43 +145,6 @@ def maximum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [tensors[0].amax(numbers(op, 'dims'), keepdim=True)]
 
 
-def subtract(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, z [..., 1] → x − z."""
-    x, z = tensors
-    return [x - z]
-
-
-def subtract_dz(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dz [..., 1]."""
-    # z was broadcast over the last dim, so its gradient is summed there.
-    return [-wide(tensors[0]).sum(-1, keepdim=True)]
-
-
-def exp(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y."""
-    return [tensors[0].exp()]
-
-
-def exp_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, y → dx."""
-    return [torch.mul(*tensors)]
-
-
-def log(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y."""
-    return [tensors[0].log()]
-
-
-def log_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x → dx."""
-    return [torch.div(*tensors)]
-
-
-def negate(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → −x."""
-    return [-tensors[0]]
-
-
 def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy → the same everywhere along what was summed, in memory of its own."""
     # An expanded view shares one element; a later op that works in place would change all of them.
@@ -199,11 +160,6 @@ def masked_fill(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
     """x, mask → x, zeros where the mask is true; a mask alone: ones, zeros where it is."""
     *x, mask = tensors
     return [x[0].masked_fill(mask, 0) if x else ~mask]
-
-
-def gather_elements(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, index → of each row the elements that the index names."""
-    return [tensors[0].gather(-1, tensors[1])]
 
 
 def gather_elements_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -226,14 +182,31 @@ def mean_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [gradient, torch.zeros_like(gradient)]
 
 
-KERNELS = {
+PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
+    # logits → their maximum [..., 1].
+    ('ce_max', 'F'): lambda logits: logits.amax(-1, keepdim=True),
+    ('subtract', 'F'): torch.sub,
+    # dy → dz [..., 1]: z was broadcast over the last dim, so its gradient is summed there.
+    ('subtract', 'I'): lambda dy: -wide(dy).sum(-1, keepdim=True),
+    # x → y; dy, y → dx.
+    ('exp', 'F'): torch.exp,
+    ('exp', 'I'): torch.mul,
+    # x → y; dy, x → dx.
+    ('log', 'F'): torch.log,
+    ('log', 'I'): torch.div,
+    **of_phases('negate', 'FI', torch.neg),
+    # x, index → of each row the elements that the index names.
+    ('gather_elements', 'F'): lambda x, index: x.gather(-1, index),
+}
+"""(operator, phase) → a function of tensors alone, that gives one."""
+KERNELS: Final[dict[tuple[str, str], Kernel]] = {
+    **{key: plain(function) for key, function in PLAIN.items()},
     ('embedding', 'F'): embedding_forward,
     ('embedding', 'W'): embedding_dw,
     ('position', 'F'): position_forward,
     ('position', 'W'): position_dw,
     ('cross_entropy', 'F'): cross_entropy_forward,
     ('cross_entropy', 'I'): cross_entropy_dx,
-    ('ce_max', 'F'): ce_max,
     ('ce_sum', 'F'): ce_sum,
     ('ce_loss', 'F'): ce_loss,
     ('mse', 'F'): mse_forward,
@@ -241,20 +214,10 @@ KERNELS = {
     ('mae', 'F'): mae_forward,
     ('mae', 'I'): mae_dx,
     ('maximum', 'F'): maximum,
-    ('subtract', 'F'): subtract,
-    ('subtract', 'I'): subtract_dz,
-    ('exp', 'F'): exp,
-    ('exp', 'I'): exp_dx,
-    ('log', 'F'): log,
-    ('log', 'I'): log_dx,
-    ('negate', 'F'): negate,
-    ('negate', 'I'): negate,
     ('reduce_sum', 'F'): reduced,
     ('reduce_sum', 'I'): spread,
     ('equal', 'F'): equal,
-    ('masked_fill', 'F'): masked_fill,
-    ('masked_fill', 'I'): masked_fill,
-    ('gather_elements', 'F'): gather_elements,
+    **of_phases('masked_fill', 'FI', masked_fill),
     ('gather_elements', 'I'): gather_elements_dx,
     ('cross_entropy_mean', 'F'): mean,
     ('cross_entropy_mean', 'I'): mean_dx,

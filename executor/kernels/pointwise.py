@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import torch
 from torch.nn import functional
 
-from executor.kernels.context import Context, Kernel, left, mask_of, position, wide
+from executor.kernels.context import Context, Kernel, left, mask_of, of_phases, plain, position, wide
 from simpar.program import OpClass
-
-
-def gelu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y, the exact (erf) form."""
-    return [functional.gelu(tensors[0])]
-
-
-def gelu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x → dx."""
-    return [torch.ops.aten.gelu_backward(*tensors)]
-
-
-def gelu_tanh_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y, the form with tanh."""
-    return [functional.gelu(tensors[0], approximate='tanh')]
-
-
-def gelu_tanh_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x → dx."""
-    return [torch.ops.aten.gelu_backward(*tensors, approximate='tanh')]
 
 
 def softcap_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -44,49 +25,6 @@ def softcap_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
     return [dy * (1 - (y / float(op.attributes['cap'])).square())]
 
 
-def silu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y."""
-    return [functional.silu(tensors[0])]
-
-
-def silu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x → dx."""
-    return [torch.ops.aten.silu_backward(*tensors)]
-
-
-def relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y."""
-    return [torch.relu(tensors[0])]
-
-
-def relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, y → dx."""
-    # From y, not x: the forward need keep only its result.
-    return [torch.ops.aten.threshold_backward(*tensors, 0)]
-
-
-def squared_relu_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x → y."""
-    return [torch.relu(tensors[0]).square()]
-
-
-def squared_relu_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy, x → dx."""
-    dy, x = tensors
-    return [2 * torch.relu(x) * dy]
-
-
-def bias_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, bias → y."""
-    x, bias = tensors
-    return [x + bias.flatten()]
-
-
-def dbias(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """dy → dbias, flat."""
-    return [tensors[0].flatten(0, -2).sum(0)]
-
-
 def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, z[, bias] → y; with dropout x, z[, bias], keys → y, mask."""
     x, z, *more = tensors
@@ -97,21 +35,6 @@ def residual_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -
     *bias, keys = more
     mask = mask_of(op, where, keys, z.shape)
     return [x + left(op, z + bias[0].flatten() if bias else z, mask), mask]
-
-
-def add(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """d1, d2 → d."""
-    return [torch.add(*tensors)]
-
-
-def multiply(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """x, z → x · z; dy and one of them → the gradient of the other."""
-    return [torch.mul(*tensors)]
-
-
-def scale(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """d → d × ``factor``."""
-    return [tensors[0] * float(op.attributes['factor'])]
 
 
 def slice_shard(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -232,53 +155,47 @@ def spread(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
     return [(column / int(op.attributes.get('count', 1))).expand(shape).contiguous()]
 
 
-KERNELS: dict[tuple[str, str], Kernel] = {
-    **{('cast', phase): cast for phase in 'FIW'},
-    ('gelu', 'F'): gelu_forward,
-    ('gelu', 'I'): gelu_dx,
-    ('gelu_tanh', 'F'): gelu_tanh_forward,
+gelu_tanh, gelu_tanh_dx = (
+    partial(function, approximate='tanh') for function in (functional.gelu, torch.ops.aten.gelu_backward)
+)
+PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
+    # x → y; dy, x → dx. The derivative of relu reads y, not x: the forward need keep only its result.
+    ('gelu', 'F'): functional.gelu,
+    ('gelu', 'I'): torch.ops.aten.gelu_backward,
+    ('gelu_tanh', 'F'): gelu_tanh,
     ('gelu_tanh', 'I'): gelu_tanh_dx,
+    ('silu', 'F'): functional.silu,
+    ('silu', 'I'): torch.ops.aten.silu_backward,
+    ('relu', 'F'): torch.relu,
+    ('relu', 'I'): lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0),
+    ('squared_relu', 'F'): lambda x: torch.relu(x).square(),
+    ('squared_relu', 'I'): lambda dy, x: 2 * torch.relu(x) * dy,
+    # x, bias → y; dy → dbias, flat.
+    ('bias', 'F'): lambda x, bias: x + bias.flatten(),
+    ('bias', 'W'): lambda dy: dy.flatten(0, -2).sum(0),
+    ('residual', 'W'): lambda dy: dy.flatten(0, -2).sum(0),
+    # d1, d2 → d; x, z → x · z; dy and one of them → the gradient of the other.
+    **of_phases('add', 'FIW', torch.add),
+    **of_phases('multiply', 'FI', torch.mul),
+}
+"""(operator, phase) → a function of tensors alone, that gives one."""
+KERNELS: Final[dict[tuple[str, str], Kernel]] = {
+    **{key: plain(function) for key, function in PLAIN.items()},
+    **of_phases('cast', 'FIW', cast),
     ('softcap', 'F'): softcap_forward,
     ('softcap', 'I'): softcap_dx,
-    ('silu', 'F'): silu_forward,
-    ('silu', 'I'): silu_dx,
-    ('relu', 'F'): relu_forward,
-    ('relu', 'I'): relu_dx,
-    ('squared_relu', 'F'): squared_relu_forward,
-    ('squared_relu', 'I'): squared_relu_dx,
-    ('bias', 'F'): bias_forward,
-    ('bias', 'W'): dbias,
     ('residual', 'F'): residual_forward,
-    ('residual', 'W'): dbias,
-    ('add', 'F'): add,
-    ('add', 'I'): add,
-    ('add', 'W'): add,
-    ('multiply', 'F'): multiply,
-    ('multiply', 'I'): multiply,
-    ('scale', 'F'): scale,
-    ('scale', 'I'): scale,
+    **of_phases('scale', 'FI', mul),
     ('take', 'F'): take,
-    ('slice', 'F'): slice_shard,
-    ('slice', 'I'): slice_shard,
-    ('pad', 'F'): pad,
-    ('pad', 'I'): pad,
+    **of_phases('slice', 'FI', slice_shard),
+    **of_phases('pad', 'FI', pad),
     **_gated('swiglu', functional.silu, torch.ops.aten.silu_backward),
     **_gated('geglu', functional.gelu, torch.ops.aten.gelu_backward),
-    **_gated(
-        'geglu_tanh',
-        partial(functional.gelu, approximate='tanh'),
-        partial(torch.ops.aten.gelu_backward, approximate='tanh'),
-    ),
-    ('batch_matmul', 'F'): batch_matmul,
-    ('batch_matmul', 'I'): batch_matmul,
-    ('transpose', 'F'): transpose,
-    ('transpose', 'I'): transpose,
-    ('reshape', 'F'): reshape,
-    ('reshape', 'I'): reshape,
-    ('mul', 'F'): mul,
-    ('mul', 'I'): mul,
-    ('sum', 'F'): reduced,
-    ('sum', 'I'): spread,
-    ('mean', 'F'): reduced,
-    ('mean', 'I'): spread,
+    **_gated('geglu_tanh', gelu_tanh, gelu_tanh_dx),
+    **of_phases('batch_matmul', 'FI', batch_matmul),
+    **of_phases('transpose', 'FI', transpose),
+    **of_phases('reshape', 'FI', reshape),
+    **of_phases('mul', 'FI', mul),
+    **{(operator, 'F'): reduced for operator in ('sum', 'mean')},
+    **{(operator, 'I'): spread for operator in ('sum', 'mean')},
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import shutil
 import tempfile
 import time
@@ -18,10 +17,10 @@ from typing import Any, Final
 from executor import netns
 from executor.assemble import Execution, assemble_run
 from executor.host import Process, this_process
-from executor.ranks.process import Setup, main
+from executor.ranks.process import Setup, Talk, main
 from executor.ranks.rank import Machines
-from executor.ranks.request import INIT_TIMEOUT, Compute, Outcome, Request
-from executor.ranks.watchdog import BusyThreads, Failure, Fault, Seen, Status, death, explain
+from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
+from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, death, explain
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
@@ -30,12 +29,12 @@ from simpar.janitor import remove_at_the_end
 from simpar.program import Program
 
 
-class Child:
+class Child(Talk):
     """A process and our ends of its pipes; it goes when ``held`` is closed."""
 
     def __init__(self, process: Any, pipe: Connection, held: Connection) -> None:
+        super().__init__(pipe)
         self.process = process
-        self.pipe = pipe
         self.mute = False
         self._held = held
 
@@ -54,15 +53,11 @@ class Child:
         return code
 
     def say(self, word: str, what: object = None) -> None:
+        """Send a message, to whoever still hears it."""
         try:
-            # Pickled here, so that an object that cannot be pickled raises in the caller, not in a feeder thread.
-            self.pipe.send_bytes(pickle.dumps((word, what)))
+            super().say(word, what)
         except OSError:
             self.mute = True
-
-    def hear(self) -> tuple[str, Any]:
-        word, what = pickle.loads(self.pipe.recv_bytes())
-        return word, what
 
     def last_failures(self) -> list[Failure]:
         """Failures that the rank still reports."""
@@ -168,44 +163,13 @@ class Pool:
         """The process ids of the ranks."""
         return tuple(child.pid for child in self._children)
 
-    def run(
-        self,
-        program: Program,
-        costs: Costs | None = None,
-        *,
-        compute: Compute = 'real',
-        steps: int = 3,
-        seed: int = 0,
-        dtype: str = '',
-        keep: bool = False,
-        favour: bool = False,
-        faults: Sequence[Fault] = (),
-        device: str = 'cpu',
-        transport: str = '',
-    ) -> Execution:
+    def run(self, program: Program, costs: Costs | None = None, **wanted: Any) -> Execution:
         """Run a program for some steps, back to back.
 
-        Arguments:
-            costs: seconds of every op, for ``compute='emulated'``.
-            dtype: fp64, fp32, ...; it takes the place of every floating dtype of the program.
-            keep: whether the full parameters and the last step's gradients come back.
-            favour: whether communication is scheduled before computation on the same core.
-            device, transport: as of ``Request``.
+        Arguments: ``costs``, seconds of every op, for ``compute='emulated'``; all others as of ``Request``.
         Raises ``ProgramError`` where the program is not valid, ``RunFailed`` naming rank, op and peer where it broke.
         """
-        request = Request(
-            compute=compute,
-            costs=costs,
-            steps=steps,
-            seed=seed,
-            dtype=dtype,
-            keep=keep,
-            favour=favour,
-            faults=tuple(faults),
-            device=device,
-            transport=transport,
-        )
-        return self.perform(program, request)
+        return self.perform(program, Request(costs=costs, **wanted))
 
     def perform(self, program: Program, request: Request, finish: Finish | None = None) -> Execution:
         """Run a program as a request says; see ``run``.

@@ -67,7 +67,7 @@ def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     """Serve the parent until it says stop or dies; never returns."""
     _isolate(setup)
     _die_with_parent(lifeline)
-    talk = _Talk(pipe)
+    talk = Talk(pipe)
     try:
         host = _join_network(setup, talk)
         # SIGIO comes only for a change; a parent that died earlier is found by reading.
@@ -92,20 +92,23 @@ def main(setup: Setup, pipe: Connection, lifeline: Connection) -> NoReturn:
     os._exit(0)
 
 
-class _Talk:
-    """Messages to and from the parent: pickles, for the pipe is ours at both ends."""
+class Talk:
+    """Messages between a rank's process and its parent: pickles, for the pipe is ours at both ends."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+        self.pipe = pipe
 
     def say(self, word: str, what: object = None) -> None:
-        self._pipe.send_bytes(pickle.dumps((word, what)))
+        """Send a message; it is pickled here, so that an object that cannot be pickled raises in the caller."""
+        self.pipe.send_bytes(pickle.dumps((word, what)))
 
     def hear(self) -> tuple[str, Any]:
-        word, what = pickle.loads(self._pipe.recv_bytes())
+        """Receive the next message."""
+        word, what = pickle.loads(self.pipe.recv_bytes())
         return word, what
 
     def expect(self, word: str) -> Any:
+        """What comes with a word; another one ends the talk."""
         heard, what = self.hear()
         if heard != word:
             raise EOFError(heard)
@@ -146,7 +149,7 @@ def _wait_for_the_end() -> None:
     time.sleep(INIT_TIMEOUT)
 
 
-def _join_network(setup: Setup, talk: _Talk) -> str:
+def _join_network(setup: Setup, talk: Talk) -> str:
     """Enter a network namespace of its own, if asked; returns the address of rank 0."""
     if setup.net.kind != 'netns':
         # Loopback: the ranks are on this machine, and other interfaces may go through a firewall.
@@ -163,7 +166,7 @@ def _join_network(setup: Setup, talk: _Talk) -> str:
     return netns.address(0)
 
 
-def _serve(setup: Setup, talk: _Talk, host: str) -> None:
+def _serve(setup: Setup, talk: Talk, host: str) -> None:
     store = _store(setup, talk, host)
     status = Status(setup.world, setup.folder / 'status')
     rank = Rank(setup.rank, setup.world, store, setup.net, status, setup.timeout, Clock(), setup.machines)
@@ -195,7 +198,7 @@ def _watch(streams: Watched) -> None:
         raise _Broken(streams.failures)
 
 
-def _store(setup: Setup, talk: _Talk, host: str) -> dist.Store:
+def _store(setup: Setup, talk: Talk, host: str) -> dist.Store:
     """Open the store: rank 0 serves it and tells the parent where; the parent tells the others."""
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT)
     if setup.rank == 0:
