@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simpar.notebook.frames import to_dataframe as to_dataframe
     from simpar.notebook.sliders import sliders as sliders
     from simpar.plan import Plan as Plan
-    from simpar.planner.verb import plan as plan
+    from simpar.planner.plan import plan as plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
     from simpar.profiles import load_profile as load_profile

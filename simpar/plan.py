@@ -176,4 +176,4 @@ def _default(one: Named[Any]) -> Any:
 
 
 # A notebook asks ``simpar.plan('schedule.yaml')``, and this module has that name.
-callable_module(__name__, 'simpar.planner.verb')
+callable_module(__name__, 'simpar.planner.plan')

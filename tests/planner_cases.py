@@ -9,9 +9,8 @@ from typing import Any
 
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
-from simpar.planner.rules import refused
 from simpar.planner.search import Path
-from simpar.planner.space import Space, space_of
+from simpar.planner.space import Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import Outcome, predicted

@@ -15,7 +15,7 @@ from statistics import mean
 from simpar.document import Tree
 from simpar.interval import spread_among, spreads
 from simpar.plan import Plan
-from simpar.planner.noise import USUAL
+from simpar.planner.answer import USUAL
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
 from simpar.validate.rows import is_for_fitting, read_rows

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from simpar.case import cluster_of
+from simpar.planner.answer import told
 from simpar.planner.plan import Planning
 from simpar.planner.space import space_of
-from simpar.planner.words import told
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import predicted

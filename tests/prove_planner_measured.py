@@ -30,14 +30,11 @@ from simpar.case import Case, case_of, cluster_of, on_net
 from simpar.errors import SimparError
 from simpar.files import write_atomically
 from simpar.hardware.net import Net, parse_net
-from simpar.planner.answer import Answer, answer_of
+from simpar.planner.answer import USUAL, Answer, answer_of, told
 from simpar.planner.judge import Judge
-from simpar.planner.noise import USUAL
-from simpar.planner.rules import refused
 from simpar.planner.search import Path as Place
 from simpar.planner.search import search
-from simpar.planner.space import Space, space_of
-from simpar.planner.words import told
+from simpar.planner.space import Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import Figures, Outcome, infeasible

@@ -16,12 +16,11 @@ from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.planner import load_planning
-from simpar.planner.hiding import Speeds, Work, first_behind, last_ahead, least_beside, windows
 from simpar.planner.judge import Judge
+from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, least_beside, windows
 from simpar.planner.render import render
-from simpar.planner.search import search
+from simpar.planner.search import Starts, search
 from simpar.planner.space import KEYS
-from simpar.planner.start import Starts
 from simpar.planner.workers import Round, workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder

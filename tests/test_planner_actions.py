@@ -9,9 +9,8 @@ import pytest
 from simpar.case import cluster_of
 from simpar.pipeline.arrays import KINDS
 from simpar.pipeline.orders import named_order
-from simpar.planner.clock import timed
+from simpar.planner.clock import moments_of, timed
 from simpar.planner.judge import Judge
-from simpar.planner.moments import moments_of
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted

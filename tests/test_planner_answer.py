@@ -15,9 +15,8 @@ from simpar.case import case_of
 from simpar.cli import main
 from simpar.plan import Plan
 from simpar.planner import load_planning
-from simpar.planner.noise import measured, with_noise
-from simpar.planner.robust import robust, worse
-from simpar.planner.sizes import Size, Sizes
+from simpar.planner.answer import measured, robust, with_noise, worse
+from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted

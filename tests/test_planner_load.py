@@ -6,10 +6,10 @@ import pytest
 
 from simpar.case import case_of, cluster_of
 from simpar.cost.price import price
-from simpar.planner.hiding import Speeds
+from simpar.planner.bound import Sums
 from simpar.planner.judge import Judge
-from simpar.planner.load import Sums
-from simpar.planner.outermost import load_of, outermost
+from simpar.planner.pieces import Speeds
+from simpar.planner.sample import load_of, outermost
 from simpar.planner.space import KEYS
 from simpar.profiles import cluster, load_profile
 from simpar.schedule import load_schedule

@@ -14,11 +14,8 @@ from simpar.commands.progress import Line, Progress
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.files import write_atomically
 from simpar.planner import Answer, Planning, load_planning
-from simpar.planner.plain import to_dict
-from simpar.planner.render import render
-from simpar.planner.saving import saved
-from simpar.planner.sizes import render_sizes, sizes, sizes_to_dict
-from simpar.planner.verb import Planned, explained
+from simpar.planner.plan import Planned, explained, sizes
+from simpar.planner.render import render, render_sizes, saved, sizes_to_dict, to_dict
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
 from simpar.sweep.markdown import as_markdown, side_by_side
 from simpar.units import format_time
@@ -208,7 +205,7 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
         text = saved(answer.choice, planning.schedule, options.file, options.set, options.save)
         write_atomically(options.save, text)
     if options.plot:
-        from simpar.planner.picture import front_picture
+        from simpar.planner.render import front_picture
         from simpar.plot.frame import write_figure
 
         write_figure(options.plot, front_picture(answer))

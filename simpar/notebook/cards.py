@@ -13,10 +13,8 @@ from simpar.case import Case
 from simpar.hardware import Profile
 from simpar.notebook.planned import answer_html, planned_html, robust_html, sizes_html
 from simpar.page.page import table_html, why_html
-from simpar.planner.answer import Answer
-from simpar.planner.robust import Robustness
-from simpar.planner.sizes import Sizes
-from simpar.planner.verb import Planned
+from simpar.planner.answer import Answer, Robustness
+from simpar.planner.plan import Planned, Sizes
 from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 from simpar.sweep.table import best_summary, cells_of, heads_of, short_keys, shown

@@ -6,7 +6,7 @@ import functools
 from typing import Any, Final, Literal
 
 from simpar.planner.answer import Answer
-from simpar.planner.sizes import Sizes
+from simpar.planner.plan import Sizes
 from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 

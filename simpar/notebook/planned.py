@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from simpar.page.page import why_html
-from simpar.planner.answer import Answer
-from simpar.planner.picture import front_picture, sizes_picture
-from simpar.planner.render import proven, ranking_cells, robust_cells
-from simpar.planner.robust import Robustness
-from simpar.planner.sizes import Sizes, size_cells
-from simpar.planner.verb import Planned
-from simpar.planner.words import words
+from simpar.planner.answer import Answer, Robustness, words
+from simpar.planner.plan import Planned, Sizes
+from simpar.planner.render import front_picture, proven, ranking_cells, robust_cells, size_cells, sizes_picture
 from simpar.units import format_time
 
 if TYPE_CHECKING:

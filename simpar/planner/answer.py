@@ -1,17 +1,26 @@
-"""Answer: what a search found: the ranking, plans within noise, the front of step and memory, and what is proven."""
+"""Answer: what a search found: the ranking, plans within noise, why the rival loses, and what may be worse."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import expm1, isfinite
+from typing import Any, Final
 
+from simpar.budget import Budget, Run
+from simpar.case import case_of, cluster_of
+from simpar.errors import SimparError
 from simpar.lazy import card, dataframe
 from simpar.plan import Plan
 from simpar.planner.search import Found
 from simpar.planner.space import KEYS, Space
+from simpar.predict import Prediction, predict
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import Figures, Outcome
+from simpar.sweep.run import Way, predict_all
+from simpar.throughput import Throughput
+from simpar.units import format_size, format_time
+from simpar.workload import Transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,3 +212,332 @@ def ranked(space: Space, schedule: Schedule, outcome: Outcome, bound: float = 0.
         bound=bound,
         parts=sum(getattr(schedule.plan, key) != getattr(simple, key) for key in (*KEYS, 'data')),
     )
+
+
+USUAL: Final = 0.03
+"""Where nobody measured pairs of plans."""
+
+
+def with_noise(answer: Answer, asked: float | None) -> Answer:
+    """The answer with the noise of its best plan.
+
+    Arguments: ``asked``, the share that the file asks for; None: as measured, else ``USUAL``.
+    """
+    if asked is not None:
+        return replace(answer, margin=asked, noise='as the file asks')
+    if answer.best is None:
+        return answer
+    found = measured(answer.best.schedule)
+    return replace(answer, margin=found[0], noise=found[1]) if found else answer
+
+
+def measured(schedule: Schedule) -> tuple[float, str] | None:
+    """The share by which gains on such a stack and device were off, and what it rests on; None where nobody says."""
+    # Spreads are of stacks: without one there is nothing to look up, and nothing to predict.
+    if not schedule.cluster.has_stack:
+        return None
+    try:
+        spread = case_of(schedule).predict(tell=False).spread
+    except SimparError:
+        return None
+    if spread is None or not spread.pairs:
+        return None
+    words = f'80 % of {spread.pairs} measured pairs on {spread.device}, bound by the {spread.bound}, were off by less'
+    return expm1(spread.gain), words
+
+
+HALF: Final = 0.5
+SLOWER: Final = 1.25
+FULLER: Final = 1.5
+"""Of a link's rate; how many times as long a slow rank computes; of an expert's imbalance."""
+MOST: Final = 4
+"""Plans beside the choice that are asked about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What becomes of plans where something is worse.
+
+    Arguments:
+        name: what is worse.
+        steps: seconds of each plan of ``Robustness.plans``; infinite where it has no program or does not fit.
+    """
+
+    name: str
+    steps: tuple[float, ...]
+
+    @property
+    def best(self) -> int:
+        """The place of the fastest plan; of equal ones the first, which is the choice before others."""
+        return min(range(len(self.steps)), key=lambda place: self.steps[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robustness:
+    """The choice and those that come next, where something is worse.
+
+    Arguments: ``plans``, the choice first; ``trials``, the first as it is; ``margin``, of the answer.
+    """
+
+    plans: tuple[Ranked, ...]
+    trials: tuple[Trial, ...]
+    margin: float
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+    def behind(self, trial: Trial) -> float:
+        """By what share the choice is slower than the fastest of the plans."""
+        return trial.steps[0] / trial.steps[trial.best] - 1
+
+    def holds(self, trial: Trial) -> bool:
+        """Whether the choice is still within noise of the fastest."""
+        return self.behind(trial) <= self.margin
+
+
+def robust(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> Robustness | None:
+    """Predict the choice and its nearest rivals where something is worse; None where no plan is known.
+
+    Only plans that the search predicted are asked: a plan that it cut off could win on a slower link.
+    Arguments: ``jobs`` and ``scheduler`` as of sweeps.
+    """
+    plans = _rivals(answer)
+    if not plans:
+        return None
+    cases = tuple(worse(plans[0].schedule))
+    schedules = [changed for _, change in cases for changed in (change(one.schedule) for one in plans)]
+    found = predict_all(schedules, Way(jobs=jobs, scheduler=scheduler))
+    rows = [found[start : start + len(plans)] for start in range(0, len(found), len(plans))]
+    trials = [Trial(name=name, steps=tuple(map(_step_of, row))) for (name, _), row in zip(cases, rows, strict=True)]
+    as_it_is = Trial(name='as it is', steps=tuple(one.step for one in plans))
+    return Robustness(plans=plans, trials=(as_it_is, *trials), margin=answer.margin)
+
+
+def _rivals(answer: Answer) -> tuple[Ranked, ...]:
+    """The choice, the fastest, others of its class, and the runner-up: of plans with equal figures the simplest."""
+    choice = answer.choice
+    if choice is None:
+        return ()
+    leaders = [kind[0] for kind in answer.kinds]
+    others = [one for one in leaders if (one.step, one.peak) != (choice.step, choice.peak)]
+    return (choice, *others[:MOST])
+
+
+def worse(schedule: Schedule) -> Iterator[tuple[str, Change]]:
+    """What may be worse on a cluster, and how a schedule says so."""
+    cluster = cluster_of(schedule)
+    joined = 1
+    for link in cluster.profile.links:
+        # A link that joins no more devices than the one below carries nothing.
+        members = min(link.devices or cluster.world, cluster.world)
+        if members > joined:
+            yield f'{link.name} at half its rate', Change(link=link.name)
+        joined = max(joined, members)
+    yield f'rank 0 {SLOWER:g} × slower', Change(slow=True)
+    model = schedule.workload.model
+    if isinstance(model, Transformer) and model.experts is not None and not model.experts.capacity:
+        more = min(model.experts.imbalance * FULLER, model.experts.count / model.experts.top_k)
+        if more > model.experts.imbalance:
+            yield f'the fullest expert with {more:.3g} × the mean', Change(imbalance=more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is made worse of a schedule."""
+
+    link: str = ''
+    slow: bool = False
+    imbalance: float = 0.0
+
+    def __call__(self, schedule: Schedule) -> Schedule:
+        """The schedule where it is worse."""
+        cluster, workload = schedule.cluster, schedule.workload
+        if self.link:
+            links = {**cluster.links, self.link: cluster.links.get(self.link, 1.0) * HALF}
+            cluster = replace(cluster, links=links)
+        if self.slow:
+            cluster = replace(cluster, slow={**cluster.slow, 0: cluster.slow.get(0, 1.0) / SLOWER})
+        model = workload.model
+        if self.imbalance and isinstance(model, Transformer) and model.experts is not None:
+            experts = replace(model.experts, imbalance=self.imbalance)
+            workload = replace(workload, model=replace(model, experts=experts))
+        return replace(schedule, cluster=cluster, workload=workload)
+
+
+def _step_of(outcome: Outcome) -> float:
+    return outcome.figures.step if outcome.feasible and outcome.figures else float('inf')
+
+
+def trials_in_words(found: Robustness, named: Sequence[str]) -> Iterator[list[str]]:
+    """A row of cells for each trial. Argument: ``named``, what the plans are called."""
+    first = found.trials[0].steps[0]
+    for trial in found.trials:
+        own = trial.steps[0]
+        if own == float('inf'):
+            yield [trial.name, 'does not fit', '', f'beaten by {named[trial.best]}']
+            continue
+        slower = f'{own / first - 1:+.1%}' if trial is not found.trials[0] else ''
+        behind = f'{found.behind(trial):.1%}'
+        if trial.best == 0:
+            verdict = 'the fastest'
+        elif found.holds(trial):
+            verdict = f'within noise of the fastest ({behind} behind)'
+        else:
+            verdict = f'{behind} behind {named[trial.best]}'
+        yield [trial.name, format_time(own), slower, verdict]
+
+
+_SHORT: Final = {
+    'sequence_parallel': 'sequence parallel', 'micro_batches': 'micro-batches', 'shard_group': 'shard group'
+}  # fmt: skip
+
+
+def words(one: Ranked) -> str:
+    """A plan in words: what is not as in a plan that splits nothing."""
+    plan = one.schedule.plan
+    values = {'plan.data': plan.data, **one.settings}
+    simple = {key: 1 if key == 'plan.data' else getattr(Plan(), key.removeprefix('plan.')) for key in values}
+    # Of one stage all orders are the same.
+    idle = {'plan.order'} if plan.pipeline == 1 and plan.chunks <= 1 else set()
+    return told({key: value for key, value in values.items() if value != simple[key] and key not in idle})
+
+
+def own_in_words(own: Own) -> str:
+    """What the file's own plan comes to."""
+    outcome = own.outcome
+    if own.ranked is None:
+        return f"The file's own plan has no program: {outcome.reason}"
+    if not own.fits:
+        return f"The file's own plan does not fit: {format_size(outcome.peak)} of {format_size(outcome.device)}"
+    return f"The file's own plan takes {format_time(own.ranked.step)}, peak {format_size(own.ranked.peak)}"
+
+
+def told(settings: Mapping[str, Any]) -> str:
+    """Keys and values in a row."""
+    named = ((key.removeprefix('plan.'), value) for key, value in settings.items())
+    return ', '.join(_said(key, value) for key, value in named) or 'nothing is split'
+
+
+def _said(key: str, value: Any) -> str:
+    name = _SHORT.get(key, key)
+    if isinstance(value, bool):
+        return name if value else f'no {name}'
+    return f'{name} {value}'
+
+
+def value(found: Any) -> str:
+    """A value as a cell has it."""
+    return str(found).lower() if isinstance(found, bool) else str(found)
+
+
+def count(number: int) -> str:
+    """A number of plans."""
+    for factor, name in ((1e9, ' billion'), (1e6, ' million')):
+        if number >= factor:
+            return f'{float(f"{number / factor:.3g}"):g}{name}'
+    return f'{number:,}'
+
+
+def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield '  '.join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip()
+
+
+LONGEST: Final = 2_000_000
+"""Ops of both programs over all representative ranks; each is simulated up to seven times."""
+
+
+def why(answer: Answer) -> Prediction | None:
+    """The choice with its rival as the baseline: gain, and why; None where there is no other plan.
+
+    The rival is the fastest plan that is not within noise; where all are, the fastest other one.
+    """
+    choice, other = answer.choice, rival(answer)
+    if choice is None or other is None:
+        return None
+    try:
+        mine, others = case_of(choice.schedule), case_of(other.schedule)
+    except SimparError:
+        return None
+    if sum(len(role) for one in (mine, others) for role in one.program.roles) > LONGEST:
+        return None
+    found = predict(
+        mine.program, others.program, mine.cluster, names=(_differs(choice, other), _differs(other, choice))
+    )
+    below = replace(found.baseline, throughput=others.throughput) if found.baseline else None
+    return replace(found, baseline=below, throughput=mine.throughput)
+
+
+def rival(answer: Answer) -> Ranked | None:
+    """Which plan the choice is compared with."""
+    choice = answer.choice
+    if choice is None:
+        return None
+    others = (one for one in answer.ranking if (one.step, one.peak) != (choice.step, choice.peak))
+    return answer.runner_up or next(others, None)
+
+
+def _differs(one: Ranked, other: Ranked) -> str:
+    """What a plan has that the other has not."""
+    return told({key: value for key, value in _settings(one).items() if _settings(other).get(key) != value})
+
+
+def _settings(one: Ranked) -> dict[str, object]:
+    return {'plan.data': one.schedule.plan.data, **one.settings}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The answer on so many devices.
+
+    Arguments: ``run``, the training that was asked about, None without one; both that and ``throughput`` None where no
+    plan is known.
+    """
+
+    devices: int
+    answer: Answer
+    throughput: Throughput | None = None
+    run: Run | None = None
+
+    @property
+    def choice(self) -> Ranked | None:
+        """The plan."""
+        return self.answer.choice
+
+    @property
+    def time(self) -> float:
+        """Seconds of the training, or of a step where none was asked about; infinite where no plan is known."""
+        if self.run:
+            return self.run.seconds
+        return self.choice.step if self.choice else float('inf')
+
+    @property
+    def cost(self) -> float:
+        """Money where there is a price, else device-hours."""
+        if self.run and self.run.cost is not None:
+            return self.run.cost
+        return self.run.device_hours if self.run else self.time * self.devices / 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BySize:
+    """Answers by number of devices, in the order asked for. Argument: ``budget``, the training; None: a step."""
+
+    found: tuple[Size, ...]
+    budget: Budget | None
+
+    @property
+    def front(self) -> tuple[Size, ...]:
+        """Sizes than which no other is as quick for less cost, the quickest first."""
+        best: list[Size] = []
+        for one in sorted(self.found, key=lambda one: (one.time, one.cost)):
+            if isfinite(one.time) and (not best or one.cost < best[-1].cost):
+                best.append(one)
+        return tuple(best)
+
+    @property
+    def unit(self) -> str:
+        """What cost is counted in."""
+        return 'cost' if self.budget and self.budget.price else 'device-hours'

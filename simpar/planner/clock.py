@@ -1,12 +1,7 @@
-"""Clock: the least period of an order, given least seconds of its actions; which actions surely run slowed.
-
-An action begins when its rank is free and what it needs has come. That leaves out all that may only make it later. So
-the period is no longer than the step that the engine finds.
-"""
+"""Clock: the least period of an order, given least seconds of its actions; what its ranks hold, and wait for."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,9 +10,125 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kernels import Array, kernel
 from simpar.pipeline.arrays import KINDS, NONE, Arrays, arrays_of
 from simpar.pipeline.order import Order
 from simpar.program.csr import Csr
+
+
+@kernel
+def period(
+    rank: Array,
+    start: Array,
+    item: Array,
+    seconds: Array,
+    behind: Array,
+    together: bool,
+    steps: int,
+    free: Array,
+    ready: Array,
+) -> float:
+    """Seconds of the last of so many steps; ``free`` by rank and ``ready`` by task are written over.
+
+    Arguments: ``behind``, seconds of each rank behind its tasks; ``together``, whether ranks end a step together.
+    """
+    before = latest = 0.0
+    for _ in range(steps):
+        for task in range(len(rank)):
+            come = -1.0
+            for place in range(start[task], start[task + 1]):
+                come = max(come, ready[item[place]])
+            begin = free[rank[task]]
+            free[rank[task]] = begin + seconds[task, 0]
+            ready[task] = begin + seconds[task, 1]
+            if come >= 0.0:
+                free[rank[task]] = max(free[rank[task]], come + seconds[task, 2])
+                ready[task] = max(ready[task], come + seconds[task, 3])
+        before = latest
+        latest = 0.0
+        for one in range(len(free)):
+            free[one] += behind[one]
+            latest = max(latest, free[one])
+        if together:
+            for one in range(len(free)):
+                free[one] = latest
+    return latest - before
+
+
+@kernel
+def slowed_until(rank: Array, start: Array, item: Array, clock: Array, own: Array, until: Array) -> None:
+    """Write how many actions of each rank are slowed; ``clock`` by task and rank, ``own`` by rank, all 0 before."""
+    ranks = len(until)
+    for task in range(len(rank)):
+        mine = rank[task]
+        for place in range(start[task], start[task + 1]):
+            other = item[place]
+            until[mine] = max(until[mine], clock[other, mine])
+            for one in range(ranks):
+                own[mine, one] = max(own[mine, one], clock[other, one])
+        own[mine, mine] += 1
+        for one in range(ranks):
+            clock[task, one] = own[mine, one]
+
+
+@kernel
+def in_turn(
+    begin: Array,
+    needs: Array,
+    gives: Array,
+    rank: Array,
+    turn: Array,
+    start: Array,
+    item: Array,
+    giver: Array,
+    waiting: Array,
+    follow: Array,
+    ready: Array,
+    place: Array,
+) -> int:
+    """Write computations in an order that can be done, and what each waits for; returns how many can.
+
+    Arguments: −1 at first: ``giver`` by result, in turn; ``waiting`` by result, a rank that lacks it; ``follow`` by
+    rank, the next one that lacks the same. ``ready``, all ranks; ``place``, where each is.
+    """
+    count, total, depth = 0, 0, len(ready)
+    while depth > 0:
+        depth -= 1
+        own = ready[depth]
+        while place[own] < begin[own + 1]:
+            task, lack = place[own], -1
+            for need in needs[task]:
+                if lack < 0 and need >= 0 and giver[need] < 0:
+                    lack = need
+            if lack >= 0:
+                follow[own] = waiting[lack]
+                waiting[lack] = own
+                break
+            for need in needs[task]:
+                if need >= 0 and rank[turn[giver[need]]] != own:
+                    item[total] = giver[need]
+                    total += 1
+            for result in gives[task]:
+                if result >= 0:
+                    giver[result] = count
+                    other = waiting[result]
+                    while other >= 0:
+                        ready[depth] = other
+                        depth += 1
+                        other = follow[other]
+                    waiting[result] = -1
+            turn[count] = task
+            count += 1
+            start[count] = total
+            place[own] += 1
+    return count
+
+
+# Clock: the least period of an order, given least seconds of its actions; which actions surely run slowed.
+#
+# An action begins when its rank is free and what it needs has come. That leaves out all that may only make it later.
+# So the period is no longer than the step that the engine finds.
+
 
 Floats = NDArray[np.float64]
 STEPS: Final = 3
@@ -114,7 +225,7 @@ class Timed:
         # From one end to the next all steps are alike where all ranks begin them together.
         steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
         given = before.start, before.item, each, behind, tail.together, steps
-        return float(_walks().period(self.rank, *given, free, ready))
+        return float(period(self.rank, *given, free, ready))
 
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
@@ -124,15 +235,6 @@ class Timed:
             for kind, stage in () if slowed else parts:
                 found[kind[0], stage] = found.get((kind[0], stage), 0) + times
         return found
-
-
-def _walks() -> Any:
-    """What walks over tasks: compiled, where numba is there."""
-    if importlib.util.find_spec('numba') is None:
-        return _Plain
-    from simpar.planner.compiled import walk
-
-    return walk
 
 
 def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
@@ -149,7 +251,7 @@ def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     if awaited:
         clock = np.zeros((len(rank), order.ranks), dtype=np.int64)
         own = np.zeros((order.ranks, order.ranks), dtype=np.int64)
-        _walks().slowed_until(rank, before.start, before.item, clock, own, until)
+        slowed_until(rank, before.start, before.item, clock, own, until)
     joined = _joined(found, ranks)
     # The last of them may have handed on its result, and still compute.
     slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
@@ -169,8 +271,7 @@ def _in_turn(found: Arrays) -> tuple[Ints, Csr]:
     start, item = np.zeros(len(gives) + 1, dtype=np.int32), np.zeros(needs.size, dtype=np.int32)
     place, ready, follow = found.begin[:-1].copy(), np.arange(ranks), np.full(ranks, NONE, dtype=np.int64)
     waiting = np.full(found.results, NONE, dtype=np.int64)
-    walk = _walks().in_turn
-    count = walk(found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place)
+    count = in_turn(found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place)
     return turn[:count], Csr(start[: count + 1], item[: start[count]].copy())
 
 
@@ -235,86 +336,67 @@ def _row(found: Arrays, joined: Bools, first: int, end: int) -> Row:
     return Row(kind[there], stage[there], both[there])
 
 
-class _Plain:
-    """The walks without numba."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """When a rank begins its actions; M of them differ, and it has S stages.
 
-    @staticmethod
-    def period(
-        rank: Ints,
-        start: Ints,
-        item: Ints,
-        seconds: Floats,
-        behind: Floats,
-        together: bool,
-        steps: int,
-        free: Floats,
-        ready: Floats,
-    ) -> float:
-        """Seconds of the last of so many steps."""
-        before = latest = 0.0
-        now, done, bounds, waits = free.tolist(), ready.tolist(), start.tolist(), item.tolist()
-        rows = list(zip(rank.tolist(), bounds, bounds[1:], seconds.tolist(), strict=False))
-        for _ in range(steps):
-            for task, (on, first, end, (last, gave, later, given)) in enumerate(rows):
-                begin, come = now[on], [done[other] for other in waits[first:end]]
-                now[on] = max([begin + last, *[one + later for one in come]])
-                done[task] = max([begin + gave, *[one + given for one in come]])
-            now = [one + more for one, more in zip(now, behind.tolist(), strict=True)]
-            before, latest = latest, max(now)
-            now = [latest] * len(now) if together else now
-        return latest - before
+    Arguments:
+        kind: shape [M], of the action, as it stands in ``KINDS``.
+        own: shape [M], its stage, among those of the rank.
+        joined: shape [M], whether a forward and its backward are done as one.
+        live: shape [S, M], how many micro-batches are between forward and backward.
+        later: shape [S, M], between gradients of inputs and of weights.
+        gradients: shape [S, M], whether gradients of weights are surely there: between a stage's first backward and
+            its last.
+        casts: shape [S, M], whether what is cast of weights is: from the first forward's end to the last gradient of
+            inputs' begin.
+    """
 
-    @staticmethod
-    def in_turn(
-        begin: Ints,
-        needs: Ints,
-        gives: Ints,
-        rank: Ints,
-        turn: Ints,
-        start: Ints,
-        item: Ints,
-        giver: Ints,
-        waiting: Ints,
-        follow: Ints,
-        ready: Ints,
-        place: Ints,
-    ) -> int:
-        """Write computations in an order that can be done, and what each waits for; returns how many can."""
-        ends, given, ranks = begin[1:].tolist(), dict[int, int](), rank.tolist()
-        wanted = [[one for one in some if one >= 0] for some in needs.tolist()]
-        makes = [[one for one in some if one >= 0] for some in gives.tolist()]
-        where, idle, lacks = place.tolist(), ready.tolist(), dict[int, list[int]]()
-        done, waits, bounds = list[int](), list[int](), [0]
-        while idle:
-            own = idle.pop()
-            while where[own] < ends[own]:
-                task = where[own]
-                lack = next((need for need in wanted[task] if need not in given), None)
-                if lack is not None:
-                    lacks.setdefault(lack, []).append(own)
-                    break
-                waits += [one for one in [given[need] for need in wanted[task]] if ranks[done[one]] != own]
-                bounds.append(len(waits))
-                for result in makes[task]:
-                    given[result] = len(done)
-                    idle += lacks.pop(result, ())
-                done.append(task)
-                where[own] += 1
-        turn[: len(done)], start[: len(bounds)], item[: len(waits)] = done, bounds, waits
-        return len(done)
+    kind: Ints
+    own: Ints
+    joined: Bools
+    live: Ints
+    later: Ints
+    gradients: Bools
+    casts: Bools
 
-    @staticmethod
-    def slowed_until(rank: Ints, start: Ints, item: Ints, clock: Ints, own: Ints, until: Ints) -> None:
-        """Write how many of each rank's first actions compute while a receive is surely awaited.
 
-        Receives of one way stand behind each other on a stream of their own and wait for nothing else, so one is always
-        awaited until the last has come. It cannot have come before what its sender waited for was done: all that is on
-        the way from an action of this rank to that sender.
-        """
-        bounds = start.tolist()
-        for task, mine in enumerate(rank.tolist()):
-            for other in item[bounds[task] : bounds[task + 1]].tolist():
-                until[mine] = max(until[mine], clock[other, mine])
-                np.maximum(own[mine], clock[other], out=own[mine])
-            own[mine, mine] += 1
-            clock[task] = own[mine]
+def moments_of(timed: Timed, rank: int) -> Moments:
+    """The moments of a rank, worked out once for all plans of an order."""
+    if rank not in timed.known:
+        timed.known[rank] = _moments(timed, rank)
+    known: Moments = timed.known[rank]
+    return known
+
+
+def _moments(timed: Timed, rank: int) -> Moments:
+    row = timed.rows[rank]
+    mine = [stage for stage, holder in enumerate(timed.placement) if holder == rank]
+    kind, own = row.kind, np.searchsorted(mine, row.stage)
+    columns = [kind, own, row.joined.astype(np.int64)]
+    for stage in range(len(mine)):
+        columns += _of_stage(*((own == stage) & (kind == number) for number in range(len(KINDS))))
+    found = np.unique(np.stack(columns), axis=1)
+    of_stages = [found[3 + each :: 4] for each in range(4)]
+    return Moments(
+        found[0], found[1], found[2] > 0, of_stages[0], of_stages[1], of_stages[2] > 0, of_stages[3] > 0
+    )  # fmt: skip
+
+
+def _of_stage(forward: Bools, backward: Bools, inputs: Bools, weights: Bools) -> list[Ints]:
+    """What a stage holds at each action of its rank. Arguments: which of them are its own, by kind."""
+    live = _before(forward.astype(np.int64) - backward - inputs)
+    later = np.maximum(_before(inputs.astype(np.int64) - weights), 0)
+    gradients, casts = backward | weights, backward | inputs
+    done, turned = _before(gradients.astype(np.int64)), np.cumsum(casts)
+    return [
+        live,
+        later,
+        ((done > 0) & (done < gradients.sum())).astype(np.int64),
+        ((np.cumsum(forward) > 0) & (turned < casts.sum())).astype(np.int64),
+    ]
+
+
+def _before(change: Ints) -> Ints:
+    """The sum of all changes before each action."""
+    return np.cumsum(change) - change

@@ -14,15 +14,11 @@ from simpar.hardware import Cluster
 from simpar.lower.lower import order_of, receives_late
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.plan import Plan
-from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works
+from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
-from simpar.planner.layers import layers_of_stages
-from simpar.planner.load import sums_of
-from simpar.planner.rules import ORDER, Judged, Refusal
-from simpar.planner.sample import Sample
-from simpar.planner.samples import Samples
-from simpar.planner.space import Space
-from simpar.planner.ways import Ways
+from simpar.planner.sample import Sample, Samples
+from simpar.planner.space import ORDER_RULE, Judged, Refusal, Space, layers_of_stages
+from simpar.planner.wires import Ways
 
 Asked = tuple[tuple[int, ...], int] | tuple[tuple[int, ...], int, float]
 """What a judge is asked: a node, and how often it was judged before; of a guess, a limit, too."""
@@ -80,7 +76,7 @@ class Judge:
                 return (self._placed, self._sliced, self._walked)[turn](plan)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (ScheduleError, Infeasible) as wrong:
-            return Judged(0.0, Refusal(ORDER, str(wrong).partition('\n')[0]))
+            return Judged(0.0, Refusal(ORDER_RULE, str(wrong).partition('\n')[0]))
 
     def _plan(self, path: tuple[int, ...]) -> Plan:
         if self._last is None or self._last[0] != path:

@@ -1,4 +1,4 @@
-"""plan: search a schedule's space, with the sweep's ways to predict: here, in processes, on Dask, with a journal."""
+"""plan: search a schedule's space, on one or on several numbers of devices, with the sweep's ways to predict."""
 
 from __future__ import annotations
 
@@ -6,20 +6,36 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
-from simpar.case import cluster_of
+from simpar.budget import Budget, parse_budget, training_run
+from simpar.case import case_of, cluster_of
 from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
-from simpar.planner.answer import Answer, Own, answer_of, ranked
+from simpar.lazy import card, dataframe
+from simpar.planner.answer import (
+    USUAL,
+    Answer,
+    BySize,
+    Own,
+    Ranked,
+    Robustness,
+    Size,
+    answer_of,
+    own_in_words,
+    ranked,
+    robust,
+    why,
+    with_noise,
+)
 from simpar.planner.judge import Judge
-from simpar.planner.noise import USUAL, with_noise
+from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
-from simpar.planner.words import own_in_words
 from simpar.planner.workers import workers
+from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.contents import FIXED, FREE, Planner
 from simpar.sweep.identity import content_key, identity, places
@@ -206,3 +222,156 @@ def _other_values(path: Source, overrides: Sequence[str], module: str, wrong: Sc
         if isinstance(typed, ScheduleError):
             found += _at(tree.where(('planner', 'keys', str(key))), typed)
     return found
+
+
+Search = Callable[[Planning], Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sizes(BySize):
+    """Answers by number of devices, as a value that a notebook shows."""
+
+    def plot(self) -> Any:
+        """Cost and time as a picture that shows itself."""
+        return sizes_picture(self)
+
+    def to_dataframe(self) -> Any:
+        """A table of pandas."""
+        return dataframe(self)
+
+    def __str__(self) -> str:
+        return render_sizes(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+
+def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, search: Search) -> Sizes:
+    """Plan on each number of devices; the batch is kept.
+
+    Arguments: ``counts``, devices; ``search`` plans one of them.
+    Raises ``ScheduleError`` with every count that the nodes do not make.
+    """
+    found = []
+    for count, one in zip(counts, _plannings(planning, counts), strict=True):
+        answer = search(one)
+        if answer.choice is None:
+            found.append(Size(devices=count, answer=answer))
+            continue
+        throughput = case_of(answer.choice.schedule).throughput
+        run = training_run(budget, throughput, answer.choice.step) if budget else None
+        found.append(Size(devices=count, answer=answer, throughput=throughput, run=run))
+    return Sizes(found=tuple(found), budget=budget)
+
+
+def _plannings(planning: Planning, counts: Sequence[int]) -> list[Planning]:
+    schedule = planning.schedule
+    each = schedule.cluster.devices or cluster_of(schedule).profile.devices
+    problems = [
+        Problem('--devices', f'{count} devices are no whole nodes of {each}', f'write {each * -(-count // each)}')
+        for count in counts
+        if count > each and count % each
+    ]
+    if problems:
+        raise ScheduleError(problems)
+    return [_on(schedule, count, each) for count in counts]
+
+
+def _on(schedule: Schedule, count: int, each: int) -> Planning:
+    nodes, devices = (1, count) if count < each else (count // each, schedule.cluster.devices)
+    # A slow rank stands in the file for its own number of devices.
+    slow = {rank: share for rank, share in schedule.cluster.slow.items() if rank < count}
+    plan = replace(schedule.plan, data=0)
+    other = replace(schedule, plan=plan, cluster=replace(schedule.cluster, slow=slow, nodes=nodes, devices=devices))
+    return Planning(schedule=other, space=space_of(other, cluster_of(other).world))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Planned:
+    """An answer with why the runner-up loses, and what becomes of the choice where something is worse."""
+
+    answer: Answer
+    why: Prediction | None = field(default=None)
+    robustness: Robustness | None = field(default=None)
+
+    @property
+    def choice(self) -> Ranked | None:
+        """The plan; None where none is known to fit."""
+        return self.answer.choice
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Its schedule, which ``case_of`` takes."""
+        return self.choice.schedule if self.choice else None
+
+    @property
+    def step(self) -> float:
+        """Seconds of its step; infinite where none is known to fit."""
+        return self.choice.step if self.choice else float('inf')
+
+    @property
+    def gap(self) -> float:
+        """Share of the fastest step by which another plan may be faster."""
+        return self.answer.gap
+
+    def __str__(self) -> str:
+        return render(self.answer, self.why, self.robustness)
+
+    __repr__ = __str__
+
+    def plot(self) -> Any:
+        """Step and memory of predicted plans, and the front, as a picture that shows itself."""
+        return front_picture(self.answer)
+
+    def to_dataframe(self) -> Any:
+        """The ranking as a table of pandas."""
+        return dataframe(self.answer)
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+
+def plan(
+    source: Source,
+    overrides: Sequence[str] = (),
+    *,
+    devices: Sequence[int] = (),
+    train: Sequence[str] = (),
+    gap: float | None = None,
+    seconds: float = float('inf'),
+    jobs: int | None = None,
+    module: str = '',
+) -> Planned | Sizes:
+    """The best plan for the model on the devices of a schedule, with a proven gap.
+
+    Arguments:
+        source: a path, the text of a file (of several lines), or a dict.
+        overrides: ``a.b=value`` as of `--set`.
+        devices: numbers of devices to plan on, each by itself: then cost and time of each come back.
+        train: the training that cost and time are of, as of `--train`: ``['tokens=1T', 'price=2.5']``.
+        gap: share of the best step by which another plan may be faster when the search ends, in place of the file's.
+        seconds: after which the search ends with what it knows.
+        jobs: processes at once; None, as many as there are cores, where that repays.
+        module: the graph of a torch module (`from_module`), which is the schedule's model.
+    Raises ``ScheduleError`` with all that is wrong, ``ValueError`` where ``train`` is no training.
+    Example: ``simpar.plan('schedule.yaml', gap=0.05).plot()``.
+    """
+    planning = load_planning(source, overrides, module=module)
+    if devices:
+        budget = parse_budget(train) if train else None
+        return sizes(planning, devices, budget, lambda one: one.search(jobs=jobs, seconds=seconds, gap=gap))
+    return explained(planning.search(jobs=jobs, seconds=seconds, gap=gap), jobs=jobs)
+
+
+def explained(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> Planned:
+    """The answer with why, and robustness; an interrupt leaves out what is not known yet."""
+    found = Planned(answer=answer)
+    if not answer.complete:
+        return found
+    try:
+        found = Planned(answer=answer, why=why(answer))
+        return Planned(answer=answer, why=found.why, robustness=robust(answer, jobs=jobs, scheduler=scheduler))
+    except KeyboardInterrupt:
+        return found

@@ -1,19 +1,119 @@
-"""render: an answer on one screen."""
+"""Render: an answer on one screen, as one JSON object, as a picture, and its plan as a file of the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
 
 from simpar import report
+from simpar.budget import run_to_dict
+from simpar.document import Source, dump, is_path, override, read
+from simpar.errors import SimparError
 from simpar.headline import change_in_words, than
-from simpar.planner.answer import Answer, Own, Ranked
-from simpar.planner.robust import Robustness
-from simpar.planner.robust import words as trials_of
-from simpar.planner.words import count, lines, own_in_words, value, words
+from simpar.plan import Plan
+from simpar.planner.answer import (
+    Answer,
+    BySize,
+    Own,
+    Ranked,
+    Robustness,
+    Size,
+    count,
+    lines,
+    own_in_words,
+    value,
+    words,
+)
+from simpar.planner.answer import trials_in_words as trials_of
+from simpar.planner.space import KEYS
+from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
 from simpar.predict import Prediction
-from simpar.schedule.framework import run_as
-from simpar.units import format_size, format_time
+from simpar.schedule import Schedule, load_schedule, written
+from simpar.schedule.framework import is_named, run_as
+from simpar.stacks import load_stack
+from simpar.units import format_count, format_duration, format_size, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+FORMAT: Final = 'simpar plan 1'
+
+
+def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustness | None = None) -> dict[str, Any]:
+    """The answer as plain values; ``why`` and ``robustness`` where they are known."""
+    choice = answer.choice
+    return {
+        'format': FORMAT,
+        'plans': answer.plans,
+        'open': answer.open,
+        'complete': answer.complete,
+        'least': answer.least,
+        'gap': answer.gap,
+        'refuted': max(0.0, answer.refuted),
+        'margin': answer.margin,
+        'noise': answer.noise,
+        'nodes': answer.nodes,
+        'keys': {key: list(values) for key, values in answer.keys.items()},
+        'own': _plain_own(answer.own),
+        'choice': None if choice is None else _plain(choice),
+        'ranking': [_plain(one) for one in answer.ranking],
+        'front': [answer.ranking.index(one) for one in answer.front],
+        'alike': len(answer.alike),
+        'infeasible': answer.infeasible,
+        'pruned': [{'rule': one.rule, 'plans': one.plans, 'example': one.example} for one in answer.pruned],
+        'why': _plain_why(why),
+        'robust': _plain_robust(robustness),
+    }
+
+
+def _plain_own(own: Own | None) -> dict[str, Any] | None:
+    """The plan of the file; ``plan`` is None where it has no program."""
+    if own is None:
+        return None
+    plan = _plain(own.ranked) if own.ranked else None
+    return {'fits': own.fits, 'allowed': own.allowed, 'reason': own.outcome.reason, 'plan': plan}
+
+
+def _plain_why(why: Prediction | None) -> dict[str, Any] | None:
+    if why is None or why.baseline is None:
+        return None
+    rows = [{'effect': row.effect, 'saves': row.seconds} for row in why.explanation]
+    return {'runner_up': why.baseline.name, 'step': why.baseline.step, 'against': why.name, 'explanation': rows}
+
+
+def _plain_robust(found: Robustness | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    trials = [
+        {
+            'name': trial.name,
+            'steps': [step if isfinite(step) else None for step in trial.steps],
+            'fastest': trial.best,
+            'holds': found.holds(trial),
+        }
+        for trial in found.trials
+    ]
+    return {'plans': [_plain(one) for one in found.plans], 'trials': trials}
+
+
+def _plain(one: Ranked) -> dict[str, Any]:
+    return {
+        'settings': dict(one.settings),
+        'data': one.schedule.plan.data,
+        'step': one.step,
+        'peak': one.peak,
+        'bound': one.bound,
+        'parts': one.parts,
+    }
+
 
 _ROWS: Final = 8
 """Kinds of plans of the ranking, plans of the front, and rules that are shown."""
@@ -156,3 +256,270 @@ def _pruned(answer: Answer) -> Iterator[str]:
     if left:
         rows.append([count(sum(one.plans for one in left)), f'{len(left)} more', 'see --json'])
     yield from (f'  {line}' for line in lines(rows))
+
+
+_HEIGHT: Final = 5.0
+_PLACE: Final = (0.07, 0.12, 0.9, 0.72)
+_NAMED: Final = 6
+"""Plans of the front that have their words in the picture."""
+_FAR: Final = 3.0
+"""Plans that are slower than so many times the fastest are not drawn."""
+
+
+def front_picture(answer: Answer) -> Figure:
+    """Step and peak memory of every predicted plan, and the front. Raises ``ValueError`` where no plan is known."""
+    best, choice = answer.best, answer.choice
+    if best is None or choice is None:
+        raise ValueError('no plan is known, so there is nothing to draw')
+    figure = new_figure(_HEIGHT)
+    axes = figure.add_axes(_PLACE)
+    factor, unit = time_unit(best.step)
+    near = [one for one in answer.ranking if one.step <= _FAR * best.step]
+    front = [one for one in answer.front if one in near]
+    _points(axes, [(one.step * factor, one.peak / 1e9) for one in near], HIDDEN, 'predicted plans')
+    places = [(one.step * factor, one.peak / 1e9) for one in front]
+    axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', drawstyle='steps-post', label='front')
+    _points(axes, [(choice.step * factor, choice.peak / 1e9)], EXPOSED, 'the choice', size=90)
+    for one, place in zip(front[:_NAMED], places, strict=False):
+        axes.annotate(words(one), place, xytext=(6, 5), textcoords='offset points', fontsize=7.5)
+    axes.set_xlabel(f'step, {unit}')
+    axes.set_ylabel('peak memory, GB')
+    axes.legend(frameon=False, fontsize=8.5)
+    title(figure, _picture_title(choice), [])
+    return figure
+
+
+def sizes_picture(found: BySize) -> Figure:
+    """Cost and time on every number of devices. Raises ``ValueError`` where no plan is known on any."""
+    front = found.front
+    if not front:
+        raise ValueError('no plan is known, so there is nothing to draw')
+    figure = new_figure(_HEIGHT)
+    axes = figure.add_axes(_PLACE)
+    factor, unit = (1 / 86400, 'days of training') if found.budget else _step_unit(front[0])
+    known = [one for one in found.found if one.choice and one.time < float('inf')]
+    _points(axes, [(one.time * factor, one.cost) for one in known], HIDDEN, 'the best plan of a size')
+    places = [(one.time * factor, one.cost) for one in front]
+    axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', label='front')
+    for one in known:
+        axes.annotate(
+            f'{one.devices}', (one.time * factor, one.cost), xytext=(6, 5), textcoords='offset points', fontsize=8.5
+        )
+    axes.set_xlabel(unit)
+    axes.set_ylabel(found.unit)
+    axes.legend(frameon=False, fontsize=8.5)
+    quick, cheap = front[0], front[-1]
+    text = f'quickest on {quick.devices} devices, cheapest on {cheap.devices}'
+    title(figure, f'{text} ({format_count(cheap.cost)} {found.unit})', [])
+    return figure
+
+
+def _step_unit(one: Size) -> tuple[float, str]:
+    factor, unit = time_unit(one.time)
+    return factor, f'step, {unit}'
+
+
+def _points(axes: Axes, places: list[tuple[float, float]], colour: str, label: str, size: float = 18) -> None:
+    across, up = zip(*places, strict=True)
+    axes.scatter(across, up, s=size, color=colour, label=label, zorder=3 if size > 50 else 1)
+
+
+def _picture_title(choice: Ranked) -> str:
+    return f'{words(choice)}: {format_time(choice.step)}, {format_size(choice.peak)}'
+
+
+def render_sizes(found: BySize) -> str:
+    """The screen."""
+    front, table = found.front, '\n'.join(lines(size_cells(found)))
+    if not front:
+        return f'No plan is known to fit on any of these numbers of devices.\n\n{table}\n'
+    quick, cheap = front[0], front[-1]
+    # Where no size is dearer, the quickest is the cheapest.
+    both = f'{quick.devices} devices are the quickest and the cheapest.'
+    apart = f'{quick.devices} devices are the quickest, {cheap.devices} the cheapest.'
+    mark = f'*: no other size is as quick for less; {found.unit} of {"the training" if found.budget else "a step"}.'
+    return f'{both if quick is cheap else apart}\n\n{table}\n\n{mark}\n'
+
+
+def size_cells(found: BySize) -> list[list[str]]:
+    """Heads, and a row for each number of devices."""
+    training = ['training'] if found.budget else []
+    heads = ['', 'devices', 'step', 'peak', *training, found.unit, 'gap', 'plan']
+    return [heads, *(_size_row(one, found) for one in found.found)]
+
+
+def _size_row(one: Size, found: BySize) -> list[str]:
+    if one.choice is None:
+        # The rule that cut off most says best what to change.
+        told = f'{one.answer.pruned[0].rule}: {one.answer.pruned[0].example}' if one.answer.pruned else ''
+        return ['', str(one.devices), 'no plan fits', '', *([''] if found.budget else []), '', '', told]
+    time = [format_duration(one.time) if isfinite(one.time) else 'never ends'] if found.budget else []
+    return [
+        '*' if one in found.front else '',
+        str(one.devices),
+        format_time(one.choice.step),
+        format_size(one.choice.peak),
+        *time,
+        format_count(one.cost) if one.cost >= 1 else f'{one.cost:.2g}',
+        f'{one.answer.gap:.1%}',
+        words(one.choice),
+    ]
+
+
+def sizes_to_dict(found: BySize) -> dict[str, Any]:
+    """The same as plain values."""
+    return {'format': 'simpar plan sizes 1', 'cost': found.unit, 'sizes': list(_plain_sizes(found))}
+
+
+def _plain_sizes(found: BySize) -> Iterator[dict[str, Any]]:
+    for one in found.found:
+        choice = one.choice
+        yield {
+            'devices': one.devices,
+            'step': choice.step if choice else None,
+            'peak': choice.peak if choice else None,
+            'settings': dict(choice.settings) if choice else None,
+            'gap': one.answer.gap,
+            'complete': one.answer.complete,
+            'cost': one.cost if isfinite(one.cost) else None,
+            'front': one in found.front,
+            'training': run_to_dict(found.budget, one.run) if found.budget and one.run else None,
+        }
+
+
+_SECTIONS: Final = ('planner', 'sweep')
+"""Sections that say what may be chosen: a saved plan has nothing to choose."""
+_NEUTRAL: Final = Plan()
+_WIDTH: Final = 120
+
+
+def saved(one: Ranked, schedule: Schedule, source: Source, overrides: Sequence[str], target: Path) -> str:
+    """The text of a schedule with a plan: the user's own, but for its plan, where that says the same.
+
+    Arguments:
+        schedule: that was planned, with its baseline.
+        source, overrides: that it was read from.
+        target: the file that the text is for; paths in it start from there.
+    """
+    wanted = replace(one.schedule, against=schedule.against)
+    # What stands beside a file, such as a profile or a config.json, is elsewhere from another folder.
+    elsewhere = {key: path for key in ('profile', 'stack') if not is_named(path := getattr(wanted.cluster, key))}
+    texts = () if elsewhere else _texts(wanted, source, overrides)
+    text = next((one for one in texts if _says(one, wanted)), None)
+    if text is not None:
+        return text
+    tree = _in_full(wanted)
+    tree['cluster'] |= {key: os.path.relpath(path, target.parent) for key, path in elsewhere.items()}
+    return _dumped(tree)
+
+
+def _says(text: str, wanted: Schedule) -> bool:
+    """Whether a text says what is wanted; where ranks are left to data, data is what is left."""
+    try:
+        found = load_schedule(f'{text}\n')
+    except SimparError:
+        return False
+    plan = replace(wanted.plan, data=found.plan.data)
+    if wanted.plan.pipeline == 1 and wanted.plan.chunks <= 1:
+        # Of one stage all orders are the same.
+        plan = replace(plan, order=found.plan.order, chunks=found.plan.chunks)
+    same = replace(wanted, plan=plan, sweep=None, planner=None)
+    return found.plan.data in (0, wanted.plan.data) and written(found) == written(same)
+
+
+def _texts(wanted: Schedule, source: Source, overrides: Sequence[str]) -> Iterator[str]:
+    """The user's text with another plan, then the user's keys with another plan."""
+    try:
+        tree = override(read(source), overrides)
+    except SimparError:
+        return
+    if not isinstance(tree.root, Mapping):
+        return
+    own = tree.root.get('plan')
+    root = {key: value for key, value in tree.root.items() if key not in _SECTIONS}
+    plan = _written_plan(wanted, own if isinstance(own, Mapping) else {})
+    if not overrides and not isinstance(source, Mapping):
+        text = Path(source).read_text(encoding='utf-8') if is_path(source) else str(source)
+        edited = _edited(text, plan)
+        if edited:
+            yield edited
+    yield _dumped({**root, 'plan': plan})
+
+
+def _written_plan(wanted: Schedule, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a plan that a person writes: what is not as usual, and what the user wrote and nobody chose."""
+    plan = wanted.plan
+    tree: dict[str, Any] = _plan_values(plan)
+    usual = _usual(wanted)
+    idle = {'order', 'chunks'} if plan.pipeline == 1 and plan.chunks <= 1 else set()
+    chosen = {*KEYS, 'data'}
+    shown = {
+        key: value
+        for key, value in tree.items()
+        if (key not in idle and value != usual[key] and (key != 'data' or 'data' in own))
+        or (key in own and key not in chosen)
+    }
+    # In the user's order, then in the order of the keys.
+    first = [key for key in own if key in shown]
+    return {key: shown[key] for key in (*first, *(key for key in shown if key not in first))}
+
+
+def _usual(schedule: Schedule) -> dict[str, Any]:
+    """The plan of a file that is silent: what its framework has, and else what splits nothing."""
+    keys = load_stack(schedule.cluster.stack).schedule if schedule.cluster.has_stack else {}
+    of_stack = {key.removeprefix('plan.'): value for key, value in keys.items() if key.startswith('plan.')}
+    return {**_plan_values(_NEUTRAL), **of_stack}
+
+
+def _plan_values(plan: Plan) -> dict[str, Any]:
+    return dict(dump(plan, Plan))
+
+
+def _edited(text: str, plan: Mapping[str, Any]) -> str:
+    """A text whose section of the plan says another one, without sections that leave a choice; empty where it is not so
+    written that its sections are lines of their own."""
+    node = yaml.compose(text)
+    if not isinstance(node, yaml.MappingNode) or node.flow_style:
+        return ''
+    lines = text.splitlines(keepends=True)
+    changes: list[tuple[int, int, str]] = []
+    new = f'plan: {_flow(plan)}\n'
+    for key, entry in node.value:
+        begin, end = key.start_mark.line, entry.end_mark.line + (1 if entry.end_mark.column else 0)
+        # Blank lines and comments behind a section in blocks are of the next one.
+        while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1].startswith('#')):
+            end -= 1
+        if key.value == 'plan':
+            changes.append((begin, end, new))
+            new = ''
+        elif key.value in _SECTIONS:
+            changes.append((begin, end, ''))
+    for begin, end, other in sorted(changes, reverse=True):
+        lines[begin:end] = [other] if other else []
+    if lines and not lines[-1].endswith('\n'):
+        lines[-1] += '\n'
+    return ''.join(lines) + new
+
+
+def _flow(plan: Mapping[str, Any]) -> str:
+    """A plan on a line or a few."""
+    text: str = yaml.safe_dump(
+        dict(plan), default_flow_style=True, sort_keys=False, allow_unicode=True, width=_WIDTH - 8
+    )
+    return text.strip().replace('\n', '\n      ')
+
+
+def _in_full(schedule: Schedule) -> dict[str, Any]:
+    """A schedule with every key of its model and cluster that is not empty."""
+    tree = written(schedule)
+    usual = _usual(schedule)
+    tree['plan'] = {key: value for key, value in tree['plan'].items() if value != usual[key]}
+    for section in ('workload', 'cluster'):
+        tree[section] = {key: value for key, value in tree[section].items() if value not in ('', [], {}, None)}
+    return {key: value for key, value in tree.items() if key not in _SECTIONS and (key != 'against' or value)}
+
+
+def _dumped(tree: Mapping[str, Any]) -> str:
+    """A tree whose sections are lines of their own; what is in them stands on a line where it is short."""
+    text: str = yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=None)
+    return text

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.pipeline.arrays import KINDS
-from simpar.planner.clock import Timed
-from simpar.planner.held import STANDING, Standing
-from simpar.planner.moments import Moments, moments_of
-from simpar.planner.sample import Sample
+from simpar.planner.clock import Moments, Timed, moments_of
+from simpar.planner.sample import STANDING, Sample, Standing
 
 
 @dataclass(frozen=True, slots=True)

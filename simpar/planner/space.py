@@ -4,19 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from simpar.errors import Problem, ScheduleError
+from simpar.document import dotted
+from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.lower.graph.stages import stage_of_layer
 from simpar.pipeline import mindspore
-from simpar.pipeline.orders import AUTOMATIC, ORDERS
+from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plan import Plan
-from simpar.planner.layers import few_of
 from simpar.schedule import Schedule
+from simpar.schedule.checks import check
 from simpar.schedule.contents import FIXED, FREE, Planner
 from simpar.workload import Transformer, Workload
+
+EACH: Final = 2
+"""Layers of a stage, so that one follows another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """A workload of few layers, and where each layer of the full model is found in it.
+
+    Arguments:
+        workload: of the few layers; its batch is still the full one.
+        stages: layers of each of its stages.
+        like: for each layer of the full model, a layer of the few of the same kind.
+        edge: how many of the first layers are of another kind than those behind.
+    """
+
+    workload: Workload
+    stages: tuple[int, ...]
+    like: tuple[int, ...]
+    edge: int = 0
+
+
+def few_of(workload: Workload) -> Few | None:
+    """The few layers that stand for all; None where the model is no transformer, or its layers are of many kinds."""
+    model = workload.model
+    if not isinstance(model, Transformer):
+        return None
+    edge = _edge(model)
+    if edge is None or model.layers < EACH + edge:
+        return None
+    counts = (EACH,) * (3 if edge else 2)
+    small = replace(model, layers=sum(counts))
+    if edge and model.experts is not None:
+        small = replace(small, experts=replace(model.experts, first_dense=EACH))
+    # The second to last layer of the few is followed by one of its kind.
+    like = tuple(0 if layer < edge else sum(counts) - EACH for layer in range(model.layers))
+    return Few(replace(workload, model=small), counts, like, edge)
+
+
+def _edge(model: Transformer) -> int | None:
+    """How many of the first layers differ from all others; None where layers differ in another way."""
+    window = model.window
+    if isinstance(window, tuple) and len(set(window)) > 1:
+        return None
+    experts = model.experts
+    if experts is None:
+        return 0
+    return experts.first_dense if experts.every == 1 else None
+
+
+@lru_cache(maxsize=1024)
+def layers_of_stages(layers: int, stages: int, given: tuple[int, ...]) -> list[list[int]]:
+    """The layers of each stage, by number, not to be changed. Raises ``Infeasible`` where the counts do not fit."""
+    found: list[list[int]] = [[] for _ in range(stages)]
+    for layer, stage in enumerate(stage_of_layer(layers, stages, given)):
+        found[stage].append(layer)
+    return found
+
 
 DEGREES: Final = ('tensor', 'sequence_parallel', 'context', 'expert', 'pipeline')
 ORDER: Final = ('micro_batches', 'order', 'chunks')
@@ -191,3 +251,115 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 PLAN_KEYS: Final = frozenset(part.name for part in fields(Plan))
+
+
+DEVICES: Final = 'devices'
+SAME: Final = 'same plan'
+MEMORY: Final = 'memory'
+ORDER_RULE: Final = 'plan.order'
+CHUNKS: Final = 'plan.chunks'
+STAGES: Final = 'stages'
+TIME: Final = 'time'
+
+
+PIPELINED: Final = ('order', 'chunks')
+
+
+class Refusal(NamedTuple):
+    """Why plans cannot be, or need not be looked at.
+
+    Arguments: ``rule``, its name; ``example``, what it says of the first of them.
+    """
+
+    rule: str
+    example: str
+
+
+class Judged(NamedTuple):
+    """Least seconds of a step of all plans below a node; why none of them can be; least bytes at the peak."""
+
+    seconds: float = 0.0
+    refusal: Refusal | None = None
+    held: float = 0.0
+
+
+def refused(space: Space, path: Sequence[int]) -> Refusal | None:
+    """Why no plan below a node can be; None where none of what is chosen speaks against it."""
+    key = space.keys[len(path) - 1]
+    if key == 'order' and path[-1] == 0:
+        return None
+    # What is behind order and chunks does not look at them.
+    place = tuple(-1 if one in PIPELINED else number for one, number in zip(space.keys, path, strict=False))
+    if key in PIPELINED:
+        return _refused(space, path)
+    if place not in space.refused:
+        space.refused[place] = _refused(space, path)
+    found: Refusal | None = space.refused[place]
+    return found
+
+
+def _refused(space: Space, path: Sequence[int]) -> Refusal | None:
+    key = space.keys[len(path) - 1]
+    chosen = space.chosen(path)
+    if key == 'order':
+        same = _same(space, chosen, path)
+        return Refusal(SAME, same) if same else None
+    plan = space.plan(path)
+    inner = plan.pipeline * plan.tensor * plan.context
+    if space.world % inner:
+        return Refusal(DEVICES, f'{inner} does not divide {space.world} devices')
+    if same := _same(space, chosen, path):
+        return Refusal(SAME, same)
+    # What data is, is known when all other degrees are.
+    degrees = all(one in chosen or one not in space.keys for one in ('pipeline', 'tensor', 'context'))
+    if degrees and plan.data * inner != space.world:
+        return Refusal(DEVICES, f'{plan.data} × {inner} are not {space.world} devices')
+    if key == 'chunks':
+        return _has_stages(space.base.workload, plan)
+    # Orders are asked apart: making one for each node would take longest.
+    alone = replace(plan, pipeline=1, order='1f1b', chunks=0, stages=(), data=plan.data if degrees else 0)
+    return _first(check(replace(space.base, workload=space.few, plan=alone, sweep=None, planner=None)))
+
+
+def _has_stages(workload: Workload, plan: Plan) -> Refusal | None:
+    """Why an order cannot have its chunks, or the layers its stages; to make it takes longer."""
+    if (plan.pipeline == 1 and plan.chunks <= 1) or plan.order not in ORDERS:
+        return None
+    least, most = family(plan.order).chunks
+    if plan.chunks and not least <= plan.chunks <= most:
+        return Refusal(CHUNKS, f'{plan.order} has no {plan.chunks} chunks')
+    stages, layers = plan.pipeline * (plan.chunks or least), max(workload.model.counts.values())
+    return Refusal(STAGES, f'{stages} stages for {layers} layers') if not plan.stages and layers < stages else None
+
+
+def _first(problems: Iterator[Problem]) -> Refusal | None:
+    try:
+        for problem in problems:
+            return Refusal(dotted(problem.key), problem.what)
+    except (ScheduleError, Infeasible) as wrong:
+        return Refusal('plan', str(wrong).partition('\n')[0])
+    return None
+
+
+def _same(space: Space, chosen: dict[str, object], path: Sequence[int]) -> str:
+    """What makes a plan the same as another one of the space; empty where it is none."""
+    place = dict(zip(space.keys, path, strict=False))
+    alone = chosen.get('pipeline', space.base.plan.pipeline) == 1
+    if alone and place.get('order') and chosen.get('order') in ORDERS and 0 in space.values_of('chunks'):
+        return 'one stage has one order'
+    if alone and place.get('chunks') and chosen.get('chunks') == 1:
+        return 'one stage has one chunk'
+    if place.get('tiles') and space.values_of('tiles')[0] == 1 and _untiled(space, chosen):
+        return 'no product has a sum or a gather beside it that tiles could hide'
+    sharded = chosen.get('zero', space.base.plan.zero)
+    if place.get('shard_group') and not sharded and not (space.base.plan.shard or space.base.plan.hsdp != 'off'):
+        return 'nothing is sharded in groups'
+    return ''
+
+
+def _untiled(space: Space, chosen: dict[str, object]) -> bool:
+    """Whether a model of the library surely has no collective that tiles travel in: nothing splits its products."""
+    degrees = [chosen.get(key, getattr(space.base.plan, key)) for key in ('tensor', 'context')]
+    workload, plan = space.base.workload, space.base.plan
+    given = (plan.strategies, plan.layouts, workload.loss_strategy, workload.loss_strategies)
+    return isinstance(workload.model, Transformer) and not any(given) and degrees == [1, 1]

@@ -18,9 +18,8 @@ from typing import Any, Final, cast
 from simpar.case import cluster_of
 from simpar.errors import RunFailed
 from simpar.planner.judge import Asked, Judge
-from simpar.planner.rules import Judged
-from simpar.planner.samples import Made
-from simpar.planner.space import Space
+from simpar.planner.sample import Made
+from simpar.planner.space import Judged, Space
 from simpar.schedule import Schedule
 from simpar.session import Session
 from simpar.sweep.outcome import predicted

@@ -1,1 +1,0 @@
-"""Compiled: walks over the tasks of an order, by numba."""
