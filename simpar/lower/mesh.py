@@ -160,6 +160,33 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
     )
 
 
+def mesh_of_strategies(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,)) -> Mesh:
+    """The same where strategies tell what splits samples: data is what tensor leaves of a stage."""
+    if world % plan.pipeline:
+        raise Infeasible(f'plan.pipeline: {world} ranks cannot be split into {plan.pipeline} equal stages')
+    ranks = world // plan.pipeline
+    if plan.data > 1 and plan.data * plan.tensor != ranks:
+        raise Infeasible(
+            f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
+        )
+    if ranks % plan.tensor:
+        raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
+    slices = plan.micro_batches * plan.copies
+    if batch % slices:
+        raise Infeasible(
+            f'a batch of {batch} cannot be split into micro_batches {plan.micro_batches} × copies '
+            f'{plan.copies} equal slices; choose a multiple of {slices}'
+        )
+    return Mesh(
+        data=ranks // plan.tensor,
+        tensor=plan.tensor,
+        copies=plan.copies,
+        pipeline=plan.pipeline,
+        micro_batches=plan.micro_batches,
+        placement=placement,
+    )
+
+
 def _expert(plan: Plan, data: int) -> int:
     """Data ranks that share experts."""
     if data % plan.expert:

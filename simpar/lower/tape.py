@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,9 +57,51 @@ class Value(NamedTuple):
 
 Rule = tuple[int, Callable[[], None]]
 """A stage, and what emits ops of the backward in it."""
-_GROWING: Final = frozenset({dict, list, set, Counter})
 
 
+class Axes(NamedTuple):
+    """The axes of degrees on the ranks of a stage, the outermost first; empty: the degree is 1.
+
+    Arguments: ``replicas``, ranks that hold the same weights, and whose parts of gradients are summed; ``expert``, the
+    innermost of the data ranks, which share experts; ``expert_data``, those beyond, which hold the same ones.
+    """
+
+    data: tuple[Axis, ...]
+    context: tuple[Axis, ...]
+    replicas: tuple[Axis, ...]
+    tensor: tuple[Axis, ...]
+    expert: tuple[Axis, ...]
+    expert_data: tuple[Axis, ...]
+
+    @staticmethod
+    def of(mesh: Mesh) -> Axes:
+        """Tensor ranks are neighbours, then context ranks, then data ranks."""
+        inner = mesh.context * mesh.tensor
+        replicas, expert = merged([Axis(mesh.replicas, mesh.tensor)]), merged([Axis(mesh.expert, inner)])
+        return Axes(
+            data=merged([Axis(mesh.data, inner)]),
+            context=merged([Axis(mesh.context, mesh.tensor)]),
+            replicas=replicas,
+            tensor=merged([Axis(mesh.tensor, 1)]),
+            expert=expert,
+            expert_data=minus(replicas, expert),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Backward:
+    """What only the recording of a micro-batch needs.
+
+    Arguments: ``rules``, what is to be emitted, the last operator last; ``contributions``, by value the parts of its
+    gradient; ``handed_on``, to how many values each gradient was given.
+    """
+
+    rules: list[Rule] = field(default_factory=list)
+    contributions: dict[str, list[Value]] = field(default_factory=dict)
+    handed_on: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(eq=False)
 class Tape:
     """Collects the tensors and op classes of one copy of a micro-batch.
 
@@ -70,84 +113,69 @@ class Tape:
             parallelism shards over the data ranks; else over all ranks that hold the same slice.
         names: a device matrix whose axes name partitions, if there is one.
         shard_group: ranks that optimizer parallelism shards over without degrees; 0: all with the same slice.
+
+        partitions, tensors, layouts: by name. pending: by parameter the axes that its gradient is summed over.
+        ops, once, casts: those of every micro-batch, those that a step does once, and casts of weights, each before the
+            first product that reads it.
+        saved: what a backward reads, and so must be kept. replaced: what a packed tensor holds, which is left out of
+            the program.
+
+        stage: of the pipeline, that ops are emitted in; ``backward``, what is still to come.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        dtype: str,
-        gradients: str = '',
-        *,
-        early: bool = False,
-        degrees: bool = False,
-        names: Layout | None = None,
-        shard_group: int = 0,
-    ) -> None:
-        self.mesh = mesh
-        self.dtype = dtype
-        self.gradients = gradients or dtype
-        self.early = early
-        self.degrees = degrees
-        self.names = names
-        self.world = mesh.replicas * mesh.tensor
-        self.data_axes = merged([Axis(mesh.data, mesh.context * mesh.tensor)])
-        self.context_axes = merged([Axis(mesh.context, mesh.tensor)])
-        # Ranks that hold the same weights, and whose parts of gradients are summed.
-        self.replica_axes = merged([Axis(mesh.replicas, mesh.tensor)])
-        self.tensor_axes = merged([Axis(mesh.tensor, 1)])
-        # The innermost of the data ranks share experts; those beyond hold the same ones.
-        self.expert_axes = merged([Axis(mesh.expert, mesh.context * mesh.tensor)])
-        self.expert_data_axes = minus(self.replica_axes, self.expert_axes)
-        known = mesh.partitions()
-        self.partitions: dict[str, Partition] = {
-            name: partition for name, partition in known.items() if degrees or name == PIPELINE
-        }
-        self.tensors: dict[str, Tensor] = {}
-        self.ops: list[OpClass] = []
-        self.stage = 0
-        self.saved: set[str] = set()
-        self.once: list[OpClass] = []
-        # Casts of weights, each once a step, before the first product that reads it.
-        self.casts: list[OpClass] = []
-        self.notes: list[str] = []
-        # Tensors that a packed one holds; they are left out of the program.
-        self.replaced: set[str] = set()
-        # Elements that a rank holds, by the id of a tensor, which is kept with them.
-        self.elements: dict[int, tuple[Tensor, int]] = {}
-        self.shard_group = shard_group
+    mesh: Mesh
+    dtype: str
+    gradients: str = ''
+    early: bool = False
+    degrees: bool = False
+    names: Layout | None = None
+    shard_group: int = 0
+
+    partitions: dict[str, Partition] = field(init=False)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    layouts: dict[str, TensorLayout] = field(default_factory=dict)
+    pending: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
+    ops: list[OpClass] = field(default_factory=list)
+    once: list[OpClass] = field(default_factory=list)
+    casts: list[OpClass] = field(default_factory=list)
+    saved: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    stage: int = 0
+    backward: Backward = field(default_factory=Backward)
+
+    def __post_init__(self) -> None:
+        self.gradients = self.gradients or self.dtype
+        self.axes = Axes.of(self.mesh)
+        known = self.mesh.partitions()
+        self.partitions = {name: one for name, one in known.items() if self.degrees or name == PIPELINE}
         # Axes are looked up for every tensor, and making groups of thousands of ranks takes long.
-        self._known: dict[tuple[Axis, ...], str] = {}
-        # By layout what tensors say of it; and as ``elements``, those of one copy.
-        self._told: dict[TensorLayout, tuple[tuple[Split, ...], tuple[str, ...]]] = {}
-        self._held: dict[int, tuple[Tensor, int]] = {}
-        self.layouts: dict[str, TensorLayout] = {}
-        self.pending: dict[str, tuple[Axis, ...]] = {}
-        self.contributions: dict[str, list[Value]] = {}
-        self.rules: list[Rule] = []
-        # How many values each gradient was given to: see ``next_stage``.
-        self.handed_on: Counter[str] = Counter()
+        self._names: dict[tuple[Axis, ...], str] = {}
+        self._splits: dict[TensorLayout, tuple[tuple[Split, ...], tuple[str, ...]]] = {}
+
+    @property
+    def world(self) -> int:
+        """Ranks of a stage."""
+        return self.mesh.replicas * self.mesh.tensor
 
     def copy(self) -> Tape:
         """A tape with the same on it, whose changes leave this one as it is."""
-        made = Tape.__new__(Tape)
-        # What ops and tensors say is never changed in place, so the lists of them are all that is copied.
-        vars(made).update(
-            {name: value.copy() if type(value) in _GROWING else value for name, value in vars(self).items()}
-        )
+        made = copy(self)
+        for name, value in vars(self).items():
+            # What ops and tensors say is never changed in place, so the lists of them are all that is copied.
+            if isinstance(value, dict | list | set):
+                setattr(made, name, value.copy())
         return made
-
-    def forget(self) -> None:
-        """Forget what only the recording of a micro-batch needs, so that no copy has it."""
-        self.contributions, self.handed_on, self._held = {}, Counter(), {}
 
     # partitions
 
     def partition(self, axes: Sequence[Axis]) -> str:
         """The name of the partition into groups along axes, the first of which counts most; registered on first use."""
         wanted = merged(axes)
-        if wanted not in self._known:
-            self._known[wanted] = self.registered(self.groups(wanted))
-        return self._known[wanted]
+        if wanted not in self._names:
+            self._names[wanted] = self.registered(self.groups(wanted))
+        return self._names[wanted]
 
     def groups(self, axes: tuple[Axis, ...]) -> Partition:
         """The groups along axes in every stage."""
@@ -174,11 +202,11 @@ class Tape:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
         layout = value.layout
         self.layouts[value.name] = layout
-        told = self._told.get(layout)
+        told = self._splits.get(layout)
         if told is None:
             shards = tuple(Split(dim, self.partition((axis,))) for dim, axes in enumerate(layout.dims) for axis in axes)
             partial = (self.partition(layout.partial),) if layout.partial else ()
-            told = self._told[layout] = shards, partial
+            told = self._splits[layout] = shards, partial
         tensor = Tensor(
             value.name, kind, value.shape, dtype or self.dtype, *told, batch_dim, initial, like,
             fill=value.fill,
@@ -214,12 +242,8 @@ class Tape:
     def held(self, name: str) -> int:
         """Elements of a tensor that one rank holds for one copy."""
         tensor = self.tensors[name]
-        known = self._held.get(id(tensor))
-        if known is None:
-            elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
-            known = tensor, elements if tensor.fill == 1 else round(elements * tensor.fill)
-            self._held[id(tensor)] = known
-        return known[1]
+        elements = prod(tensor.local_shape(self.partitions, self.mesh.copies))
+        return elements if tensor.fill == 1 else round(elements * tensor.fill)
 
     def held_bytes(self, name: str) -> int:
         """Bytes of a tensor that one rank holds for one copy."""
@@ -308,14 +332,14 @@ class Tape:
 
         All-to-alls to experts have one, and so a stream, of their own: tokens must not wait for sums of gradients.
         """
-        experts = self.expert_axes if self.degrees and operator == 'all_to_all' else ()
+        experts = self.axes.expert if self.degrees and operator == 'all_to_all' else ()
         return EXPERT if experts and merged(axes) == experts else self.partition(axes)
 
     # the backward
 
     def on_backward(self, rule: Callable[[], None]) -> None:
         """Remember what to emit when the backward comes by here."""
-        self.rules.append((self.stage, rule))
+        self.backward.rules.append((self.stage, rule))
 
     def backward_of(self, value: Value, rule: Callable[[Value], None]) -> None:
         """Emit what ``rule`` makes of the gradient of a value, once there is one."""
@@ -330,8 +354,8 @@ class Tape:
     def backpropagate(self) -> None:
         """Emit the backward ops, the last operator first, each in the stage of its forward."""
         # Last in, first out: the backward of an operator needs the gradients that its readers give.
-        while self.rules:
-            self.stage, rule = self.rules.pop()
+        while self.backward.rules:
+            self.stage, rule = self.backward.rules.pop()
             rule()
 
     # gradients of values
@@ -357,19 +381,19 @@ class Tape:
     def accumulate(self, value: Value, gradient: Value | None) -> None:
         """Add a part of the gradient of a value, from one of the operators that read it."""
         if gradient is not None and value.needs_gradient:
-            self.contributions.setdefault(value.name, []).append(gradient)
-            self.handed_on[gradient.name] += 1
+            self.backward.contributions.setdefault(value.name, []).append(gradient)
+            self.backward.handed_on[gradient.name] += 1
 
     def parts(self, value: Value) -> list[Value]:
         """What the readers of a value gave, as sums of those that lie alike: pending sums first."""
-        given = self.contributions.pop(value.name, [])
+        given = self.backward.contributions.pop(value.name, [])
         pending = [part for part in given if part.layout.partial]
         summed = [self._sum(value.name, pending), self._sum(value.name, [p for p in given if not p.layout.partial])]
         return [part for part in summed if part is not None]
 
     def pop(self, value: Value) -> Value | None:
         """The gradient of a value, the sum of what its readers gave, as it is to lie; None where there is none."""
-        given = self.contributions.pop(value.name, [])
+        given = self.backward.contributions.pop(value.name, [])
         wanted = self.gradient_layout(value)
         # Pending parts are added before they are reduced: one all-reduce instead of one a part.
         pending = self._sum(f'{value.name}.partial', [part for part in given if part.layout != wanted])
@@ -409,7 +433,7 @@ class Tape:
     def summing(self, parameter: str) -> str:
         """The partition that a parameter's gradient is summed over; empty: no one else has a part of it."""
         pending = self.pending[parameter]
-        if self.degrees and pending == self.replica_axes and self.mesh.replicas > 1:
+        if self.degrees and pending == self.axes.replicas and self.mesh.replicas > 1:
             return self.mesh.summed
         return self.partition(pending) if size_of(pending) > 1 else ''
 
@@ -432,13 +456,13 @@ def partition_name(tape: Tape, axes: tuple[Axis, ...]) -> str:
 
 def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
     """By axes; where degrees have the same ranks, the last one counts."""
-    known = {tape.data_axes: DATA, tape.tensor_axes: TENSOR}
-    if tape.expert_axes and tape.expert_data_axes:
-        known |= {tape.expert_axes: EXPERT, tape.expert_data_axes: EXPERT_DATA}
-    if tape.context_axes:
-        both = merged([*tape.context_axes, *tape.tensor_axes])
+    known = {tape.axes.data: DATA, tape.axes.tensor: TENSOR}
+    if tape.axes.expert and tape.axes.expert_data:
+        known |= {tape.axes.expert: EXPERT, tape.axes.expert_data: EXPERT_DATA}
+    if tape.axes.context:
+        both = merged([*tape.axes.context, *tape.axes.tensor])
         known |= {both: CONTEXT_TENSOR} if size_of(both) < tape.world else {}
-        known |= {tape.replica_axes: tape.mesh.summed, tape.context_axes: CONTEXT}
+        known |= {tape.axes.replicas: tape.mesh.summed, tape.axes.context: CONTEXT}
     return known
 
 
@@ -456,10 +480,7 @@ def layer_of(parameter: str) -> str:
 
 def local_elements(tape: Tape, tensor: Tensor) -> int:
     """Elements of a parameter, gradient or state that one rank holds."""
-    known = tape.elements.get(id(tensor))
-    if known is None:
-        known = tape.elements[id(tensor)] = (tensor, prod(local_shape(tape, tensor)))
-    return known[1]
+    return prod(local_shape(tape, tensor))
 
 
 def local_shape(tape: Tape, tensor: Tensor) -> tuple[int, ...]:

@@ -234,7 +234,7 @@ class Core:
         if last:
             return value
         passed = self.made(value, name)
-        self.tape.emit_collective('send_recv', phase, self.tape.context_axes, value.name, passed.name)
+        self.tape.emit_collective('send_recv', phase, self.tape.axes.context, value.name, passed.name)
         return passed
 
     def added(self, going: Value | None, part: Value, name: str) -> Value:
@@ -249,20 +249,20 @@ class Core:
         """Keys and values of all ranks."""
         full = self.made(self.kv, f'{self.kv.name}.{part}', self.full)
         self.tape.emit_collective(
-            'all_gather', phase, self.tape.context_axes, self.kv.name, full.name, {'dim': TOKENS}
+            'all_gather', phase, self.tape.axes.context, self.kv.name, full.name, {'dim': TOKENS}
         )  # fmt: skip
         return full
 
     @property
     def pending(self) -> TensorLayout:
         """Of gradients of all keys and values: each rank has a part of their sum."""
-        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.context_axes))
+        return TensorLayout(self.tape.world, self.full.dims, (*self.gradient.layout.partial, *self.tape.axes.context))
 
     def scattered(self, dfull: Value) -> Value:
         """The sum of gradients of this rank's keys and values."""
         dkv = self.made(self.kv, f'd:{self.kv.name}', self.gradient.layout)
         self.tape.emit_collective(
-            'reduce_scatter', 'I', self.tape.context_axes, dfull.name, dkv.name, {'dim': TOKENS}
+            'reduce_scatter', 'I', self.tape.axes.context, dfull.name, dkv.name, {'dim': TOKENS}
         )  # fmt: skip
         return dkv
 
@@ -294,7 +294,7 @@ class Core:
         flops = 2.0 * dims['batch'] * dims['heads'] * sum(pairs) / len(pairs) * features
         told = {
             **heads.told_of(self.held),
-            'context': self.tape.partition(self.tape.context_axes),
+            'context': self.tape.partition(self.tape.axes.context),
             **({'balanced': self.split.ranks} if self.split.balanced else {}),
             **({} if step is None else {'step': step}),
             **self.dropped,
@@ -528,7 +528,7 @@ class Unfused:
         tape = self.core.tape
         tape.register(whole)
         names = [block.name for block in blocks]
-        told: Mapping[str, Attribute] = {'context': tape.partition(tape.context_axes)}
+        told: Mapping[str, Attribute] = {'context': tape.partition(tape.axes.context)}
         tape.emit_compute(f'{whole.name}.join', JOIN_KEYS, phase, names, [whole.name], attributes=dict(told))
 
     def _emit(
@@ -550,7 +550,7 @@ class Unfused:
             dims={'m': rows, 'n': keys, 'k': features},
             attributes={
                 **core.heads.told_of(core.held),
-                'context': tape.partition(tape.context_axes),
+                'context': tape.partition(tape.axes.context),
                 **({} if step is None else {'step': step}),
             },
         )
@@ -598,15 +598,15 @@ class HeadsExchange:
     def by_heads(self) -> Value:
         """Queries, keys and values with all tokens."""
         samples, tokens, groups = self.qkv.layout.dims
-        by_heads = (*groups, *self.tape.context_axes)
-        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.context_axes), by_heads))
+        by_heads = (*groups, *self.tape.axes.context)
+        target = TensorLayout(self.tape.world, (samples, minus(tokens, self.tape.axes.context), by_heads))
         return self._mover.move(self._repeated(), target, f'{self.name}.heads')
 
     def by_tokens(self, y: Value) -> Value:
         """A result as the rank's own tokens."""
         samples, tokens, heads = y.layout.dims
         own = TensorLayout(
-            self.tape.world, (samples, (*tokens, *self.tape.context_axes), minus(heads, self.tape.context_axes))
+            self.tape.world, (samples, (*tokens, *self.tape.axes.context), minus(heads, self.tape.axes.context))
         )  # fmt: skip
         return self._mover.move(y, own, f'{self.name}.tokens')
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import groupby, takewhile
 from math import gcd, prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
 from simpar.layout.axis import minus
+from simpar.layout.operators import Operator as Rule
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
 from simpar.lower.graph.emit import Site, emit
@@ -21,9 +23,9 @@ from simpar.lower.graph.move import Mover
 from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
 from simpar.lower.graph.repeat import Layer, NotRepeated, Repeats, layers_of
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
-from simpar.lower.mesh import Mesh, mesh_of
+from simpar.lower.mesh import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
-from simpar.lower.tape import Tape, Value
+from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted
 from simpar.model.dropout import KEYS
 from simpar.model.keys import Layouts
@@ -150,11 +152,8 @@ class Forward:
     """Emits one copy of a micro-batch.
 
     Arguments:
-        nodes: with ``stages``, the stage of each.
+        stages: of the graph's nodes.
         degrees: how operators without a strategy are placed; None: they are split by batch, or lie as they read.
-        shapes: of all values.
-        deviation: of initial weights.
-        drawn_labels: how labels are drawn, as of ``Graph``.
         full_batch: every rank reads all samples, else its own slice.
         summed: the losses of copies add up.
         repeats: equal layers are recorded once.
@@ -168,12 +167,8 @@ class Forward:
     placer: Placer
     degrees: Degrees | None
     workload: Workload
-    nodes: Sequence[Node]
+    graph: Graph
     stages: Sequence[int]
-    sources: Sequence[Source]
-    shapes: dict[str, Shape]
-    deviation: float
-    drawn_labels: str
     full_batch: bool
     summed: bool
     repeats: bool = True
@@ -184,23 +179,23 @@ class Forward:
 
     def run(self) -> None:
         """Forward, loss and backward."""
-        values = {source.name: self._source(source) for source in self.sources}
+        values = {source.name: self._source(source) for source in self.graph.sources}
         repeats, layers = Repeats(self.tape, self.mover.results), self._layers
         for begin, end in self._runs():
-            self._go_to(self.stages[begin], values, self.nodes[begin:])
-            layer = self.nodes[begin].layer
+            self._go_to(self.stages[begin], values, self.graph.nodes[begin:])
+            layer = self.graph.nodes[begin].layer
             if layer in layers:
-                own = self.nodes[begin:end]
+                own = self.graph.nodes[begin:end]
                 inside = {node.name for node in own}
                 read = dict.fromkeys(name for node in own for name in node.reads if name not in inside)
                 run = partial(self._nodes, begin, end, values)
                 values.update(repeats.layer(layer, layers[layer], [values[name] for name in read], run))
             else:
                 self._nodes(begin, end, values)
-        last = self.nodes[-1].name
+        last = self.graph.nodes[-1].name
         self._go_to(self.tape.mesh.stages - 1, values, ())
         add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, values[last],
-                 drawn_labels=self.drawn_labels, summed=self.summed)  # fmt: skip
+                 drawn_labels=self.graph.drawn_labels, summed=self.summed)  # fmt: skip
         self.tape.backpropagate()
         self.tape.notes += self.degrees.notes if self.degrees else []
         if self.mover.as_compiler:
@@ -209,15 +204,15 @@ class Forward:
     def _nodes(self, begin: int, end: int, values: dict[str, Value]) -> list[tuple[str, Value]]:
         """Record some nodes in order; their values by name."""
         for place in range(begin, end):
-            node = self.nodes[place]
-            self._go_to(self.stages[place], values, self.nodes[place:])
+            node = self.graph.nodes[place]
+            self._go_to(self.stages[place], values, self.graph.nodes[place:])
             values[node.name] = self._node(node, place, values)
-        return [(node.name, values[node.name]) for node in self.nodes[begin:end]]
+        return [(node.name, values[node.name]) for node in self.graph.nodes[begin:end]]
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """The places of nodes that are one layer, and of each other node."""
         begin = 0
-        for layer, own in groupby(self.nodes, key=lambda node: node.layer):
+        for layer, own in groupby(self.graph.nodes, key=lambda node: node.layer):
             count = sum(1 for _ in own)
             if layer in self._layers:
                 yield begin, begin + count
@@ -227,14 +222,14 @@ class Forward:
 
     @cached_property
     def _layers(self) -> dict[int, Layer]:
-        return layers_of(self.nodes, self.stages) if self.repeats else {}
+        return layers_of(self.graph.nodes, self.stages) if self.repeats else {}
 
     def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""
         if self.tape.stage == stage:
             return
         # Behind the last operator only the loss reads: the result of the model must still get there.
-        wanted = {name for node in later for name in node.reads} or {self.nodes[-1].name}
+        wanted = {name for node in later for name in node.reads} or {self.graph.nodes[-1].name}
         while self.tape.stage < stage:
             crossing = [name for name in values if name in wanted and not self._everywhere(name, values[name])]
             if self._meets_mirror and self.degrees and self.degrees.restores:
@@ -274,9 +269,9 @@ class Forward:
             return gathered
         layout = replicated(self.tape.world, len(shape))
         if self.degrees and (not self.full_batch or self.degrees.restores):
-            rows = outermost(self.tape.data_axes, shape[0] // self.placer.copies)
+            rows = outermost(self.tape.axes.data, shape[0] // self.placer.copies)
             # Behind the samples of tokens and labels stand the places of a sequence.
-            places = (self.tape.context_axes,) if len(shape) > 1 else ()
+            places = (self.tape.axes.context,) if len(shape) > 1 else ()
             layout = TensorLayout(self.tape.world, (rows, *places, *((),) * (len(shape) - 1 - len(places))))
             drawn = f'{drawn}@{self.tape.mesh.context}' if places and self.tape.mesh.balanced else drawn
         elif not self.full_batch:
@@ -296,21 +291,21 @@ class Forward:
     @property
     def _samples(self) -> int:
         """What rows of any value can be taken together to, by reshapes."""
-        return gcd(*(shape[0] for shape in self.shapes.values()))
+        return gcd(*(shape[0] for shape in self.graph.shapes.values()))
 
     # operators
 
     def _node(self, node: Node, place: int, values: dict[str, Value]) -> Value:
         reads = [values[name] for name in node.reads]
-        operator, shape = node.operator, self.shapes[node.name]
+        operator, shape = node.operator, self.graph.shapes[node.name]
         if isinstance(operator, Reshape) and self.mover.as_compiler:
             y = Value(node.name, shape, self._placed(node, reads).output)
-            wanted = self._wanted(y, self.nodes[place + 1 :], values)
+            wanted = self._wanted(y, self.graph.nodes[place + 1 :], values)
             reads = [self._before_reshape(reads[0], y, wanted)]
         flat = isinstance(operator, Flatten) and reads[0].shape == shape
         if flat and _follows(operator):
             return reads[0]
-        if isinstance(operator, ATTENDS) and self.tape.context_axes:
+        if isinstance(operator, ATTENDS) and self.tape.axes.context:
             return self._over_context(node, reads)
         placed = self._tied(node, reads, self._placed(node, reads))
         lead = operator.lead
@@ -345,7 +340,7 @@ class Forward:
 
     def _over_parts(self, node: Node, operator: Operator, reads: Sequence[Value]) -> Value:
         """Keys and values are gathered, or go round."""
-        ring, shape = self.context_kind == 'ring', self.shapes[node.name]
+        ring, shape = self.context_kind == 'ring', self.graph.shapes[node.name]
         if isinstance(operator, AttentionScores):
             core = self.cores[operator.values] = unfused(self.tape, node.name, operator, reads[0], ring=ring)
             return core.scores(shape)
@@ -364,11 +359,12 @@ class Forward:
         roles = node.operator.roles
         values = dict(zip(roles, reads, strict=False))
         load = node.operator.load(*(read.load for read in reads))
-        shape = node.operator.shape_of_copies(self.shapes[node.name], self.tape.mesh.copies)
+        shape = node.operator.shape_of_copies(self.graph.shapes[node.name], self.tape.mesh.copies)
         y = Value(name, shape, placed.local, load=load)
+        weight, loss_scale = scale(self.tape, 1, summed=self.summed), self.workload.loss_scale
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.deviation, loss_weight=scale(self.tape, 1, summed=self.summed),
-                    loss_scale=self.workload.loss_scale)  # fmt: skip
+                    output=placed.output, deviation=self.graph.deviation, loss_weight=weight,
+                    loss_scale=loss_scale)  # fmt: skip
         ops = node.operator.ops(site)
         trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
         if not trained:
@@ -392,22 +388,31 @@ class Forward:
         return emit(site, bias.ops(site), ('x',))
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
-        operator, name = node.operator, node.name
-        rule = operator.axes(name, *(read.shape for read in reads))
-        strategy, layout = operator.strategy, operator.layout
-        if isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator)):
-            kept = self.placer.viewed(rule, reads[0].layout) if self.mover.as_compiler else None
-            return kept or self.placer.followed(rule, reads[0].layout)
-        lead = operator.lead
-        if layout:
-            return self.placer.by_layout(rule, self._matrix(name), layout, operator.out_layout, lead)
-        if not strategy and self.degrees:
-            return self.degrees.placed(operator, name, rule, reads)
-        if not strategy and isinstance(operator, Weighted):
-            strategy = rule.strategy({rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])})
-        if not strategy:
-            return self.placer.followed(rule, reads[0].layout, lead)
+        rule = node.operator.axes(node.name, *(read.shape for read in reads))
+        return next(how for fits, how in _PLACED if fits(self, node.operator))(self, node, rule, reads)
+
+    def _as_viewed(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
+        """As what it reads; MindSpore's compiler changes the shape of slices where each stays one block."""
+        viewed = self.placer.viewed(rule, reads[0].layout) if self.mover.as_compiler else None
+        return viewed or self.placer.followed(rule, reads[0].layout)
+
+    def _by_layout(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
+        operator, matrix = node.operator, self._matrix(node.name)
+        return self.placer.by_layout(rule, matrix, operator.layout, operator.out_layout, operator.lead)
+
+    def _by_degrees(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
+        assert self.degrees is not None
+        return self.degrees.placed(node.operator, node.name, rule, reads)
+
+    def _by_strategy(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
+        """By its strategy; without one an operator with weights is split by batch."""
+        operator, lead = node.operator, node.operator.lead
+        by_batch = {rule.inputs[lead][0]: self.placer.by_batch(reads[0].shape[0])}
+        strategy = operator.strategy or rule.strategy(by_batch)
         return self.placer.by_strategy(rule, strategy, operator.out_strategy, reads[0].layout, lead)
+
+    def _as_read(self, node: Node, rule: Rule, reads: Sequence[Value]) -> Placed:
+        return self.placer.followed(rule, reads[0].layout, node.operator.lead)
 
     def _tied(self, node: Node, reads: Sequence[Value], placed: Placed) -> Placed:
         """A product whose weight lies already, as another operator has placed it: rows over the other ranks."""
@@ -445,7 +450,7 @@ class Forward:
         for node in later:
             if y.name in node.reads:
                 known = {**values, y.name: y}
-                reads = [known.get(of) or Value(of, self.shapes[of], y.layout) for of in node.reads]
+                reads = [known.get(of) or Value(of, self.graph.shapes[of], y.layout) for of in node.reads]
                 return self._placed(node, reads).inputs[node.operator.lead + node.reads.index(y.name)]
         return None
 
@@ -466,9 +471,62 @@ def _follows(operator: Operator) -> bool:
     return not (operator.strategy or operator.layout)
 
 
+def _is_view(operator: Operator) -> bool:
+    return isinstance(operator, Reshape) or (isinstance(operator, Flatten) and _follows(operator))
+
+
+_Placing = Callable[[Forward, Node, Rule, Sequence[Value]], Placed]
+_PLACED: Final[tuple[tuple[Callable[[Forward, Operator], object], _Placing], ...]] = (
+    (lambda forward, operator: _is_view(operator), Forward._as_viewed),
+    (lambda forward, operator: operator.layout, Forward._by_layout),
+    (lambda forward, operator: not operator.strategy and forward.degrees, Forward._by_degrees),
+    (lambda forward, operator: operator.strategy or isinstance(operator, Weighted), Forward._by_strategy),
+    (lambda forward, operator: True, Forward._as_read),
+)
+"""How an operator is placed: the first condition that holds decides."""
+
+
 def _fineness(shape: Shape) -> int:
     """How many dims can be split."""
     return sum(length > 1 for length in shape)
+
+
+class Placement(Enum):
+    """Where the operators of a graph have their layouts from; without strategies a plan's degrees say all."""
+
+    DEGREES = 'degrees alone'
+    STRATEGIES = 'strategies alone'
+    BESIDE_TENSOR = 'strategies; what has none, by the tensor degree'
+    BESIDE_DEGREES = 'strategies; what has none, by all degrees, to which values go back'
+
+    @staticmethod
+    def of(workload: Workload, plan: Plan) -> Placement:
+        """Strategies are given, or those by batch of a graph without degrees."""
+        if not has_strategies(workload, plan) and not (workload.model.by_batch and plan.tensor == 1):
+            return Placement.DEGREES
+        # What a strategy cannot say lies by degrees: parts of a sequence, experts, the samples of both directions.
+        if isinstance(workload.model, Transformer) and (
+            plan.context > 1 or plan.order == TWO_HOMES or workload.model.experts is not None
+        ):
+            return Placement.BESIDE_DEGREES
+        if plan.context > 1:
+            raise Infeasible('plan.context: context ranks share the sequence of a transformer')
+        return Placement.BESIDE_TENSOR if plan.tensor > 1 else Placement.STRATEGIES
+
+    @property
+    def has_strategies(self) -> bool:
+        """Whether any operator may have one: then gradients and redistributions are MindSpore's."""
+        return self is not Placement.DEGREES
+
+    @property
+    def has_degrees(self) -> bool:
+        """Whether degrees place operators."""
+        return self is not Placement.STRATEGIES
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether ranks stand on the mesh of all degrees; else strategies tell what splits samples."""
+        return self in (Placement.DEGREES, Placement.BESIDE_DEGREES)
 
 
 class Recorded(NamedTuple):
@@ -491,59 +549,29 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     """
     if plan.redistribution == 'predicted':
         raise Infeasible('plan.redistribution: predicted is still to be resolved (simpar resolve)')
-    by_strategies = _by_strategies(workload, plan)
-    # What a strategy cannot say lies by degrees then: parts of a sequence, experts, the samples of both directions.
-    of_degrees = isinstance(workload.model, Transformer) and (
-        plan.context > 1 or plan.order == TWO_HOMES or workload.model.experts is not None
-    )
-    if by_strategies and plan.context > 1 and not of_degrees:
-        raise Infeasible('plan.context: context ranks share the sequence of a transformer')
-    mesh = (
-        _mesh_of_strategies(workload, plan, world, placement)
-        if by_strategies and not of_degrees
-        else mesh_of(plan, world, workload.batch, placement)
-    )
-    mixed = by_strategies and (plan.tensor > 1 or of_degrees)
+    way = Placement.of(workload, plan)
+    mesh = (mesh_of if way.has_mesh else mesh_of_strategies)(plan, world, workload.batch, placement)
     tape = Tape(
         mesh,
         workload.precision,
         workload.gradients or '',
         # Strategies have replicas hold partial sums of gradients, as MindSpore does: these are summed late.
-        early=plan.reduce == 'early' and not by_strategies,
-        degrees=not by_strategies,
+        early=plan.reduce == 'early' and not way.has_strategies,
+        degrees=not way.has_strategies,
         names=_matrix(plan, mesh),
         shard_group=plan.shard_group,
     )
-    given = () if isinstance(plan.stages, str) else plan.stages
-    graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
-    graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
-    if plan.sequence_chunks > 1:
-        graph = one_chunk(graph, plan.sequence_chunks)
+    graph = _graph(workload, plan)
     placer = Placer(tape.world, mesh.copies)
-    degrees = None
-    if mixed or not by_strategies:
-        degrees = Degrees(
-            placer,
-            tape.data_axes,
-            tape.tensor_axes,
-            plan.sequence_parallel,
-            tape.expert_axes,
-            context=tape.context_axes,
-            restores=by_strategies and of_degrees,
-        )
     forward = Forward(
         tape=tape,
-        mover=Mover(tape, plan.redistribution, plan.all_to_all) if by_strategies else Mover(tape),
+        mover=Mover(tape, plan.redistribution, plan.all_to_all) if way.has_strategies else Mover(tape),
         placer=placer,
-        degrees=degrees,
+        degrees=_degrees(tape, placer, plan, way) if way.has_degrees else None,
         workload=workload,
-        nodes=graph.nodes,
-        stages=stages_of(workload.model, mesh.stages, given),
-        sources=graph.sources,
-        shapes=graph.shapes,
-        deviation=graph.deviation,
-        drawn_labels=graph.drawn_labels,
-        full_batch=plan.dataset == 'full-batch' and by_strategies,
+        graph=graph,
+        stages=stages_of(workload.model, mesh.stages, () if isinstance(plan.stages, str) else plan.stages),
+        full_batch=plan.dataset == 'full-batch' and way.has_strategies,
         summed=plan.copies_loss == 'sum',
         repeats=repeats,
         context_kind=plan.context_kind,
@@ -556,40 +584,23 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         return record(workload, plan, world, placement, repeats=False)
     if mesh.mirrored:
         mirror_inputs(tape)
-    tape.forget()
+    tape.backward = Backward()
     return Recorded(tape, graph)
 
 
-def _by_strategies(workload: Workload, plan: Plan) -> bool:
-    """Whether layouts come from strategies: given ones, or by batch for a graph without degrees."""
-    return has_strategies(workload, plan) or (workload.model.by_batch and plan.tensor == 1)
+def _graph(workload: Workload, plan: Plan) -> Graph:
+    """The graph of a micro-batch, or of one chunk of its sequence, with the plan's strategies."""
+    graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
+    graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
+    return one_chunk(graph, plan.sequence_chunks) if plan.sequence_chunks > 1 else graph
 
 
-def _mesh_of_strategies(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...]) -> Mesh:
-    if world % plan.pipeline:
-        raise Infeasible(f'plan.pipeline: {world} ranks cannot be split into {plan.pipeline} equal stages')
-    # Strategies tell themselves what splits samples: data is what tensor leaves of a stage.
-    ranks = world // plan.pipeline
-    if plan.data > 1 and plan.data * plan.tensor != ranks:
-        raise Infeasible(
-            f'plan.data: data {plan.data} × tensor {plan.tensor} are not the {ranks} ranks of a stage; leave data out'
-        )
-    if ranks % plan.tensor:
-        raise Infeasible(f'plan.tensor: {plan.tensor} does not divide the {ranks} ranks of a stage')
-    slices = plan.micro_batches * plan.copies
-    if workload.batch % slices:
-        raise Infeasible(
-            f'a batch of {workload.batch} cannot be split into micro_batches {plan.micro_batches} × copies '
-            f'{plan.copies} equal slices; choose a multiple of {slices}'
-        )
-    return Mesh(
-        data=ranks // plan.tensor,
-        tensor=plan.tensor,
-        copies=plan.copies,
-        pipeline=plan.pipeline,
-        micro_batches=plan.micro_batches,
-        placement=placement,
-    )
+def _degrees(tape: Tape, placer: Placer, plan: Plan, way: Placement) -> Degrees:
+    axes = tape.axes
+    return Degrees(
+        placer, axes.data, axes.tensor, plan.sequence_parallel, axes.expert, context=axes.context,
+        restores=way is Placement.BESIDE_DEGREES,
+    )  # fmt: skip
 
 
 def _matrix(plan: Plan, mesh: Mesh) -> Layout | None:

@@ -100,11 +100,11 @@ class Repeats:
         if key in self.forward and not layer.real:
             values: Sequence[tuple[str, Value]] = self.forward[key].put(self.tape, self.results, number)
         else:
-            before, rules = _Mark.of(self.tape, self.results), len(self.tape.rules)
+            before, rules = _Mark.of(self.tape, self.results), len(self.tape.backward.rules)
             values = run()
             # Taken off and run by ``_back``, so that the backward's part can be a template, too.
-            self.rules[number] = self.tape.rules[rules:]
-            del self.tape.rules[rules:]
+            self.rules[number] = self.tape.backward.rules[rules:]
+            del self.tape.backward.rules[rules:]
             before.keep(self.forward, key, self.tape, self.results, number, values)
         self.tape.on_backward(lambda: self._back(number, key))
         return values
@@ -112,7 +112,7 @@ class Repeats:
     def _back(self, number: int, forward: object) -> None:
         own = re.compile(rf'(d:)?layer{number}\.')
         # Gradients that other layers gave: they decide what the backward emits.
-        coming = {name: parts for name, parts in self.tape.contributions.items() if own.match(name)}
+        coming = {name: parts for name, parts in self.tape.backward.contributions.items() if own.match(name)}
         key = (forward, tuple((_marked(name, number), tuple(_known(part, number) for part in parts))
                               for name, parts in sorted(coming.items())))  # fmt: skip
         if number in self.rules:
@@ -126,7 +126,7 @@ class Repeats:
             # The tape is half written by then, so the whole recording is begun again.
             raise NotRepeated
         for name in coming:
-            del self.tape.contributions[name]
+            del self.tape.backward.contributions[name]
         self.backward[key].put(self.tape, self.results, number)
 
 
@@ -197,8 +197,8 @@ class _Template:
         tape.pending.update((names[name], axes) for name, axes in self.pending)
         for name, values in self.contributions:
             parts = [value.of(names) for value in values]
-            tape.contributions.setdefault(names[name], []).extend(parts)
-            tape.handed_on.update(part.name for part in parts)
+            tape.backward.contributions.setdefault(names[name], []).extend(parts)
+            tape.backward.handed_on.update(part.name for part in parts)
         tape.ops += [_op(op, names, tape.stage) for op in self.ops]
         tape.saved.update(names[name] for name in self.saved)
         results.update(names[name] for name in self.results)
@@ -242,7 +242,7 @@ class _Mark:
             len(tape.tensors),
             len(tape.layouts),
             len(tape.pending),
-            {name: len(parts) for name, parts in tape.contributions.items()},
+            {name: len(parts) for name, parts in tape.backward.contributions.items()},
             frozenset(tape.saved),
             frozenset(results),
         )
@@ -262,7 +262,9 @@ class _Mark:
         self, tape: Tape, results: set[str], number: int, made: dict[str, Tensor], values: Sequence[tuple[str, Value]]
     ) -> _Template:
         names = _Names()
-        given = [(name, parts[self.contributions.get(name, 0) :]) for name, parts in tape.contributions.items()]
+        given = [
+            (name, parts[self.contributions.get(name, 0) :]) for name, parts in tape.backward.contributions.items()
+        ]
         return _Template(
             ops=tuple(names.op(op) for op in tape.ops[self.ops :]),
             tensors=tuple((one, names(one.name), names(one.like)) for one in made.values()),

@@ -200,7 +200,7 @@ def mirror_inputs(tape: Tape) -> None:
 
     Inputs that both halves read, as the keys of dropout, would have to be drawn twice: they are refused.
     """
-    half, size, samples = tape.mesh.stages // 2, tape.mesh.data, tape.partition(tape.data_axes)
+    half, size, samples = tape.mesh.stages // 2, tape.mesh.data, tape.partition(tape.axes.data)
     for name, tensor in list(tape.tensors.items()):
         stages = [op.stage for op in tape.ops if name in op.reads] if tensor.kind == 'input' else []
         if not stages or max(stages) < half:
@@ -274,7 +274,7 @@ def _own(tape: Tape, gradient: Value) -> Value:
 
     The stage's other operators read it, too, in a split backward even behind the send. So no op could free it.
     """
-    if tape.handed_on[gradient.name] < 2:
+    if tape.backward.handed_on[gradient.name] < 2:
         return gradient
     name = f'{gradient.name}.copy'
     taken = {op.name for op in tape.ops}
@@ -317,10 +317,10 @@ def _in_chunks(
 def _chunk(tape: Tape, value: Value) -> TensorLayout | None:
     """The layout of a tensor rank's chunk: along the first dim behind the batch that divides; None where none does."""
     layout = value.layout
-    if layout.partial or size_of(tape.tensor_axes) == 1 or not _holds_all(layout, tape.tensor_axes):
+    if layout.partial or size_of(tape.axes.tensor) == 1 or not _holds_all(layout, tape.axes.tensor):
         return None
     for dim in range(1, len(value.shape)):
-        axes = (*layout.dims[dim], *tape.tensor_axes)
+        axes = (*layout.dims[dim], *tape.axes.tensor)
         if value.shape[dim] % size_of(axes) == 0:
             return TensorLayout(layout.world, (*layout.dims[:dim], axes, *layout.dims[dim + 1 :]))
     return None

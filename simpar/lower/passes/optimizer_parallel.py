@@ -360,9 +360,9 @@ def size_of(tape: Tape, tensors: Sequence[Tensor]) -> float:
 
 def partial_gradients(tape: Tape) -> set[str]:
     """Parameters whose gradients are also to be summed over the tensor ranks, where these shard nothing."""
-    if not tape.degrees or not tape.tensor_axes:
+    if not tape.degrees or not tape.axes.tensor:
         return set()
-    copies, tensor = tape.replica_axes, tape.tensor_axes
+    copies, tensor = tape.axes.replicas, tape.axes.tensor
     return {name for name, axes in tape.pending.items() if minus(axes, copies) or axes == tensor}
 
 
@@ -373,7 +373,7 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
     """
     if tape.degrees and not _holds_experts(tape, parameter):
         return tape.mesh.sharding
-    mirror = tape.groups(tape.expert_data_axes if tape.degrees else tape.layouts[parameter].unsharded_axes)
+    mirror = tape.groups(tape.axes.expert_data if tape.degrees else tape.layouts[parameter].unsharded_axes)
     size = min(tape.shard_group or mirror.size, mirror.size)
     if mirror.size % size:
         raise Infeasible(
@@ -391,7 +391,7 @@ def sharding(tape: Tape, parameter: str) -> tuple[str, str]:
 
 def _holds_experts(tape: Tape, parameter: str) -> bool:
     """Whether the data ranks that share experts hold different ones of a parameter."""
-    return bool(tape.expert_axes) and tape.expert_axes in tape.layouts[parameter].dims
+    return bool(tape.axes.expert) and tape.axes.expert in tape.layouts[parameter].dims
 
 
 # Packed shards: equal ranges of parameters that are flattened and padded, as FSDP2, FSDP1 and Megatron-LM have them.
