@@ -9,7 +9,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program

@@ -37,7 +37,7 @@ from simpar.engine import simulate
 from simpar.errors import SimparError
 from simpar.lower import lower
 from simpar.memory import memory
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.trace import Trace
 from simpar.units import quantise

@@ -12,7 +12,7 @@ from executor.inprocess import InProcess
 from executor.reference import Reference
 from executor.state import Result
 from simpar.errors import NumericsWrong
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.workload import Adam, AdamW, Workload
 

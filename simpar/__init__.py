@@ -6,15 +6,13 @@
     prediction = case.predict()
     prediction.step, prediction.gain, prediction.critical_path.summary
 
-Names are imported when they are first used, so that ``import simpar`` costs nothing. The verbs live in modules of their
-name: ``from simpar.lower import lower``, ``simpar.predict``, ``simpar.compare``.
+Names are imported when they are used, so that ``import simpar`` costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from simpar.lazy import named
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from simpar.case import Case as Case
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     from simpar.notebook.compared import compare_cases as compare_cases
     from simpar.notebook.frames import to_dataframe as to_dataframe
     from simpar.notebook.sliders import sliders as sliders
-    from simpar.plan import Plan as Plan
     from simpar.planner.plan import plan as plan
+    from simpar.plans import Plan as Plan
     from simpar.predict import Prediction as Prediction
     from simpar.profiles import cluster as cluster
     from simpar.profiles import load_profile as load_profile
@@ -45,14 +43,14 @@ if TYPE_CHECKING:
 __version__: Final = '0.1.0'
 
 _HOMES: Final = {
-    'compare': 'simpar.compare',
+    'compare': 'simpar.notebook.compared',
     'compare_cases': 'simpar.notebook.compared',
     'sliders': 'simpar.notebook.sliders',
     'to_dataframe': 'simpar.notebook.frames',
     'Case': 'simpar.case',
     'Effects': 'simpar.cost.price',
     'Network': 'simpar.model',
-    'Plan': 'simpar.plan',
+    'Plan': 'simpar.plans',
     'Prediction': 'simpar.predict',
     'Program': 'simpar.program',
     'Schedule': 'simpar.schedule',
@@ -66,14 +64,19 @@ _HOMES: Final = {
     'load_profile': 'simpar.profiles',
     'load_schedule': 'simpar.schedule',
     'load_sweep': 'simpar.sweep',
-    'plan': 'simpar.plan',
+    'plan': 'simpar.planner.plan',
     'price': 'simpar.cost.price',
     'profile_names': 'simpar.profiles',
     'simulate': 'simpar.engine',
 }
 
 __all__ = sorted([*_HOMES, '__version__'])  # noqa: PLE0605
-__getattr__ = named(__name__, _HOMES, globals())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from simpar.lazy import card
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.table import read_csv, rows_of
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import Prediction, Told, predict
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.compare import Comparison, compare, comparison_to_dict, details
+from simpar.comparison import Comparison, compare, comparison_to_dict, details
 from simpar.headline import than
 from simpar.metrics import StepMetrics, metrics
 from simpar.trace import Trace

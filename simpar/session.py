@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 Made = TypeVar('Made')
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.ablation.rules import Facts, inert_keys
 from simpar.case import Case
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
 from simpar.schedule import Schedule, written
 from simpar.stacks import NONE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simpar.lower import lower
 from simpar.model import Add, Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Momentum, Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'

@@ -10,7 +10,7 @@ from strategy_cases import random_layers
 from simpar.errors import ScheduleError
 from simpar.model import Network, Relu
 from simpar.pipeline import ORDERS, named_order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload
 
 MOST_RANKS = 16

@@ -18,7 +18,7 @@ from simpar.hardware import Cluster
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.resolve import resolve
 from simpar.workload import Workload

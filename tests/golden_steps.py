@@ -12,7 +12,7 @@ from golden_shapes import are_views
 
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'

@@ -37,7 +37,7 @@ from simpar.model import (
     shapes_of,
 )
 from simpar.pipeline import named_order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload
 
 MOST_RANKS = 16

@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch.overrides import TorchFunctionMode
 
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
 SEQUENCE, BATCH = 8, 8

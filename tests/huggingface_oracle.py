@@ -7,7 +7,7 @@ from huggingface_cases import SEQUENCE, Unnarrowed, schedule_of, their_names, tr
 
 from executor.draws import batch_of, single_thread
 from executor.reference import Reference
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 FLOOR = 1e-6
 """Of the largest gradient: a bias of keys moves no softmax, so its gradient is zero but for rounding."""

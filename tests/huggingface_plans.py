@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 SIX = ('gpt2', 'llama', 'mistral', 'qwen3', 'mixtral', 'deepseek_v3')
 PLANS = {

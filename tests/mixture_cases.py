@@ -9,7 +9,7 @@ from training_cases import training_case
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule.checks import check
 from simpar.schedule.contents import ClusterReference, Contents
 from simpar.workload import Muon, Sgd, Transformer, Workload

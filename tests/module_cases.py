@@ -14,7 +14,7 @@ from torch.nn import functional
 from executor.draws import batch_of, keep
 from executor.inprocess import InProcess
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.torch_module import from_module
 from simpar.torch_module.graph import module_tensors
 from simpar.workload import Workload

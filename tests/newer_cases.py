@@ -7,7 +7,7 @@ from training_cases import training_case
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 

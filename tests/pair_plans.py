@@ -7,7 +7,7 @@ import random
 from dataclasses import fields
 from math import prod
 
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 HIDDEN, HEADS, TOKENS, FFN, VOCAB, SIDE = 24, 12, 12, 48, 24, 4
 FORM_KEY = 'shard_form'

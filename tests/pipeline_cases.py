@@ -9,7 +9,7 @@ from simpar.errors import ScheduleError
 from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS, Action, Order, check_order, gives, named_order, overlap
 from simpar.pipeline.messages import needs
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program, ProgramBuilder
 from simpar.workload import Adam, Sgd, Transformer, Workload
 

@@ -5,7 +5,7 @@ import numpy as np
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 F, B = 4.0, 8.0

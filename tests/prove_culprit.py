@@ -18,7 +18,7 @@ from simpar.cost.price import price
 from simpar.diagnosis import diagnose, sentence
 from simpar.diagnosis.sites import sites_of
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import followed
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload

@@ -33,7 +33,7 @@ from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 STEPS = 12
 RUNS = 3

@@ -14,7 +14,7 @@ import transformers
 from module_cases import BATCH, MODULES, PLANS, deviation, exported
 
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'modules_proof.md'

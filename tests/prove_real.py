@@ -42,7 +42,7 @@ from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import EFFECTS, followed
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program

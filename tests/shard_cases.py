@@ -8,7 +8,7 @@ from pipeline_cases import any_case, named_case
 from test_numerics_fuzz import random_case
 
 from simpar.pipeline.order import Order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 RANKS = 8

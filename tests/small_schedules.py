@@ -8,7 +8,7 @@ from simpar.case import choices, cluster_of
 from simpar.errors import SimparError
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Gelu, LayerNorm, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import ClusterReference, Schedule
 from simpar.workload import Adam, AdamW, Sgd, Transformer, Workload
 

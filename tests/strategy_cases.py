@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Workload
 
 

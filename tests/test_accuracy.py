@@ -16,7 +16,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.hardware import Cluster
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Program, Role
 from simpar.program.csr import Csr

@@ -39,7 +39,7 @@ from simpar.cost.price import price
 from simpar.hardware.net import Net, parse_net
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, ProgramBuilder
 from simpar.workload import Adam, Transformer, Workload

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.model.library.blocks import block_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 pytest.importorskip('torch', reason='needs the extra torch')

@@ -39,7 +39,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.cost.price import price
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
 from simpar.workload import Adam, Transformer, Workload

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.clocks import clock, under_load, utilisation
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import predict, step_of
 from simpar.profiles import cluster, load_profile
 from simpar.stacks import load_stack

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 
 from simpar.case import case_of
-from simpar.compare import compare, comparison_to_dict, render_comparison
+from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.engine import simulate
 from simpar.errors import OutsideTolerance, ScheduleError
 from simpar.schedule import load_schedule

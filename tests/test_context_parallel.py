@@ -10,7 +10,7 @@ import pytest
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.lower.graph.context import ContextSplit
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload
 

@@ -14,7 +14,7 @@ from simpar.cost.costs import GRADES, ByKey, Communication, Keys
 from simpar.cost.price import Effects, price
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, ProgramBuilder, grid
 from simpar.units import GRID

@@ -13,7 +13,7 @@ from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.trace import RankTimes
 from simpar.workload import Transformer, Workload
 

@@ -13,7 +13,7 @@ from simpar.lower import lower
 from simpar.lower.graph import record as recording
 from simpar.model.library.rope import LongRope
 from simpar.model.model import Asked
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.schedule import load_schedule

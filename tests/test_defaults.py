@@ -13,7 +13,7 @@ from simpar.importing.megatron import MEGATRON, MINDSPEED
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.settings import Settings
 from simpar.importing.torchtitan import TORCHTITAN
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.stacks import load_stack, stack_folder, stack_names
 from simpar.workload import Workload
 

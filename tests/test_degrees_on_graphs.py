@@ -29,7 +29,7 @@ from simpar.model import (
 )
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.pipeline.messages import with_communication
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 pytestmark = pytest.mark.torch

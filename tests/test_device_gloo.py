@@ -10,7 +10,7 @@ from virtual_cases import differences, world
 from executor.ranks.pool import Pool
 from simpar.errors import RunFailed
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 pytestmark = pytest.mark.torch
 STEPS = 3

@@ -11,7 +11,7 @@ from test_compare import measured
 from worked import worked_costs, worked_program
 
 from simpar import cli
-from simpar.compare import compare, comparison_to_dict, render_comparison
+from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
 from simpar.diagnosis.own import own_times

@@ -15,7 +15,7 @@ from simpar.engine.fold import fold
 from simpar.engine.ops import nodes_of, ops_of
 from simpar.errors import Deadlock
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import EFFECTS
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, Program

@@ -13,7 +13,7 @@ from simpar.engine.fold import Representatives, groups_of
 from simpar.engine.hosts import WAITS, passes_of
 from simpar.engine.queues import hosted
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program.text import format_program, parse_program
 from simpar.workload import Adam, Transformer, Workload

@@ -11,7 +11,7 @@ from simpar.cost.price import Effects, price
 from simpar.engine import simulate
 from simpar.engine.fold import fold
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload
 

@@ -16,7 +16,7 @@ from simpar.engine.fold import Representatives, groups_of
 from simpar.engine.queues import before_in_queues, hosted, queues_of
 from simpar.errors import Deadlock
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, Program
 from simpar.workload import Adam, Transformer, Workload

@@ -15,7 +15,7 @@ import pytest
 from test_accuracy import devices, recorded
 
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import Prediction, predict
 from simpar.workload import AdamW, Transformer, Workload
 

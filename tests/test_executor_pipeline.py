@@ -13,7 +13,7 @@ from simpar.case import load_case
 from simpar.commands.check import MOST_STREAMS
 from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.trace_files import load_trace
 from simpar.workload import Transformer, Workload
 

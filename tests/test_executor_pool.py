@@ -6,7 +6,7 @@ import pytest
 from simpar.cost.costs import Communication, Costs
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 from simpar.workload import Workload
 

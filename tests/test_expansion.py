@@ -14,7 +14,7 @@ from simpar.errors import ProfileError
 from simpar.hardware import ExpansionMode
 from simpar.hardware.profile import ShareFigure
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile, profile_names
 from simpar.stacks import load_stack
 from simpar.workload import Transformer, Workload

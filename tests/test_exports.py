@@ -41,7 +41,7 @@ def test_the_public_names_are_these():
 
 
 def test_every_public_name_is_there_whatever_was_imported_before():
-    for module in ('simpar.predict', 'simpar.lower', 'simpar.engine', 'simpar.case', 'simpar.compare'):
+    for module in ('simpar.predict', 'simpar.lower', 'simpar.engine', 'simpar.case', 'simpar.comparison'):
         importlib.import_module(module)
     for name in NAMES:
         value = getattr(simpar, name)

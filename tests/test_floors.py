@@ -10,7 +10,7 @@ FLOORS = [
         *('shipped', 'document', 'collector'),
     ],
     [
-        *('program', 'layout', 'model', 'workload', 'plan', 'session'),
+        *('program', 'layout', 'model', 'workload', 'plans', 'session'),
         *('hardware', 'profiles', 'stacks'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
@@ -21,7 +21,7 @@ FLOORS = [
     ],
     [
         *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
-        *('compare', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
+        *('comparison', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

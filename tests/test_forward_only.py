@@ -10,7 +10,7 @@ from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.pipeline.orders import ORDERS
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 4, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 8, 'init_std': 0.3, 'ffn': 24}

@@ -10,7 +10,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.errors import SimparError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import load_profile
 from simpar.program.tensor import BYTES
 from simpar.workload import AdamW, Muon, Transformer, Workload

@@ -15,7 +15,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor.ranks.pool import Pool
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import AdamW, Momentum, Sgd, Workload
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import fuse
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
 WIDTH = 8

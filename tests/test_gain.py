@@ -11,7 +11,7 @@ from worked import worked_costs, worked_program
 
 from simpar import cli
 from simpar.case import load_case, on_net
-from simpar.compare import compare, comparison_to_dict
+from simpar.comparison import compare, comparison_to_dict
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.gain import Gain, gain_line, gain_of, gain_to_dict, render_gain, side_of

@@ -8,7 +8,7 @@ from simpar.listing import Listing
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Workload
 

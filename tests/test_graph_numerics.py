@@ -28,7 +28,7 @@ from simpar.lower.graph.loss import KINDS as LOSS_KINDS
 from simpar.model import KINDS, Add, MatMul, Reshape
 from simpar.model.library.blocks import block_network
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
 
 pytestmark = pytest.mark.torch

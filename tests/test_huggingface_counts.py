@@ -99,7 +99,7 @@ def test_the_program_holds_as_many_as_are_counted(tmp_path):
     from math import prod
 
     from simpar.lower import lower
-    from simpar.plan import Plan
+    from simpar.plans import Plan
 
     for name in ('gpt2', 'qwen2.5_0.5b', 'gemma2_9b', 'phi_2'):
         workload = load_schedule(schedule(name, tmp_path)).workload

@@ -15,7 +15,7 @@ from executor.draws import batch_of
 from executor.inprocess import InProcess
 from executor.reference import Reference
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 pytestmark = pytest.mark.torch
 TOLERANCE = 1e-10

@@ -20,7 +20,7 @@ from simpar.interval import (
     streaming_share,
 )
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import predict, step_and_costs
 from simpar.profiles import cluster, load_profile, profile_folder
 from simpar.report import interval_lines, to_dict

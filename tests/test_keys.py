@@ -14,7 +14,7 @@ from simpar.keys import ROWS, row_of
 from simpar.model import OPERATORS, Network
 from simpar.model.library.experts import Experts
 from simpar.model.module import FromModule
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.schedule.contents import ClusterReference, Contents, Planner
 from simpar.stacks import load_stack, stack_names

@@ -28,7 +28,7 @@ from simpar.model import (
     network_shapes,
     reads_of,
 )
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import with_choice

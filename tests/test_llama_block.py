@@ -14,7 +14,7 @@ from executor.reference import Reference
 from simpar.errors import Infeasible, NumericsWrong
 from simpar.lower import lower
 from simpar.model.library.blocks import llama_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import degree_strategies

@@ -19,7 +19,7 @@ from simpar.lower import lower
 from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.schedule import load_schedule

@@ -9,7 +9,7 @@ from simpar.case import load_case
 from simpar.listing import rank_ir, strategies_to_dict, strategy_lines
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=16)

@@ -15,7 +15,7 @@ SCRIPT = """
 import json, time
 from pathlib import Path
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 model = Transformer(layers=96, hidden=12288, heads=96, vocab=51200, sequence=2048, tied=True)

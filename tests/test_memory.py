@@ -11,7 +11,7 @@ from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.memory import in_flight, lifetimes, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
 from simpar.trace import RankTimes, Trace
 from simpar.workload import Workload

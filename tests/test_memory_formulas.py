@@ -9,7 +9,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.memory import memory, sequential
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 S, B, H, A, V = 32, 8, 64, 4, 128

@@ -14,7 +14,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.memory import check_fit, memory, sequential
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program.tensor import KINDS
 from simpar.program.touches import instance
 from simpar.workload import Adam, Transformer, Workload

@@ -6,7 +6,7 @@ import pytest
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.trace import RankTimes, Trace
 from simpar.workload import Adam, Sgd, Transformer, Workload
 

@@ -17,7 +17,7 @@ from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.model.ops import Load
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import load_profile
 from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Transformer, Workload

@@ -11,7 +11,7 @@ import pytest
 from simpar import cli
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
 torch = pytest.importorskip('torch')

@@ -10,7 +10,7 @@ from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Network, Relu
 from simpar.model.library.experts import Experts
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import load_profile
 from simpar.program import OpClass
 from simpar.workload import Muon, Transformer, Workload

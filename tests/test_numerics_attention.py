@@ -11,7 +11,7 @@ from sabotage import change_ops
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -12,7 +12,7 @@ from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -17,7 +17,7 @@ from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network
 from simpar.pipeline import ORDERS, named_order, parse_action, read_csv, with_communication, write_csv
 from simpar.pipeline.order import Order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

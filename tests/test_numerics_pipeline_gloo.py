@@ -16,7 +16,7 @@ from executor.state import Result
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 pytestmark = pytest.mark.torch

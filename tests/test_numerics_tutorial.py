@@ -4,7 +4,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

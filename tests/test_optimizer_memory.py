@@ -14,7 +14,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.memory import memory, sequential
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Momentum, Sgd, Transformer, Workload
 
 H, A, V, L = 48, 4, 96, 4

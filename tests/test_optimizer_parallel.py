@@ -10,7 +10,7 @@ from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES, choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Adam, Sgd, Transformer, Workload
 

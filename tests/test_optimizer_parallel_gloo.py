@@ -13,7 +13,7 @@ from executor.reference import Reference
 from executor.state import Result
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Sgd, Transformer, Workload
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'

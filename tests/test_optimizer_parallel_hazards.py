@@ -11,7 +11,7 @@ from executor.validate import validate
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Csr, OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 from simpar.workload import Workload
 

@@ -12,7 +12,7 @@ from shard_cases import shard_case
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -12,7 +12,7 @@ from simpar.lower import lower
 from simpar.lower.roles import passes_beside, recomputed_early, segments, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.workload import Transformer, Workload
 

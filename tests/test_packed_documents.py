@@ -7,7 +7,7 @@ import pytest
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import load_profile
 from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Transformer, Workload

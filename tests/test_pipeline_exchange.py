@@ -9,7 +9,7 @@ from simpar.lower.lower import with_messages
 from simpar.pipeline import message, named_order, with_communication
 from simpar.pipeline.messages import in_exchanges
 from simpar.pipeline.order import COMMUNICATION
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload

@@ -11,7 +11,7 @@ from simpar.lower import lower
 from simpar.memory import in_flight
 from simpar.metrics import metrics
 from simpar.pipeline import ORDERS, named_order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 EQUAL = {'F': 1, 'I': 1, 'W': 1}

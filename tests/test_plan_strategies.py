@@ -8,7 +8,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Gelu, Network
 from simpar.model.library.gpt import Transformer
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Workload
 
 GPT = Workload(

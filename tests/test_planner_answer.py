@@ -13,11 +13,11 @@ import simpar
 from simpar.budget import Budget
 from simpar.case import case_of
 from simpar.cli import main
-from simpar.plan import Plan
 from simpar.planner import load_planning
 from simpar.planner.answer import measured, robust, with_noise, worse
 from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
 from tests.test_planner import FILE
@@ -29,10 +29,10 @@ def planned():
     return simpar.plan(FILE, jobs=1)
 
 
-def test_the_module_of_plans_is_the_verb_too(planned):
-    from simpar.plan import Plan
+def test_a_plan_is_found_from_python_and_is_a_schedule_like_any_other(planned):
+    from simpar.plans import Plan
 
-    assert simpar.plan.Plan is Plan
+    assert simpar.Plan is Plan
     assert planned.gap == 0
     # What it chose is a schedule like any other.
     assert case_of(planned.schedule).predict().step == planned.step

@@ -19,7 +19,7 @@ from simpar.headline import headline
 from simpar.interval_sets import length, union
 from simpar.lower import lower
 from simpar.metrics import metrics
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.plot import timeline, write_figure
 from simpar.plot.panel import COLOURS
 from simpar.plot.view import KINDS, share, view

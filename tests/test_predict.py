@@ -15,7 +15,7 @@ import simpar.predict as module
 from simpar.cost.price import Effects
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
 from simpar.report import render, to_dict

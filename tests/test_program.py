@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simpar.errors import ProgramError, ScheduleError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Split, Tensor, grid
 from simpar.program.text import format_program, parse_program
 from simpar.workload import Transformer, Workload

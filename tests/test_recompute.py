@@ -8,7 +8,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.roles import segments
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program.op import OpClass
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload

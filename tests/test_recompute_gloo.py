@@ -11,7 +11,7 @@ from executor.ranks.pool import Pool
 from executor.reference import Reference
 from executor.state import Result
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Transformer, Workload
 
 pytestmark = pytest.mark.torch

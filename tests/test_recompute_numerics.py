@@ -15,7 +15,7 @@ from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Network, Relu
 from simpar.pipeline import ORDERS
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

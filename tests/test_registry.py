@@ -23,7 +23,7 @@ from simpar.model import (
     Transpose,
 )
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule, written
 from simpar.workload import Workload
 

@@ -12,7 +12,7 @@ from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.resolve import balanced, layer_times

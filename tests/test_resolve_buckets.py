@@ -12,7 +12,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.model import Dense, Network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.resolve import SIZES

@@ -32,7 +32,7 @@ from simpar.model import (
     layer_names,
 )
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import degree_strategies, in_graphs, with_choice

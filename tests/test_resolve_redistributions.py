@@ -11,7 +11,7 @@ from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network
 from simpar.model.library.blocks import block_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies, resolve
 from simpar.resolve.resolve import METHODS

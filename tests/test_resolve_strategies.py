@@ -24,7 +24,7 @@ from simpar.model import (
     layer_names,
 )
 from simpar.model.library.blocks import block_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.settle import settled_workload

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
 GPT = Workload(

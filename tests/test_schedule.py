@@ -25,7 +25,7 @@ from simpar.model import (
     Softmax,
     Transpose,
 )
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import (
     ClusterReference,
     Schedule,

@@ -35,7 +35,7 @@ from simpar.model import (
     Softmax,
     Transpose,
 )
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
 from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
 

@@ -11,7 +11,7 @@ from graph_cases import graph_case, random_graph
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network, network_shapes
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import ClusterReference
 from simpar.schedule.checks import check
 from simpar.schedule.contents import Contents

@@ -8,7 +8,7 @@ import pytest
 from simpar.case import load_case
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.strategies import weighed

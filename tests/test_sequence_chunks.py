@@ -10,7 +10,7 @@ from simpar.errors import Infeasible, NumericsWrong
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.pipeline import StageTimes, named_order, peak_live, step_time
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule.checks import pipeline_fits
 from simpar.workload import Adam, Transformer, Workload
 

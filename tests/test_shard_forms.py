@@ -16,7 +16,7 @@ from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program.text import format_program, parse_program
 from simpar.schedule import load_schedule
 from simpar.workload import Adam, Transformer, Workload

@@ -20,7 +20,7 @@ from executor.ranks.pool import Pool
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Conv2d, Dense, Flatten, Gelu, LayerNorm, Network, Relu, RmsNorm
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import AdamW, Transformer, Workload
 
 pytestmark = pytest.mark.torch

@@ -13,7 +13,7 @@ from simpar.document import Tree
 from simpar.hardware import Beside, StackMemory, Workspace
 from simpar.lower import lower
 from simpar.memory import Framework, memory, sequential
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import predict
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder

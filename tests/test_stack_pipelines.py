@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import step_of
 from simpar.profiles import cluster, load_profile
 from simpar.stacks import load_stack, stack_names

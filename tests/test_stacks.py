@@ -13,7 +13,7 @@ from simpar.engine import simulate
 from simpar.errors import ProfileError
 from simpar.hardware import Launches
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.predict import OF_STACKS, predict, step_of
 from simpar.profiles import cluster, load_profile
 from simpar.schedule import load_schedule

@@ -7,7 +7,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.model.library.experts import Experts
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -11,7 +11,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.graph.record import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 

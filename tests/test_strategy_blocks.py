@@ -13,7 +13,7 @@ import pytest
 
 from simpar.hardware import Cluster
 from simpar.model.library.blocks import block_network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.strategies import Proposal, least_first

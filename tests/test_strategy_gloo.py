@@ -16,7 +16,7 @@ from executor.state import Result
 from simpar.case import load_case
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import AdamW, Momentum, Sgd, Workload
 
 pytestmark = pytest.mark.torch

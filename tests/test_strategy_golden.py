@@ -11,7 +11,7 @@ from simpar.layout import operators
 from simpar.layout.axis import group_of
 from simpar.lower import lower
 from simpar.model import Dense, Network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'

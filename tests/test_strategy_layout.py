@@ -7,7 +7,7 @@ import pytest
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 pytest.importorskip('torch', reason='needs the extra torch')

@@ -9,7 +9,7 @@ from strategy_cases import random_case
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

@@ -9,7 +9,7 @@ from simpar.cost.price import Pricer
 from simpar.hardware.profile import TimeFigure
 from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.stacks import load_stack
 from simpar.workload import Transformer, Workload

@@ -14,7 +14,7 @@ from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload
 

@@ -13,7 +13,7 @@ from tile_cases import PASSES, tiled_case
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
 from simpar.model import Add, Dense, Network, RmsNorm
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

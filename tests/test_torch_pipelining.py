@@ -19,7 +19,7 @@ from simpar.lower import lower
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.model import Dense, Network, Relu
 from simpar.pipeline import Order, named_order, write_csv
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Sgd, Workload
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,7 @@ from sabotage import change_ops, drop_sum
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

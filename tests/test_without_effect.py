@@ -15,7 +15,7 @@ from simpar.case import case_of, choices, cluster_of, load_case
 from simpar.errors import SimparError
 from simpar.keys import ROWS
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
 SEEDS = 90

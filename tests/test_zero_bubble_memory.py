@@ -18,7 +18,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.memory import ALWAYS, memory
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import resolve
 from simpar.resolve.resolve import layer_times

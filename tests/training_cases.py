@@ -16,7 +16,7 @@ from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.model import Flatten, Layer, Network, Relu
 from simpar.pipeline.order import Order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 

@@ -8,7 +8,7 @@ from test_numerics_gloo import CASES, MLP
 from executor.ranks.request import Request
 from executor.virtual.transport import VirtualWorld
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 
 WORLD = 4
 STEPS = 2

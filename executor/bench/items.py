@@ -17,7 +17,7 @@ from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
 from simpar.program.op import Phase
 from simpar.workload import Adam, Workload

@@ -24,7 +24,7 @@ from simpar.cost.compute import MATRIX
 from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Program
 from simpar.program.op import Phase
 from simpar.trace import Span, Times, Trace

@@ -20,7 +20,7 @@ from simpar.lower.graph.stages import in_both_directions
 from simpar.model import Network
 from simpar.model.library.gpt import Transformer
 from simpar.model.module import FromModule
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 
 

@@ -20,7 +20,7 @@ from simpar.cost.price import price, speeds_beside
 from simpar.errors import SimparError
 from simpar.hardware import Cluster, Stack
 from simpar.lower import lower
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
 from simpar.resolve import Strategies, find_strategies
 from simpar.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simpar.errors import SimparError
 from simpar.keys import row_of
 from simpar.lower.roles import overlap_of, with_passes
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.resolve.settle import settled_plan, settled_workload
 from simpar.schedule import Schedule
 from simpar.workload import MODEL, OPTIMIZERS, Workload

@@ -24,7 +24,7 @@ from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.passes.tiles import JOIN
 from simpar.lower.tape import layer_of
 from simpar.pipeline.order import Order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Program
 from simpar.resolve.settle import recomputes
 from simpar.schedule import Schedule

@@ -27,7 +27,7 @@ from simpar.commands.common import (
     schedule_text,
     start,
 )
-from simpar.compare import Comparison, compare, comparison_to_dict, render_comparison
+from simpar.comparison import Comparison, compare, comparison_to_dict, render_comparison
 from simpar.errors import Problem, ScheduleError, dotted
 from simpar.files import write_atomically
 from simpar.gain import Gain, Side, gain_line, gain_of, gain_table, gain_to_dict, render_gain, side_of

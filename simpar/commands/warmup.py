@@ -13,7 +13,7 @@ from simpar.kernels import is_kept
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.pipeline import StageTimes, automatic_order
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.workload import Transformer, Workload
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.lower.mesh import PIPELINE, Mesh
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.program.op import OpKind
 from simpar.program.role import Slots, Template

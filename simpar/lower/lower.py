@@ -30,7 +30,7 @@ from simpar.pipeline.order import Action, Kind, Order
 from simpar.pipeline.orders import named_order
 from simpar.pipeline.table import order_of_rows
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.session import Session
 from simpar.workload import Muon, Workload

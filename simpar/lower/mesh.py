@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Partition, grid
 
 PIPELINE = 'pipeline'

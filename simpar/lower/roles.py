@@ -19,7 +19,7 @@ from simpar.lower.passes.recompute import Recompute, check_recompute, is_recompu
 from simpar.lower.passes.tiles import nothing_tiled, tiled
 from simpar.lower.tape import Tape, layer_of
 from simpar.pipeline.order import Action
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Tensor
 
 # Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.

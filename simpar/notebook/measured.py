@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simpar.compare import Comparison, compare, render_comparison
+from simpar.comparison import Comparison, compare, render_comparison
 from simpar.diagnosis import Diagnosis
 from simpar.notebook.cards import image_of
 from simpar.predict import Prediction

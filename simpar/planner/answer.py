@@ -11,9 +11,9 @@ from simpar.budget import Budget, Run
 from simpar.case import case_of, cluster_of
 from simpar.errors import SimparError
 from simpar.lazy import card, dataframe
-from simpar.plan import Plan
 from simpar.planner.search import Found
 from simpar.planner.space import KEYS, Space
+from simpar.plans import Plan
 from simpar.predict import Prediction, predict
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import Figures, Outcome

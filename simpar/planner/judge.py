@@ -13,12 +13,12 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.lower import order_of, receives_late
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
-from simpar.plan import Plan
 from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Sample, Samples
 from simpar.planner.space import ORDER_RULE, Judged, Refusal, Space, layers_of_stages
 from simpar.planner.wires import Ways
+from simpar.plans import Plan
 
 Asked = tuple[tuple[int, ...], int] | tuple[tuple[int, ...], int, float]
 """What a judge is asked: a node, and how often it was judged before; of a guess, a limit, too."""

@@ -16,7 +16,6 @@ from simpar.budget import run_to_dict
 from simpar.document import Source, dump, is_path, override, read
 from simpar.errors import SimparError
 from simpar.headline import change_in_words, than
-from simpar.plan import Plan
 from simpar.planner.answer import (
     Answer,
     BySize,
@@ -32,6 +31,7 @@ from simpar.planner.answer import (
 )
 from simpar.planner.answer import trials_in_words as trials_of
 from simpar.planner.space import KEYS
+from simpar.plans import Plan
 from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
 from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_schedule, written

@@ -14,7 +14,7 @@ from simpar.lower.graph.stages import stage_of_layer
 from simpar.pipeline import mindspore
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule import Schedule
 from simpar.schedule.checks import check
 from simpar.schedule.contents import FIXED, FREE, Planner

@@ -13,13 +13,13 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.engine.hosts import RECEIVE, STEP
 from simpar.hardware import Cluster
 from simpar.memory import framework_of
-from simpar.plan import Plan
 from simpar.planner.bound import Sums, least_alone, least_sharing, sums_of
 from simpar.planner.clock import Lasts, Tail, Timed, Work
 from simpar.planner.pieces import SURELY, Speeds, least_beside
 from simpar.planner.room import Shares, least_bytes, least_standing, standing_of
 from simpar.planner.sample import Sample, Standing, load_of, outermost
 from simpar.planner.space import MEMORY, Judged, Refusal, Space
+from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.units import format_size
 

@@ -25,7 +25,7 @@ from simpar.pipeline.automatic import automatic_order
 from simpar.pipeline.clock import StageTimes
 from simpar.pipeline.orders import AUTOMATIC, named_order
 from simpar.pipeline.table import rows_of
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program, Role
 from simpar.program.touches import Instance, instance
 from simpar.session import Session

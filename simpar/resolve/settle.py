@@ -10,7 +10,7 @@ from simpar.lower.graph.stages import stage_of_layer, unit_of
 from simpar.lower.lower import order_of
 from simpar.lower.passes.optimizer_parallel import Part, choice_of
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Workload
 
 _PARTS: Final[tuple[Part, ...]] = ('state', 'gradients', 'weights')

@@ -22,7 +22,7 @@ from simpar.model.node import Node
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.pipeline.orders import AUTOMATIC
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program, Role
 from simpar.program.tensor import BYTES
 from simpar.resolve.choices import (

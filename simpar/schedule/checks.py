@@ -24,7 +24,7 @@ from simpar.pipeline.order import Order
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
 from simpar.pipeline.table import order_of_rows
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.schedule.contents import Contents, planner_fits
 from simpar.schedule.sweep import sweep_fits
 from simpar.schedule.terms import value_term

@@ -14,7 +14,7 @@ from simpar.errors import Problem
 from simpar.hardware.profile import Mode
 from simpar.hardware.stack import MOST_QUEUES
 from simpar.keys import described
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.stacks import NONE
 from simpar.workload import Workload
 

@@ -12,7 +12,7 @@ from simpar.document import Key, Tree
 from simpar.errors import ProfileError
 from simpar.headline import run_by
 from simpar.lower.roles import passes_beside
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.profiles import load_profile
 from simpar.schedule.contents import ClusterReference
 from simpar.stacks import NONE, OF_WORKLOAD, UNKNOWN, load_stack, stack_of

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.resolve import resolve
 from simpar.workload import Workload

@@ -21,7 +21,7 @@ from simpar.model.operators.attention import Attention
 from simpar.model.operators.context import CHUNK_ATTENTION
 from simpar.model.operators.stream import Position
 from simpar.pipeline.orders import ORDERS
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.workload import Transformer, Workload
 

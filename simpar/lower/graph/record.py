@@ -34,7 +34,7 @@ from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import Bias
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
 # Strategies that a plan gives single operators of a model by patterns of their names.

@@ -17,7 +17,7 @@ from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
 from simpar.pipeline.order import Order
 from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Partition
 from simpar.program.op import Phase
 from simpar.program.tensor import BYTES

@@ -21,7 +21,7 @@ from simpar.errors import Infeasible
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.lower.tape import Tape
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Phase
 from simpar.program.tensor import TensorKind

@@ -27,7 +27,7 @@ from simpar.lower.passes.optimizer_parallel import (
 )
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Tensor
 from simpar.program.op import Phase
 

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 from simpar.errors import Infeasible, Problem
 from simpar.layout.axis import minus
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass, Partition, Split, Tensor
 from simpar.program.op import Attribute
 from simpar.program.tensor import BYTES, TensorKind

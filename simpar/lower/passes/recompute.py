@@ -22,7 +22,7 @@ from simpar.model.model import Graph
 from simpar.model.node import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.context import CHUNK_ATTENTION
-from simpar.plan import Plan
+from simpar.plans import Plan
 from simpar.program import OpClass
 
 # Regions of a model's graph that are run again together: layers, and the cores of attention.

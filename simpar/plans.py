@@ -10,7 +10,6 @@ from pydantic import Field
 
 from simpar.document import Bytes
 from simpar.keys import described
-from simpar.lazy import callable_module
 from simpar.model.keys import Layouts, Strategy
 
 Axis = Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')]
@@ -173,7 +172,3 @@ class Plan:
 
 def _default(one: Named[Any]) -> Any:
     return one.default_factory() if callable(one.default_factory) else one.default
-
-
-# A notebook asks ``simpar.plan('schedule.yaml')``, and this module has that name.
-callable_module(__name__, 'simpar.planner.plan')

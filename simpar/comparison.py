@@ -19,7 +19,6 @@ from simpar.cost.costs import Costs
 from simpar.diagnosis import Diagnosis, diagnose, diagnosis_to_dict, sentence
 from simpar.errors import OutsideTolerance, Problem, ScheduleError
 from simpar.hardware.net import Net, parse_net
-from simpar.lazy import callable_module
 from simpar.trace import PERCENTILE, Times, Trace, step_that_counts
 from simpar.trace_files import SavedRank, SavedSlot, SavedTrace, to_saved, to_trace
 from simpar.units import format_time
@@ -387,7 +386,3 @@ def _signed_percent(share: float) -> str:
 
 def _signed_time(seconds: float) -> str:
     return f'{"-" if seconds < 0 else "+"}{format_time(abs(seconds))}'
-
-
-# A notebook asks ``simpar.compare(one, other)``, and this module has that name.
-callable_module(__name__, 'simpar.notebook.compared')
