@@ -27,7 +27,7 @@ from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.huggingface.models import MODELS
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
-from simpar.importing.mapping import Imported, listing, schedule_text
+from simpar.importing.mapping import Import, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.importing.settings import MAPPED
 from simpar.kineto.read import Busy, Recording, busy, is_recording, read_recordings
@@ -113,7 +113,7 @@ def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     return given, over
 
 
-def _import_json(made: Imported, text: str) -> dict[str, Any]:
+def _import_json(made: Import, text: str) -> dict[str, Any]:
     mapped = sum(line.outcome == MAPPED for line in made.lines)
     return {
         'kind': made.kind, 'schedule': text, 'mapped': mapped, 'listed': len(made.lines) - mapped,

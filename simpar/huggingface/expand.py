@@ -19,7 +19,7 @@ from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError
 from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, Family, shown
 from simpar.huggingface.models import MODELS
-from simpar.huggingface.rules import RULES, Config, Refused, Says
+from simpar.huggingface.rules import RULES, Config, Entry, Refused
 from simpar.workload import Transformer, Workload
 
 MODEL_KEY: Final[Key] = ('workload', 'model')
@@ -69,7 +69,7 @@ def expanded(tree: Tree, folder: Path) -> Expanded:
             return _put(
                 tree,
                 Tree(root={}, origins={(): where}),
-                [Says(*one) for one in MODELS[workload['model']].items()],
+                [Entry(*one) for one in MODELS[workload['model']].items()],
                 [],
                 (),
             )
@@ -168,7 +168,7 @@ def _architecture(config: Tree) -> Iterator[Problem]:
         yield Problem(config.where(('architectures',)), what, 'name the config of a ...ForCausalLM')
 
 
-def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Problem]) -> Iterator[Entry]:
     """What a config says, in keys of a ``transformer``; what is not modelled is added to the problems.
 
     Arguments: ``beside``, keys that stand beside ``model``: what the config says of them is not looked at.
@@ -177,10 +177,10 @@ def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Pro
     missing = [key for key in family.needed if read_as[key] is None and family.copied[key] not in beside]
     wrong += [Problem(config.where((key,)), f'{key}: missing', f'add {key}') for key in missing]
     for name, value in family.always.items():
-        yield Says(name, value)
+        yield Entry(name, value)
     for key, name in family.copied.items():
         if read_as[key] is not None:
-            yield Says(name, read_as[key], key)
+            yield Entry(name, read_as[key], key)
     for key, values in {**ONLY, **family.only}.items():
         value = read_as[key]
         if key in config.root and not any(_is_one(value, one) for one in values):
@@ -191,7 +191,7 @@ def _says(config: Tree, family: Family, beside: Collection[str], wrong: list[Pro
         yield from _ruled(says, config, beside, wrong)
 
 
-def _ruled(says: Iterator[Says], config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Says]:
+def _ruled(says: Iterator[Entry], config: Tree, beside: Collection[str], wrong: list[Problem]) -> Iterator[Entry]:
     try:
         yield from says
     except Refused as refused:
@@ -221,7 +221,7 @@ def _notes(config: Tree, family: Family) -> tuple[str, ...]:
 # writing
 
 
-def _put(tree: Tree, config: Tree, says: list[Says], wrong: list[Problem], notes: tuple[str, ...]) -> Expanded:
+def _put(tree: Tree, config: Tree, says: list[Entry], wrong: list[Problem], notes: tuple[str, ...]) -> Expanded:
     where = tree.where(MODEL_KEY)
     workload = dict(tree.root['workload'])
     del workload['model']

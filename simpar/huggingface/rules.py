@@ -26,7 +26,7 @@ SCALED: Final = {
 """Ways to scale rotary, and the numbers that each needs."""
 
 
-class Says(NamedTuple):
+class Entry(NamedTuple):
     """A key of a ``transformer:``, its value, and the key of the config that says so; empty: all models do."""
 
     key: str
@@ -61,26 +61,26 @@ class Config:
 # activations, biases, dropout
 
 
-def _activation(config: Config, names: Mapping[str, str], *keys: str) -> Iterator[Says]:
+def _activation(config: Config, names: Mapping[str, str], *keys: str) -> Iterator[Entry]:
     """The first of some keys that is not null tells it."""
     key = next((key for key in keys if config[key] is not None), keys[-1])
     if not isinstance(config[key], str) or config[key] not in names:
         what = f'no such activation (got {config[key]!r})'
         raise Refused(key, what, f'write one of {", ".join(names)}', 'activation')
-    yield Says('activation', names[config[key]], key)
+    yield Entry('activation', names[config[key]], key)
 
 
-def gated(config: Config, *keys: str) -> Iterator[Says]:
+def gated(config: Config, *keys: str) -> Iterator[Entry]:
     """The activation of a feed-forward that is gated."""
     yield from _activation(config, GATED, *keys)
 
 
-def plain(config: Config, *keys: str) -> Iterator[Says]:
+def plain(config: Config, *keys: str) -> Iterator[Entry]:
     """The activation of one that is not."""
     yield from _activation(config, PLAIN, *keys)
 
 
-def gated_of_gemma(config: Config, *keys: str) -> Iterator[Says]:
+def gated_of_gemma(config: Config, *keys: str) -> Iterator[Entry]:
     """Of two keys; the first files say gelu and mean its form with tanh."""
     names = {**GATED, 'gelu': 'geglu_tanh'}
     told = [config[key] for key in keys if config[key] is not None]
@@ -90,15 +90,15 @@ def gated_of_gemma(config: Config, *keys: str) -> Iterator[Says]:
     yield from _activation(config, names, *keys)
 
 
-def biases(config: Config, **parts: str) -> Iterator[Says]:
+def biases(config: Config, **parts: str) -> Iterator[Entry]:
     """For each part of a layer the key that says whether it has one."""
     wrong = [key for key in parts.values() if not isinstance(config[key], bool)]
     if wrong:
         raise Refused(wrong[0], 'not true or false', 'write true or false', 'bias')
-    yield Says('bias', [part for part, key in parts.items() if config[key]], next(iter(parts.values())))
+    yield Entry('bias', [part for part, key in parts.items() if config[key]], next(iter(parts.values())))
 
 
-def dropouts(config: Config, *keys: str) -> Iterator[Says]:
+def dropouts(config: Config, *keys: str) -> Iterator[Entry]:
     """One probability for the three places that a transformer drops at."""
     # Anything may stand in a file, mappings too, which no set takes.
     told = [config[key] for key in keys]
@@ -106,18 +106,18 @@ def dropouts(config: Config, *keys: str) -> Iterator[Says]:
         both = ', '.join(f'{key} {config[key]}' for key in keys)
         what = f'not modelled: unlike probabilities ({both})'
         raise Refused(keys[0], what, 'write dropout beside model', 'dropout')
-    yield Says('dropout', told[0], keys[0])
+    yield Entry('dropout', told[0], keys[0])
 
 
 # windows and scores
 
 
-def window(config: Config) -> Iterator[Says]:
+def window(config: Config) -> Iterator[Entry]:
     """A window for all layers, null: none."""
-    yield Says('window', config['sliding_window'] or 0, 'sliding_window')
+    yield Entry('window', config['sliding_window'] or 0, 'sliding_window')
 
 
-def windows(config: Config) -> Iterator[Says]:
+def windows(config: Config) -> Iterator[Entry]:
     """A window for those layers that ``layer_types`` lists, or that ``max_window_layers`` leaves to it."""
     layers, width = config['num_hidden_layers'], config['sliding_window']
     if 'use_sliding_window' in config.defaults and not config['use_sliding_window']:
@@ -131,7 +131,7 @@ def windows(config: Config) -> Iterator[Says]:
         raise Refused('layer_types', 'not a list of known kinds', f'write {SLIDING} or {FULL} for each layer', 'window')
     if len(kinds) != layers:
         raise Refused('layer_types', f'{len(kinds)} kinds for {layers} layers', 'write one for each layer', 'window')
-    yield Says('window', _shortest([width if kind == SLIDING else 0 for kind in kinds]), 'sliding_window')
+    yield Entry('window', _shortest([width if kind == SLIDING else 0 for kind in kinds]), 'sliding_window')
 
 
 def _kinds(config: Config, layers: int) -> list[str]:
@@ -150,25 +150,25 @@ def _shortest(of_layers: list[Any]) -> Any:
     return of_layers
 
 
-def scaled_embedding(config: Config) -> Iterator[Says]:
+def scaled_embedding(config: Config) -> Iterator[Entry]:
     """The embedding times √hidden."""
     hidden = config['hidden_size']
     if isinstance(hidden, int) and hidden > 0:
-        yield Says('embedding_scale', sqrt(hidden), 'hidden_size')
+        yield Entry('embedding_scale', sqrt(hidden), 'hidden_size')
 
 
-def scaled_scores(config: Config) -> Iterator[Says]:
+def scaled_scores(config: Config) -> Iterator[Entry]:
     """Scores by a number of its own."""
     scalar = config['query_pre_attn_scalar']
     if not _is_positive(scalar):
         raise Refused('query_pre_attn_scalar', 'not a positive number', 'write e.g. 256', 'attention_scale')
-    yield Says('attention_scale', 1 / sqrt(scalar), 'query_pre_attn_scalar')
+    yield Entry('attention_scale', 1 / sqrt(scalar), 'query_pre_attn_scalar')
 
 
 # rotary: its base, which features are turned, and how positions are scaled
 
 
-def rope(config: Config) -> Iterator[Says]:
+def rope(config: Config) -> Iterator[Entry]:
     """Base and scaling; all features are turned."""
     by, told = _rotary(config)
     share, key = _share(config, by, told)
@@ -178,12 +178,12 @@ def rope(config: Config) -> Iterator[Says]:
     yield from _turns(config, by, told)
 
 
-def rope_of_part(config: Config) -> Iterator[Says]:
+def rope_of_part(config: Config) -> Iterator[Entry]:
     """The same of a share of the features."""
     by, told = _rotary(config)
     share, key = _share(config, by, told)
     if share is not None:
-        yield Says('rotary_share', share, key)
+        yield Entry('rotary_share', share, key)
     yield from _turns(config, by, told)
 
 
@@ -206,12 +206,12 @@ def _share(config: Config, by: str, told: Mapping[str, Any]) -> tuple[Any, str]:
     return (told[key], by) if key in told else (config[key], key)
 
 
-def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
+def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Entry]:
     theta = told.get('rope_theta', config['rope_theta'])
-    yield Says('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
+    yield Entry('rope_theta', theta, by if 'rope_theta' in told else 'rope_theta')
     kind = str(told.get('rope_type', told.get('type', 'default')))
     if kind == 'longrope' or (kind in ('su', 'yarn') and 'short_factor' in told):
-        yield Says('longrope', _longrope(config, told, by), by)
+        yield Entry('longrope', _longrope(config, told, by), by)
         return
     if kind not in SCALED:
         what = f'not yet: rotary scaled as {kind[:20]}'
@@ -223,11 +223,11 @@ def _turns(config: Config, by: str, told: Mapping[str, Any]) -> Iterator[Says]:
         raise Refused(by, f'{kind} without a number for {", ".join(missing)}', 'add it', 'rope_scaling')
     if kind == 'dynamic':
         longest = float(_positive(config[LONGEST], LONGEST, by, 'rope_scaling'))
-        yield Says('rope_scaling', [float(told['factor']), longest], by)
+        yield Entry('rope_scaling', [float(told['factor']), longest], by)
     elif kind == 'yarn':
-        yield Says('rope_scaling', _yarn(told, by), by)
+        yield Entry('rope_scaling', _yarn(told, by), by)
     elif SCALED[kind]:
-        yield Says('rope_scaling', [float(told[key]) for key in SCALED[kind]], by)
+        yield Entry('rope_scaling', [float(told[key]) for key in SCALED[kind]], by)
 
 
 def _magnitude(factor: float, times: float = 1.0) -> float:
@@ -292,7 +292,7 @@ def _positive(number: Any, name: str, by: str, of: str) -> Any:
 # DeepSeek: latent attention, further tokens
 
 
-def scores(config: Config) -> Iterator[Says]:
+def scores(config: Config) -> Iterator[Entry]:
     """With YaRN scores are multiplied by its magnitude, once for queries and once for keys."""
     by, scaling = _rotary(config)
     if scaling.get('rope_type', scaling.get('type', 'default')) == 'default':
@@ -303,17 +303,17 @@ def scores(config: Config) -> Iterator[Says]:
     if not isinstance(times, int | float) or not isinstance(factor, int | float):
         return
     if times and all(isinstance(one, int) and one > 0 for one in features):
-        yield Says('attention_scale', _magnitude(factor, times) ** 2 / sqrt(sum(features)), by)
+        yield Entry('attention_scale', _magnitude(factor, times) ** 2 / sqrt(sum(features)), by)
 
 
-def interleaved(config: Config, key: str) -> Iterator[Says]:
+def interleaved(config: Config, key: str) -> Iterator[Entry]:
     """Pairs of neighbours, unless it says otherwise."""
     if not isinstance(config[key], bool):
         raise Refused(key, 'not true or false', 'write true or false', 'rope_interleaved')
-    yield Says('rope_interleaved', config[key], key)
+    yield Entry('rope_interleaved', config[key], key)
 
 
-def further(config: Config) -> Iterator[Says]:
+def further(config: Config) -> Iterator[Entry]:
     """Modules that predict further tokens are no part of the model that transformers counts."""
     for key in ('num_nextn_predict_layers', 'num_mtp_layers'):
         if config[key]:
@@ -325,14 +325,14 @@ def further(config: Config) -> Iterator[Says]:
 # mixtures of experts
 
 
-def mixtral(config: Config) -> Iterator[Says]:
+def mixtral(config: Config) -> Iterator[Entry]:
     """All layers have experts as wide as ``intermediate_size``."""
     layers = _number(config, 'num_hidden_layers')
     told = {'count': _number(config, 'num_local_experts'), 'top_k': _number(config, 'num_experts_per_tok')}
-    yield Says('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, 'num_local_experts')
+    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, 'num_local_experts')
 
 
-def qwen(config: Config) -> Iterator[Says]:
+def qwen(config: Config) -> Iterator[Entry]:
     """Some layers are dense; Qwen 2 has shared experts with a gate."""
     layers, every = _number(config, 'num_hidden_layers'), _number(config, 'decoder_sparse_step')
     dense, shared = _dense(config), 'shared_expert_intermediate_size'
@@ -348,10 +348,10 @@ def qwen(config: Config) -> Iterator[Says]:
         told |= {'shared': _number(config, shared), 'shared_gate': True}
     told |= {key: value for key, value in (('every', every), ('first_dense', dense)) if value != (key == 'every')}
     having = sum((layer + 1) % every == 0 for layer in range(dense, layers))
-    yield Says('experts', {**told, **_aux_loss(config, told['top_k'], having)}, count)
+    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], having)}, count)
 
 
-def deepseek_v2(config: Config, key: str) -> Iterator[Says]:
+def deepseek_v2(config: Config, key: str) -> Iterator[Entry]:
     """Weights of a softmax, never divided by their sum, whatever the config says; groups count by their best."""
     method = config[key]
     if method not in GROUPED:
@@ -359,13 +359,13 @@ def deepseek_v2(config: Config, key: str) -> Iterator[Says]:
     yield from _deepseek(config, {'normalise': False, **(_groups(config, 1) if GROUPED[method] else {})})
 
 
-def deepseek_v3(config: Config) -> Iterator[Says]:
+def deepseek_v3(config: Config) -> Iterator[Entry]:
     """Sigmoids, a bias that chooses; groups count by their two best."""
     chosen = {'normalise': bool(config['norm_topk_prob']), 'score': 'sigmoid', 'correction_bias': True}
     yield from _deepseek(config, {**chosen, **_groups(config, 2)})
 
 
-def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Says]:
+def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Entry]:
     """Experts behind dense layers, beside shared ones. Arguments: ``chosen``, how tokens choose."""
     if config['output_router_logits']:
         what = 'its auxiliary loss is not read'
@@ -384,7 +384,7 @@ def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Says]:
         'scaling_factor': config['routed_scaling_factor'],
         **({'shared': width * _number(config, 'n_shared_experts')} if config['n_shared_experts'] else {}),
     }
-    yield Says('experts', {**told, **chosen}, 'n_routed_experts')
+    yield Entry('experts', {**told, **chosen}, 'n_routed_experts')
 
 
 def _groups(config: Config, count: int) -> dict[str, Any]:
@@ -424,7 +424,7 @@ def _dense(config: Config) -> int:
     return len(listed)
 
 
-RULES: Final[Mapping[str, Callable[..., Iterator[Says]]]] = {
+RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
     rule.__name__: rule
     for rule in (
         gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,

@@ -9,7 +9,7 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.importing.settings import Setting, Settings, Source
-from simpar.importing.shell import Given, Script, read_script
+from simpar.importing.shell import Argument, Script, read_script
 from simpar.importing.shell_syntax import ShellError
 
 _FLAG: Final = re.compile(r'--?[A-Za-z][A-Za-z0-9_.-]*(=.*)?', re.DOTALL)
@@ -74,7 +74,7 @@ def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, J
     script = _script(text, name, given, {})
     values = {name: told.text for name, told in script.variables.items()}
     launch = _launch(script)
-    before: tuple[Given, ...] = ()
+    before: tuple[Argument, ...] = ()
     if launch is not None:
         place = script.commands.index(launch)
         # Of srun bash -c "…" the text is a command of its own.
@@ -91,7 +91,7 @@ def _script(text: str, name: str, given: Mapping[str, str], environment: Mapping
         raise ScheduleError(Problem(f'{name}:{error.line}', error.what, 'write it as bash reads it')) from None
 
 
-def _launch(script: Script) -> tuple[Given, ...] | None:
+def _launch(script: Script) -> tuple[Argument, ...] | None:
     """The command with the most flags."""
     flagged = [command for command in script.commands if any(one.text.startswith('--') for one in command)]
     return max(flagged, key=lambda command: sum(one.text.startswith('--') for one in command), default=None)
@@ -106,20 +106,20 @@ def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
         yield Setting('zero-stage', told.text if told else match[2] or '', f'{name}:{line}', 'zero_optimization.stage')
 
 
-def _others(command: Sequence[Given], name: str) -> Iterator[Setting]:
+def _others(command: Sequence[Argument], name: str) -> Iterator[Setting]:
     """Flags that stand alone, as behind a comment that ends the command before."""
     if command and command[0].text.startswith('--'):
         yield from _settings(command, name)
 
 
-def _words(words: Sequence[Given], name: str) -> Iterator[Setting]:
+def _words(words: Sequence[Argument], name: str) -> Iterator[Setting]:
     for word in words:
         flag, _, value = word.text.strip().partition(' ')
         if _FLAG.fullmatch(flag):
             yield Setting(_bare(flag), value.strip() or True, f'{name}:{word.line}', flag)
 
 
-def _settings(words: Sequence[Given], name: str) -> Iterator[Setting]:
+def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
     """Flags with the words behind them; a flag's values end at the next flag."""
     place = 0
     while place < len(words):
@@ -140,7 +140,7 @@ def _settings(words: Sequence[Given], name: str) -> Iterator[Setting]:
         )
 
 
-def _trainer(words: Sequence[Given], name: str) -> Iterator[Setting]:
+def _trainer(words: Sequence[Argument], name: str) -> Iterator[Setting]:
     """The program that gets the flags."""
     for word in words:
         if word.text.endswith('.py'):
@@ -217,13 +217,13 @@ def batch_options(text: str, values: Mapping[str, str]) -> tuple[Option, ...]:
     for row in _SBATCH.finditer(text):
         line = text.count('\n', 0, row.start(1)) + 1
         expanded = re.sub(r'\$\{?(\w+)\}?', lambda match: values.get(match[1], match[0]), row[1].partition(' #')[0])
-        words = [Given(word, line) for word in expanded.split()]
+        words = [Argument(word, line) for word in expanded.split()]
         while words:
             words = _taken(words, '#SBATCH ', options)
     return tuple(options)
 
 
-def srun_options(command: Sequence[Given]) -> tuple[tuple[Option, ...], tuple[Given, ...]]:
+def srun_options(command: Sequence[Argument]) -> tuple[tuple[Option, ...], tuple[Argument, ...]]:
     """The options of ``srun`` in a command, and the words of the program that it runs; none and all without one."""
     start = next((place for place, word in enumerate(command) if word.text.rpartition('/')[2] == 'srun'), None)
     if start is None:
@@ -235,7 +235,7 @@ def srun_options(command: Sequence[Given]) -> tuple[tuple[Option, ...], tuple[Gi
     return tuple(options), tuple(rest)
 
 
-def _taken(words: list[Given], before: str, options: list[Option]) -> list[Given]:
+def _taken(words: list[Argument], before: str, options: list[Option]) -> list[Argument]:
     """The words behind the first one and its value, which is added to the options where it is one that counts."""
     word, rest = words[0], words[1:]
     match = _OPTION.fullmatch(word.text)

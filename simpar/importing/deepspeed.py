@@ -8,7 +8,18 @@ from contextlib import suppress
 from typing import Final
 
 from simpar.importing import megatron
-from simpar.importing.settings import NOW, Assumed, Left, Says, Settings, Source, Told, Wrong, real, table_of
+from simpar.importing.settings import (
+    NOW,
+    Entry,
+    Finding,
+    Guess,
+    Mistake,
+    Settings,
+    Source,
+    Unmapped,
+    real,
+    table_of,
+)
 
 _A: Final = 'workload.optimizer'
 _Z: Final = 'zero_optimization'
@@ -38,118 +49,118 @@ def _shape(ds: Settings) -> tuple[int, int, int, int]:
     return small * steps * data, small, steps, data
 
 
-def batch(ds: Settings) -> Iterator[Told]:
+def batch(ds: Settings) -> Iterator[Finding]:
     """Devices, batch and micro-batches."""
     full, small, steps, data = _shape(ds)
     degrees = _degrees(ds)
     tensor, context, pipe = degrees
-    yield Says('ranks', data * tensor * context * pipe, ds.given('devices'))
+    yield Entry('ranks', data * tensor * context * pipe, ds.given('devices'))
     if not ds.number('devices'):
-        yield Wrong('devices', 'a DeepSpeed file does not say how many', 'give it, e.g. --set devices=16')
+        yield Mistake('devices', 'a DeepSpeed file does not say how many', 'give it, e.g. --set devices=16')
     if not all(map(ds.number, _BATCH)):
-        yield Assumed(f'a batch of {full}: {small} samples a device × {steps} micro-batches × {data} data ranks')
+        yield Guess(f'a batch of {full}: {small} samples a device × {steps} micro-batches × {data} data ranks')
     if _BATCH[0] in ds and ds.number(_BATCH[0]) not in (0, full):
-        yield Left(_BATCH[0], f'with {data} data ranks the others give {full}, which is written')
-    yield Says('workload.batch', full, ds.given(_BATCH[0], _BATCH[1]))
-    yield Says('plan.micro_batches', steps, ds.given(_BATCH[2], _BATCH[1]))
+        yield Unmapped(_BATCH[0], f'with {data} data ranks the others give {full}, which is written')
+    yield Entry('workload.batch', full, ds.given(_BATCH[0], _BATCH[1]))
+    yield Entry('plan.micro_batches', steps, ds.given(_BATCH[2], _BATCH[1]))
     for name, degree in zip(_DEGREES, degrees, strict=True):
         if degree > 1:
             yield from ds.said(name)
     if context > 1:
-        yield Says('plan.context_kind', 'all_to_all', ('sequence_parallel_size',))
+        yield Entry('plan.context_kind', 'all_to_all', ('sequence_parallel_size',))
 
 
-def precision(ds: Settings) -> Iterator[Told]:
+def precision(ds: Settings) -> Iterator[Finding]:
     """16 bits with master weights, or 32; ``auto`` is bf16."""
     by = ds.given('bf16.enabled', 'fp16.enabled')
     kind = 'bf16' if ds.on('bf16.enabled') else 'fp16' if ds.on('fp16.enabled') else 'fp32'
     if {str(ds.named[name].value).lower() for name in by} == {'auto'}:
-        yield Assumed(f'precision is {kind} where the file says auto')
-    yield Says('workload.precision', kind, by)
+        yield Guess(f'precision is {kind} where the file says auto')
+    yield Entry('workload.precision', kind, by)
     sums = ds.given('data_types.grad_accum_dtype', 'communication_data_type')
     if sums and kind != 'fp32' and ds.choice(sums[0]):
-        yield Says('workload.gradients', ds.choice(sums[0]), sums)
+        yield Entry('workload.gradients', ds.choice(sums[0]), sums)
     if kind == 'fp16':
         scale = ds.real('fp16.loss_scale')
-        yield Says('workload.loss_scale', scale or 65536.0, ds.given('fp16.loss_scale'), '' if scale else 'dynamic')
+        yield Entry('workload.loss_scale', scale or 65536.0, ds.given('fp16.loss_scale'), '' if scale else 'dynamic')
     else:
         yield from ds.left('fp16 is off', 'fp16.loss_scale')
     clip, by = ds.real('gradient_clipping'), ds.given('gradient_clipping')
     if ds.text('gradient_clipping') == 'auto':
-        yield Says('workload.clip_norm', 1.0, by, 'auto')
+        yield Entry('workload.clip_norm', 1.0, by, 'auto')
     else:
-        yield Says('workload.clip_norm', max(0, clip), by)
+        yield Entry('workload.clip_norm', max(0, clip), by)
     yield from optimizer(ds, master=kind != 'fp32')
 
 
-def optimizer(ds: Settings, *, master: bool) -> Iterator[Told]:
+def optimizer(ds: Settings, *, master: bool) -> Iterator[Finding]:
     """Adam with decay apart, unless told."""
     kind, kinds = ds.text('optimizer.type'), ds.table.rows['optimizer.type'].choices
     name = kinds.get(kind.lower().replace('_', ''))
     if 'optimizer.type' not in ds:
-        yield Assumed('the optimizer is adamw, as the file has none')
+        yield Guess('the optimizer is adamw, as the file has none')
     elif name is None:
-        yield Left('optimizer.type', f'{kind}; adamw is written')
+        yield Unmapped('optimizer.type', f'{kind}; adamw is written')
     name = name or 'adamw'
     own = {'lr': 'learning_rate', 'weight_decay': 'weight_decay'}
     own |= {'eps': 'epsilon'} if name == 'adamw' else {'momentum': 'momentum'}
     for flag, key in own.items():
         at = f'optimizer.params.{flag}'
         if at in ds and ds.text(at) != 'auto':
-            yield Says(f'{_A}.{name}.{key}', ds.real(at), (at,))
+            yield Entry(f'{_A}.{name}.{key}', ds.real(at), (at,))
     betas = ds.named['optimizer.params.betas'].value if 'optimizer.params.betas' in ds else None
     if name == 'adamw' and isinstance(betas, list) and len(betas) == 2:
         for key, value in zip(('beta1', 'beta2'), betas, strict=True):
             number = 0.9
             with suppress(ValueError):
                 number = real(value)
-            yield Says(f'{_A}.adamw.{key}', number, ('optimizer.params.betas',))
-    yield Says(f'{_A}.{name}.master_weights', master, ds.given('optimizer.type'))
+            yield Entry(f'{_A}.adamw.{key}', number, ('optimizer.params.betas',))
+    yield Entry(f'{_A}.{name}.master_weights', master, ds.given('optimizer.type'))
 
 
-def sharding(ds: Settings) -> Iterator[Told]:
+def sharding(ds: Settings) -> Iterator[Finding]:
     """ZeRO, and the messages that it sends."""
     stage, overlaps = ds.number(f'{_Z}.stage'), ds.given(f'{_Z}.overlap_comm')
     if not 0 <= stage <= 3:
-        yield Wrong(f'{_Z}.stage', f'no stage of ZeRO (got {stage})', 'write 0 to 3')
+        yield Mistake(f'{_Z}.stage', f'no stage of ZeRO (got {stage})', 'write 0 to 3')
         return
     if stage:
-        yield Says('plan.zero', stage, (f'{_Z}.stage',))
+        yield Entry('plan.zero', stage, (f'{_Z}.stage',))
     overlap = ds.on(f'{_Z}.overlap_comm') if overlaps else stage == 3
     if stage < 3:
-        yield Says('plan.reduce_gradients', 'overlapped' if overlap else 'end', overlaps)
+        yield Entry('plan.reduce_gradients', 'overlapped' if overlap else 'end', overlaps)
     elif overlaps:
-        yield Says('plan.prefetch', int(overlap), overlaps)
+        yield Entry('plan.prefetch', int(overlap), overlaps)
     # Numbers, not bytes; DeepSpeed has these where the file is silent.
     bucket, name = ds.real(f'{_Z}.reduce_bucket_size'), f'{_Z}.reduce_bucket_size'
     size = 4 if not (ds.on('bf16.enabled') or ds.on('fp16.enabled')) else 2
     if stage in (1, 2) and bucket >= 1:
-        yield Says('plan.fusion', f'{bucket * size / 1e6:g} MB', ds.given(name), 'messages of so many numbers')
+        yield Entry('plan.fusion', f'{bucket * size / 1e6:g} MB', ds.given(name), 'messages of so many numbers')
     elif name in ds and stage:
-        yield Left(name, 'messages are those of a layer')
+        yield Unmapped(name, 'messages are those of a layer')
     else:
         yield from ds.left('', name)
     name = f'{_Z}.stage3_param_persistence_threshold'
     if stage == 3 and ds.real(name) >= 1:
-        yield Says('plan.shard_threshold', f'{ds.real(name) * size / 1e3:g} KB', ds.given(name))
+        yield Entry('plan.shard_threshold', f'{ds.real(name) * size / 1e3:g} KB', ds.given(name))
     elif name in ds and stage == 3:
-        yield Left(name, 'auto')
+        yield Unmapped(name, 'auto')
     else:
         yield from ds.left(f'with stage {stage}', name)
     yield from ds.said(f'{_Z}.mics_shard_size')
 
 
-def model(ds: Settings) -> Iterator[Told]:
+def model(ds: Settings) -> Iterator[Finding]:
     """The model is in no DeepSpeed file."""
     if 'model-config' not in ds:
-        yield Wrong('model', 'a DeepSpeed file does not say the model', 'give it: --model config.json')
+        yield Mistake('model', 'a DeepSpeed file does not say the model', 'give it: --model config.json')
         return
     told = ds.number('sequence')
     length = told or min(ds.number('model-longest') or 2048, 2048)
-    yield Says('workload.sequence', length, ds.given('sequence'))
+    yield Entry('workload.sequence', length, ds.given('sequence'))
     if not told:
-        yield Assumed(f'samples of {length} tokens: --set sequence=N says another length')
-    yield Assumed('nothing is recomputed: --set plan.recompute=full where the program switches checkpoints on')
+        yield Guess(f'samples of {length} tokens: --set sequence=N says another length')
+    yield Guess('nothing is recomputed: --set plan.recompute=full where the program switches checkpoints on')
 
 
 DEEPSPEED: Final = Source(
@@ -163,18 +174,18 @@ DEEPSPEED: Final = Source(
 # Megatron-DeepSpeed: deepspeedai/Megatron-DeepSpeed megatron/arguments.py
 
 
-def deepspeed_model(flags: Settings) -> Iterator[Told]:
+def deepspeed_model(flags: Settings) -> Iterator[Finding]:
     """Heads and experts in words of its own."""
     yield from flags.said('num-key-value-heads')
     if flags.text('attention-head-type') == 'multiquery':
-        yield Says('workload.transformer.kv_heads', 1, ('attention-head-type',))
+        yield Entry('workload.transformer.kv_heads', 1, ('attention-head-type',))
     if megatron.number_of_experts(flags):
         yield from flags.said('expert-interval', silent=True)
     else:
         yield from flags.left('without num-experts', 'expert-interval')
 
 
-def deepspeed_order(flags: Settings) -> Iterator[Told]:
+def deepspeed_order(flags: Settings) -> Iterator[Finding]:
     """Zero Bubble, where there is a pipeline."""
     if flags.number('pipeline-model-parallel-size') > 1:
         yield from flags.said('enable-zbh1-pipeline')
@@ -182,16 +193,16 @@ def deepspeed_order(flags: Settings) -> Iterator[Told]:
         yield from flags.left('one pipeline rank', 'enable-zbh1-pipeline')
 
 
-def deepspeed_sharding(flags: Settings) -> Iterator[Told]:
+def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
     """ZeRO, by a flag or by the JSON."""
     stage, file = flags.number('zero-stage'), flags.given('deepspeed-config')
     if stage > 0:
-        yield Says('plan.zero', stage, ('zero-stage', *file))
+        yield Entry('plan.zero', stage, ('zero-stage', *file))
     elif file and 'zero-stage' not in flags:
         shown = flags.named['deepspeed-config'].shown[:80]
-        yield Assumed(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')
+        yield Guess(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')
     if stage < 3:
-        yield Says('plan.reduce_gradients', 'end', (), 'overlap_comm is off in DeepSpeed')
+        yield Entry('plan.reduce_gradients', 'end', (), 'overlap_comm is off in DeepSpeed')
 
 
 _OWN: Final = (deepspeed_order, deepspeed_sharding)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from simpar.hardware import Profile
@@ -376,26 +378,6 @@ def _words(plan: Degrees) -> str:
 
 def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:
     each = batch // (plan.data * micro)
-    return {
-        'cluster.profile': 'simpar profiles lists them; simpar calibrate writes one of your machine',
-        'cluster.stack': f'the kernels and the host of {framework}; simpar stacks are in docs/stacks.md',
-        'cluster.nodes': 'times the devices of a node',
-        'cluster.devices': 'of each node',
-        'workload.model': 'config.json of Hugging Face; any key of a transformer may stand beside it',
-        'workload.transformer.sequence': 'tokens in a sample',
-        'workload.sequence': 'tokens in a sample',
-        'workload.batch': f'samples in a step, {batch * sequence:,} tokens',
-        'workload.precision': 'of products and activations; fp8: hybrid has products read 8 bits',
-        'workload.gradients': 'precision in which gradients are summed',
-        'workload.optimizer.adamw.master_weights': 'weights are kept and updated in fp32',
-        'plan.data': 'data ranks; 0 takes what the others leave',
-        'plan.tensor': 'ranks that share every product; at most a node',
-        'plan.sequence_parallel': 'norms and residuals are shared out over the tensor ranks, too',
-        'plan.expert': 'data ranks that share the experts of a layer',
-        'plan.pipeline': 'ranks that share the layers; order: names another order than 1f1b',
-        'plan.micro_batches': f'of {each} sample{"s" if each > 1 else ""} of a data rank each',
-        'plan.zero': '1 shards states over the data ranks, 2 gradients too, 3 weights too',
-        'plan.recompute': 'none, selective (attention) or full: less memory, more work',
-        'plan.reduce_gradients': 'sums of gradients under the backward, or at its end',
-        'plan.copies': '2 lets one half of a micro-batch compute while the other communicates',
-    }
+    told = {'framework': framework, 'tokens': batch * sequence, 'samples': f'{each} sample{"s" if each > 1 else ""}'}
+    with (Path(__file__).parent / 'tables' / 'first_schedule.csv').open(encoding='utf-8', newline='') as file:
+        return {row['key']: row['comment'].format(**told) for row in csv.DictReader(file)}

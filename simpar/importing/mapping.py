@@ -20,14 +20,14 @@ from simpar.importing.settings import (
     NOT_TAKEN,
     REFUSED,
     UNSEEN,
-    Assumed,
-    Left,
-    Says,
+    Entry,
+    Finding,
+    Guess,
+    Mistake,
     Setting,
     Settings,
     Source,
-    Told,
-    Wrong,
+    Unmapped,
 )
 from simpar.stacks import stack_of
 
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class Import:
     """A file as a schedule.
 
     Arguments: ``kind`` of file; ``values`` by dotted key; ``comments`` of keys; ``lines``, one for each setting;
@@ -79,7 +79,7 @@ def mapped(
     skipped: Iterable[Setting] = (),
     model: str = '',
     is_named: bool = True,
-) -> Imported:
+) -> Import:
     """The schedule that settings come to.
 
     Arguments: ``profile`` of the cluster, and its ``name`` in files, which ``is_named`` by somebody or
@@ -95,11 +95,11 @@ def mapped(
         told = list(_beside(told, model))
     if profile.device.work_queues is None:
         told = list(_without_queues(told))
-    wrong = [_problem(settings, one) for one in told if isinstance(one, Wrong)]
+    wrong = [_problem(settings, one) for one in told if isinstance(one, Mistake)]
     wrong += list(_unassigned(settings))
     if wrong:
         raise ScheduleError(list(dict.fromkeys(wrong)))
-    says = [one for one in told if isinstance(one, Says)]
+    says = [one for one in told if isinstance(one, Entry)]
     values = {one.key: one.value for one in says}
     ranks, node = values.pop(RANKS, 0), values.pop(NODE, 0)
     nodes, larger = _cluster(profile, name, ranks, node)
@@ -115,16 +115,16 @@ def mapped(
     # What the cluster is comes first: no other guess moves the answer as far.
     said = [f'{name}: the file names no accelerator; --cluster says another']
     said *= not ('profile' in settings or is_named)
-    guesses = sorted((one for one in told if isinstance(one, Assumed)), key=lambda one: not one.of_cluster)
+    guesses = sorted((one for one in told if isinstance(one, Guess)), key=lambda one: not one.of_cluster)
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
-    return Imported(source.name, {**head, **values}, comments, tuple(lines), tuple(dict.fromkeys(said)))
+    return Import(source.name, {**head, **values}, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
 
-def _without_queues(told: list[Told]) -> Iterator[Told]:
+def _without_queues(told: list[Finding]) -> Iterator[Finding]:
     """What is told to a device whose streams share no queues."""
     for one in told:
-        if isinstance(one, Says) and one.key == 'cluster.work_queues':
-            yield from (Left(name, 'the device has no such queues', IDLE) for name in one.by)
+        if isinstance(one, Entry) and one.key == 'cluster.work_queues':
+            yield from (Unmapped(name, 'the device has no such queues', IDLE) for name in one.by)
         else:
             yield one
 
@@ -158,38 +158,38 @@ def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[s
     return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: tensor ranks share them']
 
 
-def _beside(told: list[Told], model: str) -> Iterator[Told]:
+def _beside(told: list[Finding], model: str) -> Iterator[Finding]:
     """What is told of a model that a config has: its keys are the config's, but for the length of samples."""
-    yield Says('workload.model', model, ('model-config',))
+    yield Entry('workload.model', model, ('model-config',))
     for one in told:
-        of_model = isinstance(one, Says) and one.key.startswith('workload.transformer')
-        if isinstance(one, Says) and one.key == 'workload.transformer.sequence':
+        of_model = isinstance(one, Entry) and one.key.startswith('workload.transformer')
+        if isinstance(one, Entry) and one.key == 'workload.transformer.sequence':
             yield one._replace(key='workload.sequence')
-        elif of_model and isinstance(one, Says):
+        elif of_model and isinstance(one, Entry):
             for name in one.by:
-                yield Left(name, '--model says it', IDLE)
-        elif not (isinstance(one, Wrong) and one.by.startswith(('model.', 'tokenizer', 'vocab'))):
+                yield Unmapped(name, '--model says it', IDLE)
+        elif not (isinstance(one, Mistake) and one.by.startswith(('model.', 'tokenizer', 'vocab'))):
             yield one
 
 
-def _copied(settings: Settings) -> Iterator[Told]:
+def _copied(settings: Settings) -> Iterator[Finding]:
     """What single settings say."""
     for one in settings.named.values():
         row = settings.table.rows.get(one.name)
         if row is None or row.rule or one.open:
             continue
         try:
-            yield Says(row.key, row.copied(_single(one)), (one.name,))
+            yield Entry(row.key, row.copied(_single(one)), (one.name,))
         except ValueError as error:
-            yield Wrong(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
+            yield Mistake(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
 
 
-def _of_another_model(settings: Settings) -> Iterator[Told]:
+def _of_another_model(settings: Settings) -> Iterator[Finding]:
     """Settings that make another model of it, whose numbers would be those of no file."""
     for name in settings.named:
         outcome, what = settings.table.reason(name) or ('', '')
         if outcome == REFUSED and name not in settings.table.rows and settings.on(name):
-            yield Wrong(name, f'not modelled: {what}', f'--set {name}=false takes the model without')
+            yield Mistake(name, f'not modelled: {what}', f'--set {name}=false takes the model without')
 
 
 def _single(one: Setting) -> Any:
@@ -211,7 +211,7 @@ def _unassigned(settings: Settings) -> Iterator[Problem]:
         yield Problem(one.where, what, f'give it: --set {asked[0]}=…' if asked else f'give it: --set {one.name}=…')
 
 
-def _problem(settings: Settings, wrong: Wrong) -> Problem:
+def _problem(settings: Settings, wrong: Mistake) -> Problem:
     one = settings.named.get(wrong.by)
     where = one.where if one else settings.every[0].where.partition(':')[0] if settings.every else 'file'
     return Problem(where, f'{one.called if one else wrong.by}: {wrong.what}', wrong.instead)
@@ -237,7 +237,7 @@ def _cluster(profile: Profile, name: str, ranks: int, node: int) -> tuple[dict[s
     return found, told
 
 
-def _comment(settings: Settings, says: Says) -> str:
+def _comment(settings: Settings, says: Entry) -> str:
     by = ', '.join(
         f'{settings.named[name].called} {settings.named[name].shown}'.removesuffix(' true')
         for name in says.by
@@ -246,13 +246,13 @@ def _comment(settings: Settings, says: Says) -> str:
     return '; '.join(filter(None, (by, says.note)))
 
 
-def _line(settings: Settings, one: Setting, told: list[Told]) -> Line:
+def _line(settings: Settings, one: Setting, told: list[Finding]) -> Line:
     line = partial(Line, one.called, one.shown, one.where)
     if settings.named[one.name] is not one:
         return line(IDLE, note='given again below, where it counts')
-    says = [said for said in told if isinstance(said, Says) and one.name in said.by]
+    says = [said for said in told if isinstance(said, Entry) and one.name in said.by]
     keys = tuple(dict.fromkeys(said.key for said in says))
-    left = next((said for said in told if isinstance(said, Left) and said.by == one.name), None)
+    left = next((said for said in told if isinstance(said, Unmapped) and said.by == one.name), None)
     if left is not None:
         return line(left.reason, keys, left.note or 'as it is without it')
     if keys:
@@ -271,7 +271,7 @@ def _line(settings: Settings, one: Setting, told: list[Told]) -> Line:
 # what a reader gets of it
 
 
-def schedule_text(made: Imported, name: str, question: Question = NONE) -> str:
+def schedule_text(made: Import, name: str, question: Question = NONE) -> str:
     """The schedule of an imported file.
 
     Arguments: ``name`` of that file, for the first line; ``question``, the baseline that the plan is compared with.
@@ -293,7 +293,7 @@ def _flag(line: Line, *, with_note: bool = True) -> str:
     return f'{line.where}: {line.name}{value[:60]}{note}'
 
 
-def listing(made: Imported, *, full: bool) -> str:
+def listing(made: Import, *, full: bool) -> str:
     """What a reader has to know of an import: first what was assumed, then what is not modelled.
 
     Arguments: ``full``, whether a line for every other setting follows, or their number.
@@ -313,7 +313,7 @@ def listing(made: Imported, *, full: bool) -> str:
     return '\n'.join(map(clean, told))
 
 
-def _guesses(made: Imported) -> list[str]:
+def _guesses(made: Import) -> list[str]:
     """What was assumed, and what of the file could not be followed."""
     return [f'Assumed: {what}' for what in made.assumed] + [f'Not followed: {what}' for what in made.notes]
 

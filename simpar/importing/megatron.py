@@ -16,13 +16,13 @@ from simpar.importing.settings import (
     FOLDER,
     NODE_SIZE,
     NOW,
-    Assumed,
-    Left,
-    Says,
+    Entry,
+    Finding,
+    Guess,
+    Mistake,
     Settings,
     Source,
-    Told,
-    Wrong,
+    Unmapped,
     first_layers,
     table_of,
 )
@@ -38,15 +38,15 @@ _PROGRAMS: Final = {
 # the model
 
 
-def trainer(flags: Settings) -> Iterator[Told]:
+def trainer(flags: Settings) -> Iterator[Finding]:
     """What the program trains, by its name."""
     name = flags.text('trainer').lower()
     what = next((what for part, what in _PROGRAMS.items() if part in name), None)
     if what is not None:
-        yield Left('trainer', f'{what}; a decoder of the same sizes is written')
+        yield Unmapped('trainer', f'{what}; a decoder of the same sizes is written')
 
 
-def position(flags: Settings) -> Iterator[Told]:
+def position(flags: Settings) -> Iterator[Finding]:
     """Positions: learned unless told, and what rotary needs."""
     kind = flags.text('position-embedding-type')
     if flags.on('use-rotary-position-embeddings'):
@@ -56,56 +56,56 @@ def position(flags: Settings) -> Iterator[Told]:
     by = flags.given('position-embedding-type', 'use-rotary-position-embeddings', 'no-position-embedding')
     said = flags.table.rows['position-embedding-type'].choices.get(kind.lower())
     if said == 'rotary':
-        yield Says(f'{_T}.position', 'rotary', by, '' if kind == 'rope' else f'{kind} costs the same')
+        yield Entry(f'{_T}.position', 'rotary', by, '' if kind == 'rope' else f'{kind} costs the same')
         yield from rotary(flags)
         return
     if said is None:
-        yield Left('position-embedding-type', f'{kind}; no positions are written')
-    yield Says(f'{_T}.position', said or 'none', by)
+        yield Unmapped('position-embedding-type', f'{kind}; no positions are written')
+    yield Entry(f'{_T}.position', said or 'none', by)
     if said == 'learned' and 'max-position-embeddings' in flags:
-        yield Says(f'{_T}.positions', flags.number('max-position-embeddings'), ('max-position-embeddings',))
+        yield Entry(f'{_T}.positions', flags.number('max-position-embeddings'), ('max-position-embeddings',))
     yield from flags.left('positions are not rotary', 'rotary-base', 'rotary-percent', 'rotary-interleaved')
     yield from flags.left('', 'max-position-embeddings')
 
 
-def rotary(flags: Settings) -> Iterator[Told]:
+def rotary(flags: Settings) -> Iterator[Finding]:
     """What turns, and by which frequencies."""
     yield from flags.left('the longest sequence; rotary positions have no weight', 'max-position-embeddings')
     yield from flags.said('rotary-base', 'rotary-percent', 'rotary-interleaved')
     if flags.on('use-rope-scaling'):
         by = flags.given('use-rope-scaling', 'rope-scaling-factor')
-        yield Says(f'{_T}.rope_scaling', [flags.real('rope-scaling-factor'), 1.0, 4.0, 8192], by)
+        yield Entry(f'{_T}.rope_scaling', [flags.real('rope-scaling-factor'), 1.0, 4.0, 8192], by)
     elif by := flags.given('rotary-seq-len-interpolation-factor'):
-        yield Says(f'{_T}.rope_scaling', [flags.real(by[0])], by)
+        yield Entry(f'{_T}.rope_scaling', [flags.real(by[0])], by)
 
 
-def blocks(flags: Settings) -> Iterator[Told]:
+def blocks(flags: Settings) -> Iterator[Finding]:
     """Heads, feed-forward, norms and the head of words."""
     if flags.on('group-query-attention'):
         by = flags.given('group-query-attention', 'num-query-groups')
-        yield Says(f'{_T}.kv_heads', flags.number('num-query-groups'), by)
+        yield Entry(f'{_T}.kv_heads', flags.number('num-query-groups'), by)
     else:
         yield from flags.left('without group-query-attention', 'num-query-groups')
     yield from flags.said('swiglu', 'quick-geglu', 'squared-relu', 'openai-gelu')
     if flags.on('swiglu') and 'ffn-hidden-size' not in flags:
-        yield Says(f'{_T}.ffn', int(4 * flags.number('hidden-size') * 2 / 3 / 64) * 64, ('swiglu',))
+        yield Entry(f'{_T}.ffn', int(4 * flags.number('hidden-size') * 2 / 3 / 64) * 64, ('swiglu',))
     yield from flags.said('normalization')
     yield from flags.said('untie-embeddings-and-output-weights', silent=True)
     yield from biases(flags)
     yield from flags.said('qk-layernorm')
 
 
-def biases(flags: Settings) -> Iterator[Told]:
+def biases(flags: Settings) -> Iterator[Finding]:
     """Biases of all products, unless a flag takes them away."""
     if flags.on('disable-bias-linear'):
         by = flags.given('disable-bias-linear', 'add-qkv-bias')
-        yield Says(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
+        yield Entry(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
     elif number_of_experts(flags):
         # Biases of experts are not modelled; where every layer has experts, none is left.
-        yield Says(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
-        yield Assumed('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
+        yield Entry(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
+        yield Guess('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
     elif flags.on('add-qkv-bias'):
-        yield Says(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
+        yield Entry(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
 
 
 def is_checkpointed(flags: Settings) -> bool:
@@ -123,33 +123,33 @@ def framework(flags: Settings) -> tuple[str, int]:
     return 'Megatron-LM', 2022 if is_checkpointed(flags) else NOW
 
 
-def attention(flags: Settings) -> Iterator[Told]:
+def attention(flags: Settings) -> Iterator[Finding]:
     """Flash or unfused, its dropout, its window."""
     by = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl')
     is_local = flags.text('transformer-impl') == 'local' and not flags.on('use-flash-attn')
     unfused = flags.choice('attention-backend') == 'unfused' or (not flags.text('attention-backend') and is_local)
     # Before Transformer Engine attention was a product, a softmax and a product.
     is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
-    yield Says(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
+    yield Entry(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
     if is_old:
-        yield Assumed('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
+        yield Guess('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
     elif not by:
-        yield Assumed('attention is flash, as attention-backend auto finds it')
+        yield Guess('attention is flash, as attention-backend auto finds it')
     hidden, core = flags.real('hidden-dropout'), flags.real('attention-dropout')
     given = flags.given('hidden-dropout', 'attention-dropout')
     if len(given) < 2 and (hidden or core):
-        yield Assumed('dropout is 0.1 where the flags do not say it')
-    yield Says(f'{_T}.dropout', hidden, given)
+        yield Guess('dropout is 0.1 where the flags do not say it')
+    yield Entry(f'{_T}.dropout', hidden, given)
     if hidden != core and 'attention-dropout' in flags:
         note = f'{core:g}, beside {hidden:g} elsewhere: dropout {hidden:g} is written for both'
-        yield Left('attention-dropout', note)
+        yield Unmapped('attention-dropout', note)
     elif hidden != core:
-        yield Assumed(f'attention-dropout is {core:g}, which is not modelled beside hidden-dropout {hidden:g}')
+        yield Guess(f'attention-dropout is {core:g}, which is not modelled beside hidden-dropout {hidden:g}')
     if 'window-size' in flags:
         yield from window(flags)
 
 
-def window(flags: Settings) -> Iterator[Told]:
+def window(flags: Settings) -> Iterator[Finding]:
     """``--window-size left,right``; every so-manieth layer may be without."""
     numbers = flags.numbers('window-size')
     if not numbers or numbers[0] < 0:
@@ -162,43 +162,43 @@ def window(flags: Settings) -> Iterator[Told]:
         value = [width if one else 0 for one in listed]
     elif every:
         value = [width] * ((flags.number('window-attn-skip-freq') or 1) - 1) + [0]
-    yield Says(f'{_T}.window', value, flags.given('window-size', 'window-attn-skip-freq'))
+    yield Entry(f'{_T}.window', value, flags.given('window-size', 'window-attn-skip-freq'))
 
 
-def latent(flags: Settings) -> Iterator[Told]:
+def latent(flags: Settings) -> Iterator[Finding]:
     """Multi-head latent attention; its widths count with its switch alone."""
     yield from flags.said('kv-channels')
     if flags.on('multi-latent-attention') and flags.text('position-embedding-type') != 'rope':
-        yield Says(f'{_T}.position', 'rotary', ('multi-latent-attention',))
+        yield Entry(f'{_T}.position', 'rotary', ('multi-latent-attention',))
     widths = ('kv-lora-rank', 'q-lora-rank', 'qk-head-dim', 'qk-pos-emb-head-dim', 'v-head-dim')
     yield from flags.said(*widths, by=('multi-latent-attention',), silent=True)
 
 
-def further(flags: Settings) -> Iterator[Told]:
+def further(flags: Settings) -> Iterator[Finding]:
     """Multi-token prediction is refused by name."""
     if flags.number('mtp-num-layers'):
-        yield Left('mtp-num-layers', 'multi-token prediction; the model is written without it')
+        yield Unmapped('mtp-num-layers', 'multi-token prediction; the model is written without it')
     elif 'mtp-num-layers' in flags:
-        yield Says(f'{_T}.mtp_layers', 0, ('mtp-num-layers',))
+        yield Entry(f'{_T}.mtp_layers', 0, ('mtp-num-layers',))
 
 
-def vocabulary(flags: Settings) -> Iterator[Told]:
+def vocabulary(flags: Settings) -> Iterator[Finding]:
     """Words of the vocabulary, and the rows that pad it."""
     padded = flags.number('padded-vocab-size')
     if padded:
-        yield Says(f'{_T}.vocab', padded, ('padded-vocab-size',))
+        yield Entry(f'{_T}.vocab', padded, ('padded-vocab-size',))
         yield from flags.left('padded-vocab-size says all', 'vocab-size', 'make-vocab-size-divisible-by')
         return
     yield from _words(flags)
     rows = flags.number('make-vocab-size-divisible-by') * flags.number('tensor-model-parallel-size')
-    yield Says(f'{_T}.pad_vocab', rows, flags.given('make-vocab-size-divisible-by'))
+    yield Entry(f'{_T}.pad_vocab', rows, flags.given('make-vocab-size-divisible-by'))
 
 
-def _words(flags: Settings) -> Iterator[Told]:
+def _words(flags: Settings) -> Iterator[Finding]:
     """How many words there are, by their number or by the tokenizer."""
     by = flags.given('tokenizer-type', 'tokenizer-model', 'tokenizer-name-or-path')
     if flags.number('vocab-size'):
-        yield Says(f'{_T}.vocab', flags.number('vocab-size'), ('vocab-size',))
+        yield Entry(f'{_T}.vocab', flags.number('vocab-size'), ('vocab-size',))
         yield from flags.left('vocab-size says how many words', *by)
         return
     if not flags.given('num-layers', 'hidden-size'):
@@ -211,11 +211,11 @@ def _words(flags: Settings) -> Iterator[Told]:
     tokenizer = tokenizer_of(texts) or tokenizer_of([flags.every[0].where.partition(':')[0].rpartition('/')[2]])
     if tokenizer is None:
         what = 'how many words the vocabulary has is not told' + (f' ({", ".join(texts)})' if texts else '')
-        yield Wrong('tokenizer-type', what, 'give it, e.g. --set vocab-size=128256')
+        yield Mistake('tokenizer-type', what, 'give it, e.g. --set vocab-size=128256')
         return
     count, name = tokenizer
-    yield Says(f'{_T}.vocab', count, by, f'of the tokenizer of {name}')
-    yield Assumed(f'the vocabulary has {count} words, as that of {name} has; --set vocab-size=N says another number')
+    yield Entry(f'{_T}.vocab', count, by, f'of the tokenizer of {name}')
+    yield Guess(f'the vocabulary has {count} words, as that of {name} has; --set vocab-size=N says another number')
 
 
 def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
@@ -237,7 +237,7 @@ def number_of_experts(flags: Settings) -> int:
     return count if count > 1 else 0
 
 
-def experts(flags: Settings) -> Iterator[Told]:
+def experts(flags: Settings) -> Iterator[Finding]:
     """A mixture of experts; its flags count with num-experts alone."""
     if not number_of_experts(flags):
         yield from flags.left('without num-experts', *(name for name in flags.named if name.startswith('moe-')))
@@ -254,31 +254,31 @@ def experts(flags: Settings) -> Iterator[Told]:
     yield from expert_layers(flags)
 
 
-def balance(flags: Settings) -> Iterator[Told]:
+def balance(flags: Settings) -> Iterator[Finding]:
     """The auxiliary loss."""
     kind, by = flags.text('moe-router-load-balancing-type'), flags.given('moe-router-load-balancing-type')
     if kind in ('aux_loss', 'seq_aux_loss'):
         yield from flags.said('moe-aux-loss-coeff', silent=True)
         if kind == 'seq_aux_loss':
-            yield Says(f'{_T}.experts.aux_group', 'sample', by)
+            yield Entry(f'{_T}.experts.aux_group', 'sample', by)
         return
     yield from flags.left(f'with load balancing {kind}', 'moe-aux-loss-coeff')
     if by and kind != 'none':
-        yield Left(by[0], f'{kind}; experts are written without an auxiliary loss')
+        yield Unmapped(by[0], f'{kind}; experts are written without an auxiliary loss')
 
 
-def expert_layers(flags: Settings) -> Iterator[Told]:
+def expert_layers(flags: Settings) -> Iterator[Finding]:
     """Which layers have experts: every so-manieth, or those of a list."""
     listed = _pattern(flags.text('moe-layer-freq'))
     if listed is None:
         if flags.number('moe-layer-freq') > 1:
-            yield Says(f'{_T}.experts.every', flags.number('moe-layer-freq'), ('moe-layer-freq',))
+            yield Entry(f'{_T}.experts.every', flags.number('moe-layer-freq'), ('moe-layer-freq',))
         return
     dense = listed.index(1) if 1 in listed else len(listed)
     if all(listed[dense:]):
-        yield Says(f'{_T}.experts.first_dense', dense, ('moe-layer-freq',))
+        yield Entry(f'{_T}.experts.first_dense', dense, ('moe-layer-freq',))
     else:
-        yield Left('moe-layer-freq', 'dense layers among those with experts')
+        yield Unmapped('moe-layer-freq', 'dense layers among those with experts')
 
 
 def _has_dense(flags: Settings) -> bool:
@@ -310,7 +310,7 @@ class Ranks(NamedTuple):
 
     total: int
     node: int
-    notes: tuple[Told, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 def _dense_ranks(flags: Settings) -> int:
@@ -327,18 +327,18 @@ def ranks_of(flags: Settings) -> Ranks:
     # torchrun has one node where it is known no number of them.
     nodes = _count(flags, 'nnodes') if 'nnodes' in flags else min(1, node)
     full = max(1, flags.number(NODE_SIZE))
-    notes: tuple[Told, ...] = ()
+    notes: tuple[Finding, ...] = ()
     if nodes and not node and not total:
         node = full
         what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
-        notes = (Assumed(what, of_cluster=True),)
+        notes = (Guess(what, of_cluster=True),)
     known = total or nodes * node
     if not known:
         return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
     if known % inner:
         ranks = inner if inner < full else lcm(inner, full)
         what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
-        return Ranks(ranks, 0, (Assumed(what, of_cluster=True),))
+        return Ranks(ranks, 0, (Guess(what, of_cluster=True),))
     return Ranks(known, node, notes)
 
 
@@ -347,7 +347,7 @@ def _count(flags: Settings, name: str) -> int:
     return max(0, flags.number(name))
 
 
-def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Wrong:
+def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Mistake:
     """What to write where nobody says how many devices there are."""
     missing = [name for name, known in (('nnodes', nodes), ('nproc-per-node', node)) if not known]
     asked = [flags.named[name].open for name in missing if name in flags]
@@ -355,88 +355,90 @@ def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Wrong:
     given = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
     said = next((name for name in missing if name in flags), '')
     what = f'{flags.named[said].shown} is not known' if said else 'the file does not say how many devices it runs on'
-    return Wrong(said or 'nnodes', what, f'give the number, e.g. {given}')
+    return Mistake(said or 'nnodes', what, f'give the number, e.g. {given}')
 
 
-def cluster(flags: Settings) -> Iterator[Told]:
+def cluster(flags: Settings) -> Iterator[Finding]:
     """Nodes and devices of each, and work queues."""
     ranks = ranks_of(flags)
     yield from ranks.notes
     # The engine makes nodes of them, which hold as many devices as the profile says.
-    yield Says('ranks', ranks.total, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
+    yield Entry('ranks', ranks.total, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
     if ranks.node:
-        yield Says('node', ranks.node, flags.given('nproc-per-node'))
+        yield Entry('node', ranks.node, flags.given('nproc-per-node'))
     queues = 'cuda-device-max-connections'
     # CUDA takes no other number; what a variable holds that nobody assigns keeps no schedule from being written.
     if 1 <= flags.number(queues) <= 32:
         yield from flags.said(queues)
     elif queues in flags:
-        yield Left(queues, 'no number from 1 to 32; all queues of the device are taken')
+        yield Unmapped(queues, 'no number from 1 to 32; all queues of the device are taken')
 
 
-def batch(flags: Settings) -> Iterator[Told]:
+def batch(flags: Settings) -> Iterator[Finding]:
     """Samples of a step, and the micro-batches that they come in."""
     ranks = ranks_of(flags).total
     # Those that share experts are among the data ranks.
     data = max(1, ranks // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
     small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
     if not flags.given('num-layers', 'hidden-size'):
-        yield Wrong('num-layers', 'missing: the command trains no model that its flags say', 'name a training script')
+        yield Mistake('num-layers', 'missing: the command trains no model that its flags say', 'name a training script')
         return
     if not small and not full:
-        yield Wrong('micro-batch-size', 'missing', 'give it, e.g. --set micro-batch-size=1 --set global-batch-size=256')
+        yield Mistake(
+            'micro-batch-size', 'missing', 'give it, e.g. --set micro-batch-size=1 --set global-batch-size=256'
+        )
         return
     if not full:
         full = small * data
-        yield Assumed(f'the global batch is micro-batch-size × {data} data ranks = {full}')
+        yield Guess(f'the global batch is micro-batch-size × {data} data ranks = {full}')
     small = small or max(1, full // data)
     if full % (small * data):
         even = max(1, round(full / (small * data))) * small * data
         what = f'global-batch-size {full} is no multiple of micro-batch-size {small} × data {data}'
-        yield Assumed(f'a batch of {even}: {what}')
+        yield Guess(f'a batch of {even}: {what}')
         full = even
-    yield Says('workload.batch', full, flags.given('global-batch-size') or flags.given('micro-batch-size'))
-    yield Says('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
+    yield Entry('workload.batch', full, flags.given('global-batch-size') or flags.given('micro-batch-size'))
+    yield Entry('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
 
 
-def precision(flags: Settings) -> Iterator[Told]:
+def precision(flags: Settings) -> Iterator[Finding]:
     """16 bits with master weights, or 32."""
     kind = 'bf16' if flags.on('bf16') else 'fp16' if flags.on('fp16') else 'fp32'
-    yield Says('workload.precision', kind, flags.given('bf16', 'fp16'))
+    yield Entry('workload.precision', kind, flags.given('bf16', 'fp16'))
     sums = flags.given('accumulate-allreduce-grads-in-fp32', 'grad-reduce-in-bf16')
     if kind == 'bf16' and not flags.on('grad-reduce-in-bf16'):
-        yield Says('workload.gradients', 'fp32', sums or ('bf16',))
+        yield Entry('workload.gradients', 'fp32', sums or ('bf16',))
     elif 'accumulate-allreduce-grads-in-fp32' in flags:
-        yield Says('workload.gradients', 'fp32', sums)
+        yield Entry('workload.gradients', 'fp32', sums)
     else:
-        yield Says('workload.gradients', kind, sums)
+        yield Entry('workload.gradients', kind, sums)
     if kind == 'fp16':
         scale, by = flags.real('loss-scale'), flags.given('loss-scale') or ('fp16',)
-        yield Says('workload.loss_scale', scale, by, 'dynamic in Megatron-LM')
+        yield Entry('workload.loss_scale', scale, by, 'dynamic in Megatron-LM')
     if 'fp8-format' in flags:
         yield from eight(flags)
 
 
-def eight(flags: Settings) -> Iterator[Told]:
+def eight(flags: Settings) -> Iterator[Finding]:
     """Products in 8 bits, of one scale a tensor."""
     recipe = flags.text('fp8-recipe')
     note = '' if recipe in ('delayed', 'tensorwise') else f'scales by {recipe} are priced as one scale a tensor'
     form = flags.choice('fp8-format') or 'hybrid'
-    yield Says('workload.fp8', form, flags.given('fp8-format', 'fp8-recipe'), note)
+    yield Entry('workload.fp8', form, flags.given('fp8-format', 'fp8-recipe'), note)
     if note:
-        yield Left('fp8-recipe', note)
+        yield Unmapped('fp8-recipe', note)
 
 
-def optimizer(flags: Settings) -> Iterator[Told]:
+def optimizer(flags: Settings) -> Iterator[Finding]:
     """Adam with decay apart, unless told."""
     name, by = flags.choice('optimizer'), flags.given('optimizer')
     if flags.text('optimizer').lower() not in flags.table.rows['optimizer'].choices:
-        yield Left('optimizer', f'{flags.text("optimizer")}; adamw is written')
+        yield Unmapped('optimizer', f'{flags.text("optimizer")}; adamw is written')
     own = {'adamw': ('adam-beta1', 'adam-beta2', 'adam-eps'), 'momentum': ('sgd-momentum',)}.get(name, ())
     for one in (*flags.said('weight-decay', silent=True), *flags.said('lr', *own)):
         # The table has the keys of Adam.
-        yield one._replace(key=one.key.replace('adamw', name)) if isinstance(one, Says) else one
-    yield Says(f'workload.optimizer.{name}.master_weights', flags.on('bf16') or flags.on('fp16'), by)
+        yield one._replace(key=one.key.replace('adamw', name)) if isinstance(one, Entry) else one
+    yield Entry(f'workload.optimizer.{name}.master_weights', flags.on('bf16') or flags.on('fp16'), by)
     if 'clip-grad' not in flags:
         yield from flags.said('clip-grad', silent=True)
 
@@ -444,28 +446,28 @@ def optimizer(flags: Settings) -> Iterator[Told]:
 # the plan
 
 
-def parallel(flags: Settings) -> Iterator[Told]:
+def parallel(flags: Settings) -> Iterator[Finding]:
     """Sequence, context and expert parallelism."""
     yield from flags.said('sequence-parallel', 'context-parallel-size')
     yield from flags.said('cp-comm-type', silent=True)
     yield from expert(flags)
     tensor = flags.number('tensor-model-parallel-size')
     if flags.on('tp-comm-overlap') and tensor > 1 and flags.on('sequence-parallel'):
-        yield Says('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
+        yield Entry('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
     elif flags.on('tp-comm-overlap'):
         yield from flags.left('without sequence-parallel', 'tp-comm-overlap')
 
 
-def expert(flags: Settings) -> Iterator[Told]:
+def expert(flags: Settings) -> Iterator[Finding]:
     """Expert parallelism, of a model that has experts."""
     degree, kind = flags.number('expert-model-parallel-size'), flags.text('moe-token-dispatcher-type')
     names = ('expert-model-parallel-size', 'moe-token-dispatcher-type')
     if degree < 2 or not number_of_experts(flags):
         yield from flags.left('one expert rank', *names)
         return
-    yield Says('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
+    yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
     if kind != 'alltoall':
-        yield Left('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
+        yield Unmapped('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
 
 
 class Stages(NamedTuple):
@@ -515,7 +517,7 @@ def _laid_out(text: str) -> list[int]:
     return [stage.count('t') for stage in text.split('|')]
 
 
-def pipeline(flags: Settings) -> Iterator[Told]:
+def pipeline(flags: Settings) -> Iterator[Finding]:
     """The order of a pipeline, and layers of its stages."""
     if flags.number('pipeline-model-parallel-size') < 2:
         yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT)
@@ -523,27 +525,29 @@ def pipeline(flags: Settings) -> Iterator[Told]:
     stages = stages_of(flags)
     if stages.chunks > 1:
         by = flags.given(*_VIRTUAL) or stages.by
-        yield Says('plan.order', 'interleaved-1f1b', by)
-        yield Says('plan.chunks', stages.chunks, by)
+        yield Entry('plan.order', 'interleaved-1f1b', by)
+        yield Entry('plan.chunks', stages.chunks, by)
     by = flags.given('no-overlap-p2p-communication') or ('pipeline-model-parallel-size',)
     if stages.chunks == 1 or flags.on('no-overlap-p2p-communication'):
-        yield Says('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
+        yield Entry('plan.exchange', 'fused', by, 'sends and receives between two computations are one')
     else:
         # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 3118: overlap_p2p_comm is on with virtual
         # stages; core/pipeline_parallel/schedules.py, line 1747 on: each message is issued behind a computation, and so
         # waits for it on the device.
-        yield Says('plan.exchange', 'separate', by, 'messages go on beside computation')
-        yield Says('plan.receive', 'late', by, 'posted behind a computation')
+        yield Entry('plan.exchange', 'separate', by, 'messages go on beside computation')
+        yield Entry('plan.receive', 'late', by, 'posted behind a computation')
     if not flags.given('use-megatron-fsdp', 'use-torch-fsdp2'):
         # The same, training.py, line 2508, and core/distributed/distributed_data_parallel.py, line 170: buckets cut the
         # first chunk of the first rank alone.
-        yield Says('plan.fusion', 'stage', ('pipeline-model-parallel-size',), 'each chunk has one bucket')
+        yield Entry('plan.fusion', 'stage', ('pipeline-model-parallel-size',), 'each chunk has one bucket')
     if stages.by and stages.layers is not None:
-        yield Says('plan.stages', stages.layers, stages.by)
-    yield from (Left(name, 'with these numbers of layers, ranks and chunks') for name in stages.by if not stages.layers)
+        yield Entry('plan.stages', stages.layers, stages.by)
+    yield from (
+        Unmapped(name, 'with these numbers of layers, ranks and chunks') for name in stages.by if not stages.layers
+    )
 
 
-def sharding(flags: Settings) -> Iterator[Told]:
+def sharding(flags: Settings) -> Iterator[Finding]:
     """What data ranks share, and what their messages hide under."""
     fsdp, strategy = flags.given('use-megatron-fsdp', 'use-torch-fsdp2'), 'data-parallel-sharding-strategy'
     zero, by = int(flags.on('use-distributed-optimizer')), flags.given('use-distributed-optimizer')
@@ -553,19 +557,19 @@ def sharding(flags: Settings) -> Iterator[Told]:
     else:
         yield from flags.left('without use-megatron-fsdp', strategy)
     if zero:
-        yield Says('plan.zero', zero, by)
+        yield Entry('plan.zero', zero, by)
     yield from flags.said('overlap-grad-reduce', silent=zero < 3)
     if not zero:
         yield from flags.left('without use-distributed-optimizer', 'overlap-param-gather')
     elif 'overlap-param-gather' in flags and zero == 3:
-        yield Says('plan.prefetch', 1, ('overlap-param-gather',))
+        yield Entry('plan.prefetch', 1, ('overlap-param-gather',))
     elif 'overlap-param-gather' in flags:
-        yield Says('plan.gather', 'after-update', ('overlap-param-gather',), 'under the forward of the next step')
+        yield Entry('plan.gather', 'after-update', ('overlap-param-gather',), 'under the forward of the next step')
     elif zero < 3:
-        yield Assumed('weights are gathered under the next forward, as with --overlap-param-gather')
+        yield Guess('weights are gathered under the next forward, as with --overlap-param-gather')
 
 
-def recompute(flags: Settings) -> Iterator[Told]:
+def recompute(flags: Settings) -> Iterator[Finding]:
     """What the backward makes again."""
     kind = flags.text('recompute-granularity')
     # A method alone switched it on.
@@ -583,13 +587,13 @@ def recompute(flags: Settings) -> Iterator[Told]:
         yield from flags.left('without recompute-granularity', *names, 'recompute-modules')
 
 
-def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
+def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """The modules that a list names, as patterns of operators; attention where there is no list."""
     name, act = 'recompute-modules', _activation(flags)
     modules = flags.named[name].shown.replace(',', ' ').split() if name in flags else ['core_attn']
     by = (*by, *flags.given(name))
     if modules == ['core_attn']:
-        yield Says('plan.recompute', 'selective', by)
+        yield Entry('plan.recompute', 'selective', by)
         return
     patterns = {
         'core_attn': ('attention*',),
@@ -609,9 +613,9 @@ def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
         patterns['shared_experts'] = ()
     chosen = [one for module in modules for one in patterns.get(module, ())]
     written = [f'layer*{one}' if one.startswith('[') else f'layer*.{one}' for one in dict.fromkeys(chosen)]
-    yield Says('plan.recompute', written or 'none', by)
+    yield Entry('plan.recompute', written or 'none', by)
     if rest := [module for module in modules if module not in patterns]:
-        yield Left(name, f'{", ".join(rest)}; the others are recomputed')
+        yield Unmapped(name, f'{", ".join(rest)}; the others are recomputed')
 
 
 def _activation(flags: Settings) -> str:
@@ -620,20 +624,20 @@ def _activation(flags: Settings) -> str:
     return rows[0].value.removeprefix('= ') if rows else 'gelu'
 
 
-def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Told]:
+def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """All layers, or with ``block`` the first of each stage."""
     count, method = flags.number('recompute-num-layers'), flags.text('recompute-method')
     stages = stages_of(flags).layers
     yield from flags.left('with recompute-granularity full', 'recompute-modules')
     if method == 'block' and stages is None:
-        yield Left('recompute-num-layers', 'blocks of these stages; all layers are')
+        yield Unmapped('recompute-num-layers', 'blocks of these stages; all layers are')
     elif method == 'block' and stages is not None and count < max(stages):
         patterns = [f'layer{layer}.*' for layer in first_layers(stages, [count] * len(stages))]
-        yield Says('plan.recompute', patterns or 'none', by)
+        yield Entry('plan.recompute', patterns or 'none', by)
         return
-    yield Says('plan.recompute', 'full', by)
+    yield Entry('plan.recompute', 'full', by)
     if method == 'uniform' and count > 1:
-        yield Left('recompute-num-layers', f'{count} layers as one; each keeps its input')
+        yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')
 
 
 OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
@@ -649,39 +653,39 @@ MEGATRON: Final = Source(
 # what MindSpeed has beside these
 
 
-def mindspeed_model(flags: Settings) -> Iterator[Told]:
+def mindspeed_model(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed-LLM adds to a model."""
     if not flags.on('use-flash-attn'):
-        yield Says(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
+        yield Entry(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
     # Ascend/MindSpeed-LLM mindspeed_llm/core/transformer/mlp.py: --gelu-tanh alone is gated, too.
     yield from flags.said('geglu', 'gelu-tanh')
     if width := flags.number('sliding-window-size'):
         by = flags.given('sliding-window-size', 'interleave-sliding-window')
-        yield Says(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
+        yield Entry(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
     elif width := flags.number('interleave-sliding-window'):
-        yield Says(f'{_T}.window', [width, 0], ('interleave-sliding-window',))
+        yield Entry(f'{_T}.window', [width, 0], ('interleave-sliding-window',))
     yield from flags.said('post-norm')
     if flags.real('query-pre-attn-scalar') > 0:
         scale = 1 / sqrt(flags.real('query-pre-attn-scalar'))
-        yield Says(f'{_T}.attention_scale', scale, ('query-pre-attn-scalar',))
+        yield Entry(f'{_T}.attention_scale', scale, ('query-pre-attn-scalar',))
     if flags.on('input-embeds-norm'):
-        yield Says(f'{_T}.embedding_scale', sqrt(flags.number('hidden-size') or 1), ('input-embeds-norm',))
+        yield Entry(f'{_T}.embedding_scale', sqrt(flags.number('hidden-size') or 1), ('input-embeds-norm',))
     share = flags.real('partial-rotary-factor')
     if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
-        yield Says(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
+        yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
     yield from mindspeed_biases(flags)
 
 
-def mindspeed_biases(flags: Settings) -> Iterator[Told]:
+def mindspeed_biases(flags: Settings) -> Iterator[Finding]:
     """Biases of single products, where the others have none."""
     own = {'add-qkv-bias': 'qkv', 'add-dense-bias': 'proj', 'add-output-layer-bias': 'head'}
     if flags.given('add-dense-bias', 'add-output-layer-bias'):
         all_of = [] if flags.on('disable-bias-linear') else ['qkv', 'proj', 'ffn']
         listed = dict.fromkeys([*all_of, *(key for name, key in own.items() if flags.on(name))])
-        yield Says(f'{_T}.bias', list(listed), flags.given(*own))
+        yield Entry(f'{_T}.bias', list(listed), flags.given(*own))
 
 
-def mindspeed_experts(flags: Settings) -> Iterator[Told]:
+def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed-LLM says of experts in its own words."""
     yield from flags.said('first-k-dense-replace')
     if not number_of_experts(flags):
@@ -689,12 +693,12 @@ def mindspeed_experts(flags: Settings) -> Iterator[Told]:
     elif flags.number('n-shared-experts'):
         width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
         shared = flags.number('n-shared-experts') * width
-        yield Says(f'{_T}.experts.shared', shared, flags.given('n-shared-experts', 'moe-ffn-hidden-size'))
+        yield Entry(f'{_T}.experts.shared', shared, flags.given('n-shared-experts', 'moe-ffn-hidden-size'))
     yield from flags.said('norm-topk-prob', silent=True)
     yield from flags.said('seq-aux')
 
 
-def mindspeed_plan(flags: Settings) -> Iterator[Told]:
+def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed adds to a plan."""
     yield from flags.said('context-parallel-algo', silent=True)
     tiled, parts = flags.given('use-ascend-coc', 'use-ascend-mc2'), flags.given('coc-parallel-num', 'coc-fused-kernel')
@@ -702,45 +706,45 @@ def mindspeed_plan(flags: Settings) -> Iterator[Told]:
         # Ascend/MindSpeed mindspeed/arguments.py: one part; kernels that do both have parts of their own.
         is_fused = 'use-ascend-mc2' in tiled or flags.on('coc-fused-kernel')
         count = 4 if is_fused else max(flags.number('coc-parallel-num'), 1)
-        yield Says('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
+        yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
     else:
         yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
     method = flags.text('schedules-method')
     if method == 'dualpipev':
-        yield Says('plan.order', 'dualpipe-v', ('schedules-method',))
-        yield Says('plan.chunks', 2, ('schedules-method',))
+        yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
+        yield Entry('plan.chunks', 2, ('schedules-method',))
     elif 'schedules-method' in flags:
-        yield Left('schedules-method', f'{method}; 1f1b is written')
+        yield Unmapped('schedules-method', f'{method}; 1f1b is written')
     yield from mindspeed_stages(flags)
     name = 'recompute-activation-function'
     if flags.on(name) and 'recompute-granularity' in flags:
-        yield Left(name, 'beside recompute-granularity, which is written')
+        yield Unmapped(name, 'beside recompute-granularity, which is written')
     elif flags.on(name):
-        yield Says('plan.recompute', [f'layer*.{_activation(flags)}'], (name,))
+        yield Entry('plan.recompute', [f'layer*.{_activation(flags)}'], (name,))
 
 
-def mindspeed_stages(flags: Settings) -> Iterator[Told]:
+def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
     """Layers of each stage, as a list or by layers that do nothing."""
     ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
     each, is_v = flags.number('num-layers-per-virtual-pipeline-stage'), flags.text('schedules-method') == 'dualpipev'
     count = layers // each if each else ranks * (2 if is_v else 1)
     idle = {one for one in flags.numbers('noop-layers') if 0 <= one < layers}
     if idle:
-        yield Says(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
+        yield Entry(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
         if ranks > 1 and count and layers % count == 0:
             share = layers // count
             if is_v:
-                yield Left('noop-layers', 'their place in a V; layers are shared out evenly')
+                yield Unmapped('noop-layers', 'their place in a V; layers are shared out evenly')
             else:
                 stages = [share - sum(one // share == stage for one in idle) for stage in range(count)]
-                yield Says('plan.stages', stages, ('noop-layers',))
+                yield Entry('plan.stages', stages, ('noop-layers',))
     else:
         yield from flags.left('none', 'noop-layers')
     listed = flags.numbers('num-layer-list')
     if listed and sum(listed) == layers and len(listed) == ranks > 1:
-        yield Says('plan.stages', listed, ('num-layer-list',))
+        yield Entry('plan.stages', listed, ('num-layer-list',))
     elif listed:
-        yield Left('num-layer-list', 'as these numbers do not add up to the layers of the stages')
+        yield Unmapped('num-layer-list', 'as these numbers do not add up to the layers of the stages')
 
 
 MINDSPEED: Final = Source(

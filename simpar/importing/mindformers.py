@@ -10,13 +10,13 @@ from simpar.importing.settings import (
     DEVICE_MEMORY,
     NOW,
     SPEED_UP,
-    Assumed,
-    Left,
-    Says,
+    Entry,
+    Finding,
+    Guess,
+    Mistake,
     Settings,
     Source,
-    Told,
-    Wrong,
+    Unmapped,
     first_layers,
     table_of,
 )
@@ -36,13 +36,13 @@ def _number(config: Settings, name: str) -> int:
     return config.number(f'{_M}.{name}')
 
 
-def model(config: Settings) -> Iterator[Told]:
+def model(config: Settings) -> Iterator[Finding]:
     """The sizes of a Llama, or of a GPT-2."""
     needed = ('num_layers', 'hidden_size', 'num_heads', 'vocab_size', 'seq_length')
     missing = [name for name in needed if not _number(config, name)]
     if missing and 'model-config' not in config:
         for name in missing:
-            yield Wrong(f'{_M}.{name}', 'missing', f'give it: --set {_M}.{name}=N, or --model config.json')
+            yield Mistake(f'{_M}.{name}', 'missing', f'give it: --set {_M}.{name}=N, or --model config.json')
         return
     sizes = ('num_layers', 'hidden_size', 'num_heads', 'n_kv_heads', 'vocab_size', 'seq_length')
     latent = ('q_lora_rank', 'kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
@@ -52,7 +52,7 @@ def model(config: Settings) -> Iterator[Told]:
         yield from llama(config)
     elif _number(config, 'expand_ratio'):
         width = _number(config, 'expand_ratio') * _number(config, 'hidden_size')
-        yield Says(f'{_T}.ffn', width, (f'{_M}.expand_ratio',))
+        yield Entry(f'{_T}.ffn', width, (f'{_M}.expand_ratio',))
     yield from parts(config)
 
 
@@ -60,49 +60,49 @@ def _is_gpt(config: Settings) -> bool:
     return 'gpt' in f'{config.text(f"{_M}.type")} {config.text("model.arch.type")}'.lower()
 
 
-def llama(config: Settings) -> Iterator[Told]:
+def llama(config: Settings) -> Iterator[Finding]:
     """What all models but GPT-2 have."""
     by = config.given(f'{_M}.type')
-    yield Says(f'{_T}.norm', 'rms_norm', by)
-    yield Says(f'{_T}.position', 'rotary', by)
+    yield Entry(f'{_T}.norm', 'rms_norm', by)
+    yield Entry(f'{_T}.position', 'rotary', by)
     bias = ['qkv'] if config.on(f'{_M}.qkv_has_bias') else []
-    yield Says(f'{_T}.bias', bias, config.given(f'{_M}.qkv_has_bias'))
+    yield Entry(f'{_T}.bias', bias, config.given(f'{_M}.qkv_has_bias'))
     yield from config.said(f'{_M}.hidden_act', silent=True)
     yield from config.said(f'{_M}.theta')
     by = config.given(*_of_model('intermediate_size', 'multiple_of', 'ffn_dim_multiplier'))
     if _number(config, 'intermediate_size'):
-        yield Says(f'{_T}.ffn', _number(config, 'intermediate_size'), by[:1])
+        yield Entry(f'{_T}.ffn', _number(config, 'intermediate_size'), by[:1])
         yield from config.left('intermediate_size says it', *by[1:])
         return
     multiple, share = max(1, _number(config, 'multiple_of')), config.real(f'{_M}.ffn_dim_multiplier')
     # mindspore-lab/mindformers research/llama3_1/llama_layer.py has this hundredth.
     width = int(((share + 0.01) if share else 1.0) * 4 * _number(config, 'hidden_size'))
-    yield Says(f'{_T}.ffn', -(-int(2 * width / 3) // multiple) * multiple, by)
+    yield Entry(f'{_T}.ffn', -(-int(2 * width / 3) // multiple) * multiple, by)
 
 
-def parts(config: Settings) -> Iterator[Told]:
+def parts(config: Settings) -> Iterator[Finding]:
     """Head, norms, kernels and numbers of any model."""
     yield from config.said(f'{_M}.tie_word_embeddings', silent=True)
     if not _number(config, 'kv_lora_rank'):
         yield from config.said(f'{_M}.qk_layernorm')
     flash = config.on(f'{_M}.use_flash_attention') or f'{_M}.use_flash_attention' not in config
-    yield Says(f'{_T}.attention', 'flash' if flash else 'unfused', config.given(f'{_M}.use_flash_attention'))
+    yield Entry(f'{_T}.attention', 'flash' if flash else 'unfused', config.given(f'{_M}.use_flash_attention'))
     yield from config.said(*_of_model('rms_norm_eps', 'initializer_range'))
     rates = config.given(*_of_model('hidden_dropout', 'attention_dropout'))
     if rates:
-        yield Says(f'{_T}.dropout', max(config.real(name) for name in rates), rates)
+        yield Entry(f'{_T}.dropout', max(config.real(name) for name in rates), rates)
     yield from config.said(f'{_M}.compute_dtype', silent=True)
     kind = config.choice(f'{_M}.compute_dtype')
-    yield Says(f'{_A}.master_weights', kind != 'fp32', config.given(f'{_M}.param_init_type'))
+    yield Entry(f'{_A}.master_weights', kind != 'fp32', config.given(f'{_M}.param_init_type'))
     by = config.given('runner_wrapper.scale_sense', 'runner_wrapper.scale_sense.loss_scale_value')
     if kind == 'fp16':
-        yield Says('workload.loss_scale', max(config.real(by[0] if by else 'runner_wrapper.scale_sense'), 2.0), by)
+        yield Entry('workload.loss_scale', max(config.real(by[0] if by else 'runner_wrapper.scale_sense'), 2.0), by)
     else:
         yield from config.left(f'with {kind}', *by)
     yield from experts(config)
 
 
-def experts(config: Settings) -> Iterator[Told]:
+def experts(config: Settings) -> Iterator[Finding]:
     """A mixture of experts, in moe_config."""
     if config.number('moe_config.expert_num') <= 1:
         yield from config.left('one expert', *(name for name in config.named if name.startswith('moe_config.')))
@@ -114,7 +114,7 @@ def experts(config: Settings) -> Iterator[Told]:
     width = config.number('moe_config.moe_intermediate_size') or _number(config, 'intermediate_size')
     shared = config.number('moe_config.shared_expert_num') * width
     if shared:
-        yield Says(f'{_T}.experts.shared', shared, ('moe_config.shared_expert_num',))
+        yield Entry(f'{_T}.experts.shared', shared, ('moe_config.shared_expert_num',))
 
 
 def _count(config: Settings, name: str) -> int:
@@ -122,37 +122,37 @@ def _count(config: Settings, name: str) -> int:
     return max(1, config.number(name))
 
 
-def parallel(config: Settings) -> Iterator[Told]:
+def parallel(config: Settings) -> Iterator[Finding]:
     """Degrees, batch and copies."""
     names = tuple(f'{_P}.{name}' for name in ('data_parallel', 'model_parallel', 'pipeline_stage', 'context_parallel'))
     data, tensor, pipe, context = (_count(config, name) for name in names)
-    yield Says('ranks', data * tensor * pipe * context, config.given(*names))
+    yield Entry('ranks', data * tensor * pipe * context, config.given(*names))
     for name, degree in zip(names[:3], (data, tensor, pipe), strict=True):
-        yield Says(config.table.rows[name].key, degree, config.given(name))
+        yield Entry(config.table.rows[name].key, degree, config.given(name))
     yield from config.said(f'{_P}.context_parallel')
     yield from config.said(f'{_P}.context_parallel_algo', silent=True)
     if tensor > 1:
         yield from config.said(f'{_P}.use_seq_parallel')
     if _count(config, f'{_P}.expert_parallel') > 1 and config.number('moe_config.expert_num') > 1:
-        yield Says('plan.expert', _count(config, f'{_P}.expert_parallel'), (f'{_P}.expert_parallel',))
+        yield Entry('plan.expert', _count(config, f'{_P}.expert_parallel'), (f'{_P}.expert_parallel',))
     else:
         yield from config.left('one expert rank, or no experts', f'{_P}.expert_parallel')
     if f'{_P}.gradient_aggregation_group' in config:
-        yield Left(f'{_P}.gradient_aggregation_group', 'messages are those of a layer')
+        yield Unmapped(f'{_P}.gradient_aggregation_group', 'messages are those of a layer')
     copies = _count(config, 'micro_batch_interleave_num')
-    yield Says('plan.copies', copies, config.given('micro_batch_interleave_num'))
+    yield Entry('plan.copies', copies, config.given('micro_batch_interleave_num'))
     small = _count(config, f'{_P}.micro_batch_num') if pipe > 1 else 1
     steps = small * _count(config, 'runner_config.gradient_accumulation_steps')
     by = config.given(f'{_P}.micro_batch_num', 'runner_config.gradient_accumulation_steps')
-    yield Says('plan.micro_batches', steps, by)
+    yield Entry('plan.micro_batches', steps, by)
     each, by = _count(config, 'runner_config.batch_size'), config.given('runner_config.batch_size')
-    yield Says('workload.batch', each * data * steps * copies, by)
+    yield Entry('workload.batch', each * data * steps * copies, by)
     if not by:
-        yield Assumed('one sample of each data rank in a micro-batch: --set runner_config.batch_size=N says another')
+        yield Guess('one sample of each data rank in a micro-batch: --set runner_config.batch_size=N says another')
     yield from pipeline(config, pipe)
 
 
-def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
+def pipeline(config: Settings, ranks: int) -> Iterator[Finding]:
     """Order and stages."""
     names = (_OFFSET, f'{_M}.pp_interleave_num', 'parallel.pipeline_config.pipeline_interleave',
              'parallel.pipeline_config.pipeline_scheduler', f'{_P}.seq_split_num', f'{_M}.seq_split_num')  # fmt: skip
@@ -163,20 +163,20 @@ def pipeline(config: Settings, ranks: int) -> Iterator[Told]:
     kind = config.text(names[3]).lower()
     is_known = kind in ('1f1b', 'gpipe', 'seqpipe', 'seqvpp', 'seqsmartvpp', 'zero_bubble_v')
     if not is_known:
-        yield Left(names[3], f'{kind}; 1f1b is written')
-    yield Says('plan.order', f'mindspore-2.10/{kind if is_known else "1f1b"}', config.given(names[3]))
+        yield Unmapped(names[3], f'{kind}; 1f1b is written')
+    yield Entry('plan.order', f'mindspore-2.10/{kind if is_known else "1f1b"}', config.given(names[3]))
     if chunks > 1:
-        yield Says('plan.chunks', chunks, config.given(names[1], names[2]))
+        yield Entry('plan.chunks', chunks, config.given(names[1], names[2]))
     slices = config.given(*names[4:])
     count = max([1, *(config.number(name) for name in slices)])
     if count > 1 and kind.startswith('seq') and is_known:
-        yield Says('plan.sequence_chunks', count, slices)
+        yield Entry('plan.sequence_chunks', count, slices)
     else:
         yield from config.left(f'{kind} takes whole samples' if count > 1 else 'one slice', *slices)
     yield from offset(config, ranks * chunks)
 
 
-def offset(config: Settings, stages: int) -> Iterator[Told]:
+def offset(config: Settings, stages: int) -> Iterator[Finding]:
     """Layers of each stage, by how many more than the others it has."""
     by = tuple(sorted(name for name in config.named if name == _OFFSET or name.startswith(f'{_OFFSET}.')))
     more = _offsets(config)
@@ -184,9 +184,9 @@ def offset(config: Settings, stages: int) -> Iterator[Told]:
         return
     counts, layers = _stages(config, stages), _number(config, 'num_layers')
     if counts is not None:
-        yield Says('plan.stages', counts, by)
+        yield Entry('plan.stages', counts, by)
         return
-    yield from (Left(one, f'with {layers} layers on {stages} stages') for one in by)
+    yield from (Unmapped(one, f'with {layers} layers on {stages} stages') for one in by)
 
 
 def _offsets(config: Settings) -> list[Any]:
@@ -203,7 +203,7 @@ def _stages(config: Settings, stages: int) -> list[int] | None:
     return counts if len(counts) == stages and sum(counts) == layers and min(counts) >= 0 else None
 
 
-def sharding(config: Settings) -> Iterator[Told]:
+def sharding(config: Settings) -> Iterator[Finding]:
     """Optimizer parallelism."""
     own = ('parallel_optimizer_threshold', 'gradient_accumulation_shard', 'optimizer_weight_shard_size')
     names = tuple(f'parallel.parallel_optimizer_config.{name}' for name in own)
@@ -212,13 +212,13 @@ def sharding(config: Settings) -> Iterator[Told]:
         return
     yield from config.said('parallel.enable_parallel_optimizer')
     if names[0] in config and config.number(names[0]) >= 0:
-        yield Says('plan.shard_threshold', f'{config.number(names[0])} KiB', (names[0],))
+        yield Entry('plan.shard_threshold', f'{config.number(names[0])} KiB', (names[0],))
     if names[1] in config:
-        yield Says('plan.accumulate', 'sharded' if config.on(names[1]) else 'full', (names[1],))
+        yield Entry('plan.accumulate', 'sharded' if config.on(names[1]) else 'full', (names[1],))
     yield from config.said(names[2])
 
 
-def recompute(config: Settings) -> Iterator[Told]:
+def recompute(config: Settings) -> Iterator[Finding]:
     """Full layers, or the cheap operators that MindFormers selects; a list has a number of layers for each stage."""
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
     act = 'gelu' if _is_gpt(config) else config.choice(f'{_M}.hidden_act')
@@ -230,24 +230,24 @@ def recompute(config: Settings) -> Iterator[Told]:
         patterns = [f'layer{layer}.*' for layer in of_full]
         rest = [layer for layer in of_some if layer not in of_full]
         patterns += [f'layer{layer}.{one}' for layer in rest for one in ('norm*', act)]
-        yield Says('plan.recompute', patterns or 'none', config.given(full, some))
+        yield Entry('plan.recompute', patterns or 'none', config.given(full, some))
     elif config.on(full):
-        yield Says('plan.recompute', 'full', (full,))
+        yield Entry('plan.recompute', 'full', (full,))
         if full in lists:
-            yield Left(full, 'a number of layers for each stage; all are recomputed')
+            yield Unmapped(full, 'a number of layers for each stage; all are recomputed')
         if config.on(some):
-            yield Left(some, 'beside recompute, which is written')
+            yield Unmapped(some, 'beside recompute, which is written')
     elif chosen:
         norms = tuple(name for name in chosen if 'norm' in name)
         acts = tuple(name for name in chosen if 'silu' in name or name.endswith('mul'))
         if norms or acts:
-            yield Says('plan.recompute', ['layer*.norm*'] * bool(norms) + [f'layer*.{act}'] * bool(acts), norms + acts)
+            yield Entry('plan.recompute', ['layer*.norm*'] * bool(norms) + [f'layer*.{act}'] * bool(acts), norms + acts)
     elif config.on(some):
-        yield Says('plan.recompute', ['layer*.norm*', f'layer*.{act}'], (some,), 'norms and activation')
+        yield Entry('plan.recompute', ['layer*.norm*', f'layer*.{act}'], (some,), 'norms and activation')
         if some in lists:
-            yield Left(some, 'a number of layers for each stage; those of all are recomputed')
+            yield Unmapped(some, 'a number of layers for each stage; those of all are recomputed')
     if by := config.given('recompute_config.mp_comm_recompute'):
-        yield Says('plan.recompute_communication', config.on(by[0]), by)
+        yield Entry('plan.recompute_communication', config.on(by[0]), by)
 
 
 def _layers(config: Settings, name: str, stages: list[int] | None) -> list[int] | None:
@@ -260,60 +260,60 @@ def _layers(config: Settings, name: str, stages: list[int] | None) -> list[int] 
     return first_layers(stages, counts)
 
 
-def passes(config: Settings) -> Iterator[Told]:
+def passes(config: Settings) -> Iterator[Finding]:
     """Overlap passes, which MindSpore leaves off unless a file beside turns them on."""
     path = 'context.ascend_config.parallel_speed_up_json_path'
     named = [name for name in config.named if name.startswith(f'{SPEED_UP}.')]
     rows = [config.table.rows[name] for name in named if name in config.table.rows and config.on(name)]
     on = {row.setting: row.value.removeprefix('= ') for row in rows}
     by = (*on, *(config.given(path) if named else ()))
-    yield Says('plan.overlap', list(dict.fromkeys(on.values())), by, '' if on else 'off, as MindSpore has them')
+    yield Entry('plan.overlap', list(dict.fromkeys(on.values())), by, '' if on else 'off, as MindSpore has them')
     yield from config.left('switched off', *(name for name in named if not config.on(name)))
     if config.text(path) and not named:
         what = f'no overlap pass is on, for {config.text(path)[:80]} is not here; --set plan.overlap=[…] names them'
-        yield Assumed(what)
-        yield Left(path, 'its file is not here; no overlap pass is on')
+        yield Guess(what)
+        yield Unmapped(path, 'its file is not here; no overlap pass is on')
     elif not named:
         yield from config.left('no file is named', path)
 
 
-def memory(config: Settings) -> Iterator[Told]:
+def memory(config: Settings) -> Iterator[Finding]:
     """What MindSpore may take of a device."""
     name = 'context.max_device_memory'
     if name not in config:
         return
     match = re.fullmatch(r'\s*(\d{1,6}(?:\.\d+)?)\s*GB?\s*', config.text(name), re.IGNORECASE)
     if match is None:
-        yield Wrong(name, f'no number of GB (got {config.text(name)[:40]!r})', f'write e.g. --set {name}=58GB')
+        yield Mistake(name, f'no number of GB (got {config.text(name)[:40]!r})', f'write e.g. --set {name}=58GB')
         return
     # MindSpore counts in GB of 2^30 bytes.
     rest = config.number(DEVICE_MEMORY) - float(match[1]) * 2**30
     if rest > 0:
-        yield Says('cluster.reserve', f'{rest / 1e9:.4g} GB', (name,), 'the rest of a device')
+        yield Entry('cluster.reserve', f'{rest / 1e9:.4g} GB', (name,), 'the rest of a device')
     else:
         yield from config.left('no less than the device has', name)
 
 
-def optimizer(config: Settings) -> Iterator[Told]:
+def optimizer(config: Settings) -> Iterator[Finding]:
     """AdamW and what clips its gradients."""
     kind = config.text('optimizer.type')
     if not re.search('adam', kind, re.IGNORECASE):
-        yield Left('optimizer.type', f'{kind}; adamw is written')
+        yield Unmapped('optimizer.type', f'{kind}; adamw is written')
     else:
         master = config.text(f'{_M}.compute_dtype') != 'float32'
-        yield Says(f'{_A}.master_weights', master, config.given('optimizer.type'))
+        yield Entry(f'{_A}.master_weights', master, config.given('optimizer.type'))
     betas = config.named['optimizer.betas'].value if 'optimizer.betas' in config else None
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, (int, float)) for one in betas):
         for key, value in zip(('beta1', 'beta2'), betas, strict=True):
-            yield Says(f'{_A}.{key}', value, ('optimizer.betas',))
+            yield Entry(f'{_A}.{key}', value, ('optimizer.betas',))
     by = config.given('lr_schedule.learning_rate', 'optimizer.learning_rate')
     if by and config.real(by[0]) > 0:
-        yield Says(f'{_A}.learning_rate', config.real(by[0]), by)
+        yield Entry(f'{_A}.learning_rate', config.real(by[0]), by)
     names = ('runner_wrapper.use_clip_grad', 'runner_wrapper.max_grad_norm')
     if config.on(names[0]):
-        yield Says('workload.clip_norm', config.real(names[1]), config.given(*names))
+        yield Entry('workload.clip_norm', config.real(names[1]), config.given(*names))
     else:
-        yield Says('workload.clip_norm', 0, config.given(names[0]))
+        yield Entry('workload.clip_norm', 0, config.given(names[0]))
         yield from config.left('use_clip_grad is off', names[1])
 
 

@@ -14,7 +14,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
-from simpar.importing.mapping import Imported, mapped
+from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.settings import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
@@ -32,7 +32,7 @@ _SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
 _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
 
 
-def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Imported:
+def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Import:
     """What a file says, as a schedule.
 
     Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
@@ -46,7 +46,7 @@ def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: 
     return read(text, path, given, profile, model)
 
 
-def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given)
@@ -54,12 +54,12 @@ def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model
     return replace(made, notes=notes)
 
 
-def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
     return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), profile, model)
 
 
-def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     # Editors indent JSON with tabs, which YAML does not take.
     found = settings_of_yaml(text.replace('\t', ' '), str(path))
     beside = list(_longest(model)) if model else []
@@ -74,7 +74,7 @@ def _longest(model: str) -> Iterator[Setting]:
             yield replace(one, name='model-longest', written=f'{one.name} of the model')
 
 
-def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Imported:
+def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     found = settings_of_yaml(text, str(path))
     found += list(_speed_up(found, path))
     return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.table), profile, model)
@@ -110,7 +110,7 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
     return [Setting(name, value, f'--set {name}={value}') for name, value in given.items()]
 
 
-def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Imported:
+def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Import:
     told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
     name = profile or told or source.nodes.get(settings.number('nproc-per-node'), source.profile)
     cluster = profile_of_flag(name, '--cluster')

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -69,7 +69,7 @@ class Setting:
         return shown(str(self.value))
 
 
-class Says(NamedTuple):
+class Entry(NamedTuple):
     """A key of the schedule, its value, the settings that say so, and what a reader should know of it."""
 
     key: str
@@ -78,7 +78,7 @@ class Says(NamedTuple):
     note: str = ''
 
 
-class Left(NamedTuple):
+class Unmapped(NamedTuple):
     """A setting that has no key as it stands, why, and whether it is not modelled or has no effect."""
 
     by: str
@@ -86,14 +86,14 @@ class Left(NamedTuple):
     reason: str = NOT_MODELLED
 
 
-class Assumed(NamedTuple):
+class Guess(NamedTuple):
     """What the file does not say and the schedule needs; ``of_cluster``, where it is the size of the cluster."""
 
     what: str
     of_cluster: bool = False
 
 
-class Wrong(NamedTuple):
+class Mistake(NamedTuple):
     """What keeps a schedule from being written: a setting, or none, what is wrong and what to do."""
 
     by: str
@@ -101,11 +101,11 @@ class Wrong(NamedTuple):
     instead: str
 
 
-Told = Says | Left | Assumed | Wrong
+Finding = Entry | Unmapped | Guess | Mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SettingRow:
     """What a launcher's table says of a setting.
 
     Arguments:
@@ -166,8 +166,8 @@ class Table:
     that ends with ``*``; ``aliases``, other names of settings.
     """
 
-    rows: Mapping[str, Row] = field(default_factory=dict)
-    listed: tuple[Row, ...] = ()
+    rows: Mapping[str, SettingRow] = field(default_factory=dict)
+    listed: tuple[SettingRow, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, base: Table) -> Table:
@@ -199,9 +199,8 @@ class Table:
 
 def table_of(launcher: str) -> Table:
     """The table of a launcher."""
-    known = {one.name for one in fields(Row)}
     with (FOLDER / f'{launcher}.csv').open(encoding='utf-8', newline='') as file:
-        rows = [Row(**{name: text for name, text in row.items() if name in known}) for row in csv.DictReader(file)]
+        rows = [SettingRow(**row) for row in csv.DictReader(file)]
     return Table(
         {row.setting: row for row in rows if row.key},
         tuple(row for row in rows if row.value in _REASONS),
@@ -268,11 +267,11 @@ class Settings:
         """Those of the names that the file has."""
         return tuple(name for name in names if name in self.named)
 
-    def left(self, why: str, *names: str) -> Iterator[Told]:
+    def left(self, why: str, *names: str) -> Iterator[Finding]:
         """Those of the names that the file has, as without effect."""
-        return (Left(name, why, IDLE) for name in self.given(*names))
+        return (Unmapped(name, why, IDLE) for name in self.given(*names))
 
-    def said(self, *names: str, by: tuple[str, ...] = (), silent: bool = False) -> Iterator[Told]:
+    def said(self, *names: str, by: tuple[str, ...] = (), silent: bool = False) -> Iterator[Finding]:
         """What settings say that no other one changes, in this order; or why they have no effect.
 
         Arguments: ``silent``, that defaults are said, too, where the file is silent; ``by``, the settings that then say
@@ -285,9 +284,9 @@ class Settings:
             elif name in self or (silent and row.default):
                 value = self.value(name)
                 if value is not None:
-                    yield Says(row.key, value, self.given(name) or by)
+                    yield Entry(row.key, value, self.given(name) or by)
                 if '*' in row.choices and self.text(name).lower() not in row.choices:
-                    yield Left(name, f'{self.text(name)}; {row.choices["*"]} is written')
+                    yield Unmapped(name, f'{self.text(name)}; {row.choices["*"]} is written')
 
     def value(self, name: str) -> Any:
         """What the key of a setting is, or what its default makes of it; None where it says nothing."""
@@ -301,7 +300,7 @@ class Settings:
         said = _scalar(row.value.removeprefix('= ')) if kind != 'switch' else True
         return said if self.on(name) else _scalar(row.default) if row.default else None
 
-    def _idle(self, row: Row) -> str | None:
+    def _idle(self, row: SettingRow) -> str | None:
         """Why a setting has no effect beside the others; None where it has one."""
         match = _CONDITION.fullmatch(row.idle)
         if match is None:
@@ -312,7 +311,7 @@ class Settings:
         return why if (self.number(other) > 0 or self.on(other)) == (match[1] == 'with ') else None
 
 
-Rule = Callable[[Settings], Iterator[Told]]
+Rule = Callable[[Settings], Iterator[Finding]]
 Number = TypeVar('Number', int, float)
 
 

@@ -64,7 +64,7 @@ _OPERATORS: Final[Mapping[type, Callable[[int, int], int]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Argument:
     """A word that a command gets, and the line that says it."""
 
     text: str
@@ -79,10 +79,10 @@ class Script:
     ``notes``, what could not be followed; ``variables``, what was last assigned to each, in one piece.
     """
 
-    commands: tuple[tuple[Given, ...], ...]
-    skipped: tuple[Given, ...] = ()
+    commands: tuple[tuple[Argument, ...], ...]
+    skipped: tuple[Argument, ...] = ()
     notes: tuple[str, ...] = ()
-    variables: Mapping[str, Given] = field(default_factory=dict)
+    variables: Mapping[str, Argument] = field(default_factory=dict)
 
 
 def read_script(text: str, given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Script:
@@ -102,11 +102,11 @@ class _Walk:
 
     def __init__(self, values: Values) -> None:
         self.values = values
-        self.commands: list[tuple[Given, ...]] = []
-        self.skipped: list[Given] = []
+        self.commands: list[tuple[Argument, ...]] = []
+        self.skipped: list[Argument] = []
         self.notes: list[str] = []
         self.functions: dict[str, Block] = {}
-        self.origins: dict[str, list[Given]] = {}
+        self.origins: dict[str, list[Argument]] = {}
         self.calls = 0
         self.steps = 0
 
@@ -172,7 +172,7 @@ class _Walk:
             if isinstance(statement, Command):
                 words = [one for word in statement.words for one in (word.array or (word,))]
                 self.skipped += [
-                    Given(word.text, word.line) for word in words if word.text.lstrip(' \n').startswith('--')
+                    Argument(word.text, word.line) for word in words if word.text.lstrip(' \n').startswith('--')
                 ]
             elif isinstance(statement, If):
                 for asked, body in statement.branches:
@@ -222,24 +222,24 @@ class _Walk:
             return True
         rest = Word(word.line, (first._replace(text=first.text[match.end() :]), *word.parts[1:]))
         value = self.values.joined(rest)
-        self.origins[name] = (self.origins.get(name, []) if more else []) + [Given(value, word.line)]
+        self.origins[name] = (self.origins.get(name, []) if more else []) + [Argument(value, word.line)]
         self.values.assign(name, value, more=more)
         return True
 
-    def given(self, words: tuple[Word, ...] | list[Word]) -> Iterator[Given]:
+    def given(self, words: tuple[Word, ...] | list[Word]) -> Iterator[Argument]:
         """What words come to, each at the line that says it: that of the variable's own, for an array's elements."""
         for word in words:
             texts = self.values.split(word)
             only = word.parts[0] if len(word.parts) == 1 else None
             name = re.match(r'[A-Za-z_][A-Za-z0-9_]*', only.text) if only and only.kind == 'variable' else None
             origins = self.origins.get(name[0], []) if name else []
-            pieces = [Given(piece, one.line) for one in origins for piece in one.text.split()]
+            pieces = [Argument(piece, one.line) for one in origins for piece in one.text.split()]
             lines = [one.line for one in (origins if len(origins) == len(texts) else pieces)]
             if len(lines) != len(texts):
                 lines = [word.line] * len(texts)
-            yield from map(Given, texts, lines)
+            yield from map(Argument, texts, lines)
 
-    def ran(self, given: tuple[Given, ...]) -> None:
+    def ran(self, given: tuple[Argument, ...]) -> None:
         name = given[0].text
         if name in self.functions:
             self.called(name, given[0].line)

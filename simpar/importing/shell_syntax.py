@@ -20,9 +20,9 @@ _BLANK: Final = re.compile(r'<[A-Za-z](?:[^<>\n;|&]*[^<>\s;|&])?>')
 """A place that a published script leaves to be filled in, such as <PATH TO DATA>; for bash it is a redirection."""
 _REDIRECTED: Final = re.compile(r'[0-9]+(?=[<>])')
 _BEFORE_ARRAY: Final = re.compile(r'[A-Za-z_][A-Za-z0-9_]*\+?=')
-_SIGNS: Final = (
-    '&>>', '<<<', '<<-', '&&', '||', ';;', '&>', '>>', '<<', '>&', '<&', '>|', ';', '&', '|', '(', ')', '<', '>',
-)  # fmt: skip
+_LETTER: Final = re.compile(r'\\.|.', re.DOTALL)
+_SPACE: Final = re.compile(r'(?:[ \t\r]|\\\r?\n|#[^\n]*)*')
+_SIGN: Final = re.compile(r'&>>|<<<|<<-|&&|\|\||;;|&>|>>|<<|>&|<&|>\||[;&|()<>]')
 _ENDS: Final = ('\n', ';', '&', '|')
 _REDIRECTIONS: Final = ('>', '>>', '<', '<<', '<<-', '<<<', '>&', '<&', '&>', '&>>', '>|')
 _JOINS: Final = ('&&', '||')
@@ -102,16 +102,7 @@ class _Letters:
         return passed
 
     def blanks(self) -> None:
-        while self.place < len(self.text):
-            if self.ahead() in ' \t\r':
-                self.go(1)
-            elif self.ahead(2) == '\\\n' or self.ahead(3) == '\\\r\n':
-                self.go(3 if self.ahead(3) == '\\\r\n' else 2)
-            elif self.ahead() == '#':
-                end = self.text.find('\n', self.place)
-                self.place = len(self.text) if end < 0 else end
-            else:
-                return
+        self.run(_SPACE)
 
     def next(self) -> Word | None:
         self.blanks()
@@ -125,10 +116,8 @@ class _Letters:
             self.run(_REDIRECTED)
         if match := _BLANK.match(self.text, self.place):
             return Word(line, (Part('text', self.go(len(match[0])), True), *self.word().parts))
-        for sign in _SIGNS:
-            if self.ahead(len(sign)) == sign:
-                self.go(len(sign))
-                return Word(line, sign=sign)
+        if sign := _SIGN.match(self.text, self.place):
+            return Word(line, sign=self.go(len(sign[0])))
         return self.word()
 
     def word(self) -> Word:
@@ -222,20 +211,16 @@ class _Letters:
     def closed(self, opens: str, closes: str) -> str:
         """What stands in brackets that begin here; quotes hide brackets."""
         line, start, depth, quote = self.line, self.place + 1, 0, ''
-        while self.place < len(self.text):
-            here = self.go(1)
-            if here == '\\':
-                self.go(1)
-            elif quote:
+        for match in _LETTER.finditer(self.text, self.place):
+            here = match[0]
+            if quote:
                 quote = '' if here == quote else quote
-            elif here in '\'"':
+            elif here in ('"', "'"):
                 quote = here
-            elif here == opens:
-                depth += 1
-            elif here == closes:
-                depth -= 1
-                if depth == 0:
-                    return self.text[start : self.place - 1]
+            depth += not quote and (here == opens) - (here == closes)
+            if depth == 0:
+                self.go(match.end() - self.place)
+                return self.text[start : match.start()]
         raise ShellError(line, f'a {opens} without its end')
 
     def document(self) -> None:
@@ -270,8 +255,7 @@ def _joined(parts: list[Part]) -> tuple[Part, ...]:
 # statements
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """Words that stand together. Arguments: ``after``, the ``&&`` or ``||`` before it, or nothing."""
 
     line: int
@@ -279,16 +263,14 @@ class Command:
     after: str = ''
 
 
-@dataclass(frozen=True, slots=True)
-class If:
+class If(NamedTuple):
     """``if``: branches of a condition and what it leads to; that of ``else`` has no condition."""
 
     line: int
     branches: tuple[tuple[Block, Block], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """``case``: a word, and patterns with what they lead to."""
 
     line: int
@@ -296,16 +278,14 @@ class Case:
     branches: tuple[tuple[tuple[Word, ...], Block], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(NamedTuple):
     """``for``, ``while`` or ``until``."""
 
     line: int
     body: Block
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(NamedTuple):
     """``name() { … }``."""
 
     line: int

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any, Final
 
 from simpar.huggingface.models import FLAVOURS, flavour
-from simpar.importing.settings import NOW, Assumed, Left, Says, Settings, Source, Told, Wrong, table_of
+from simpar.importing.settings import NOW, Entry, Finding, Guess, Mistake, Settings, Source, Unmapped, table_of
 
 _T: Final = 'workload.transformer'
 _P: Final = 'parallelism'
@@ -18,19 +18,19 @@ def _sizes(toml: Settings) -> dict[str, Any]:
     return flavour(toml.text('model.name'), toml.text('model.flavor')) or {}
 
 
-def model(toml: Settings) -> Iterator[Told]:
+def model(toml: Settings) -> Iterator[Finding]:
     """Sizes of a flavour."""
     name, size, sizes = toml.text('model.name'), toml.text('model.flavor'), _sizes(toml)
     if not sizes:
         known = ', '.join(f'{one} {" ".join(of_name)}' for one, of_name in FLAVOURS.items())
         wrong = f'sizes of {name or "a model"} {size} are not known'
-        yield Wrong('model.flavor', wrong, f'known are {known}; or give the model, --model config.json')
+        yield Mistake('model.flavor', wrong, f'known are {known}; or give the model, --model config.json')
         return
     experts = {f'experts.{part}': one for part, one in sizes.get('experts', {}).items()}
     for key, value in {**{key: one for key, one in sizes.items() if key != 'experts'}, **experts}.items():
-        yield Says(f'{_T}.{key}', value, ('model.name', 'model.flavor'))
+        yield Entry(f'{_T}.{key}', value, ('model.name', 'model.flavor'))
     if 'flex' in size or 'varlen' in size:
-        yield Left('model.flavor', 'attention within documents, whose lengths the file does not say')
+        yield Unmapped('model.flavor', 'attention within documents, whose lengths the file does not say')
 
 
 def _degree(toml: Settings, name: str) -> int:
@@ -52,19 +52,19 @@ def _ranks(toml: Settings) -> tuple[int, int, int]:
     return data * inner, replicas, data
 
 
-def parallel(toml: Settings) -> Iterator[Told]:
+def parallel(toml: Settings) -> Iterator[Finding]:
     """Degrees, and what data ranks share."""
     ranks, replicas, data = _ranks(toml)
-    yield Says('ranks', ranks, toml.given('devices'))
+    yield Entry('ranks', ranks, toml.given('devices'))
     if not toml.number('devices') and toml.number(f'{_P}.data_parallel_shard_degree') < 1:
-        yield Wrong('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
+        yield Mistake('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
     tensor, pipe = _degree(toml, 'tensor_parallel'), _degree(toml, 'pipeline_parallel')
-    yield Says('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
+    yield Entry('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
     if tensor > 1:
-        yield Says('plan.sequence_parallel', True, (f'{_P}.tensor_parallel_degree',))
+        yield Entry('plan.sequence_parallel', True, (f'{_P}.tensor_parallel_degree',))
     if toml.on(f'{_P}.enable_async_tensor_parallel') and tensor > 1:
-        yield Says('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
-    yield Says('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
+        yield Entry('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
+    yield Entry('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
     yield from context_and_experts(toml)
     shards = data // replicas
     by, of_reshard = (
@@ -75,25 +75,25 @@ def parallel(toml: Settings) -> Iterator[Told]:
         return
     reshard = toml.text(f'{_P}.fsdp_reshard_after_forward')
     if reshard == 'never' or (reshard == 'default' and pipe > 1):
-        yield Says('plan.shard', ['state', 'gradients', 'weights'], by)
-        yield Says('plan.gather', 'on-use', of_reshard or by)
+        yield Entry('plan.shard', ['state', 'gradients', 'weights'], by)
+        yield Entry('plan.gather', 'on-use', of_reshard or by)
     else:
-        yield Says('plan.zero', 3, (*by, *of_reshard))
+        yield Entry('plan.zero', 3, (*by, *of_reshard))
     if replicas > 1:
-        yield Says('plan.shard_group', shards, toml.given(f'{_P}.data_parallel_replicate_degree'))
+        yield Entry('plan.shard_group', shards, toml.given(f'{_P}.data_parallel_replicate_degree'))
 
 
-def context_and_experts(toml: Settings) -> Iterator[Told]:
+def context_and_experts(toml: Settings) -> Iterator[Finding]:
     """Context and expert parallelism."""
     yield from toml.said(f'{_P}.context_parallel_degree')
     yield from toml.said(f'{_P}.context_parallel_rotate_method', silent=True)
     if _degree(toml, 'expert_parallel') > 1 and 'experts' in _sizes(toml):
-        yield Says('plan.expert', _degree(toml, 'expert_parallel'), (f'{_P}.expert_parallel_degree',))
+        yield Entry('plan.expert', _degree(toml, 'expert_parallel'), (f'{_P}.expert_parallel_degree',))
     else:
         yield from toml.left('one expert rank, or no experts', f'{_P}.expert_parallel_degree')
 
 
-def batch(toml: Settings) -> Iterator[Told]:
+def batch(toml: Settings) -> Iterator[Finding]:
     """Samples of a step, and the micro-batches of pipeline and accumulation."""
     *_, data = _ranks(toml)
     local, full = max(1, toml.number('training.local_batch_size')), toml.number('training.global_batch_size')
@@ -102,20 +102,20 @@ def batch(toml: Settings) -> Iterator[Told]:
         steps = full // (local * data)
     elif full > 0:
         what = f'global_batch_size {full} is no multiple of {local} × data {data}: {local * data * steps} written'
-        yield Assumed(what)
+        yield Guess(what)
     if 'training.local_batch_size' not in toml:
-        yield Assumed('local_batch_size is 8 where the file does not say it')
+        yield Guess('local_batch_size is 8 where the file does not say it')
     by = toml.given('training.local_batch_size', 'training.global_batch_size')
-    yield Says('workload.batch', local * data * steps, by)
+    yield Entry('workload.batch', local * data * steps, by)
     small = 1
     if _degree(toml, 'pipeline_parallel') > 1:
         size = toml.number(f'{_P}.pipeline_parallel_microbatch_size')
         small = local // size if size and local % size == 0 else local
     by = toml.given(f'{_P}.pipeline_parallel_microbatch_size', 'training.gradient_accumulation_steps')
-    yield Says('plan.micro_batches', small * steps, by)
+    yield Entry('plan.micro_batches', small * steps, by)
 
 
-def order(toml: Settings) -> Iterator[Told]:
+def order(toml: Settings) -> Iterator[Finding]:
     """The pipeline's order and its stages."""
     pipe = _degree(toml, 'pipeline_parallel')
     names = (f'{_P}.pipeline_parallel_schedule', f'{_P}.pipeline_parallel_layers_per_stage')
@@ -124,45 +124,45 @@ def order(toml: Settings) -> Iterator[Told]:
         return
     kind, orders = toml.text(names[0]), toml.table.rows[names[0]].choices
     if kind.lower() not in orders:
-        yield Left(names[0], f'{kind}; 1f1b is written')
+        yield Unmapped(names[0], f'{kind}; 1f1b is written')
     written = orders.get(kind.lower(), '1f1b')
-    yield Says('plan.order', written, toml.given(*names)[:1])
+    yield Entry('plan.order', written, toml.given(*names)[:1])
     if written not in ('1f1b', 'gpipe'):
         # A V has two stages on each rank; the others have two unless told.
         each, layers = toml.number(names[1]), _sizes(toml).get('layers', 0)
         chunks = max(2, -(-layers // (pipe * each))) if each and written[-1] != 'v' else 2
-        yield Says('plan.chunks', chunks, toml.given(*names))
+        yield Entry('plan.chunks', chunks, toml.given(*names))
 
 
-def precision(toml: Settings) -> Iterator[Told]:
+def precision(toml: Settings) -> Iterator[Finding]:
     """Products in bf16 of weights that are kept in fp32, unless told."""
     full = toml.choice('training.dtype') or 'fp32'
     of_ops = (toml.choice('training.mixed_precision_param') or 'bf16') if full == 'fp32' else full
-    yield Says('workload.precision', of_ops, toml.given('training.mixed_precision_param', 'training.dtype'))
+    yield Entry('workload.precision', of_ops, toml.given('training.mixed_precision_param', 'training.dtype'))
     if full != 'fp32':
         yield from toml.left('training.dtype says it', 'training.mixed_precision_param')
     sums, name = toml.choice('training.mixed_precision_reduce') or 'fp32', 'training.mixed_precision_reduce'
-    yield Says('workload.gradients', sums, toml.given(name))
+    yield Entry('workload.gradients', sums, toml.given(name))
     yield from optimizer(toml, master=full == 'fp32' and of_ops != 'fp32')
     converters = [str(one) for one in _listed(toml, 'model.converters')]
     eight = [one for one in converters if 'float8' in one and 'grouped' not in one]
     if eight or toml.on('float8.enable_float8_linear'):
-        yield Says('workload.fp8', 'hybrid', toml.given('model.converters', 'float8.enable_float8_linear'))
+        yield Entry('workload.fp8', 'hybrid', toml.given('model.converters', 'float8.enable_float8_linear'))
     if not eight:
         names = (one for one in toml.named if one.startswith(('quantize.linear', 'float8.')))
         yield from toml.left('converters name no float8', *names)
     if rest := [one for one in converters if one not in eight]:
-        yield Left('model.converters', ', '.join(rest))
+        yield Unmapped('model.converters', ', '.join(rest))
 
 
-def optimizer(toml: Settings, *, master: bool) -> Iterator[Told]:
+def optimizer(toml: Settings, *, master: bool) -> Iterator[Finding]:
     """AdamW; its fp32 weights are the sharded parameters."""
     if toml.text('optimizer.name') not in ('AdamW', 'Adam'):
-        yield Left('optimizer.name', f'{toml.text("optimizer.name")}; adamw is written')
-    yield Says('workload.optimizer.adamw.master_weights', master, toml.given('optimizer.name'))
+        yield Unmapped('optimizer.name', f'{toml.text("optimizer.name")}; adamw is written')
+    yield Entry('workload.optimizer.adamw.master_weights', master, toml.given('optimizer.name'))
     for name in ('optimizer.beta2', 'optimizer.weight_decay', 'optimizer.lr', 'training.max_norm'):
         if name not in toml:
-            yield Says(toml.table.rows[name].key, toml.real(name), (), 'as torchtitan has it')
+            yield Entry(toml.table.rows[name].key, toml.real(name), (), 'as torchtitan has it')
 
 
 def _listed(toml: Settings, name: str) -> list[Any]:
@@ -172,24 +172,24 @@ def _listed(toml: Settings, name: str) -> list[Any]:
     return one.value if isinstance(one.value, list) else [part for part in str(one.value).split(',') if part]
 
 
-def recompute(toml: Settings) -> Iterator[Told]:
+def recompute(toml: Settings) -> Iterator[Finding]:
     """Checkpoints of full layers, of some layers, or of cheap operators."""
     names = ('activation_checkpoint.mode', 'activation_checkpoint.selective_ac_option')
     (mode, option), by = map(toml.text, names), toml.given(*names)
     if names[0] not in toml:
-        yield Assumed('activation_checkpoint.mode is selective where the file does not say it')
+        yield Guess('activation_checkpoint.mode is selective where the file does not say it')
     if mode in ('full', 'none'):
-        yield Says('plan.recompute', mode, by[:1])
+        yield Entry('plan.recompute', mode, by[:1])
         yield from toml.left(f'with mode {mode}', *by[1:])
     elif option.isdigit():
         every, layers = max(1, int(option[:6])), _sizes(toml).get('layers', 0)
         chosen = [f'layer{layer}.*' for layer in range(layers) if (layer + 1) % every == 0]
-        yield Says('plan.recompute', 'full' if every == 1 else chosen or 'none', by)
+        yield Entry('plan.recompute', 'full' if every == 1 else chosen or 'none', by)
     else:
         why = 'the second product of queries, keys and values, and of gate and up, is kept'
-        yield Says('plan.recompute', _cheap(_sizes(toml)), by, why)
+        yield Entry('plan.recompute', _cheap(_sizes(toml)), by, why)
         if mode != 'selective':
-            yield Left(names[0], f'{mode}; cheap operators are recomputed')
+            yield Unmapped(names[0], f'{mode}; cheap operators are recomputed')
 
 
 def _cheap(sizes: dict[str, Any]) -> list[str]:

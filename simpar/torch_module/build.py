@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.model.module import FORMAT
-from simpar.torch_module.call import RESHAPES, SAMPLES, Call, Constants, Told, own_row, plain_attention
+from simpar.torch_module.call import RESHAPES, SAMPLES, Call, Constants, Spec, own_row, plain_attention
 from simpar.torch_module.export import COUNTS
 from simpar.torch_module.graph import (
     Node,
@@ -35,7 +35,7 @@ class Builder:
         self.module = module
         self.constants = Constants(reader)
         self.problems: list[Problem] = []
-        self.made: list[Told] = []
+        self.made: list[Spec] = []
         self.paths: list[str] = []
         self.names: dict[int, str] = {}
         self.weights: dict[str, str] = {}
@@ -203,7 +203,7 @@ class Builder:
         call = Call(self, node)
         dims = row.rule(call.by_name(node.arguments), call.scaled(node))
         fixed = call.check(dims)
-        spec: Told = {
+        spec: Spec = {
             'calls': call.text(),
             'reads': [dims.inputs[place] for place in call.places_of_reads],
             'dims': dims.result,
@@ -245,7 +245,7 @@ class Builder:
         (first,) = call.read
         full = [('d0', *('' for _ in first.shapes[0][1:]))]
         dims = Dims((), ())
-        spec: Told = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
+        spec: Spec = {'calls': call.text(), 'reads': full, 'dims': names, 'fixed': names[1:], 'rows': call.rows,
                       'saves': 'nothing', 'weights': call.weights(dims), 'constants': call.constants(dims)}  # fmt: skip
         node.kind = 'samples'
         node.shapes = ((COUNTS[0], *node.shapes[0][1:]), (COUNTS[1], *node.shapes[1][1:]))
@@ -289,7 +289,7 @@ class Builder:
             Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out')
         )
 
-    def text(self, name: str, sources: list[Told], notes: list[str]) -> str:
+    def text(self, name: str, sources: list[Spec], notes: list[str]) -> str:
         """The graph as JSON."""
         products = [
             one['kind'] == 'linear' or one.get('spec', {}).get('price') in ('product', 'convolution')

@@ -17,7 +17,7 @@ MANY: Final = 1009
 RESHAPES: Final = frozenset({'view', 'reshape', '_unsafe_view', 'flatten', 'unflatten', 'squeeze', 'unsqueeze'})
 OF_WEIGHTS: Final = frozenset({'index', 'index_select', 'tril', 'triu'})
 """Calls besides those of the table that only weights and constants may go through."""
-Told = dict[str, Any]
+Spec = dict[str, Any]
 NO_VALUE: Final = object()
 
 
@@ -95,7 +95,7 @@ def full_name(node: Node) -> str:
     return f'aten.{node.target}' if node.is_aten else node.target
 
 
-class Known(Protocol):
+class Surroundings(Protocol):
     """What a call must know of the graph that it is in: names of operators, constants, and the first input."""
 
     names: dict[int, str]
@@ -112,7 +112,7 @@ class Known(Protocol):
 class Call:
     """One call with what it reads: samples, weights and constants, and the calls before it that make weights."""
 
-    def __init__(self, builder: Known, node: Node) -> None:
+    def __init__(self, builder: Surroundings, node: Node) -> None:
         self.builder, self.node = builder, node
         self.reads: list[str] = []
         self.read: list[Node] = []
@@ -139,7 +139,7 @@ class Call:
     def rows(self) -> int:
         return self.read[0].shapes[0][0]
 
-    def _sample(self, node: Node) -> Told:
+    def _sample(self, node: Node) -> Spec:
         self.reads.append(self.builder.read(node))
         self.read.append(node)
         self.order.append(('read', node))
@@ -150,7 +150,7 @@ class Call:
         value = replaced(told, tensor)
         return [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
 
-    def _tensor(self, node: Node) -> Told:
+    def _tensor(self, node: Node) -> Spec:
         builder = self.builder
         if node.kind == 'samples' or (id(node) in builder.names and node.kind == 'weight'):
             return self._sample(node)
@@ -164,14 +164,14 @@ class Call:
         self.order.append(('computed', node))
         return self._computed(node)
 
-    def _hold(self, node: Node) -> Told:
+    def _hold(self, node: Node) -> Spec:
         for place, (known, _) in enumerate(self.held):
             if known is node:
                 return {'pending': place}
         self.held.append((node, None))
         return {'pending': len(self.held) - 1}
 
-    def _computed(self, node: Node) -> Told:
+    def _computed(self, node: Node) -> Spec:
         if node.held or node.kind == 'constant':
             return self._hold(node)
         if id(node) not in self.made:
@@ -232,12 +232,12 @@ class Call:
         places = [place for place, (of, node) in enumerate(self.order) if node is wanted and of == kind]
         return dims.inputs[places[0]] if places else ()
 
-    def weights(self, dims: Dims) -> list[Told]:
+    def weights(self, dims: Dims) -> list[Spec]:
         """Weights that it reads, directly or through other calls."""
         return [self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
                 for node, _ in self._of('weight')]  # fmt: skip
 
-    def constants(self, dims: Dims) -> list[Told]:
+    def constants(self, dims: Dims) -> list[Spec]:
         """Constants that it reads."""
         made = []
         for node, _ in self._of('constant'):
@@ -249,7 +249,7 @@ class Call:
     def _of(self, kind: str) -> list[tuple[Node, Any]]:
         return [held for held in self.held if held[0].kind == kind]
 
-    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Told:
+    def _told(self, node: Node, names: tuple[str, ...], name: str) -> Spec:
         shape = node.shapes[0]
         return {'name': name, 'given': f'given:{name}', 'shape': shape, 'dims': names or ('',) * len(shape)}
 

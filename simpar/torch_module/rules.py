@@ -273,63 +273,40 @@ def gathered(call: Arguments, result: Shape) -> Dims:
 # the table
 
 
-class Row(NamedTuple):
+class AtenRow(NamedTuple):
     """What is known of an operator.
 
-    Arguments: ``saves``, of what it reads, for the gradient of an input: nothing, the other inputs, or all of them;
-    ``price``, what bounds it; ``flops`` of an element of the result, forward: the backward of an input takes as many.
+    Arguments: ``sharded``, which dims may be; ``saves``, of what it reads, for the gradient of an input: nothing, the
+    other inputs, or all of them; ``price``, what bounds it; ``flops`` of an element of the result, forward: the
+    backward of an input takes as many.
     """
 
     rule: Rule
+    sharded: str
     saves: str
     price: str
     flops: int
 
 
-def _table() -> Iterator[tuple[str, Row]]:
+def _table() -> Iterator[tuple[str, AtenRow]]:
     with (Path(__file__).parent / 'operators.csv').open(encoding='utf-8', newline='') as file:
         for row in csv.DictReader(file):
             name, *keys = row['rule'].split()
             rule = along(*keys) if keys else globals()[name]
-            yield row['operator'], Row(rule, row['saves'], row['price'], int(row['flops']))
+            yield row['operator'], AtenRow(rule, row['sharded'], row['saves'], row['price'], int(row['flops']))
 
 
-TABLE: Final[Mapping[str, Row]] = dict(_table())
+TABLE: Final[Mapping[str, AtenRow]] = dict(_table())
 """By the name of the operator, without its overload."""
-_SHARDED: Final[dict[Rule, str]] = {
-    elementwise: 'all dims, broadcast from the last',
-    fill: 'all dims',
-    permuted: 'all dims, in another order',
-    reshaped: 'of dims that become one, the first',
-    expanded: 'all dims but those that become longer',
-    repeated: 'all dims but those that become longer',
-    reduced: 'all dims but those that go',
-    selected: 'all dims but the one that goes',
-    stacked: 'all dims but the new one',
-    padded: 'all dims but those that become longer',
-    normalised: 'all dims but those that are normalised',
-    multiplied: 'rows, columns and leading dims, not what is summed over',
-    projected: 'rows and columns, not what is summed over',
-    einsum: 'every letter of the result',
-    attention: 'samples and heads',
-    image: 'samples',
-    pooled: 'samples and channels',
-    by_channel: 'all dims',
-    looked_up: 'places and features; the table by its features',
-    indexed: 'samples',
-    gathered: 'all dims but the one that is gathered along',
-}
-"""What may be sharded, in words; others: all dims but those that the call names."""
 
 
 def aten_table() -> list[str]:
     """The lines of the table in the docs: operators of one rule in one row."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for name, row in TABLE.items():
-        told = _SHARDED.get(row.rule, 'all dims but the one that it works along')
         bound = {'streaming': 'bytes moved', 'view': 'nothing: a view', 'product': 'matrix units',
                  'attention': 'its own table', 'convolution': 'matrix units'}[row.price]  # fmt: skip
-        alike.setdefault((told, row.saves, bound), []).append(f'`{name}`')
+        alike.setdefault((row.sharded, row.saves, bound), []).append(f'`{name}`')
     head = [
         '| aten operators | what may be sharded | the backward keeps of its inputs | bound by |',
         '|---|---|---|---|',
