@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.costs import GRADES, ByKey, Communication, Keys
+from simpar.cost.costs import GRADES, ByKey, Communication
 from simpar.cost.price import Effects, price
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -267,11 +267,10 @@ def faster(profile, factor):
 
 
 def test_op_classes_that_communicate_are_told_by_their_keys():
-    keys = Keys(np.array([0, 2, 1, 2, 1]), np.array([False, True, False, True, False]))
-    assert dict(keys) == {1: 2, 3: 2}
-    assert keys.first.tolist() == [0, 1, 2, 1, 2]
-    assert 2 not in keys
-    assert keys.get(5) is None
     message = (Communication(1.0, 2.0),)
-    again = pickle.loads(pickle.dumps(ByKey(keys, {2: message})))
-    assert again == ByKey(keys, {2: message}) == {1: message, 3: message}
+    found = ByKey(np.array([0, 2, 1, 2, 1]), {2: message})
+    assert dict(found) == {1: message, 3: message}
+    assert found.first.tolist() == [0, 1, 2, 1, 2]
+    assert 2 not in found
+    assert found.get(5) is None
+    assert pickle.loads(pickle.dumps(found)) == found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby, repeat
 from operator import eq, itemgetter
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +34,22 @@ class Communication:
     links: Sequence[tuple[int, float]] = ()
 
 
-class Keys(Mapping[int, int]):
-    """Op classes that communicate, each with the number of its cost key.
+Value_co = TypeVar('Value_co', covariant=True)
 
-    Arguments: ``kind``, of each op class the number of its key; ``communicates``, whether it does.
+
+class ByKey(Mapping[int, Value_co], Generic[Value_co]):
+    """What op classes have, where all of one cost key have the very same.
+
+    Arguments: ``kind``, of each op class the number of its cost key; ``made``, by this number.
     """
 
-    def __init__(self, kind: NDArray[np.int64], communicates: NDArray[np.bool_]) -> None:
+    def __init__(self, kind: NDArray[np.int64], made: Mapping[int, Value_co]) -> None:
         self.kind = kind
-        self._communicates = communicates
+        self.made = made
 
     @cached_property
     def _index(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self._communicates).tolist()
+        found: list[int] = np.flatnonzero(np.isin(self.kind, list(self.made))).tolist()
         return found
 
     @cached_property
@@ -58,10 +61,10 @@ class Keys(Mapping[int, int]):
         first[self.kind[::-1]] = numbers[::-1]
         return first[self.kind]
 
-    def __getitem__(self, index: int) -> int:
-        if not 0 <= index < len(self.kind) or not self._communicates[index]:
+    def __getitem__(self, index: int) -> Value_co:
+        if not 0 <= index < len(self.kind):
             raise KeyError(index)
-        return self.kind.item(index)
+        return self.made[self.kind.item(index)]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._index)
@@ -69,29 +72,9 @@ class Keys(Mapping[int, int]):
     def __len__(self) -> int:
         return len(self._index)
 
-
-class ByKey(Mapping[int, Sequence[Communication]]):
-    """The messages of op classes, where all of one cost key have the very same ones.
-
-    Arguments: ``key_of``, the same object for all costs of a program; ``made``, by the number of a cost key.
-    """
-
-    def __init__(self, key_of: Keys, made: Mapping[int, Sequence[Communication]]) -> None:
-        self.key_of = key_of
-        self.made = made
-
-    def __getitem__(self, index: int) -> Sequence[Communication]:
-        return self.made[self.key_of[index]]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.key_of)
-
-    def __len__(self) -> int:
-        return len(self.key_of)
-
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, ByKey) and other.key_of is self.key_of:
-            return self.made == other.made
+        if isinstance(other, ByKey) and other.kind is self.kind:
+            return bool(self.made == other.made)
         return dict(self) == (dict(other) if isinstance(other, ByKey) else other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -108,36 +91,6 @@ def entry_of(entries: int, groups: int, group: int, position: int) -> int:
     Arguments: ``entries``, how many there are; ``groups`` of the op's partition.
     """
     return group if entries == groups else group * (entries // groups) + position
-
-
-class Why(Mapping[int, str]):
-    """How the seconds of op classes came about; found when somebody asks.
-
-    Arguments: ``kind``, for each op class which of the texts is its own; ``texts`` returns these.
-    """
-
-    def __init__(self, kind: NDArray[np.int64], texts: Callable[[], Sequence[str]]) -> None:
-        self._kind = kind
-        self._make = texts
-
-    @cached_property
-    def _texts(self) -> Sequence[str]:
-        return self._make()
-
-    def __reduce__(self) -> tuple[type[Why], tuple[NDArray[np.int64], partial[tuple[str, ...]]]]:
-        # What makes the texts holds functions of tables, which cannot be sent to other processes.
-        return Why, (self._kind, partial(tuple, self._texts))
-
-    def __getitem__(self, index: int) -> str:
-        if not 0 <= index < len(self):
-            raise KeyError(index)
-        return self._texts[self._kind.item(index)]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self._kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from operator import lt
 from statistics import NormalDist
 from typing import Final
@@ -28,9 +28,7 @@ from simpar.cost.costs import (
     Costs,
     Demands,
     Entries,
-    Keys,
     LinkNames,
-    Why,
     lasts,
 )
 from simpar.errors import Infeasible
@@ -44,6 +42,8 @@ MANY: Final = 512
 BLOM: Final = 0.375
 """Blom's constant: what makes the quantile of a rank near its expectation, for samples of any size."""
 Speeds = tuple[float, float, float]
+Messages = Sequence[Communication]
+"""Of an op class, one for each group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,6 @@ class Models:
         self._devices: Kept[Profile, DeviceCompute] = Kept(4)
         self._collectives: Kept[tuple[object, ...], ClusterCollectives] = Kept(4)
         self._messages: Kept[Same, Communicated] = Kept(4)
-        self._keys: Kept[Same, Keys] = Kept(4)
 
     def device(self, profile: Profile) -> DeviceCompute:
         """The compute model of a profile."""
@@ -96,14 +95,9 @@ class Models:
 
     def messages(self, program: Program, collective: CollectiveModel) -> Communicated:
         """What a model of collectives makes of a program's messages, without a stack."""
-        made = Same(program, collective)
         return self._messages.get(
-            made, lambda: Communicated(program, collective, program.cost_kinds[1], self.keys(program))
+            Same(program, collective), lambda: Communicated(program, collective, *program.cost_kinds)
         )
-
-    def keys(self, program: Program) -> Keys:
-        """The op classes that communicate, without a stack; the same object for all clusters."""
-        return self._keys.get(Same(program), lambda: _communicating(*program.cost_kinds))
 
 
 def price(
@@ -154,8 +148,7 @@ class Pricer:
         # without it.
         if self.stacked:
             self._kind, self._ops = _by_launches(program, self.stacked)
-            keys = _communicating(self._kind, self._ops)
-            self._messages = Communicated(program, self.collective, self._ops, keys)
+            self._messages = Communicated(program, self.collective, self._kind, self._ops)
         else:
             self._kind, self._ops = program.cost_kinds
             self._messages = models.messages(program, self.collective)
@@ -187,8 +180,7 @@ class Pricer:
             communication=communication,
             links=links,
             waiting_slows=effects.slow_down and cluster.waiting_slows,
-            # Without the pricer, which keeps these costs: programs of a sweep would stay until garbage is collected.
-            why=Why(self._kind, partial(_why, self._computed, self._messages, len(self._ops))),
+            why=self._why,
             grades=self._grades(seconds.tolist(), communication.made),
         )
 
@@ -262,7 +254,13 @@ class Pricer:
             compute[kind] = quantise(cost.seconds if effects.small_operator else cost.best)
         return compute
 
-    def _grades(self, compute: list[float], communication: Mapping[int, Sequence[Communication]]) -> dict[str, float]:
+    @cached_property
+    def _why(self) -> ByKey[str]:
+        """How the seconds of op classes came about."""
+        of_messages = {kind: costs[0].why for kind, costs in self._messages.costs.items()}
+        return ByKey(self._kind, {kind: cost.why for kind, cost in self._computed.items()} | of_messages)
+
+    def _grades(self, compute: list[float], communication: Mapping[int, Messages]) -> dict[str, float]:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
         slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
@@ -288,18 +286,6 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
             ops.append(op)
         found.append(numbers[key])
     return np.array(found, dtype=np.int64), tuple(ops)
-
-
-def _communicating(kind: NDArray[np.int64], ops: Sequence[OpClass]) -> Keys:
-    return Keys(kind, np.array([op.kind != 'compute' for op in ops], dtype=bool)[kind])
-
-
-def _why(computed: Mapping[int, ComputeCost], messages: Communicated, kinds: int) -> list[str]:
-    """By cost key, how its seconds come about. Arguments: as a pricer has them; ``kinds``, how many keys there are."""
-    why = [computed[kind].why if kind in computed else '' for kind in range(kinds)]
-    for kind, costs in messages.costs.items():
-        why[kind] = costs[0].why
-    return why
 
 
 def _later_stages(program: Program) -> NDArray[np.int64]:
@@ -350,18 +336,20 @@ def slowest(count: int, spread: float) -> float:
 class Communicated:
     """The messages of a program, of which a model is asked once for each cost key, whichever effects are on.
 
-    Arguments: ``ops``, an op class of each cost key; ``keys``, the op classes that communicate, by cost key.
+    Arguments: ``kind``, of each op class the number of its cost key; ``ops``, an op class of each key.
     Attribute ``costs``: by cost key, of every group.
     """
 
-    def __init__(self, program: Program, collective: CollectiveModel, ops: Sequence[OpClass], keys: Keys) -> None:
+    def __init__(
+        self, program: Program, collective: CollectiveModel, kind: NDArray[np.int64], ops: Sequence[OpClass]
+    ) -> None:
         self._program = program
         self._collective = collective
-        self._keys = keys
+        self._kind = kind
         self._ranks: dict[str, list[list[int]]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
-        self._made: dict[tuple[bool, bool], tuple[ByKey, Sequence[str]]] = {}
+        self._made: dict[tuple[bool, bool], tuple[ByKey[Messages], Sequence[str]]] = {}
         self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
         many = program.world >= MANY
         for number, op in enumerate(ops):
@@ -374,7 +362,7 @@ class Communicated:
             else:
                 self.costs[number] = tuple([collective.cost(op, ranks) for ranks in self._meeting(op)])
 
-    def of(self, effects: Effects) -> tuple[ByKey, Sequence[str]]:
+    def of(self, effects: Effects) -> tuple[ByKey[Messages], Sequence[str]]:
         """The messages with some effects on, and the names of the links; what no effect changes is the same object."""
         key = (effects.small_operator, effects.link_sharing)
         if key not in self._made:
@@ -382,10 +370,10 @@ class Communicated:
                 made, links = self._in_blocks(effects, self._collective)
             else:
                 made, links = self._in_groups(effects)
-            self._made[key] = ByKey(self._keys, made), links
+            self._made[key] = ByKey(self._kind, made), links
         return self._made[key]
 
-    def _in_groups(self, effects: Effects) -> tuple[dict[int, Sequence[Communication]], Sequence[str]]:
+    def _in_groups(self, effects: Effects) -> tuple[dict[int, Messages], Sequence[str]]:
         """By cost key, a message of each group, equal ones once; links have numbers by first use."""
         numbers: dict[str, int] = {}
         shares: dict[tuple[int, tuple[float, ...]], Demands] = {}
@@ -404,17 +392,13 @@ class Communicated:
                 known[key] = Communication(alpha=alpha, transfer=transfer, links=shares[same])
             return known[key]
 
-        made: dict[int, Sequence[Communication]] = {
-            kind: tuple(map(message, costs)) for kind, costs in self.costs.items()
-        }
+        made: dict[int, Messages] = {kind: tuple(map(message, costs)) for kind, costs in self.costs.items()}
         return made, tuple(numbers)
 
-    def _in_blocks(
-        self, effects: Effects, collective: ClusterCollectives
-    ) -> tuple[dict[int, Sequence[Communication]], Sequence[str]]:
+    def _in_blocks(self, effects: Effects, collective: ClusterCollectives) -> tuple[dict[int, Messages], Sequence[str]]:
         """By cost key, by shapes of groups."""
         numbers = _Numbers(len(collective.topology.links) * collective.cluster.world)
-        made: dict[int, Sequence[Communication]] = {}
+        made: dict[int, Messages] = {}
         for kind, alike in self._by_shape.items():
             blocks = []
             for one in alike:

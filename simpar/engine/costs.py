@@ -144,7 +144,7 @@ def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
 def _same(program: Program, costs: Costs) -> Ints:
     """For each op class one that meets the same ranks at the same costs, as far as that is plain."""
     if isinstance(costs.communication, ByKey):
-        found = costs.communication.key_of.first
+        found = costs.communication.first
         # All of a key meet alike, and cost the same but for what somebody has changed since they were priced.
         if (costs.beside_compute[found] == costs.beside_compute).all():
             return found

@@ -275,10 +275,9 @@ def _patterns(count: int, communication: Mapping[int, Sequence[Communication]]) 
             if number == len(found):
                 found.append(blocks)
     if isinstance(communication, ByKey):
-        keys = communication.key_of
-        of_key = np.full(int(keys.kind.max(initial=0)) + 1, _NONE)
+        of_key = np.full(int(communication.kind.max(initial=0)) + 1, _NONE)
         of_key[list(communication.made)] = [of[id(by_group)] for by_group in communication.made.values()]
-        return of_key[keys.kind], found
+        return of_key[communication.kind], found
     pattern = np.full(count, _NONE)
     pattern[list(communication)] = [of[id(by_group)] for by_group in communication.values()]
     return pattern, found

@@ -1,7 +1,5 @@
 """Memory: what every rank holds over the time of a step, from its program's writes and frees and a trace's times."""
 
-from simpar.memory.answer import memory_to_dict as memory_to_dict
-from simpar.memory.answer import peak_summary as peak_summary
 from simpar.memory.fit import check_fit as check_fit
 from simpar.memory.fit import fits as fits
 from simpar.memory.fit import margin_of as margin_of
@@ -13,6 +11,8 @@ from simpar.memory.lifetimes import lifetimes as lifetimes
 from simpar.memory.memory import Memory as Memory
 from simpar.memory.memory import in_flight as in_flight
 from simpar.memory.memory import memory as memory
+from simpar.memory.memory import memory_to_dict as memory_to_dict
+from simpar.memory.memory import peak_summary as peak_summary
 from simpar.memory.memory import sequential as sequential
 from simpar.memory.rank import Peak as Peak
 from simpar.memory.rank import RankMemory as RankMemory

@@ -7,8 +7,7 @@ from typing import Final
 
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.memory.answer import peak_summary
-from simpar.memory.memory import Memory
+from simpar.memory.memory import Memory, peak_summary
 from simpar.units import format_size
 
 ABOVE: Final = 0.17

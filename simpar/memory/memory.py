@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import Final
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory
 from simpar.program import OpClass, Program, Role
 from simpar.trace import RankTimes, Times, Trace
+from simpar.units import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -81,28 +81,19 @@ def memory(
     # The last step, as in ``metrics``: it is the one in the steady state.
     begin = end - trace.step
     kinds = frozenset(always) | ({'gradient'} if framework and framework.contiguous else frozenset())
+    known: dict[Role, Lifetimes] = {}
     ranks = []
     for times, count in zip(trace.representatives, counts, strict=True):
         role = trace.role(times)
-        lives = _lives(trace.program, role, kinds, flattened=flattened)
-        if framework:
-            lives = with_framework(lives, trace.program, role, framework)
+        # Hundreds of ranks often share a role.
+        if role not in known:
+            lives = lifetimes(trace.program, role, always=kinds, flattened=flattened)
+            known[role] = with_framework(lives, trace.program, role, framework) if framework else lives
+        lives = known[role]
         ranks.append(
             RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
         )
     return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank)
-
-
-_KNOWN: Final[WeakKeyDictionary[Program, dict[tuple[Role, frozenset[str], bool], Lifetimes]]] = WeakKeyDictionary()
-
-
-def _lives(program: Program, role: Role, always: frozenset[str], *, flattened: bool) -> Lifetimes:
-    """The lives of a role's tensors; hundreds of ranks often share a role, and a sweep over links a program."""
-    known = _KNOWN.setdefault(program, {})
-    key = (role, always, flattened)
-    if key not in known:
-        known[key] = lifetimes(program, role, always=always, flattened=flattened)
-    return known[key]
 
 
 def sequential(program: Program) -> Trace:
@@ -149,3 +140,35 @@ def _most_at_once(spans: Times, step: float) -> int:
     edges = distinct(np.concatenate(([0.0], since, until)))
     begun, ended = (np.bincount(np.searchsorted(edges, times), minlength=len(edges)) for times in (since, until))
     return int((last - first).sum() + np.cumsum(begun - ended).max())
+
+
+def peak_summary(rank: RankMemory, size: float | None = None) -> str:
+    """A rank's peak in a sentence: how much, of how much, at which op, of what; ``size``, bytes of its device."""
+    kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in rank.peak_kinds.items())
+    of = '' if size is None else f' of {format_size(size)}'
+    more = f' (and {rank.ranks - 1} like it)' if rank.ranks > 1 else ''
+    return f'rank {rank.rank}{more} holds {format_size(rank.peak_bytes)}{of} at {rank.peak_action}: {kinds}'
+
+
+def memory_to_dict(memory: Memory, size: float | None = None) -> dict[str, Any]:
+    """The peaks as one object, in bytes and seconds; ``size``, bytes of a device."""
+    return {'peak': memory.peak, 'device': size, 'ranks': [_rank(rank) for rank in memory.ranks]}
+
+
+def _rank(rank: RankMemory) -> dict[str, Any]:
+    peak = rank.peak
+    return {
+        'rank': rank.rank,
+        'stands_for': rank.ranks,
+        'peak': peak.bytes,
+        'time': peak.time,
+        'op': peak.action,
+        'always': rank.always,
+        'kinds': peak.kinds,
+        'activations': peak.operators,
+        'slices': [
+            {'micro_batch': micro_batch, 'copy': copy, 'bytes': size}
+            # By micro-batch and copy: the order in which a reader looks for them.
+            for (micro_batch, copy), size in sorted(peak.slices.items())
+        ],
+    }

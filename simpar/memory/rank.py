@@ -141,12 +141,6 @@ class RankMemory:
         """Bytes by kind, activations by the operator that wrote them."""
         return self._stack(*_labels([self._operator(row) or kind for row, kind in enumerate(self._kinds)], ()))
 
-    def by_slice(self) -> Timeline:
-        """Bytes of activations and inputs that do not live always; columns are named ``micro-batch.copy``."""
-        mine = np.flatnonzero(self._passing)
-        pairs = [f'{self.lives.micro_batch[row]}.{self.lives.copy[row]}' for row in mine.tolist()]
-        return self._stack(*_labels(pairs, ()), mine)
-
     def live(self, time: float) -> list[Live]:
         """Every tensor that is held just after a time, as rows of name, kind, writer's operator and bytes."""
         return [self._told(row) for row in np.flatnonzero(self._count(time)).tolist()]
