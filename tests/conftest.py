@@ -27,9 +27,6 @@ MARKS = {
         'test_measure',
         'test_notebooks',
         'test_validation',
-        'test_validation_optimizer',
-        'test_validation_pipeline',
-        'test_validation_tiles',
     },
 }
 """Modules by the mark of their tests; pyproject.toml says what each means."""
