@@ -30,7 +30,11 @@ _PROGRAM: Final = re.compile(
     r'(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|numactl|env|singularity|apptainer|[^/]*\.(py|sh))'
 )
 """What stands behind the options of ``srun``, where an option that is not known may or may not take a value."""
-_KINDS: Final = ('gb200', 'b200', 'h200', 'h100', 'a100', 'v100', 'l40s', 'rtx4090')
+PROFILES: Final = {
+    'gb200': 'gb200-nvl72', 'b200': 'b200-sxm-8', 'h200': 'h200-sxm-8', 'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8',
+    'v100': 'v100-sxm2-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
+}  # fmt: skip
+"""Words for an accelerator, and the profile that stands for it."""
 _GRES: Final = re.compile(r'(?:^|,)(?:gpu|npu|ascend)(?::(?P<kind>[A-Za-z][\w.+-]*))?(?::(?P<count>\d+))?(?:\(|,|$)')
 
 
@@ -286,7 +290,7 @@ def _devices(last: Mapping[str, Option]) -> tuple[str, int]:
                 # Slurm: a resource without a number is one of it.
                 count = int(match['count'] or 1)
     words = f'{kind} {last["constraint"].value if "constraint" in last else ""}'.lower()
-    return next((one for one in _KINDS if one in words), ''), count
+    return next((one for one in PROFILES if one in words), ''), count
 
 
 def _number(value: str) -> int:

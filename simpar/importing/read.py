@@ -12,7 +12,7 @@ from typing import Any, Final
 from simpar.document.tree import Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
-from simpar.importing.command_line import settings_of
+from simpar.importing.command_line import PROFILES, settings_of
 from simpar.importing.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
 from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
@@ -23,11 +23,6 @@ from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
-_PROFILES: Final = {
-    'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8', 'h200': 'h200-sxm-8', 'v100': 'v100-sxm2-8', 'gb200': 'gb200-nvl72',
-    'b200': 'b200-sxm-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
-}  # fmt: skip
-"""Words for an accelerator, and the profile that stands for it."""
 _SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
 _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
 
@@ -111,7 +106,7 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 
 def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Import:
-    told = next((one for word, one in _PROFILES.items() if settings.text('profile').startswith(word)), '')
+    told = next((one for word, one in PROFILES.items() if settings.text('profile').startswith(word)), '')
     name = profile or told or source.nodes.get(settings.number('nproc-per-node'), source.profile)
     cluster = profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))

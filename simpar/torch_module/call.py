@@ -86,7 +86,7 @@ class Constants:
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it; types of torch by their names."""
-    text = str(value)
+    text = '' if isinstance(value, Node) else str(value)
     return {'dtype': text.removeprefix('torch.')} if text.startswith('torch.') else value
 
 
@@ -116,9 +116,8 @@ class Call:
         self.builder, self.node = builder, node
         self.reads: list[str] = []
         self.read: list[Node] = []
-        self.places: dict[int, Arg] = {}
         self.order: list[tuple[str, Any]] = []
-        self.held: list[tuple[Node, Any]] = []
+        self.held: list[Node] = []
         self.before: list[Any] = []
         self.made: dict[int, int] = {}
         if node.kind == 'weight':
@@ -150,7 +149,7 @@ class Call:
         value = replaced(told, tensor)
         return [_plain(one) for one in value] if isinstance(value, list) else _plain(value)
 
-    def _tensor(self, node: Node) -> Spec:
+    def _tensor(self, node: Node) -> Spec | Node:
         builder = self.builder
         if node.kind == 'samples' or (id(node) in builder.names and node.kind == 'weight'):
             return self._sample(node)
@@ -164,14 +163,13 @@ class Call:
         self.order.append(('computed', node))
         return self._computed(node)
 
-    def _hold(self, node: Node) -> Spec:
-        for place, (known, _) in enumerate(self.held):
-            if known is node:
-                return {'pending': place}
-        self.held.append((node, None))
-        return {'pending': len(self.held) - 1}
+    def _hold(self, node: Node) -> Node:
+        """A weight or a constant, which stands for itself until it is known how many of each there are."""
+        if all(node is not one for one in self.held):
+            self.held.append(node)
+        return node
 
-    def _computed(self, node: Node) -> Spec:
+    def _computed(self, node: Node) -> Spec | Node:
         if node.held or node.kind == 'constant':
             return self._hold(node)
         if id(node) not in self.made:
@@ -234,20 +232,22 @@ class Call:
 
     def weights(self, dims: Dims) -> list[Spec]:
         """Weights that it reads, directly or through other calls."""
-        return [self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
-                for node, _ in self._of('weight')]  # fmt: skip
+        return [
+            self._told(node, self._dims_of(dims, node, 'weight'), self.builder.weight(node))
+            for node in self._of('weight')
+        ]
 
     def constants(self, dims: Dims) -> list[Spec]:
         """Constants that it reads."""
         made = []
-        for node, _ in self._of('constant'):
+        for node in self._of('constant'):
             name, shape = self.builder.constants.named(node)
             told = self._told(node, self._dims_of(dims, node, 'constant'), name)
             made.append({**told, 'shape': shape, 'dtype': '' if node.floating else node.dtype})
         return made
 
-    def _of(self, kind: str) -> list[tuple[Node, Any]]:
-        return [held for held in self.held if held[0].kind == kind]
+    def _of(self, kind: str) -> list[Node]:
+        return [node for node in self.held if node.kind == kind]
 
     def _told(self, node: Node, names: tuple[str, ...], name: str) -> Spec:
         shape = node.shapes[0]
@@ -255,31 +255,14 @@ class Call:
 
     def text(self) -> str:
         """The calls as a kernel reads them: weights before constants."""
-        order = [*self._of('weight'), *self._of('constant')]
-        place = {id(node): number for number, (node, _) in enumerate(order)}
-
-        def settled(told: Any) -> Any:
-            if isinstance(told, list):
-                return [settled(one) for one in told]
-            if isinstance(told, dict):
-                if 'pending' in told:
-                    return {'held': place[id(self.held[told['pending']][0])]}
-                return (
-                    {key: settled(one) for key, one in told.items()} if len(told) != 1 or 'dtype' not in told else told
-                )
-            return told
-
-        node, arguments, target = self.node, self.arguments, self.node.target
-        if node.kind == 'weight':
-            return json.dumps(settled(self.before))
+        place = {id(node): number for number, node in enumerate([*self._of('weight'), *self._of('constant')])}
+        node, arguments, target, named = self.node, self.arguments, self.node.target, self.named
         if node.base in RESHAPES:
-            target, arguments = 'reshape.default', [arguments[0], {'shape': 0}]
+            target, arguments, named = 'reshape.default', [arguments[0], {'shape': 0}], {}
         elif node.base == 'expand':
             arguments = [arguments[0], {'shape': 0}]
-        named = {} if node.base in RESHAPES else self.named
-        return json.dumps(
-            [*settled(self.before), [target, settled(arguments), {k: settled(v) for k, v in named.items()}]]
-        )
+        calls = self.before if node.kind == 'weight' else [*self.before, [target, arguments, named]]
+        return json.dumps(replaced(calls, lambda held: {'held': place[id(held)]}))
 
 
 # masks of attention that are constants: causal ones become a flag, open ones go; and indices of own samples
