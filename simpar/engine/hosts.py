@@ -27,7 +27,7 @@ WAITS: Final = (RECEIVE, PASS, BATCH, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
-_NEEDLESS: Final = Csr.of(_EMPTY, _EMPTY, 0)
+_NEEDLESS: Final = Csr.counted(_EMPTY, _EMPTY)
 _SHORT: Final = np.zeros(0, dtype=np.uint16)
 _HOST: Final = Role('host', ('host',), _EMPTY.astype(np.uint32), _SHORT, _SHORT, _SHORT, _NEEDLESS, _NEEDLESS)
 

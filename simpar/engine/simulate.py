@@ -103,8 +103,7 @@ def _simulated(
         raise ValueError(f'cannot simulate {steps} steps; write 1 or more')
     representatives = fold(program, costs, unfold)
     if engine != 'simpy':
-        ops = hosted(program, representatives, costs.waits, costs.work_queues)
-        node = nodes_of(ops)
+        ops, node = _arranged(program, representatives, costs)
         if node is not None:
             by_node = node_costs(ops, program, costs, representatives, steps)
             world = world_of(ops, node, by_node, len(costs.links))
@@ -115,6 +114,17 @@ def _simulated(
     from simpar.engine.reference import run as run_reference
 
     return run_reference(program, costs, representatives, steps, observe)
+
+
+def _arranged(program: Program, representatives: Representatives, costs: Costs) -> tuple[Ops, Ints | None]:
+    """The ops of a program and the nodes of these: one step of it costs more to list than to simulate."""
+
+    def arranged() -> tuple[Ops, Ints | None]:
+        ops = hosted(program, representatives, costs.waits, costs.work_queues)
+        return ops, nodes_of(ops)
+
+    # Effects of the model change costs, and rarely which ranks are alike.
+    return program.once('ops', (*representatives.of_rank, costs.waits, costs.work_queues), arranged)
 
 
 def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:

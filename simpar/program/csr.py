@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.kernels import Array, kernel
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Csr:
@@ -23,9 +25,10 @@ class Csr:
     @staticmethod
     def of(row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
         """From pairs (row, item) in any order; the items of a row keep theirs."""
-        # Stable, so that the items of a row keep the order in which they came.
-        order = np.argsort(row, kind='stable')
-        return Csr.counted(np.bincount(row, minlength=rows), item[order])
+        row, item = (np.ascontiguousarray(each, dtype=np.int32) for each in (row, item))
+        start, into = np.zeros(rows + 1, dtype=np.int32), np.empty(len(item), dtype=np.int32)
+        sort_into_rows(row, item, start, into)
+        return Csr(start, into)
 
     @staticmethod
     def counted(count: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]]) -> Csr:
@@ -78,6 +81,26 @@ class Csr:
         """Every row as a tuple."""
         flat = self.item.tolist()
         return [tuple(flat[begin:end]) for begin, end in pairwise(self.start.tolist())]
+
+
+@kernel
+def sort_into_rows(row: Array, item: Array, start: Array, into: Array) -> None:
+    """Write where each row begins and, row by row, the items in the order in which they came.
+
+    Arguments: ``row`` of each item; ``start``, zeros at first.
+    """
+    for one in row:
+        start[one + 1] += 1
+    total = 0
+    for one in range(1, len(start)):
+        count = start[one]
+        # From here on where the next of its items goes, and at last where the next row begins.
+        start[one] = total
+        total += count
+    for place in range(len(row)):
+        at = start[row[place] + 1]
+        into[at] = item[place]
+        start[row[place] + 1] = at + 1
 
 
 def ranges(first: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     count = len(slots)
     # On one stream, order implies every need.
     if not count or streams == 1:
-        return Csr.of(EMPTY, EMPTY, count), Csr.of(EMPTY, EMPTY, count)
+        return (Csr.counted(np.zeros(count, dtype=np.int64), EMPTY),) * 2
     own, named = slots.columns, touches.named
     copies = int(own.copy.max()) + 1
     # A tensor has buffers only where a slot touches it.

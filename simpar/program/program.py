@@ -24,6 +24,7 @@ from simpar.program.turns import Turns, turns_of
 
 HEADER = 'simpar-program 1'
 Row = TypeVar('Row')
+Made = TypeVar('Made')
 Value = TypeVar('Value', bound=np.generic)
 
 
@@ -90,6 +91,22 @@ class Program:
     def tensor_column(self, of: Callable[[Tensor], Any], kind: type[Value]) -> NDArray[Value]:
         """Shape [tensors], the same of tensors."""
         return _column(self._columns, self.tensors, of, kind)
+
+    def once(self, name: str, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What a machine has worked out of the program for a key, where it was the last one of that name to be asked.
+
+        Arguments: ``make``, what works it out. It lives no longer than the program.
+        """
+        # Pairs are read and written as one, so that threads never see half of one.
+        pair = self._made.get(name)
+        if pair is None or pair[0] != key:
+            pair = self._made[name] = key, make()
+        found: Made = pair[1]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[str, tuple[Hashable, Any]]:
+        return {}
 
     @cached_property
     def _columns(self) -> dict[Hashable, NDArray[Any]]:
