@@ -2,13 +2,9 @@
 
 from itertools import pairwise
 
-from simpar.strategy_search import Choice, GraphBuilder, Operator, transformer_blocks
-from simpar.strategy_search.graph import (
-    dense_layer,
-    mean_absolute_error,
-    mean_squared_error,
-    softmax_cross_entropy,
-)
+from simpar.strategy_search import Choice, GraphBuilder, Operator
+from simpar.strategy_search.graph import mean_absolute_error, mean_squared_error, softmax_cross_entropy
+from tests.strategy_networks import dense_layer, transformer_blocks
 
 
 def tuples(value):

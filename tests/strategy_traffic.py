@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from simpar.strategy_search.exact import evaluate, exact
-from simpar.strategy_search.graph import Graph, transformer_blocks
+from simpar.strategy_search.graph import Graph
 from simpar.strategy_search.recursive import double_recursive
 from simpar.strategy_search.rules import Choice
+from tests.strategy_networks import transformer_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

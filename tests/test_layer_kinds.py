@@ -33,9 +33,9 @@ from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import with_choice
 from simpar.strategy_search import Choice, double_recursive
-from simpar.strategy_search.graph import network_graph
 from simpar.strategy_search.rules import rule
 from simpar.workload import Adam, Workload
+from tests.strategy_networks import network_graph
 
 H100 = load_profile('h100-sxm-8')
 EIGHT = cluster(H100, devices=8)

@@ -21,7 +21,6 @@ from simpar.pipeline import (
     v_shape,
     with_communication,
 )
-from simpar.pipeline.checks import all_faults, is_plainly_right
 
 
 def order(*rows, placement=None, micro_batches=2, pieces=1):
@@ -170,21 +169,6 @@ def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
     rows[(rank + 1) % 3].pop()
     rows[rank][at:at] = [taken, taken]
     assert faults(replace(right, actions=tuple(map(tuple, rows))))
-
-
-@given(st.sampled_from(sorted(ORDERS)), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
-def test_what_is_plainly_right_has_no_fault_when_all_is_looked_at(name, seed):
-    right, chance = named_order(name, 3, 6), random.Random(seed)
-    rows = [list(row) for row in right.actions]
-    row = chance.choice(rows)
-    row.insert(chance.randrange(len(row)), row.pop(chance.randrange(len(row))))
-    if chance.random() < 0.3:
-        row[chance.randrange(len(row))] = chance.choice(row)
-    drawn = replace(right, actions=tuple(map(tuple, rows)))
-    assert is_plainly_right(right) == all(not action.sub_actions for row in right.actions for action in row)
-    if is_plainly_right(right):
-        assert is_plainly_right(drawn) == (not all_faults(drawn))
 
 
 def test_placements():

@@ -295,6 +295,24 @@ def test_what_a_framework_holds_and_waits_for_is_bounded_too():
         assert 0.9 * outcome.peak < held <= outcome.peak
 
 
+def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():
+    """Megatron's mask is of a micro-batch, and a node above one knows no micro-batch yet."""
+    model = {**MODELS[0], 'sequence': 16384}
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'h100-sxm-8', 'stack': 'megatron-te'},
+            'workload': {'transformer': model, 'batch': 512, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'},
+        }
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': [1, 2]})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert outcome.feasible
+    assert least(Judge(space, cluster_of(space.base)), path)[2] == []
+
+
 def test_messages_are_hidden_at_a_price():
     speeds = Speeds(matrix=0.8, memory=0.5, collective=0.5)
     # Ten seconds of products alone: nothing to hide costs nothing, idle time hides for nothing.

@@ -38,8 +38,8 @@ from simpar.resolve import find_strategies
 from simpar.resolve.choices import degree_strategies, in_graphs, with_choice
 from simpar.resolve.strategies import sent_bytes, spread_from
 from simpar.strategy_search import Choice, exact, propagate
-from simpar.strategy_search.graph import network_graph
 from simpar.workload import Workload
+from tests.strategy_networks import network_graph
 from tests.strategy_traffic import Block, megatron
 
 EIGHT = cluster(load_profile('h100-sxm-8'), devices=8)

@@ -30,8 +30,8 @@ from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
 from simpar.resolve.objectives import StepBytes, StepSeconds
 from simpar.strategy_search import Choice, GraphBuilder, exact
-from simpar.strategy_search.graph import network_graph
 from simpar.strategy_search.objective import candidates, fixed_candidates
+from tests.strategy_networks import network_graph
 
 
 def seconds(devices, hidden):

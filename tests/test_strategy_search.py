@@ -40,13 +40,12 @@ from simpar.strategy_search import (
     exact,
     propagate,
     ranked,
-    transformer_blocks,
     workload_graph,
 )
 from simpar.strategy_search.exact import Elimination, Factor
-from simpar.strategy_search.graph import network_graph
 from simpar.strategy_search.objective import candidates
 from simpar.workload import Transformer, Workload
+from tests.strategy_networks import network_graph, transformer_blocks
 from tests.strategy_traffic import (
     Block,
     best_degrees,

@@ -9,9 +9,10 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.layout import Axis, TensorLayout, redistribute
 from simpar.layout.axis import merged
 from simpar.model.operators.pointwise import Elementwise
-from simpar.strategy_search import GraphBuilder, exact, transformer_blocks
+from simpar.strategy_search import GraphBuilder, exact
 from simpar.strategy_search.objective import redistribution_bytes
 from simpar.strategy_search.rules import rule, split_of
+from tests.strategy_networks import transformer_blocks
 
 
 def pieces(tensor, layout, bits):

@@ -15,7 +15,7 @@ from redistribution_machine import cut, execute
 from simpar.layout import Layout, compat, redistribute
 from simpar.layout.compat import table_order
 from simpar.strategy_search import double_recursive
-from simpar.strategy_search.graph import transformer_blocks
+from tests.strategy_networks import transformer_blocks
 
 LISTED = {
     1: '0',

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Literal
 
 from simpar.pipeline import mindspore
@@ -96,14 +95,8 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
         if sequence_chunks > 1:
             known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
             raise refuse(name, 'does not split the sequence', f'orders that do: {known}')
-        return _built(name, ranks, micro_batches, chunks)
-    return _built(name, ranks, micro_batches, chunks, sequence_chunks)
-
-
-@lru_cache(maxsize=4)
-def _built(name: str, *counts: int) -> Order:
-    """An order that was made already, as a schedule is checked with the order that it is lowered with."""
-    return ORDERS[name].build(*counts)
+        return found.build(ranks, micro_batches, chunks)
+    return found.build(ranks, micro_batches, chunks, sequence_chunks)
 
 
 def _check_counts(name: str, **counts: int) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 from operator import and_, or_
 from typing import Final, NamedTuple
@@ -165,15 +165,12 @@ class _Sums:
 _LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
 _READER: Final = re.compile(r'@layer\d+\.')
 """Of a cast's name, the layer that reads it."""
-NAMES: Final = 65_536
-"""Names that are told apart once: samples of a search have the same."""
 MIDDLE: Final = 1
 """The micro-batch of three that is neither the first nor the last."""
 PARTS: Final = {'F': ('F',), 'B': ('I', 'W'), 'I': ('I',), 'W': ('W',)}
 """What phases the actions of a pipeline do."""
 
 
-@lru_cache(maxsize=NAMES)
 def does_of(name: str) -> tuple[int | None, str]:
     """The layer that an op or tensor belongs to, and what it does there; no layer: an empty name."""
     found = _LAYER.match(name)

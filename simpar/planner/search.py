@@ -10,7 +10,7 @@ from itertools import chain, islice, product
 from typing import Final
 
 from simpar.planner.judge import GUESS, Asked, Judge
-from simpar.planner.space import DEGREES, MEMORY, TIME, Judged, Refusal, Space, refused
+from simpar.planner.space import DEGREES, TIME, Judged, Refusal, Space, refused
 from simpar.sweep.outcome import Outcome
 
 # Start: plans that are likely good, found by changing keys of a plan while that helps.
@@ -219,9 +219,6 @@ class Starts:
 FIRST: Final = 2
 LARGEST: Final = 16
 """Leaves of the first round, and of the largest: each round has twice as many as the one before."""
-FUSION: Final = 'fusion'
-LIGHTEST: Final = 'none'
-"""The value of that key with which a plan holds least."""
 BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Node = tuple[float, int, Path, int]
@@ -349,7 +346,7 @@ def search(
                 patience = NEVER
                 continue
             cut = _cut(found, gap)
-            round_ = _asked(space, found, [path for bound, path in leaves if bound < cut])
+            round_ = [path for bound, path in leaves if bound < cut]
             _settle(found, heap, leaves)
             if not round_ or time.monotonic() >= until:
                 found.complete = not round_ and (not heap or heap[0][0] >= cut)
@@ -361,7 +358,6 @@ def search(
                 if tell:
                     _settle(found, heap, leaves)
                     tell(found)
-            leaves = _lightened(space, found, leaves)
             size = min(2 * size, LARGEST)
             patience = NEVER
     except KeyboardInterrupt:
@@ -387,39 +383,9 @@ def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluat
             tell(found)
 
 
-def _lightest(space: Space, path: Path) -> Path | None:
-    """The same plan with a message for each tensor, which holds no more: nothing waits there for other tensors."""
-    number = space.keys.index(FUSION) if FUSION in space.keys else None
-    if number is None or LIGHTEST not in space.values[number]:
-        return None
-    return (*path[:number], space.values[number].index(LIGHTEST), *path[number + 1 :])
-
-
 def _holds_too_much(found: Found, path: Path) -> bool:
     outcome = found.outcomes.get(path)
     return outcome is not None and outcome.peak > outcome.device
-
-
-def _asked(space: Space, found: Found, round_: Sequence[Path]) -> list[Path]:
-    """Of plans that differ in how messages are fused, the lightest first, where one of them did not fit."""
-    wanted, heavy = {*round_}, {_lightest(space, path) for path in found.outcomes if _holds_too_much(found, path)}
-    return [
-        path
-        for path in round_
-        if (light := _lightest(space, path)) is None or light == path or light not in heavy or light not in wanted
-    ]
-
-
-def _lightened(space: Space, found: Found, leaves: list[tuple[float, Path]]) -> list[tuple[float, Path]]:
-    """Leaves without those whose lightest sibling does not fit."""
-    left = []
-    for bound, path in leaves:
-        light = _lightest(space, path)
-        if light is not None and _holds_too_much(found, light):
-            _prune(space, found, path, Refusal(MEMORY, found.outcomes[light].reason))
-        else:
-            left.append((bound, path))
-    return left
 
 
 def _look_around(

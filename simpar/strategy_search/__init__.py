@@ -8,7 +8,6 @@ from simpar.strategy_search.exact import ranked as ranked
 from simpar.strategy_search.graph import Graph as Graph
 from simpar.strategy_search.graph import GraphBuilder as GraphBuilder
 from simpar.strategy_search.graph import Operator as Operator
-from simpar.strategy_search.graph import transformer_blocks as transformer_blocks
 from simpar.strategy_search.graph import workload_graph as workload_graph
 from simpar.strategy_search.objective import Bytes as Bytes
 from simpar.strategy_search.objective import Objective as Objective
@@ -30,6 +29,5 @@ __all__ = [
     'exact',
     'propagate',
     'ranked',
-    'transformer_blocks',
     'workload_graph',
 ]
