@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes,
 from simpar.lower.issue import Issue, Issued, Streams, slots_of
 from simpar.lower.passes.fp8 import cast_weights, in_fp8
 from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
-from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard, wanted_of
+from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.recompute import recompute_of
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
 from simpar.lower.roles import StageOps, issued, overlap_conflicts, overlap_of, stages_of, with_passes
@@ -180,12 +179,12 @@ def sharded(
         sum_loss(tape)
     parameters = updated(tape)
     apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
-    shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), wanted_of(tape, plan), apart=apart)
+    shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), apart=apart)
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)
     exchanged = exchange(tape, shards)
-    own = update_shards(tape, shards.owned)
+    own = update_shards(tape, shards)
     return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
 
 
@@ -227,11 +226,12 @@ class _Assembly:
         builder = ProgramBuilder(self.mesh.world, self.tape.partitions.values())
         touched = used(op for found in finished for op in found.ops()) if self.forward else None
         # Members of a flat buffer have no memory of their own.
-        tensors = [tensor for name, tensor in self.tape.tensors.items() if name not in self.tape.replaced]
-        builder.add_tensors(tuple([tensor for tensor in tensors if touched is None or tensor.name in touched]))
+        for name, tensor in self.tape.tensors.items():
+            if name not in self.tape.replaced and (touched is None or name in touched):
+                builder.add_tensor(tensor)
         # Pipeline ranks issue ops of the same name that are equal; the table has each once.
-        ops = list(chain.from_iterable(found.ops() for found in finished))
-        builder.add_op_classes(dict(zip([op.name for op in ops], ops, strict=True)))
+        for op in {op.name: op for found in finished for op in found.ops()}.values():
+            builder.add_op_class(op)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):
             # Role names stand in traces and tables.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from simpar.program.op import OpClass
 from simpar.program.program import Program
 from simpar.program.role import Role, Slots, plain_slots
 from simpar.program.tensor import Partition, Tensor
-from simpar.program.touches import Touches, numbers_of, touches_of
+from simpar.program.touches import Touches, touches_of
 
 
 class ProgramBuilder:
@@ -25,27 +24,14 @@ class ProgramBuilder:
         self._op_classes: dict[str, OpClass] = {}
         self._index: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._table: tuple[Tensor, ...] = ()
         self._roles: list[tuple[str, tuple[str, ...], Slots, Sequence[int]]] = []
 
     def add_tensor(self, tensor: Tensor) -> Tensor:
         """Put a tensor into its table."""
-        if self._table:
-            raise ProgramError('all tensors are there already; add them one by one')
         if tensor.name in self._tensors:
             raise ProgramError(f'two tensors are named {tensor.name!r}')
         self._tensors[tensor.name] = tensor
         return tensor
-
-    def add_tensors(self, tensors: tuple[Tensor, ...]) -> None:
-        """Put all tensors into it at once, each of another name."""
-        if self._tensors or self._table:
-            raise ProgramError('there are tensors already; add all at once')
-        number = numbers_of(tensors)
-        if len(number) < len(tensors):
-            twice = next(tensor.name for place, tensor in enumerate(tensors) if number[tensor.name] != place)
-            raise ProgramError(f'two tensors are named {twice!r}')
-        self._table = tensors
 
     def add_op_class(self, op: OpClass) -> OpClass:
         """Put an op class into its table."""
@@ -54,13 +40,6 @@ class ProgramBuilder:
         self._index[op.name] = len(self._op_classes)
         self._op_classes[op.name] = op
         return op
-
-    def add_op_classes(self, ops: Mapping[str, OpClass]) -> None:
-        """Put all op classes into it at once. Arguments: ``ops``, by name."""
-        if self._op_classes:
-            raise ProgramError('there are op classes already; add all at once')
-        self._index = dict(zip(ops, count()))
-        self._op_classes = dict(ops)
 
     def add_role(
         self,
@@ -108,8 +87,7 @@ class ProgramBuilder:
             role_of_rank=role_of_rank,
             partitions=dict(self._partitions),
             op_classes=tuple(self._op_classes.values()),
-            # The very tuple, so that facts of it are known to other programs of a sweep.
-            tensors=self._table or tuple(self._tensors.values()),
+            tensors=tuple(self._tensors.values()),
             micro_batches=micro_batches,
             copies=copies,
             notes=notes,

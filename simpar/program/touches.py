@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
-from typing import Final
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.kept import Facts
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.tensor import PER_RANK, Tensor, is_per_rank
@@ -39,23 +37,9 @@ class Touches:
     per_rank: Flags
 
 
-def _numbers(tensors: Sequence[Tensor]) -> dict[str, int]:
-    return dict(zip([tensor.name for tensor in tensors], count()))
-
-
-_known: Final[Facts[tuple[Tensor, ...], dict[str, int]]] = Facts(_numbers, 4)
-"""Of a table its tensors by their names: programs of a sweep often have the very table."""
-
-
-def numbers_of(tensors: Sequence[Tensor]) -> dict[str, int]:
-    """The tensors of a table by their names; of two with one name the last."""
-    # Of a list somebody might change the rows.
-    return _known(tensors) if isinstance(tensors, tuple) else _numbers(tensors)
-
-
 def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
     """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
-    number = numbers_of(tensors)
+    number = {tensor.name: place for place, tensor in enumerate(tensors)}
     lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
     item = np.array(list(map(number.__getitem__, chain.from_iterable(lists))), dtype=np.int64)
     return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from simpar.errors import Infeasible, Problem
 from simpar.layout.axis import minus
@@ -118,22 +118,6 @@ def fusion_ids(workload: Workload, plan: Plan, parameters: Iterable[str]) -> dic
         return dict(zip(layers, plan.fusion_ids, strict=True))
     marks = {name: operator.comm_fusion for name, operator in workload.model.operators.items()}
     return {layer: UNMARKED if (mark := marks.get(layer)) is None else mark for layer in layers}
-
-
-class Owned(NamedTuple):
-    """What a rank's update works on of one parameter, or of the parameters of a flat message.
-
-    Arguments:
-        fulls: the full gradients that W adds to.
-        flat: name of the flat message; empty: it is none.
-        layer: the layer that it is updated with.
-    """
-
-    weight: Tensor
-    gradient: Tensor
-    fulls: tuple[Tensor, ...]
-    flat: str
-    layer: str
 
 
 Gather = Literal['after-update', 'on-use', 'on-use-twice']
@@ -249,11 +233,10 @@ class Shard:
         return bool(self.weight.members)
 
     @property
-    def own(self) -> Owned:
-        """What the update of a rank works on; a flat message of one layer belongs to that."""
+    def layer(self) -> str:
+        """The layer that it is updated with; a flat message of one layer belongs to that."""
         layers = {layer_of(name) for name in self.parameters}
-        layer = layers.pop() if len(layers) == 1 else self.bucket
-        return Owned(self.weight, self.gradient, self.fulls, self.flat, layer)
+        return layers.pop() if len(layers) == 1 else self.bucket
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -304,12 +287,6 @@ class Shards:
                 else:
                     found.setdefault(bucket, []).append(name)
         return found
-
-    @property
-    def owned(self) -> dict[str, Owned]:
-        """What the update of each parameter works on."""
-        own = {shard.parameters[0]: shard.own for shard in self.all}
-        return {name: own[shard.parameters[0]] for name, shard in self.of.items()}
 
     def held(self, accumulated: Iterable[str]) -> frozenset[str]:
         """The gradients that a rank has when its sums are done, of those that its ops add to."""
@@ -525,20 +502,19 @@ def shard(
     tape: Tape,
     plan: Plan,
     ids: Callable[[], Mapping[str, int]],
-    wanted: Mapping[str, Wanted],
     *,
     apart: Collection[str] = (),
 ) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a
-    note. Arguments: ``ids`` of layers, asked for only where fusion decides; ``wanted``, as ``wanted_of`` gives it;
-    ``apart``, parameters with an update of their own: none shares a flat message with others, as no group of parameters
-    does in DeepSpeed.
+    note. Arguments: ``ids`` of layers, asked for only where fusion decides; ``apart``, parameters with an update
+    of their own: none shares a flat message with others, as no group of parameters does in DeepSpeed.
     """
     choice = choice_of(plan)
     if not choice.parts:
         return Shards(choice=choice)
+    wanted = {one.tensor.name: one for one in _wanted(tape, choice)}
     # Told before anything is made: with ``padded`` and ``flat`` one uneven member decides for its message.
     uneven = {name for name, one in wanted.items() if one.dim is None}
     made: dict[str, Shard] = {}
@@ -557,13 +533,7 @@ def shard(
     return shards
 
 
-def wanted_of(tape: Tape, plan: Plan) -> dict[str, Wanted]:
-    """The parameters that a plan wants sharded, by name."""
-    choice = choice_of(plan)
-    return {one.tensor.name: one for one in _all_wanted(tape, choice)} if choice.parts else {}
-
-
-def _all_wanted(tape: Tape, choice: Choice) -> Iterator[Wanted]:
+def _wanted(tape: Tape, choice: Choice) -> Iterator[Wanted]:
     for tensor in list(tape.tensors.values()):
         # What has no gradient is a constant.
         trained = tensor.kind == 'parameter' and f'd:{tensor.name}' in tape.tensors

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypedDict
 
 import numpy as np
 
-from simpar.lower.passes.optimizer_parallel import MEMBERS, Owned, output_dims
+from simpar.lower.passes.optimizer_parallel import MEMBERS, Shards, output_dims
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.model.operators import priced
 from simpar.program import OpClass, Partition, Split, Tensor
@@ -46,26 +46,21 @@ def updated(tape: Tape) -> tuple[str, ...]:
     return tuple([parameter for parameter in tape.tensors if parameter in adds])
 
 
-def update_shards(tape: Tape, owned: Mapping[str, Owned] | None = None) -> list[UpdateShard]:
-    """The shards of all parameters, in the order in which the forward uses them; a flat message with its first.
-
-    Arguments: ``owned``, those of the parameters that are sharded.
-    """
+def update_shards(tape: Tape, shards: Shards) -> list[UpdateShard]:
+    """The shards of all parameters, in the order in which the forward uses them; a flat message with its first."""
     # The backward goes from the last stage to the first, so that of two users the first stage stays.
     adds = {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
     found: dict[str, UpdateShard] = {}
-    for parameter in tape.tensors:
-        if parameter in adds:
-            own = (owned or {}).get(parameter) or _full(tape, parameter)
-            name = own.flat or parameter
-            if name not in found:
-                found[name] = UpdateShard(name, own.weight, own.gradient, own.fulls, adds[parameter], own.layer)
+    for parameter in updated(tape):
+        shard, stage = shards.of.get(parameter), adds[parameter]
+        if shard is None:
+            full = tape.tensors[f'd:{parameter}']
+            own = UpdateShard(parameter, tape.tensors[parameter], full, (full,), stage, layer_of(parameter))
+        else:
+            name = shard.flat or parameter
+            own = UpdateShard(name, shard.weight, shard.gradient, shard.fulls, stage, shard.layer)
+        found.setdefault(own.parameter, own)
     return list(found.values())
-
-
-def _full(tape: Tape, parameter: str) -> Owned:
-    gradient = tape.tensors[f'd:{parameter}']
-    return Owned(tape.tensors[parameter], gradient, (gradient,), '', layer_of(parameter))
 
 
 # What updates must know of all gradients together: their norm, to clip by it, and whether all of them are finite.
