@@ -202,13 +202,13 @@ class Tape:
         """Register a value; ``batch_dim``, the dim along which copies split it."""
         layout = value.layout
         self.layouts[value.name] = layout
-        told = self._splits.get(layout)
-        if told is None:
+        splits = self._splits.get(layout)
+        if splits is None:
             shards = tuple(Split(dim, self.partition((axis,))) for dim, axes in enumerate(layout.dims) for axis in axes)
             partial = (self.partition(layout.partial),) if layout.partial else ()
-            told = self._splits[layout] = shards, partial
+            splits = self._splits[layout] = shards, partial
         tensor = Tensor(
-            value.name, kind, value.shape, dtype or self.dtype, *told, batch_dim, initial, like,
+            value.name, kind, value.shape, dtype or self.dtype, *splits, batch_dim, initial, like,
             fill=value.fill,
         )  # fmt: skip
         if tensor.name in self.tensors:

@@ -83,7 +83,7 @@ def one_chunk(graph: Graph, chunks: int) -> Graph:
     """The graph of one of equal chunks of a sequence."""
     sequence = graph.sources[0].shape[TOKENS]
 
-    def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shard(shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[0], sequence // chunks, *shape[2:]) if shape[1:2] == (sequence,) else shape
 
     nodes = tuple(
@@ -92,8 +92,8 @@ def one_chunk(graph: Graph, chunks: int) -> Graph:
         if isinstance(node.operator, Position) else node
         for node in graph.nodes
     )  # fmt: skip
-    sources = tuple(replace(source, shape=cut(source.shape)) for source in graph.sources)
-    return replace(graph, nodes=nodes, sources=sources, shapes={name: cut(one) for name, one in graph.shapes.items()})
+    sources = tuple(replace(source, shape=shard(source.shape)) for source in graph.sources)
+    return replace(graph, nodes=nodes, sources=sources, shapes={name: shard(one) for name, one in graph.shapes.items()})
 
 
 def attend_in_chunks(tape: Tape, name: str, operator: Attention, reads: Sequence[Value], y: Value) -> Value:

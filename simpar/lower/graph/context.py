@@ -292,7 +292,7 @@ class Core:
         # and four more.
         features = keys + values if phase == 'F' else 3 * keys + 2 * values
         flops = 2.0 * dims['batch'] * dims['heads'] * sum(pairs) / len(pairs) * features
-        told = {
+        attributes = {
             **heads.told_of(self.held),
             'context': self.tape.partition(self.tape.axes.context),
             **({'balanced': self.split.ranks} if self.split.balanced else {}),
@@ -307,7 +307,7 @@ class Core:
             [value.name for value in writes],
             flops=flops,
             dims=dims,
-            attributes=told,
+            attributes=attributes,
         )
 
     @property
@@ -514,22 +514,22 @@ class Unfused:
             kv = core.passed(kv, f'{core.kv.name}{step + 1}{tag}', phase, last=last)
             yield step, here
 
-    def _block(self, whole: Value, step: int | None) -> Value:
+    def _block(self, full: Value, step: int | None) -> Value:
         """A part of scores or probabilities by keys; all of it where all keys are there."""
         if step is None:
-            return self.core.tape.register(whole)
-        shape = (*whole.shape[:KEYS], whole.shape[KEYS] // self._steps)
-        return self.core.tape.register(Value(f'{whole.name}.block{step}', shape, whole.layout))
+            return self.core.tape.register(full)
+        shape = (*full.shape[:KEYS], full.shape[KEYS] // self._steps)
+        return self.core.tape.register(Value(f'{full.name}.block{step}', shape, full.layout))
 
-    def _join(self, whole: Value, blocks: Sequence[Value], phase: Phase) -> None:
+    def _join(self, full: Value, blocks: Sequence[Value], phase: Phase) -> None:
         """The blocks in the order of keys."""
         if not self.ring:
             return
         tape = self.core.tape
-        tape.register(whole)
+        tape.register(full)
         names = [block.name for block in blocks]
-        told: Mapping[str, Attribute] = {'context': tape.partition(tape.axes.context)}
-        tape.emit_compute(f'{whole.name}.join', JOIN_KEYS, phase, names, [whole.name], attributes=dict(told))
+        attributes: Mapping[str, Attribute] = {'context': tape.partition(tape.axes.context)}
+        tape.emit_compute(f'{full.name}.join', JOIN_KEYS, phase, names, [full.name], attributes=dict(attributes))
 
     def _emit(
         self, part: str, operator: str, phase: Phase, step: int | None, reads: Sequence[Value],
@@ -627,13 +627,13 @@ class HeadsExchange:
         shape = (*qkv.shape[:2], exchanged.groups * exchanged.width)
         result = tape.register(qkv._replace(name=f'{qkv.name}.repeated', shape=shape, again=None))
         op, added = f'{qkv.name}.repeat', tape.held(result.name)
-        told = {**exchanged.held(qkv.layout), 'times': exchanged.groups // self.heads.groups}
+        attributes = {**exchanged.held(qkv.layout), 'times': exchanged.groups // self.heads.groups}
 
         def back(gradient: Value) -> None:
             given = tape.new_gradient(qkv, 'repeated', gradient)
-            tape.emit_compute(op, REPEAT_KV, 'I', [gradient.name], [given.name], flops=added, attributes=told)
+            tape.emit_compute(op, REPEAT_KV, 'I', [gradient.name], [given.name], flops=added, attributes=attributes)
             tape.accumulate(qkv, given)
 
-        tape.emit_compute(op, REPEAT_KV, 'F', [qkv.name], [result.name], attributes=told)
+        tape.emit_compute(op, REPEAT_KV, 'F', [qkv.name], [result.name], attributes=attributes)
         tape.backward_of(result, back)
         return result

@@ -410,14 +410,14 @@ class _Loss:
         dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
         # Late sums add the gradient over the ranks that replicate the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
-        told: dict[str, Attribute] = {
+        attributes: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,
             **self.partition,
             **({'partial_share': share} if share != 1 else {}),
         }
         flops = {'cross-entropy': 4, 'mse': 2, 'mae': 3}[workload.loss] * self.elements
         tape.emit_compute('loss', operator, 'I', [self.y.name, self.target.name, *lse], [dy.name], flops=flops,
-                          attributes=told)  # fmt: skip
+                          attributes=attributes)  # fmt: skip
         tape.accumulate(self.y, dy)
 
     def _split(self, number: str, lse: str) -> None:
@@ -435,8 +435,8 @@ class _Loss:
         tape, shape = self.tape, (*self.target.shape, width)
         rows = TensorLayout(tape.world, (*self.target.layout.dims, ()))
         own = tape.register(Value(f'{value}.partial', shape, rows.with_partial(self.classes)))
-        told = self.partition if operator == 'ce_sum' else {}
-        tape.emit_compute(name or value, operator, 'F', reads, [own.name], flops=flops, attributes=told)
+        attributes = self.partition if operator == 'ce_sum' else {}
+        tape.emit_compute(name or value, operator, 'F', reads, [own.name], flops=flops, attributes=attributes)
         joint = tape.register(Value(value, shape, rows))
         tape.emit_collective('all_reduce', 'F', self.classes, own.name, joint.name, reduce=reduce)
         return joint.name

@@ -69,7 +69,7 @@ class Mover:
         self.moved[key] = result
         return result
 
-    def laid(self, value: Value, target: TensorLayout, name: str, phase: Phase) -> Value:
+    def in_layout(self, value: Value, target: TensorLayout, name: str, phase: Phase) -> Value:
         """The value in a layout, under this name; no gradient comes back by itself."""
         if value.layout == target:
             return value
@@ -103,8 +103,8 @@ class Mover:
             if not self.results.isdisjoint(op.writes):
                 (result,) = op.writes
                 # A copy that sees a tensor in parts is told by nothing but its result.
-                laid = replace(self.tape.tensors[result], name='')
-                same = (op.stage, op.operator, op.partition, reads, laid, *op.attributes.items())
+                unnamed = replace(self.tape.tensors[result], name='')
+                same = (op.stage, op.operator, op.partition, reads, unnamed, *op.attributes.items())
                 instead[result] = known.setdefault(same, result)
                 if instead[result] != result:
                     del self.tape.tensors[result]

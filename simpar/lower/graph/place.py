@@ -41,22 +41,22 @@ class Placer:
         operator: Operator,
         strategy: Strategy,
         out_strategy: Sequence[int] = (),
-        lies: TensorLayout | None = None,
+        layout: TensorLayout | None = None,
         lead: int = 0,
     ) -> Placed:
         """As a strategy says.
 
-        Arguments: ``lies``, how the first value that it reads lies, input number ``lead``: where that has as many
+        Arguments: ``layout``, that of the first value that it reads, input number ``lead``: where that has as many
         slices, they stay on their ranks, as MindSpore 2.10 propagates layouts. Raises ``Infeasible`` where none can.
         """
         sharded = operator.sharded(strategy, self.world, out_strategy)
         found = Placed(sharded.inputs, sharded.local, sharded.output)
         if (
-            lies is not None
-            and lies.shard_counts == found.inputs[lead].shard_counts
+            layout is not None
+            and layout.shard_counts == found.inputs[lead].shard_counts
             and not _contracted(operator, lead)
         ):
-            followed = self.followed(operator, lies, lead)
+            followed = self.followed(operator, layout, lead)
             # Only the ranks of slices may differ from the strategy, never their number.
             alike = [one.shard_counts for one in followed.inputs] == [one.shard_counts for one in found.inputs]
             found = followed if alike else found
@@ -70,16 +70,17 @@ class Placer:
         Arguments: ``output``, where the sum over ranks is scattered; empty: it is not. Raises ``Infeasible`` naming
         operator and dim where it cannot be.
         """
-        laid = [matrix(*map(_aliases, dims)) for dims in inputs]
-        problem = operator.wrong(tuple(layout.shard_counts for layout in laid), self.world) or _unlike(operator, laid)
+        layouts = [matrix(*map(_aliases, dims)) for dims in inputs]
+        counts = tuple(layout.shard_counts for layout in layouts)
+        problem = operator.wrong(counts, self.world) or _unlike(operator, layouts)
         if problem:
             raise Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
-        axes = {name: dim for names, layout in zip(operator.inputs, laid, strict=True)
+        axes = {name: dim for names, layout in zip(operator.inputs, layouts, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
         # In the operator's order, so that the axes of a sum stand as in the device matrix.
         sums = [axis for name in operator.order if name not in operator.output for axis in axes.get(name, ())]
         local = self._layout(operator.output, axes).with_partial(sums)
-        found = Placed(tuple(laid), local, local.without_partial())
+        found = Placed(tuple(layouts), local, local.without_partial())
         if output:
             wanted = matrix(*map(_aliases, output))
             scattered = operator.output_of(local, wanted.shard_counts)
@@ -88,18 +89,18 @@ class Placer:
                     f'{operator.name}: out_layout {_shown([output])}: the axes of the sum shard a dim inside '
                     'of what shards it already; write them last'
                 )
-            found = Placed(tuple(laid), local, scattered)
+            found = Placed(tuple(layouts), local, scattered)
         return self._checked(operator, found, lead)
 
-    def followed(self, operator: Operator, lies: TensorLayout, lead: int = 0) -> Placed:
+    def followed(self, operator: Operator, layout: TensorLayout, lead: int = 0) -> Placed:
         """As what it reads lies, but for dims that must stay unsharded or do not divide.
 
-        Arguments: ``lies``, the layout of input number ``lead``.
+        Arguments: ``layout``, the layout of input number ``lead``.
         """
         gone = _contracted(operator, lead)
         axes = {
             name: outermost(dim, self._most(operator, lead, name))
-            for name, dim in zip(operator.inputs[lead], lies.dims, strict=True)
+            for name, dim in zip(operator.inputs[lead], layout.dims, strict=True)
             # What is contracted would leave a pending sum, which nobody asked for.
             if name not in gone and name != ONE and name not in operator.fixed
         }
@@ -107,19 +108,19 @@ class Placer:
         output = self._layout(operator.output, axes)
         return Placed(inputs, output, output)
 
-    def viewed(self, operator: Operator, lies: TensorLayout) -> Placed | None:
+    def viewed(self, operator: Operator, layout: TensorLayout) -> Placed | None:
         """A change of shape that leaves every slice as it lies; None where a slice would not be one block.
 
         Where there are copies, they must remain parts of each slice's rows.
         """
         shape = operator.output_shape
-        output = seen_as(lies, operator.shapes[0], shape)
-        if output is None or (self.copies > 1 and not self._keeps_copies(lies, output, shape[0])):
+        output = seen_as(layout, operator.shapes[0], shape)
+        if output is None or (self.copies > 1 and not self._keeps_copies(layout, output, shape[0])):
             return None
-        return Placed((lies,), output, output)
+        return Placed((layout,), output, output)
 
-    def _keeps_copies(self, lies: TensorLayout, output: TensorLayout, rows: int) -> bool:
-        return lies.dims[0] == output.dims[0] and rows % (output.shard_counts[0] * self.copies) == 0
+    def _keeps_copies(self, layout: TensorLayout, output: TensorLayout, rows: int) -> bool:
+        return layout.dims[0] == output.dims[0] and rows % (output.shard_counts[0] * self.copies) == 0
 
     def by_batch(self, rows: int) -> int:
         """Slices of so many rows where nothing else is said: as many as divide ranks and the rows of a copy."""
@@ -161,10 +162,10 @@ def _shown(inputs: Sequence[Sequence[str]]) -> str:
     return ', '.join(f'({", ".join(dims)})' for dims in inputs)
 
 
-def _unlike(operator: Operator, laid: Sequence[TensorLayout]) -> str:
+def _unlike(operator: Operator, layouts: Sequence[TensorLayout]) -> str:
     """What is wrong with the axes of layouts whose counts are right."""
     seen: dict[str, tuple[Axis, ...]] = {}
-    for index, (names, layout) in enumerate(zip(operator.inputs, laid, strict=True)):
+    for index, (names, layout) in enumerate(zip(operator.inputs, layouts, strict=True)):
         for dim, (name, axes) in enumerate(zip(names, layout.dims, strict=True)):
             if name != ONE and seen.setdefault(name, axes) != axes:
                 return f'dim {dim} of input {index} is sharded by other axes than the dim that it is one with'
@@ -350,8 +351,8 @@ class Degrees:
             return self.placer.followed(rule, reads[1].layout, 1)
         if isinstance(operator, Balance):
             return balanced(reads[0].layout, together=operator.together)
-        lead, lies = self._lead(operator, reads)
-        return self.placer.followed(rule, lies, lead)
+        lead, layout = self._lead(operator, reads)
+        return self.placer.followed(rule, layout, lead)
 
     # operators with a weight
 
@@ -476,9 +477,9 @@ class Degrees:
         elif isinstance(operator, TorchCall):
             # The value of the most slices, so that what is split stays split.
             lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
-        lies = reads[lead].layout
-        stream = isinstance(operator, STREAM) and not self._splits(lies)
-        return lead, self._scattered(lies, reads[lead].shape) if stream else lies
+        layout = reads[lead].layout
+        stream = isinstance(operator, STREAM) and not self._splits(layout)
+        return lead, self._scattered(layout, reads[lead].shape) if stream else layout
 
 
 def _kept_slices(operator: TorchCall, place: int, layout: TensorLayout) -> int:

@@ -182,7 +182,7 @@ class Forward:
         values = {source.name: self._source(source) for source in self.graph.sources}
         repeats, layers = Repeats(self.tape, self.mover.results), self._layers
         for begin, end in self._runs():
-            self._go_to(self.stages[begin], values, self.graph.nodes[begin:])
+            self._advance_to(self.stages[begin], values, self.graph.nodes[begin:])
             layer = self.graph.nodes[begin].layer
             if layer in layers:
                 own = self.graph.nodes[begin:end]
@@ -193,7 +193,7 @@ class Forward:
             else:
                 self._nodes(begin, end, values)
         last = self.graph.nodes[-1].name
-        self._go_to(self.tape.mesh.stages - 1, values, ())
+        self._advance_to(self.tape.mesh.stages - 1, values, ())
         add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, values[last],
                  drawn_labels=self.graph.drawn_labels, summed=self.summed)  # fmt: skip
         self.tape.backpropagate()
@@ -205,7 +205,7 @@ class Forward:
         """Record some nodes in order; their values by name."""
         for place in range(begin, end):
             node = self.graph.nodes[place]
-            self._go_to(self.stages[place], values, self.graph.nodes[place:])
+            self._advance_to(self.stages[place], values, self.graph.nodes[place:])
             values[node.name] = self._node(node, place, values)
         return [(node.name, values[node.name]) for node in self.graph.nodes[begin:end]]
 
@@ -224,7 +224,7 @@ class Forward:
     def _layers(self) -> dict[int, Layer]:
         return layers_of(self.graph.nodes, self.stages) if self.repeats else {}
 
-    def _go_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
+    def _advance_to(self, stage: int, values: dict[str, Value], later: Sequence[Node]) -> None:
         """Hand what is still read on to the next stage, until this one is reached."""
         if self.tape.stage == stage:
             return
@@ -347,8 +347,8 @@ class Forward:
         if isinstance(operator, AttentionValues):
             return self.cores[node.name].values(node.name, reads[0], Value(node.value, shape, reads[1].layout))
         if isinstance(operator, CausalSoftmax):
-            (lies,) = (read.layout for read in reads)
-            return self._emitted(node, reads, Placed((lies,), lies, lies))
+            (layout,) = (read.layout for read in reads)
+            return self._emitted(node, reads, Placed((layout,), layout, layout))
         assert isinstance(operator, Attention)
         y = Value(node.value, shape, reads[0].layout)
         return attend(self.tape, node.name, operator, reads, y, ring=ring)

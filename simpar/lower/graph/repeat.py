@@ -10,10 +10,10 @@ else it is recorded for real, and where only the backward shows it, all layers a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from simpar.layout import Axis, TensorLayout
 from simpar.lower.tape import Rule, Tape, Value
@@ -21,9 +21,6 @@ from simpar.model.node import Node
 from simpar.model.operators.base import Operator
 from simpar.program import OpClass, Tensor
 
-Numbers = tuple[int, ...]
-"""Places in the names of a template."""
-T = TypeVar('T')
 _LAYER: Final = re.compile(r'\blayer(\d+)(?=\.)')
 _NEAR: Final = 2
 """A layer names its neighbours up to so many away; names of others stay as they are."""
@@ -139,46 +136,23 @@ def _known(value: Value, number: int) -> tuple[object, ...]:
 # templates
 
 
-class _Op(NamedTuple):
-    """An op with its names as numbers; ``site``, that of a mask of dropout, -1: none."""
-
-    like: OpClass
-    name: int
-    reads: Numbers
-    writes: Numbers
-    accumulates: Numbers
-    site: int
-
-
-class _Value(NamedTuple):
-    """A value with its names as numbers."""
-
-    like: Value
-    name: int
-    again: _Value | None
-
-    def of(self, names: Sequence[str]) -> Value:
-        """The same with other names."""
-        again = self.again.of(names) if self.again else None
-        return self.like._replace(name=names[self.name], again=again)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Template:
-    """What recording a layer added to the tape.
+    """What recording a layer added to the tape, and how its names are those of another layer.
 
-    Arguments: ``text``, all names, one a line, with marks for layers; all else has numbers for names.
+    Arguments: ``names``, all of them; ``text``, the same, one a line, with marks for layers.
     """
 
+    names: tuple[str, ...]
     text: str
-    ops: tuple[_Op, ...]
-    tensors: tuple[tuple[Tensor, int, int], ...]
-    layouts: tuple[tuple[int, TensorLayout], ...]
-    pending: tuple[tuple[int, tuple[Axis, ...]], ...]
-    contributions: tuple[tuple[int, tuple[_Value, ...]], ...]
-    saved: Numbers
-    results: Numbers
-    values: tuple[tuple[int, _Value], ...] = ()
+    ops: list[OpClass]
+    tensors: list[Tensor]
+    layouts: dict[str, TensorLayout]
+    pending: dict[str, tuple[Axis, ...]]
+    contributions: dict[str, list[Value]]
+    saved: set[str]
+    results: set[str]
+    values: Sequence[tuple[str, Value]]
 
     def put(self, tape: Tape, results: set[str], number: int) -> list[tuple[str, Value]]:
         """Put the same of another layer on the tape; its values by the names of nodes.
@@ -189,37 +163,44 @@ class _Template:
         # Marks are replaced in all names at once, which is faster than name by name.
         for offset in range(-_NEAR, _NEAR + 1):
             text = text.replace(f'\0{offset}\0', f'layer{number + offset}')
-        names = text.split('\n')
-        if any(names[name] in tape.tensors for _, name, _ in self.tensors):
+        name = dict(zip(self.names, text.split('\n'), strict=True))
+        if any(name[tensor.name] in tape.tensors for tensor in self.tensors):
             raise NotRepeated
-        tape.tensors.update((names[name], _tensor(like, names[name], names[of])) for like, name, of in self.tensors)
-        tape.layouts.update((names[name], layout) for name, layout in self.layouts)
-        tape.pending.update((names[name], axes) for name, axes in self.pending)
-        for name, values in self.contributions:
-            parts = [value.of(names) for value in values]
-            tape.backward.contributions.setdefault(names[name], []).extend(parts)
+        tape.tensors.update((name[one.name], _tensor(one, name)) for one in self.tensors)
+        tape.layouts.update((name[of], layout) for of, layout in self.layouts.items())
+        tape.pending.update((name[of], axes) for of, axes in self.pending.items())
+        for of, values in self.contributions.items():
+            parts = [_value(value, name) for value in values]
+            tape.backward.contributions.setdefault(name[of], []).extend(parts)
             tape.backward.handed_on.update(part.name for part in parts)
-        tape.ops += [_op(op, names, tape.stage) for op in self.ops]
-        tape.saved.update(names[name] for name in self.saved)
-        results.update(names[name] for name in self.results)
-        return [(names[name], value.of(names)) for name, value in self.values]
+        tape.ops += [_op(op, name, tape.stage) for op in self.ops]
+        tape.saved.update(map(name.__getitem__, self.saved))
+        results.update(map(name.__getitem__, self.results))
+        return [(name[of], _value(value, name)) for of, value in self.values]
 
 
-def _tensor(like: Tensor, name: str, of: str) -> Tensor:
+def _value(like: Value, name: Mapping[str, str]) -> Value:
+    return like._replace(name=name[like.name], again=_value(like.again, name) if like.again else None)
+
+
+def _tensor(like: Tensor, name: Mapping[str, str]) -> Tensor:
     # ``replace`` of dataclasses takes three times as long, and so it does below.
     return Tensor(
-        name, like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial, of,
-        like.members, like.fill,
+        name[like.name], like.kind, like.shape, like.dtype, like.splits, like.partial, like.batch_dim, like.initial,
+        name[like.like], like.members, like.fill,
     )  # fmt: skip
 
 
-def _op(op: _Op, names: Sequence[str], stage: int) -> OpClass:
-    like = op.like
-    attributes = like.attributes if op.site < 0 else {**like.attributes, 'site': names[op.site]}
+def _op(like: OpClass, name: Mapping[str, str], stage: int) -> OpClass:
+    attributes, site = like.attributes, like.attributes.get('site')
+    # A mask of dropout is drawn by the name of its operator.
+    attributes = attributes if site is None else {**attributes, 'site': name[str(site)]}
+    reads, writes, accumulates = (
+        tuple([name[one] for one in names]) for names in (like.reads, like.writes, like.accumulates)
+    )
     return OpClass(
-        names[op.name], like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
-        like.partition, like.peer, like.reduce, tuple([names[one] for one in op.reads]),
-        tuple([names[one] for one in op.writes]), tuple([names[one] for one in op.accumulates]), (), attributes, stage,
+        name[like.name], like.kind, like.operator, like.phase, like.dims, like.flops, like.bytes, like.dtype,
+        like.partition, like.peer, like.reduce, reads, writes, accumulates, (), attributes, stage,
     )  # fmt: skip
 
 
@@ -254,58 +235,42 @@ class _Mark:
         """Keep what came to the tape since as a template, unless names in it do not follow from the layer's number."""
         if key in templates:
             return
-        made = dict(_behind(tape.tensors.items(), self.tensors))
-        if all(_LAYER.search(name) and not _is_counted(name, made, tape) for name in made):
-            templates[key] = self._added(tape, results, number, made, values)
-
-    def _added(
-        self, tape: Tape, results: set[str], number: int, made: dict[str, Tensor], values: Sequence[tuple[str, Value]]
-    ) -> _Template:
-        names = _Names()
-        given = [
-            (name, parts[self.contributions.get(name, 0) :]) for name, parts in tape.backward.contributions.items()
-        ]
-        return _Template(
-            ops=tuple(names.op(op) for op in tape.ops[self.ops :]),
-            tensors=tuple((one, names(one.name), names(one.like)) for one in made.values()),
-            layouts=tuple((names(name), layout) for name, layout in _behind(tape.layouts.items(), self.layouts)),
-            pending=tuple((names(name), axes) for name, axes in _behind(tape.pending.items(), self.pending)),
-            contributions=tuple((names(name), tuple(map(names.value, parts))) for name, parts in given if parts),
-            saved=names.all(tape.saved - self.saved),
-            results=names.all(results - self.results),
-            values=tuple((names(name), names.value(value)) for name, value in values),
-            text=_marked('\n'.join(names.number), number),
-        )
+        made = dict(islice(tape.tensors.items(), self.tensors, None))
+        if not all(_LAYER.search(name) and not _is_counted(name, made, tape) for name in made):
+            return
+        given = {name: parts[self.contributions.get(name, 0) :] for name, parts in tape.backward.contributions.items()}
+        given = {name: parts for name, parts in given.items() if parts}
+        ops, tensors = tape.ops[self.ops :], list(made.values())
+        layouts = dict(islice(tape.layouts.items(), self.layouts, None))
+        pending = dict(islice(tape.pending.items(), self.pending, None))
+        saved, new = tape.saved - self.saved, results - self.results
+        every = [value for parts in given.values() for value in parts] + [value for _, value in values]
+        names = tuple(dict.fromkeys((
+            *(name for op in ops for name in _names(op)), *(name for one in tensors for name in (one.name, one.like)),
+            *layouts, *pending, *given, *saved, *new, *(name for name, _ in values),
+            *(one.name for value in every for one in _gathers(value)),
+        )))  # fmt: skip
+        text = _marked('\n'.join(names), number)
+        templates[key] = _Template(names, text, ops, tensors, layouts, pending, given, saved, new, values)
 
 
-def _behind(items: Iterable[T], count: int) -> Iterable[T]:
-    return islice(items, count, None)
+def _names(op: OpClass) -> Iterator[str]:
+    yield from (op.name, *op.reads, *op.writes, *op.accumulates)
+    if 'site' in op.attributes:
+        yield str(op.attributes['site'])
 
 
-def _is_counted(name: str, made: dict[str, Tensor], tape: Tape) -> bool:
+def _gathers(value: Value) -> Iterator[Value]:
+    """A value, and what it was gathered from."""
+    yield value
+    if value.again:
+        yield from _gathers(value.again)
+
+
+def _is_counted(name: str, made: Mapping[str, Tensor], tape: Tape) -> bool:
     """Whether a name ends with a number as the same without it was taken, by another layer."""
     base = name.rstrip('0123456789')
     return base != name and base in tape.tensors and base not in made
-
-
-class _Names:
-    """Gives names numbers, from 0 on."""
-
-    def __init__(self) -> None:
-        self.number: dict[str, int] = {}
-
-    def __call__(self, name: str) -> int:
-        return self.number.setdefault(name, len(self.number))
-
-    def all(self, names: Iterable[str]) -> Numbers:
-        return tuple(map(self, names))
-
-    def op(self, op: OpClass) -> _Op:
-        site = self(str(op.attributes['site'])) if 'site' in op.attributes else -1
-        return _Op(op, self(op.name), self.all(op.reads), self.all(op.writes), self.all(op.accumulates), site)
-
-    def value(self, value: Value) -> _Value:
-        return _Value(value, self(value.name), self.value(value.again) if value.again else None)
 
 
 def _marked(name: str, number: int) -> str:

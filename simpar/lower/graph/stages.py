@@ -306,12 +306,12 @@ def _in_chunks(
     for place, value in enumerate(values if by else ()):
         layout = _chunk(tape, value)
         if by and layout:
-            sent[place] = by.laid(value, layout, f'{value.name}.chunk', phase)
+            sent[place] = by.in_layout(value, layout, f'{value.name}.chunk', phase)
             come[place] = arrived[place].like(f'{arrived[place].name}.chunk', layout)
     _transfer(tape, sent, come, phase, *stages)
     for one, chunk in zip(arrived, come, strict=True):
         if by and chunk is not one:
-            by.laid(chunk, one.layout, one.name, phase)
+            by.in_layout(chunk, one.layout, one.name, phase)
 
 
 def _chunk(tape: Tape, value: Value) -> TensorLayout | None:

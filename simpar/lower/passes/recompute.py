@@ -230,8 +230,8 @@ def _together(regions: Sequence[str], taken: Sequence[bool]) -> dict[int, Collec
     for place, region in enumerate(regions):
         members.setdefault(region, []).append(place)
     alone: dict[int, Collection[int]] = {place: (place,) for place in range(len(regions))}
-    whole = [mine for region, mine in members.items() if region and all(taken[one] for one in mine)]
-    return alone | {place: mine for mine in whole for place in mine}
+    complete = [mine for region, mine in members.items() if region and all(taken[one] for one in mine)]
+    return alone | {place: mine for mine in complete for place in mine}
 
 
 def _wanted(

@@ -363,16 +363,16 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
     (split,) = shard.weight.splits
     changes, ops = list[Tensor](), list[OpClass]()
     for name, member in zip(shard.weight.members, change.members, strict=True):
-        whole = Tensor(member, 'gathered', tape.tensors[name].shape, change.dtype, splits=tape.tensors[name].splits)
-        made = replace(whole, name=f'c:{name}')
-        tape.tensors |= {whole.name: whole, made.name: made}
+        unsharded = Tensor(member, 'gathered', tape.tensors[name].shape, change.dtype, splits=tape.tensors[name].splits)
+        made = replace(unsharded, name=f'c:{name}')
+        tape.tensors |= {unsharded.name: unsharded, made.name: made}
         changes.append(made)
-        gathers = tuple(_gathers(tape, whole, name, sides[name], shard.stage))
-        full = gathers[-1].writes[0] if gathers else whole.name
+        gathers = tuple(_gathers(tape, unsharded, name, sides[name], shard.stage))
+        full = gathers[-1].writes[0] if gathers else unsharded.name
         ops += [*gathers, _change(tape, made, full, sides[name], shard.stage)]
     share = replace(change, name=f'c:{shard.parameter}.share', members=tuple(made.name for made in changes))
     tape.tensors[share.name] = share
-    told: dict[str, Attribute] = {'dim': 0}
+    dim: dict[str, Attribute] = {'dim': 0}
     gather = OpClass(
         name=f'{shard.parameter}.change.{split.partition}.all_gather.U',
         kind='collective',
@@ -384,7 +384,7 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
         reads=(change.name,),
         writes=change.members,
         frees=(change.name,),
-        attributes=told,
+        attributes=dim,
         stage=shard.stage,
     )
     pack = OpClass(
@@ -396,7 +396,7 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
         reads=share.members,
         writes=(share.name,),
         frees=share.members,
-        attributes={**told, 'partition': split.partition},
+        attributes={**dim, 'partition': split.partition},
         stage=shard.stage,
     )
     return gather, *ops, pack
