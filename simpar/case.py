@@ -33,7 +33,7 @@ from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule
 from simpar.schedule.checks import counts_fit
-from simpar.schedule.schedule import changed
+from simpar.schedule.schedule import with_changes
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
 from simpar.stacks import load_stack
@@ -86,7 +86,7 @@ class Case:
         Raises ``ScheduleError`` for unknown keys, values that do not fit, and where nothing changes.
         Example: ``case.what_if(copies=4, nodes=2).predict().gain``.
         """
-        return case_of(changed(self.schedule, changes), session=self.session)
+        return case_of(with_changes(self.schedule, changes), session=self.session)
 
     @property
     def workload(self) -> Workload:

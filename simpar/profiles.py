@@ -32,7 +32,7 @@ OF_TABLES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 """What a table of measurements was measured of: where a file says that otherwise, the other profile's table is none."""
 
 
-def extended(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses: bool) -> dict[str, Any]:
+def over_base(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses: bool) -> dict[str, Any]:
     """The tree of a profile over that of the one that it extends.
 
     Mappings are joined; links are joined by name where they are written as a mapping; null takes a key away; all else
@@ -189,7 +189,7 @@ def profile_of_flag(name: str, flag: str) -> Profile:
 
 
 @functools.lru_cache(maxsize=256)
-def parsed(name: str, text: str) -> Tree:
+def tree_of_file(name: str, text: str) -> Tree:
     """The tree of the text of a profile or a stack, which nobody changes."""
     return document.tree_of(text, name, error=ProfileError)
 
@@ -203,7 +203,7 @@ def files_of(
     itself, and what to write instead.
     """
     text = document.text_of(path, error=ProfileError)
-    tree = parsed(str(path), text)
+    tree = tree_of_file(str(path), text)
     wanted = tree.get(('extends',))
     if not isinstance(wanted, str) or not wanted:
         return ((str(path), text),)
@@ -239,12 +239,12 @@ def _whole(files: tuple[File, ...], crossing: tuple[bool, ...], root: Any) -> An
     base = _whole(tuple(below), crossing[1:], document.tree_of(below[0][1], below[0][0], error=ProfileError).root)
     wrong, names = unknown_links(base, root)
     if wrong:
-        where = parsed(path, text).where
+        where = tree_of_file(path, text).where
         known = f'links of {base["name"]}: {", ".join(names)}; or write a list of all'
         raise ProfileError(
             [Problem(('links', name), 'no such link', known).at(where(('links', name))) for name in wrong]
         )
-    return extended(base, root, Path(path), crossing[0])
+    return over_base(base, root, Path(path), crossing[0])
 
 
 def _beside(path: Path, wanted: str) -> Path:
@@ -388,7 +388,7 @@ def read_table(table: TableFile, kind: str) -> tuple[Row, ...]:
 @functools.lru_cache(maxsize=64)
 def _read(name: str, kind: str, data: bytes) -> tuple[Row, ...]:
     try:
-        reader = csv.reader(io.StringIO(_unpacked(name, data), newline=''))
+        reader = csv.reader(io.StringIO(_table_text(name, data), newline=''))
         lines = [(reader.line_num, words) for words in reader if words and not words[0].startswith('#')]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as failure:
         raise ProfileError(Problem(name, f'cannot be read: {str(failure)[:100]}', 'write CSV in UTF-8')) from None
@@ -400,7 +400,7 @@ def _read(name: str, kind: str, data: bytes) -> tuple[Row, ...]:
     return rows
 
 
-def _unpacked(name: str, data: bytes) -> str:
+def _table_text(name: str, data: bytes) -> str:
     """A table's text; a compressed one is unpacked up to the same bound."""
     if name.endswith('.gz'):
         data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_BYTES + 1)

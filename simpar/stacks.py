@@ -15,7 +15,7 @@ from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.files import read_csv
 from simpar.hardware import Stack
-from simpar.profiles import File, files_of, parsed, profile_folder
+from simpar.profiles import File, files_of, profile_folder, tree_of_file
 
 DEFAULT: Final = 'eager'
 """The stack of a framework that no row of the table names."""
@@ -71,7 +71,7 @@ def load_stack(name: str) -> Stack:
 @functools.lru_cache(maxsize=64)
 def _stack(files: tuple[File, ...]) -> Stack:
     """The stack of a file over those of the ones that it extends, in this order."""
-    *over, tree = [_renamed(parsed(*file)) for file in files]
+    *over, tree = [_renamed(tree_of_file(*file)) for file in files]
     for above in reversed(over):
         # A title names one stack alone.
         below_it = {key: value for key, value in tree.root.items() if key != 'title'}

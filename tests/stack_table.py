@@ -1,6 +1,6 @@
 """The tables of docs/stacks.md: the default by rule, every example beside devices alone, one plan under frameworks.
 
-`python -m tests.stack_table` writes them; tests/test_stack_table.py holds the cheap ones.
+`python -m tests.stack_table` writes them; tests/test_stacks.py holds the cheap ones.
 """
 
 from __future__ import annotations

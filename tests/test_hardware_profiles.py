@@ -1,17 +1,23 @@
 """Profiles: every number has a source and a grade, what is wrong is named with file and line."""
 
+from __future__ import annotations
+
 import dataclasses
 import gzip
 import os
 import shutil
+from math import prod
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simpar import document, profiles
+from simpar.case import load_case
 from simpar.errors import ProfileError
-from simpar.hardware import GRADES, Figure, worst
+from simpar.hardware import GRADES, Figure, TableFile, worst
 from simpar.profiles import (
     COLUMNS,
     cluster,
@@ -304,3 +310,178 @@ def test_the_profile_in_the_manual(tmp_path):
     profile = load_profile(tmp_path)
     assert profile.net == 'paced:1gbit,50us'
     assert read_table(profile.tables.operator, 'operator') == (('relu', 'F', 131072, 2e-5),)
+
+
+# A profile that extends another says what differs; what it does not say is the other's
+
+
+MINE = """\
+format: 1
+name: mine
+extends: h100-sxm-8
+description: two servers of my own with 200 Gb/s for each GPU
+links:
+  infiniband: {bandwidth: 25 GB/s}
+"""
+
+
+def write(folder, text, name='mine.yaml'):
+    path = folder / name
+    path.write_text(text, encoding='utf-8')
+    return path
+
+
+def test_a_users_own_cluster_takes_six_lines(tmp_path):
+    mine, base = load_profile(write(tmp_path, MINE)), load_profile('h100-sxm-8')
+    assert [link.bandwidth.value for link in mine.links] == [base.links[0].bandwidth.value, 25e9]
+    assert (mine.links[1].bandwidth.grade, mine.links[1].bandwidth.source) == ('estimate', 'as stated in mine.yaml')
+    assert (mine.device, mine.library, mine.tables) == (base.device, base.library, base.tables)
+
+
+def test_half_the_network_is_half_the_network(tmp_path):
+    """The same step as with the link of the profile at half its rate, which simpar knows without such a file."""
+    text = """
+simpar: 1
+cluster: {profile: %s, nodes: 2%s}
+workload:
+  transformer: {layers: 2, hidden: 4096, heads: 32, vocab: 32000, sequence: 2048}
+  batch: 16
+plan: {data: 16, zero: 2}
+"""
+    mine = load_case(text % (write(tmp_path, MINE), '')).predict().step
+    half = load_case(text % ('h100-sxm-8', ', links: {infiniband: 0.5}')).predict().step
+    whole = load_case(text % ('h100-sxm-8', '')).predict().step
+    assert mine == pytest.approx(half, rel=1e-9)
+    assert mine > whole
+
+
+def test_tables_of_another_device_are_none_of_its(tmp_path):
+    device = MINE.replace('links:', 'device: {matrix: {bf16: 400 TFLOP/s, fp64: null}}\nlinks:')
+    found = load_profile(write(tmp_path, device))
+    assert found.device.matrix['bf16'].value == 4e14
+    assert 'fp64' not in found.device.matrix
+    assert (found.device.sustained, found.device.multiprocessors) == (None, None)
+    assert (found.tables.matmul, found.tables.attention) == (None, None)
+    # Collectives inside a node are those of the links, which are the same.
+    assert found.tables.collective == load_profile('h100-sxm-8').tables.collective
+    inner = load_profile(write(tmp_path, MINE.replace('infiniband', 'nvlink'), 'inner.yaml'))
+    assert inner.tables.collective is None
+    # The A100's were measured between nodes, too.
+    assert load_profile(write(tmp_path, MINE.replace('h100', 'a100'), 'a.yaml')).tables.collective is None
+
+
+def test_a_profile_beside_it_is_extended_by_its_path(tmp_path):
+    write(tmp_path, MINE)
+    text = MINE.replace('h100-sxm-8', 'mine.yaml').replace('name: mine', 'name: next').replace('25', '12.5')
+    assert load_profile(write(tmp_path, text, 'next.yaml')).links[1].bandwidth.value == 12.5e9
+
+
+def test_profiles_that_extend_each_other_are_told(tmp_path):
+    for name, other in (('mine.yaml', 'next.yaml'), ('next.yaml', 'mine.yaml')):
+        write(tmp_path, MINE.replace('h100-sxm-8', other), name)
+    with pytest.raises(ProfileError, match=r'next\.yaml:3: extends: a profile that extends itself'):
+        load_profile(tmp_path / 'mine.yaml')
+
+
+@pytest.mark.parametrize(
+    ('text', 'told'),
+    [
+        (MINE.replace('infiniband', 'infinband'), 'mine.yaml:6: links.infinband: no such link; links of h100-sxm-8'),
+        (MINE.replace('h100-sxm-8', 'mine.yaml'), 'mine.yaml:3: extends: a profile that extends itself; name another'),
+        (MINE.replace('h100-sxm-8', 'h1000'), "unknown profile 'h1000'; did you mean h100-sxm-8"),
+        (MINE.replace('25 GB/s', '25 GBB'), "mine.yaml:5: links: unknown unit 'GBB' of rate"),
+        (MINE.replace('25 GB/s', '-1 GB/s'), 'mine.yaml:5: links: not a quantity of rate (got "-1 GB/s")'),
+        (MINE + 'colour: red\n', 'mine.yaml:7: colour: unknown key'),
+    ],
+)
+def test_what_is_wrong_is_told_at_its_line(tmp_path, text, told):
+    with pytest.raises(ProfileError) as error:
+        load_profile(write(tmp_path, text))
+    assert told in '\n'.join(map(str, error.value.problems))
+
+
+def test_a_profile_that_was_edited_is_read_again(tmp_path):
+    """Also where another one extends it, and in the same instant and of the same size."""
+    base, mine = tmp_path / 'base.yaml', tmp_path / 'mine.yaml'
+    base.write_text('{extends: h100-sxm-8, name: base, devices: 4}')
+    mine.write_text('{extends: base.yaml, name: mine}')
+    first = load_profile(mine)
+    assert first.devices == 4
+    assert load_profile(mine) is first
+    stamp = base.stat().st_mtime_ns
+    base.write_text(base.read_text().replace('devices: 4', 'devices: 2'))
+    os.utime(base, ns=(stamp, stamp))
+    assert load_profile(mine).devices == 2
+    assert load_profile(base).devices == 2
+
+
+def test_a_table_that_was_edited_is_read_again(tmp_path):
+    path = tmp_path / 'operator.csv'
+    table = TableFile(file=str(path), source='here', grade='measured')
+    path.write_text('operator,phase,bytes,seconds\nnorm,F,1024,1e-6\n')
+    assert read_table(table, 'operator') == (('norm', 'F', 1024.0, 1e-6),)
+    stamp = path.stat().st_mtime_ns
+    path.write_text(path.read_text().replace('1e-6', '2e-6'))
+    os.utime(path, ns=(stamp, stamp))
+    assert read_table(table, 'operator') == (('norm', 'F', 1024.0, 2e-6),)
+
+
+# Topology: the levels that a group crosses and the channels that it uses
+
+
+def topology(name, nodes=1, **arguments):
+    return cluster(load_profile(name), nodes, **arguments).topology
+
+
+def test_a_group_in_one_node_crosses_its_switch():
+    shape = topology('h100-sxm-8', 2).shape([0, 3, 5])
+    assert (shape.members, shape.domains, shape.ranks, shape.nodes) == ((3, 1), (1, 1), 3, 1)
+    assert shape.outermost == 0
+
+
+def test_one_rank_of_each_node_crosses_the_network_alone():
+    shape = topology('h100-sxm-8', 4).shape([1, 9, 17, 25])
+    assert (shape.members, shape.domains, shape.nodes) == ((1, 4), (4, 1), 4)
+    assert shape.outermost == 1
+
+
+def test_eight_ascend_910a_are_two_groups_of_four():
+    shape = topology('ascend910a-8', 2).shape(range(16))
+    assert shape.members == (4, 2, 2)
+    assert shape.domains == (4, 2, 1)
+
+
+def test_ports_pairs_and_cards():
+    gpus, ascend = topology('h100-sxm-8'), topology('ascend910a-8')
+    assert gpus.channels([2, 0], 0) == ('nvlink/2', 'nvlink/0')
+    assert ascend.channels([0, 1, 3], 0) == ('hccs/0-1', 'hccs/0-3', 'hccs/1-3')
+    assert ascend.channels(range(8), 0) == tuple(
+        f'hccs/{a}-{b}' for base in (0, 4) for a in range(base, base + 4) for b in range(a + 1, base + 4)
+    ), 'no HCCS between the two groups'
+    assert ascend.channels([0, 4], 0) == ()
+
+
+def test_a_card_for_each_node():
+    profile = load_profile('h100-sxm-8')
+    shared = dataclasses.replace(profile.links[1], per='node')
+    made = cluster(dataclasses.replace(profile, links=(profile.links[0], shared)), nodes=3).topology
+    assert made.channels([1, 9, 10], 1) == ('infiniband/node0', 'infiniband/node1')
+
+
+def test_a_smaller_node_has_smaller_groups():
+    made = topology('ascend910a-8', 4, devices=2)
+    assert made.sizes == (2, 2, 0)
+    assert made.shape(range(8)).members == (2, 1, 4)
+
+
+@pytest.mark.parametrize('name', ['ascend910a-8', 'ascend910b-8', 'h100-sxm-8', 'cpu-gloo'])
+@given(ranks=st.sets(st.integers(0, 31), min_size=1, max_size=32))
+def test_the_levels_hold_the_whole_group(name, ranks):
+    """Members multiply to at least the ranks, and to exactly them where every domain holds as many."""
+    made = topology(name, 32 if name == 'cpu-gloo' else 4)
+    shape = made.shape(sorted(ranks))
+    assert prod(shape.members) >= len(ranks)
+    assert shape.domains[-1] == 1, 'the outermost level joins all'
+    assert all(outer <= inner for inner, outer in zip((len(ranks), *shape.domains), shape.domains, strict=False))
+    whole = made.shape(range(32))
+    assert prod(whole.members) == 32

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from good_schedules import GRAPH, NETWORK, TRANSFORMER
+from graph_cases import graph_case, random_graph
 
-from simpar.errors import ScheduleError
+from simpar.errors import Infeasible, ScheduleError
+from simpar.lower import lower
 from simpar.model import (
     Add,
     Dense,
@@ -24,6 +27,7 @@ from simpar.model import (
     Reshape,
     Softmax,
     Transpose,
+    network_shapes,
 )
 from simpar.plans import Plan
 from simpar.schedule import (
@@ -33,6 +37,8 @@ from simpar.schedule import (
     load_schedule,
     written,
 )
+from simpar.schedule.checks import check
+from simpar.schedule.contents import Contents
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
@@ -267,3 +273,146 @@ def test_an_optimizer_with_its_defaults_is_a_name_alone(tmp_path):
     short.write_text(text.replace(written, 'adma'))
     with pytest.raises(ScheduleError, match='did you mean adam'):
         load_schedule(short)
+
+
+# Broken schedules: every fault is told at its line, with its key and a remedy, all at once and with exit code 2
+
+
+BROKEN = Path(__file__).parent / 'broken'
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    text: str
+    overrides: tuple[str, ...]
+    expected: tuple[tuple[str, str], ...]
+    """Pairs of a line (or a setting) and the text of the problem, … for any text."""
+
+
+def cases() -> list[Case]:
+    texts = [path.read_text(encoding='utf-8') for path in sorted(BROKEN.glob('*.txt'))]
+    return [case(part) for text in texts for part in text.split('=== ')[1:]]
+
+
+def case(part: str) -> Case:
+    name, _, rest = part.partition('\n')
+    lines = rest.rstrip('\n').split('\n')
+    overrides = tuple(line.removeprefix('--set ') for line in lines if line.startswith('--set '))
+    expected = [
+        (where.strip(), text.strip())
+        for where, _, text in (line[2:].partition(': ') for line in lines if line.startswith('! '))
+    ]
+    file = [line for line in lines if not line.startswith(('--set ', '! '))]
+    for number, line in enumerate(file, 1):
+        expected += [(str(number), text.strip()) for text in line.split(' # ! ')[1:]]
+    return Case(name, '\n'.join(file) + '\n', overrides, tuple(expected))
+
+
+def fits(text: str, pattern: str) -> bool:
+    return re.fullmatch('.*'.join(re.escape(piece) for piece in pattern.split('…')), text) is not None
+
+
+def test_there_are_enough_broken_schedules():
+    assert len(cases()) >= 60
+
+
+@pytest.mark.parametrize('case', cases(), ids=lambda case: case.name)
+def test_every_fault_is_told_at_its_line_with_a_remedy(case, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(case.text, encoding='utf-8')
+    with pytest.raises(ScheduleError) as caught:
+        load_schedule(path, case.overrides)
+    assert caught.value.exit_code == 2
+    told = [(problem.where.removeprefix(f'{path}:'), str(problem)) for problem in caught.value.problems]
+    left = list(told)
+    for where, text in case.expected:
+        found = [one for one in left if one[0] == where and fits(one[1].partition(f'{where}: ')[2], text)]
+        assert found, f'no {where}: {text}\nin {told}'
+        left.remove(found[0])
+    assert not left
+    assert all(problem.instead for problem in caught.value.problems)
+
+
+def test_problems_stand_in_the_order_of_the_file_on_one_screen(tmp_path):
+    text = TRANSFORMER + ''.join(f'wrong{number}: 1\n' for number in range(100))
+    (tmp_path / 'schedule.yaml').write_text(text)
+    with pytest.raises(ScheduleError) as caught:
+        load_schedule(tmp_path / 'schedule.yaml')
+    lines = str(caught.value).split('\n')
+    assert [line.partition(': ')[2].partition(':')[0] for line in lines[:20]] == [f'wrong{n}' for n in range(20)]
+    assert lines[20] == f'{tmp_path}/schedule.yaml:28: and 80 more'
+    assert len(lines) == 21
+
+
+# Random networks that are graphs: what is refused at the door is what lowering refuses, at a layer of the file
+
+
+def complaints(workload: Workload, plan: Plan) -> list[tuple[object, ...]]:
+    contents = Contents(simpar=1, cluster=ClusterReference(profile='h100-sxm-8'), workload=workload, plan=plan)
+    return [complaint.key for complaint in check(contents)]
+
+
+@pytest.mark.parametrize('seed', range(120))
+def test_what_can_be_lowered_is_not_refused(seed):
+    workload, plan, _ = graph_case(seed)
+    assert complaints(workload, plan) == []
+
+
+def staged(seed: int) -> tuple[Workload, Plan]:
+    """A random graph in a pipeline of stages that begin at any dense layers."""
+    draw = random.Random(seed)
+    while True:
+        draft = random_graph(draw, 4, 1)
+        dense = len(draft.network.dense)
+        if dense >= 2:
+            break
+    stages = draw.randint(2, min(4, dense))
+    begins = sorted(draw.sample(range(1, dense), stages - 1))
+    counts = tuple(end - start for start, end in zip([0, *begins], [*begins, dense], strict=True))
+    workload = Workload(model=draft.network, batch=2 * draft.rows, loss='mse')
+    return workload, Plan(pipeline=stages, stages=counts, micro_batches=2)
+
+
+def test_stages_begin_at_any_layer_whatever_later_ones_read():
+    several = 0
+    for seed in range(120):
+        workload, plan = staged(seed)
+        assert ('plan', 'stages') not in complaints(workload, plan), seed
+        program = lower(workload, plan, 2 * plan.pipeline)
+        several += any(len(op.reads) > 1 for op in program.op_classes if op.kind == 'send')
+    assert 10 < several < 110
+
+
+def spoiled(seed: int) -> Workload:
+    """A random graph of which one layer is another, or out."""
+    draw = random.Random(seed)
+    workload, *_ = graph_case(seed)
+    layers = list(workload.model.layers)
+    place = draw.randrange(len(layers))
+    layer = layers[place]
+    if isinstance(layer, Dense) and draw.random() < 0.5:
+        layers[place] = replace(layer, inputs=layer.inputs + draw.choice([0, 1]))
+    elif draw.random() < 0.5:
+        del layers[place]
+    else:
+        layers.insert(place, draw.choice(layers[: place + 1]))
+    model = replace(workload.model, layers=tuple(layers or [layer]))
+    return replace(workload, model=model, loss='mse', loss_operators='one', loss_strategies={})
+
+
+@pytest.mark.parametrize('seed', range(150))
+def test_networks_that_do_not_fit_are_refused_at_the_door_and_no_others(seed):
+    workload = spoiled(seed)
+    model = workload.model
+    assert isinstance(model, Network)
+    named = [key for key in complaints(workload, Plan()) if key[-1] != 'name']
+    clash = len(named) < len(complaints(workload, Plan()))
+    if clash or not model.is_graph:
+        return
+    try:
+        network_shapes(model, workload.batch)
+    except Infeasible:
+        assert named
+    else:
+        assert not named

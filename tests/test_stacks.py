@@ -6,12 +6,29 @@ import json
 from dataclasses import replace
 
 import pytest
+from stack_table import (
+    EXAMPLE,
+    FILLED,
+    PUBLISHED,
+    RULE,
+    SLOWER,
+    WHICH,
+    example_names,
+    example_row,
+    filled_table,
+    held,
+    published_table,
+    rule_table,
+    which_table,
+)
 
 from simpar.cli import main
 from simpar.cost.price import Effects, Pricer
 from simpar.engine import simulate
 from simpar.errors import ProfileError
 from simpar.hardware import Launches
+from simpar.importing.mapping import schedule_text
+from simpar.importing.read import imported
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.predict import OF_STACKS, predict, step_of
@@ -323,3 +340,166 @@ workload: {{transformer: {{layers: 2, hidden: 64, heads: 4, vocab: 64, sequence:
     assert load_schedule(schedule).plan.prefetch == 3
     mine.write_text(mine.read_text().replace('name: mine', 'name: yours'))
     assert load_stack(str(mine)).name == 'yours'
+
+
+# Tables of docs/stacks.md say what the code says; `python -m tests.stack_table` writes them
+
+
+SMALL = ('llama_degrees', 'mixtral_8x7b_h100', 'multi_copy', 'tiles', 'transformer_h100', 'transformer_910b_7b')
+"""Examples that take less than a second."""
+
+
+@pytest.mark.parametrize(
+    ('first', 'made'), [(RULE, rule_table), (FILLED, filled_table), (PUBLISHED, published_table), (WHICH, which_table)]
+)
+def test_a_table_is_what_it_is_made_from(first, made):
+    assert held(first) == list(made())
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_a_row_is_what_the_example_answers(name):
+    assert example_row(name) in held(EXAMPLE)
+
+
+def test_every_example_under_a_framework_has_a_row():
+    assert [line.split('`')[1] for line in held(EXAMPLE)[2:]] == example_names()
+
+
+def test_who_is_much_slower_than_the_device_alone_has_its_reason():
+    for line in held(EXAMPLE)[2:]:
+        cells = [cell.strip() for cell in line.strip('|').split('|')]
+        assert float(cells[4]) <= SLOWER or cells[-1], line
+
+
+# A stack whose framework does more with a plan than the schedule says: notes, and one exchange between two stages
+
+
+SCRIPT = """\
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 16 --bf16 \\
+  --seq-length 1024 --vocab-size 1024 --micro-batch-size 2 --global-batch-size 64 --pipeline-model-parallel-size 4
+"""
+
+
+@pytest.fixture
+def answer(tmp_path, capsys):
+    """The answer to an imported script, with further words of the command line."""
+    script, file = tmp_path / 'train.sh', tmp_path / 'plan.yaml'
+    script.write_text(SCRIPT)
+    text = schedule_text(imported(script, given={}), script)
+    # The plan alone, on the stack that a test names.
+    file.write_text(''.join(line for line in text.splitlines(keepends=True) if '  stack: ' not in line))
+
+    def told(*words):
+        asked = [word for one in words for word in ('--set', one)]
+        assert main(['run', str(file), '--json', *asked]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return told
+
+
+def test_an_imported_pipeline_idles_as_its_stages_do_in_the_textbook(answer):
+    """One exchange has the receives of the next computation alone: no stage waits for a forward that it needs later."""
+    alone = 'cluster.stack=none'
+    found = answer(alone)
+    stages, micro_batches = 4, 64 // 2 // 2
+    textbook = (stages - 1) / (micro_batches + stages - 1)
+    assert found['steady']['bubble'] / found['step'] == pytest.approx(textbook, abs=0.06)
+    assert answer(alone, 'plan.receive=late')['step'] == found['step']
+
+
+def test_what_the_file_has_otherwise_than_its_framework_is_told(answer):
+    def told(*words):
+        return [line for line in answer('cluster.stack=megatron-te', *words)['beside_stack'] if 'Otherwise' in line]
+
+    assert told() == []
+    (line,) = told('plan.exchange=separate', 'plan.receive=early')
+    assert line == (
+        'Otherwise than megatron-te has it of itself: '
+        'plan.exchange is separate, there fused; plan.receive is early, there late.'
+    )
+    assert told('plan.exchange=separate', 'plan.pipeline=1', 'plan.micro_batches=8', 'plan.order=1f1b') == []
+
+
+def test_what_can_have_no_effect_is_not_told(answer):
+    words = ('plan.streams=group', 'plan.scatter_gather=false', 'plan.receive=early')
+    (line,) = [one for one in answer('cluster.stack=megatron-2021', *words)['beside_stack'] if 'Otherwise' in one]
+    assert 'plan.streams is group, there messages' in line
+    assert 'workload.transformer.attention is flash, there unfused' in line
+    assert 'scatter_gather' not in line
+    assert 'plan.receive' not in line
+
+
+@pytest.mark.parametrize(('value', 'queues'), [('1', 1), ('8', 8), ('0', None), ('33', None), ('$UNSET', None)])
+def test_queues_of_the_environment_are_those_of_the_schedule(tmp_path, value, queues):
+    script = tmp_path / 'train.sh'
+    script.write_text(SCRIPT.replace('CONNECTIONS=1', f'CONNECTIONS={value}'))
+    found = imported(script, given={})
+    assert found.values.get('cluster.work_queues') == queues
+    (line,) = [line for line in found.lines if line.name == 'CUDA_DEVICE_MAX_CONNECTIONS']
+    assert line.keys == (('cluster.work_queues',) if queues else ())
+    elsewhere = imported(script, given={}, profile='ascend910b-8')
+    assert 'cluster.work_queues' not in elsewhere.values
+
+
+# Every stack on pipelines: that its host waits, and has few work queues, never brings ranks into lockstep
+
+
+DEEP = Transformer(layers=32, hidden=4096, heads=32, vocab=4096, sequence=4096)
+PROFILE = load_profile('h100-sxm-8')
+MOST = 1.6
+"""Times as long as the same framework takes whose host never waits, on as many work queues as the device has."""
+
+
+def steps(name: str, plan: Plan, **without: None) -> tuple[float, float]:
+    """Seconds of a step on a stack as it is, and without some of its parts."""
+    work = Workload(model=DEEP, batch=plan.micro_batches, precision='bf16', optimizer=Adam())
+    stack = load_stack(name)
+    program, devices = lower(work, plan, plan.pipeline), min(plan.pipeline, PROFILE.devices)
+    first, other = (
+        step_of(program, cluster(PROFILE, plan.pipeline // devices, devices=devices, stack=one))
+        for one in (stack, replace(stack, **without))
+    )
+    return first, other
+
+
+def plan_of(pipeline: int, chunks: int, **keys: str) -> Plan:
+    order = {'order': 'interleaved-1f1b', 'chunks': chunks} if chunks > 1 else {}
+    return Plan(pipeline=pipeline, micro_batches=16, fusion='stage', **order, **keys)
+
+
+OWN = [name for name in stack_names() if load_stack(name).waits is not None]
+"""Stacks whose host waits anywhere."""
+
+
+@pytest.mark.parametrize('chunks', [1, 2])
+@pytest.mark.parametrize('pipeline', [1, 4, 16])
+@pytest.mark.parametrize('name', OWN)
+def test_no_stack_is_brought_into_lockstep_by_what_its_host_waits_for(name, pipeline, chunks):
+    """With the exchange that the stack has, and with messages that are issued one by one."""
+    if pipeline == 1 and chunks > 1:
+        pytest.skip('one rank has no virtual stages')
+    own = {
+        key.removeprefix('plan.'): value
+        for key, value in load_stack(name).schedule.items()
+        if key in ('plan.exchange', 'plan.receive')
+    }
+    late = [{'exchange': 'separate', 'receive': 'late'}, {'exchange': 'fused', 'receive': 'late'}]
+    # Timers of 2021 synchronise about each pass, with all messages on their way: nothing goes on beside computation.
+    timed = 'pass' in load_stack(name).waits.at
+    for keys in (own, *([] if timed else late)):
+        stacked, free = steps(name, plan_of(pipeline, chunks, **keys), waits=None, work_queues=None)
+        assert stacked <= MOST * free, keys
+    if not timed:
+        # Receives that are posted early hold up what one work queue has behind them, whoever waits.
+        stacked, free = steps(name, plan_of(pipeline, chunks, exchange='separate', receive='early'), waits=None)
+        assert stacked <= MOST * free
+
+
+@pytest.mark.parametrize(
+    'keys', [{'exchange': 'separate', 'receive': 'late'}, {'exchange': 'fused', 'receive': 'late'}]
+)
+def test_interleaved_stages_gain_with_megatron(keys):
+    plain, _ = steps('megatron-te', plan_of(4, 1, exchange='fused', receive='late'))
+    interleaved, _ = steps('megatron-te', plan_of(4, 2, **keys))
+    assert interleaved < plain

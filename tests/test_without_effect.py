@@ -9,7 +9,7 @@ from small_schedules import VALUES, small_schedule
 
 from simpar import cli
 from simpar.ablation.find import same
-from simpar.ablation.keys import left_out, spelled_out, written_keys
+from simpar.ablation.keys import says_the_choice, user_keys, without_keys
 from simpar.ablation.rules import Facts, inert
 from simpar.case import case_of, choices, cluster_of, load_case
 from simpar.errors import SimparError
@@ -47,18 +47,18 @@ def test_a_key_is_told_if_and_only_if_the_program_is_the_same_without_it():
         schedule, plan, program = small_schedule(seed)
         case, world = case_of(replace(schedule, against={})), program.world
         told = {one.key for one in case.without_effect()}
-        keys = [key for key in written_keys(schedule) if key.is_set and key.field not in SPELLED]
+        keys = [key for key in user_keys(schedule) if key.is_set and key.field not in SPELLED]
         # What stands in the program itself needs fewer looks.
         keys = [key for key in keys if seed % 5 == 0 or key.path[0] == 'plan' or key.field in MARKS]
-        alone = [key for key in keys if is_same(program, *left_out(schedule.workload, plan, [key]), world)]
+        alone = [key for key in keys if is_same(program, *without_keys(schedule.workload, plan, [key]), world)]
         differing = [key for key in keys if key not in alone]
         assert not [key.name for key in differing if key.name in told], seed
         together = [key for key in alone if key.name in told]
-        assert is_same(program, *left_out(schedule.workload, plan, together), world), seed
+        assert is_same(program, *without_keys(schedule.workload, plan, together), world), seed
         left = [key for key in alone if key.name not in told]
-        new = [key for key in alone if not spelled_out(key, schedule.workload, plan, world)]
+        new = [key for key in alone if not says_the_choice(key, schedule.workload, plan, world)]
         if [key for key in left if key in new]:
-            groups = [left_out(schedule.workload, plan, group) for group in (alone, new)]
+            groups = [without_keys(schedule.workload, plan, group) for group in (alone, new)]
             assert not all(is_same(program, *group, world) for group in groups), (seed, left)
         told_keys |= {key.field for key in together}
         untold |= {key.field for key in differing}

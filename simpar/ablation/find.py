@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from simpar.ablation.keys import Key, left_out, spelled_out, written_keys
+from simpar.ablation.keys import Key, says_the_choice, user_keys, without_keys
 from simpar.ablation.rules import Facts, effective, facts_of, idle, inert, words
 from simpar.cost.price import price, speeds_beside
 from simpar.errors import SimparError
@@ -87,7 +87,7 @@ def without_effect(
         cluster: what the program runs on.
         program: what came of them.
     """
-    return tuple(_Ablation(schedule, found, plan, cluster, program).told())
+    return tuple(_Ablation(schedule, found, plan, cluster, program).keys())
 
 
 @dataclass(slots=True, eq=False)
@@ -101,12 +101,12 @@ class _Ablation:
     program: Program
     same_without: dict[frozenset[str], bool] = field(default_factory=dict)
 
-    def told(self) -> Iterator[WithoutEffect]:
+    def keys(self) -> Iterator[WithoutEffect]:
         facts = facts_of(self.schedule, self.found.workload, self.plan, self.program)
-        keys = list(written_keys(self.schedule))
+        keys = list(user_keys(self.schedule))
         unable = {key.name: inert(key.rule, facts) for key in keys}
         others = [key for key in keys if key.is_set and not unable[key.name]]
-        spelled = [key for key in others if spelled_out(key, self.found.workload, self.plan, self.cluster.world)]
+        spelled = [key for key in others if says_the_choice(key, self.found.workload, self.plan, self.cluster.world)]
         others = [key for key in others if key not in spelled]
         why = {**unable, **self._idle(others, spelled, facts)}
         for key in keys:
@@ -167,16 +167,16 @@ class _Ablation:
         searched = self.schedule.plan.search
         given = replace(plan, strategies=self.schedule.plan.strategies)
         if 'plan.search' in rules:
-            return left_out(self.schedule.workload, given, keys)
+            return without_keys(self.schedule.workload, given, keys)
         if searched in _CHEAP_SEARCHES:
-            workload, plan = left_out(self.schedule.workload, replace(given, search=searched), keys)
+            workload, plan = without_keys(self.schedule.workload, replace(given, search=searched), keys)
             found = find_strategies(workload, plan, self.cluster)
             return found.workload, found.plan
         workload = self.found.workload
         if 'plan.objective' in rules:
             best = self._by_bytes()
             workload, plan = best.workload, replace(plan, strategies=best.plan.strategies)
-        return left_out(workload, plan, keys)
+        return without_keys(workload, plan, keys)
 
     def _is_other_optimum(self, key: Key) -> bool:
         """Whether a key is the objective of a search that by bytes would have found something else."""

@@ -69,7 +69,7 @@ class Key:
                 yield replace(self, name=f'{self.name}.{place}', item=place)
 
 
-def written_keys(schedule: Schedule) -> Iterator[Key]:
+def user_keys(schedule: Schedule) -> Iterator[Key]:
     """Every key with a default that the file has, or whose value is another; strategies and names are not asked for."""
     wanted = {tuple(str(part) for part in key) for key in schedule.origins}
     for key in (*_of(schedule.plan, 'plan', ('plan',)), *_of_workload(schedule, wanted)):
@@ -107,7 +107,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def left_out(workload: Workload, plan: Plan, keys: Collection[Key]) -> tuple[Workload, Plan]:
+def without_keys(workload: Workload, plan: Plan, keys: Collection[Key]) -> tuple[Workload, Plan]:
     """The workload and the plan without some keys."""
     items: dict[Path, set[int]] = {}
     for key in keys:
@@ -139,7 +139,7 @@ _UNMARKED: Final = 1
 """The id of fusion of a layer without a mark."""
 
 
-def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
+def says_the_choice(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
     """Whether a key has the value that presets and automatic choices give it without.
 
     Arguments: ``workload`` and ``plan``, with every choice made; ``world``, ranks of the cluster.
@@ -151,7 +151,7 @@ def spelled_out(key: Key, workload: Workload, plan: Plan, world: int) -> bool:
         return False
     if key.rule == f'{_LAYERS}.comm_fusion':
         return bool(key.value == _UNMARKED)
-    other_workload, other = left_out(workload, plan, [key])
+    other_workload, other = without_keys(workload, plan, [key])
     if key.rule == 'plan.overlap':
         return with_passes(plan) == _but(with_passes(other), plan.overlap) and overlap_of(plan) == overlap_of(other)
     row = row_of(key.rule)

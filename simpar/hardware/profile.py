@@ -102,7 +102,7 @@ Collective = Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all',
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class DeviceUse:
     """What a running collective takes of each of its devices in one mode; no mode takes of the cube units.
 
     Arguments:
@@ -133,7 +133,7 @@ class Expansion:
     """
 
     default: Mode
-    modes: Mapping[Mode, Taken]
+    modes: Mapping[Mode, DeviceUse]
     vector_cores: NumberFigure | None = None
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from simpar.document import dotted
 from simpar.errors import Problem
-from simpar.hardware.profile import Expansion, Link, Profile, RateFigure, ShareFigure, Taken
+from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
 from simpar.hardware.stack import Stack
 
 
@@ -153,7 +153,7 @@ class Cluster:
         return self.expansion_mode or (told.mode if told else '')
 
     @property
-    def taken(self) -> Taken | None:
+    def taken(self) -> DeviceUse | None:
         """What a running collective takes of a device; None: the profile does not say by mode."""
         has = self.profile.expansion
         # Words of users, told beforehand where there is no such mode.

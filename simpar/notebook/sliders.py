@@ -14,7 +14,7 @@ from simpar.case import Case, case_of
 from simpar.errors import SimparError
 from simpar.notebook.cards import card
 from simpar.predict import step_of
-from simpar.schedule.schedule import changed
+from simpar.schedule.schedule import with_changes
 from simpar.units import format_time
 
 Place = tuple[Any, ...]
@@ -89,7 +89,7 @@ class Sliders:
     def _predicted(self, changes: Mapping[str, Any]) -> str:
         try:
             # Without a baseline: the case as it was is neither lowered nor simulated again.
-            own = replace(changed(self.case.schedule, changes), against={}) if changes else None
+            own = replace(with_changes(self.case.schedule, changes), against={}) if changes else None
             case = case_of(own, session=self.case.session) if own else self.case
             seconds = step_of(case.program, case.cluster, steps=_STEPS)
         except SimparError as wrong:

@@ -308,7 +308,7 @@ class _Writer:
 
     def _add(self, rank: int, result: int, travel: int, lasts: int, readers: int) -> None:
         now = self.now[rank]
-        # Taken before what it reads is given back: kernels need another row to write than they read.
+        # DeviceUse before what it reads is given back: kernels need another row to write than they read.
         end = self._taken()
         self.code.append((now, result, travel, lasts, end))
         for row in (now, result):

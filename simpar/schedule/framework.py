@@ -74,7 +74,7 @@ def with_framework(
     for key, value in _keys(tree, name, folder).items():
         place = tuple(key.split('.'))
         if not _is_written(tree, place, written) and _decides(tree, key, written):
-            root = _filled(root, place, _beside_plan(tree, key, value, written))
+            root = _with_value(root, place, _beside_plan(tree, key, value, written))
             of_stack.add(place)
     return Tree(
         root=root, origins=tree.origins, problems=tree.problems, refused=tree.refused, shorts=tree.shorts
@@ -151,13 +151,13 @@ def _beside_plan(tree: Tree, key: str, value: Any, written: Collection[Key] | No
     return list(passes_beside(value, said))
 
 
-def _filled(node: Any, place: Key, value: Any) -> Any:
+def _with_value(node: Any, place: Key, value: Any) -> Any:
     """A mapping with a value at a key; what is no mapping stays as it is, and is told as such."""
     if not isinstance(node, dict):
         return node
     first, *rest = place
     below = node.get(str(first), {}) if rest else None
-    return {**node, str(first): _filled(below, tuple(rest), value) if rest else value}
+    return {**node, str(first): _with_value(below, tuple(rest), value) if rest else value}
 
 
 def without(node: Any, place: Key) -> Any:

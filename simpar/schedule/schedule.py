@@ -41,7 +41,7 @@ from simpar.schedule.framework import (
     with_framework,
     without,
 )
-from simpar.schedule.sweep import Settings, row_tree, rows_of_tree, swept_tree, told
+from simpar.schedule.sweep import Settings, problems_of_rows, row_tree, rows_of_tree, swept_tree
 from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
 
@@ -204,7 +204,7 @@ def load_rows(
     made = [_row(tree, settings, folder, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
     if malformed:
-        raise ScheduleError(told(known, malformed))
+        raise ScheduleError(problems_of_rows(known, malformed))
     return tuple(row for row in made if isinstance(row, Row))
 
 
@@ -383,7 +383,7 @@ def _problems_of_against(found: Expanded, known: list[Problem]) -> list[Problem]
 _PARTS: Final = ('plan', 'cluster', 'workload')
 
 
-def changed(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
+def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
     """The schedule with other values of some keys; its baseline is the schedule as it was.
 
     Arguments: ``changes``, by dotted key (``plan.copies``) or by the last part of one (``copies``), of the plan first.

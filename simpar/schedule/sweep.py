@@ -172,7 +172,7 @@ def row_tree(tree: Tree, settings: Settings) -> Tree:
     return made
 
 
-def told(known: Sequence[Problem], rows: Sequence[Sequence[Problem]]) -> list[Problem]:
+def problems_of_rows(known: Sequence[Problem], rows: Sequence[Sequence[Problem]]) -> list[Problem]:
     """The problems of all rows on one screen: those of the file as they are, those that a row makes as the sweep's."""
     own = {(problem.where, problem.what) for problem in known}
     return one_screen(

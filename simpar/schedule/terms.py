@@ -43,7 +43,7 @@ AROUND: Final = re.compile(r'^(use|enable|num|n|base|ici|dcn|target)_|_(size|deg
 NOT_MODELLED: Final = 'docs/not_modelled.md'
 
 
-class Told(NamedTuple):
+class Remark(NamedTuple):
     """What is said of a word, and what to write instead."""
 
     what: str
@@ -77,7 +77,7 @@ def plain(word: str) -> str:
     return re.sub(r'[^a-z0-9]+', '_', parted.lower()).strip('_')
 
 
-def key_term(key: Key) -> Told | None:
+def key_term(key: Key) -> Remark | None:
     """What to say of an unknown key that is a word of the field; None of others."""
     *above, word = map(str, key)
     if above[:2] == ['workload', 'network'] and len(above) > 2:
@@ -87,14 +87,14 @@ def key_term(key: Key) -> Told | None:
         return absent
     if known not in _WRITE:
         home = _HOMES.get(word, '')
-        return Told('unknown key', f'write {home}') if home else None
+        return Remark('unknown key', f'write {home}') if home else None
     place, colon, value = _WRITE[known].partition(': ')
     owner, _, name = place.rpartition('.')
     if owner.startswith('workload.optimizer') and above[:2] == ['workload', 'optimizer']:
         owner = '.'.join(above)
     # In its own place a key is written without what is above it.
     short = name if owner == '.'.join(above) else place
-    return Told('unknown key', f'write {short}{colon}{value}')
+    return Remark('unknown key', f'write {short}{colon}{value}')
 
 
 def _known(word: str) -> str:
@@ -105,37 +105,39 @@ def _known(word: str) -> str:
     return next((one for one in tries if one in _WRITE or one in _IS_ABSENT), word)
 
 
-def _absent_of(word: str) -> Told | None:
+def _absent_of(word: str) -> Remark | None:
     """Of a word for what is not modelled."""
     family = next((what for pattern, what in FAMILIES.items() if re.search(pattern, word)), '')
     found = _IS_ABSENT.get(word, '' if word in _WRITE else family)
     return _absent(found) if found else None
 
 
-def _layer_term(word: str) -> Told | None:
+def _layer_term(word: str) -> Remark | None:
     """Of a kind or key of a network's layers."""
     if word in ABSENT_LAYERS.split():
         return _absent(f'{word} as a layer of a network')
-    return Told('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
+    return Remark('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
 
 
-def value_term(key: Key, value: str) -> Told | None:
+def value_term(key: Key, value: str) -> Remark | None:
     """What to say of an unknown value that is a word of the field; None of others."""
     name, known = str(key[-1]), plain(value)
     # Classes of torch are written together: ScheduleInterleaved1F1B.
     if key[:2] == ('cluster', 'links'):
-        return Told(f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth')
+        return Remark(
+            f'a factor of the profile is wanted (got "{value[:38]}")', 'write e.g. 0.5 for half its bandwidth'
+        )
     found = _OTHER_VALUES.get((name, known.replace('_', '')))
     if found:
-        return Told(f'unknown value (got "{value[:38]}")', f'write {found}')
+        return Remark(f'unknown value (got "{value[:38]}")', f'write {found}')
     if name == 'order' and known in ABSENT_ORDERS.split():
         return _absent(f'the order {value[:38]}')
     if name == 'precision' and _WRITE.get(known) == 'workload.fp8':
-        return Told(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
+        return Remark(f'unknown value (got "{value[:38]}")', 'write bf16, and fp8: hybrid beside it')
     if name == 'attention' and _WRITE.get(known, '').startswith('plan.context'):
-        return Told(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
+        return Remark(f'unknown value (got "{value[:38]}")', f'write flash, and {_WRITE[known]}')
     return _absent_of(known) if name in _CHOSEN else None
 
 
-def _absent(what: str) -> Told:
-    return Told(f'not modelled: {what}', f'see {NOT_MODELLED}')
+def _absent(what: str) -> Remark:
+    return Remark(f'not modelled: {what}', f'see {NOT_MODELLED}')

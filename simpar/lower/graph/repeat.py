@@ -99,7 +99,7 @@ class Repeats:
         else:
             before, rules = _Mark.of(self.tape, self.results), len(self.tape.backward.rules)
             values = run()
-            # Taken off and run by ``_back``, so that the backward's part can be a template, too.
+            # DeviceUse off and run by ``_back``, so that the backward's part can be a template, too.
             self.rules[number] = self.tape.backward.rules[rules:]
             del self.tape.backward.rules[rules:]
             before.keep(self.forward, key, self.tape, self.results, number, values)
