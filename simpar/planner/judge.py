@@ -11,12 +11,13 @@ from simpar.clocks import at_full_clocks
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
+from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Sample, Samples
-from simpar.planner.space import ORDER_RULE, Judged, Refusal, Space, layers_of_stages
+from simpar.planner.space import ORDER_RULE, Judged, Refusal, Space
 from simpar.planner.wires import Ways
 from simpar.plans import Plan
 
@@ -47,6 +48,7 @@ class Judge:
         self.samples = Samples(space, self._cluster)
         self._orders: dict[tuple[Any, ...], tuple[Timed, int]] = {}
         self._split: dict[tuple[Any, ...], bool] = {}
+        self._stages: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
         self._depths = {_depth(space, key): key for key in LEVELS}
         self._last: tuple[tuple[int, ...], Plan] | None = None
         self._only = all(space.values_of(key) == (1,) for key in ('copies', 'tiles'))
@@ -134,7 +136,7 @@ class Judge:
         chunks = plan.chunks or (found.chunks[0] if plan.pipeline > 1 else 1)
         rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
         placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
-        layers = layers_of_stages(self._layers, len(placement), self._given(plan))
+        layers = self._of_stages(len(placement), plan)
         sums = sums_of(sample, layers, placement, plan.micro_batches)
         behind = self._ways.behind(plan, sample, layers, placement)
         return Judged(max(self._ways.alone(one, last) for one, last in zip(sums, behind, strict=True)))
@@ -146,8 +148,7 @@ class Judge:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
-        clock, stages = self._order(replace(plan, micro_batches=few), sample)
-        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        clock, layers = self._in_order(replace(plan, micro_batches=few), sample)
         behind = self._ways.behind(plan, sample, layers, clock.placement)
         return Judged(least_slowed(sample, layers, clock, plan.micro_batches, behind))
 
@@ -156,13 +157,23 @@ class Judge:
         sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
-        clock, stages = self._order(plan, sample)
-        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        clock, layers = self._in_order(plan, sample)
         behind = self._ways.behind(plan, sample, layers, clock.placement)
         return Judged(clock.period(self._acted(sample, layers, clock), self._ways.tail(behind)))
 
-    def _given(self, plan: Plan) -> tuple[int, ...]:
-        return plan.stages if not isinstance(plan.stages, str) else ()
+    def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[list[int]]]:
+        """A plan's order, ready to be timed, and the layers of its stages."""
+        clock, stages = self._order(plan, sample)
+        return clock, self._of_stages(stages, plan)
+
+    def _of_stages(self, stages: int, plan: Plan) -> list[list[int]]:
+        """The layers of each stage, by number. Raises ``Infeasible`` where the counts do not fit."""
+        given = plan.stages if not isinstance(plan.stages, str) else ()
+        if (stages, given) not in self._stages:
+            found = self._stages[stages, given] = [[] for _ in range(stages)]
+            for layer, stage in enumerate(stage_of_layer(self._layers, stages, given)):
+                found[stage].append(layer)
+        return self._stages[stages, given]
 
     def _recomputed(self, plan: Plan) -> Judged:
         """Any copies and tiles: computation in this order, and what is kept in any case."""
@@ -172,8 +183,7 @@ class Judge:
         sample = self.samples.sample(self.samples.plain(plan), size, split=False)
         if sample is None:
             return Judged()
-        clock, stages = self._order(plan, sample)
-        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        clock, layers = self._in_order(plan, sample)
         most = max(self._space.values_of('copies'))
         works = self._acted(sample, layers, clock)
         return self._ways.in_order(plan, sample, layers, clock, works, peaks=False, copies=most)
@@ -191,8 +201,7 @@ class Judge:
         sample = self.samples.sample(plan, size, split=self._splits(plan))
         if sample is None:
             return Judged()
-        clock, stages = self._order(plan, sample)
-        layers = layers_of_stages(self._layers, stages, self._given(plan))
+        clock, layers = self._in_order(plan, sample)
         works = least_works(sample, layers, clock, self._travel(sample, plan))
         if leaf:
             return self._ways.one(plan, sample, layers, clock, works)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, Final, NamedTuple
 
 from simpar.document import dotted
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.lower.graph.stages import stage_of_layer
 from simpar.pipeline import mindspore
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
 from simpar.pipeline.zero_bubble import TWO_HOMES
@@ -67,15 +66,6 @@ def _edge(model: Transformer) -> int | None:
     if experts is None:
         return 0
     return experts.first_dense if experts.every == 1 else None
-
-
-@lru_cache(maxsize=1024)
-def layers_of_stages(layers: int, stages: int, given: tuple[int, ...]) -> list[list[int]]:
-    """The layers of each stage, by number, not to be changed. Raises ``Infeasible`` where the counts do not fit."""
-    found: list[list[int]] = [[] for _ in range(stages)]
-    for layer, stage in enumerate(stage_of_layer(layers, stages, given)):
-        found[stage].append(layer)
-    return found
 
 
 DEGREES: Final = ('tensor', 'sequence_parallel', 'context', 'expert', 'pipeline')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
 from typing import Final
 
@@ -37,12 +36,14 @@ class StepBytes(Bytes):
         slices: micro-batches × copies.
         method: how tensors are redistributed, as of ``simpar.layout.redistribute``.
         all_to_all: whether redistribution may use it.
+        known: elements that a rank receives, forward and backward, of redistributions asked before.
     """
 
     devices: int
     slices: int = 1
     method: Method = 'cheapest'
     all_to_all: bool = True
+    known: dict[tuple[Bits, Bits, Shape], tuple[float, float]] = field(default_factory=dict, compare=False)
 
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
         """Sums of activations for every slice, sums of gradients once; no reshape that programs do not have."""
@@ -66,7 +67,12 @@ class StepBytes(Bytes):
         if self.method == 'cheapest':
             moved = redistribution_bytes(source, target, shape, self.itemsize, all_to_all=self.all_to_all)
             return self.slices * (2 * moved if backward else moved)
-        there, back = _elements(self.devices, source, target, shape, self.method, self.all_to_all)
+        key = source, target, shape
+        if key not in self.known:
+            ends = (_layout(self.devices, bits) for bits in (source, target))
+            found = redistribute(shape, *ends, self.method, self.all_to_all)
+            self.known[key] = float(found.elements), float(found.backward().elements)
+        there, back = self.known[key]
         return self.slices * self.itemsize * (there + back if backward else there)
 
 
@@ -78,15 +84,6 @@ def _is_view(graph: Graph, operator: Operator, candidate: Candidate, devices: in
     if rule.wrong(strategy, devices):
         return False
     return rule.sharded(strategy, devices).output.shard_counts == counts(candidate.output)
-
-
-@lru_cache(maxsize=1 << 17)
-def _elements(
-    devices: int, source: Bits, target: Bits, shape: Shape, method: Method, all_to_all: bool
-) -> tuple[float, float]:
-    """Elements that a rank receives, forward and backward."""
-    found = redistribute(shape, _layout(devices, source), _layout(devices, target), method, all_to_all)
-    return float(found.elements), float(found.backward().elements)
 
 
 def _layout(devices: int, bits: Bits) -> TensorLayout:
@@ -127,7 +124,7 @@ class StepSeconds:
         host: seconds of the host for an op.
         dtype: of all tensors.
         hidden: sums of parameters' gradients count nothing.
-        known: prices asked before, in seconds.
+        known: prices asked before, in seconds; groups, ranks along bits.
     """
 
     bytes: StepBytes
@@ -137,6 +134,7 @@ class StepSeconds:
     dtype: str
     hidden: bool = False
     known: dict[object, float] = field(default_factory=dict)
+    groups: dict[frozenset[int], tuple[int, ...]] = field(default_factory=dict)
 
     def operator(self, graph: Graph, operator: Operator, candidate: Candidate, devices: int) -> float:
         """Forward and backward of every slice with their sums, and the sums of gradients once."""
@@ -284,15 +282,13 @@ class StepSeconds:
 
     def _ranks(self, bits: Collection[int]) -> tuple[int, ...]:
         """The first group along bits, the most significant first."""
-        return _group_along(self.bytes.devices, frozenset(bits))
+        # A search asks for the same few groups thousands of times.
+        key = frozenset(bits)
+        if key not in self.groups:
+            self.groups[key] = group_of(0, merged(Axis(2, self.bytes.devices >> bit + 1) for bit in sorted(key)))
+        return self.groups[key]
 
     @staticmethod
     def _stands(layout: Bits) -> set[tuple[int, tuple[int, int]]]:
         """Bits with their dims and how deep in it they split."""
         return {(bit, (dim, depth)) for dim, bits in enumerate(layout) for depth, bit in enumerate(bits)}
-
-
-@lru_cache(maxsize=2**12)
-def _group_along(devices: int, bits: frozenset[int]) -> tuple[int, ...]:
-    """The first group along bits; a search asks for the same few groups thousands of times."""
-    return group_of(0, merged(Axis(2, devices >> bit + 1) for bit in sorted(bits)))
