@@ -257,10 +257,10 @@ class Call:
         """The calls as a kernel reads them: weights before constants."""
         place = {id(node): number for number, node in enumerate([*self._of('weight'), *self._of('constant')])}
         node, arguments, target, named = self.node, self.arguments, self.node.target, self.named
-        if node.base in RESHAPES:
-            target, arguments, named = 'reshape.default', [arguments[0], {'shape': 0}], {}
-        elif node.base == 'expand':
+        if node.base in (*RESHAPES, 'expand') and node.kind != 'weight':
             arguments = [arguments[0], {'shape': 0}]
+        if node.base in RESHAPES:
+            target, named = 'reshape.default', {}
         calls = self.before if node.kind == 'weight' else [*self.before, [target, arguments, named]]
         return json.dumps(replaced(calls, lambda held: {'held': place[id(held)]}))
 
