@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program import Program, Role
-from simpar.program.touches import Instance, instance
+from simpar.program.needs import Instance, instance
 
 STEPS = 2
 GIVEN = frozenset({'parameter', 'state', 'input'})

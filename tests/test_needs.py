@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.program import OpClass, Tensor
-from simpar.program.needs import derive
+from simpar.program.needs import derive, instance, named_by, touches_of
 from simpar.program.role import Slots, Template, plain_slots
-from simpar.program.touches import instance, named_by, touches_of
 
 STREAMS = 4
 TENSORS = {

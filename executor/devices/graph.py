@@ -18,7 +18,7 @@ from executor.devices.issue import AHEAD, Issuer, Marks
 from executor.draws import Kept, constants
 from executor.ranks.request import Part
 from executor.walk import Slot
-from simpar.program.touches import Instance, instance
+from simpar.program.needs import Instance, instance
 
 WARM: Final = 1
 """Steps that are issued op by op."""

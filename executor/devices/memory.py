@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from executor.devices.open import Device
 from executor.ranks.memory import FedMemory, Start
 from simpar.program import OpClass
-from simpar.program.touches import Instance, instance
+from simpar.program.needs import Instance, instance
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 INPUT: Final = -1

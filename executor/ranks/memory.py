@@ -16,7 +16,7 @@ from executor.ranks.request import Part, Request, Stretch
 from executor.tensors import TORCH, initial, inputs, kept
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program, Tensor
-from simpar.program.touches import Instance, instance
+from simpar.program.needs import Instance, instance
 
 FEED_LIMIT: Final = 256 * 2**20
 """Bytes of inputs that are drawn before the first step, so that no op is held up by it."""

@@ -28,7 +28,7 @@ from executor.virtual.tensor import VirtualTensor, touches
 from executor.walk import Slot
 from simpar.errors import ProgramError
 from simpar.program import Program
-from simpar.program.touches import instance
+from simpar.program.needs import instance
 
 Cells = list[torch.Tensor]
 Cells_to = list[tuple[torch.Tensor, int]]

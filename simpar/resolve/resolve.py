@@ -27,7 +27,7 @@ from simpar.pipeline.orders import AUTOMATIC, named_order
 from simpar.pipeline.table import rows_of
 from simpar.plans import Plan
 from simpar.program import Program, Role
-from simpar.program.touches import Instance, instance
+from simpar.program.needs import Instance, instance
 from simpar.session import Session
 from simpar.workload import Workload
 
