@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -26,8 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     if options.lifeline:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    verb = f'executor.commands.{options.verb}'
-    return guarded('executor', 'standard output', lambda: int(importlib.import_module(verb).command(options)))
+
+    def work() -> int:
+        from executor.commands import COMMANDS
+
+        code: int = COMMANDS[options.verb](options)
+        return code
+
+    return guarded('executor', 'standard output', work)
 
 
 def _end_with_input() -> None:

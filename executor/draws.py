@@ -12,20 +12,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 
 from executor import data
 from executor.devices.kinds import KINDS
-from executor.state import Result
 from simpar.errors import ProgramError
 from simpar.janitor import remove_at_the_end
-from simpar.torch_module.graph import module_tensors
 
 Kept = dict[object, torch.Tensor]
 _CONSTANTS: Final[ContextVar[tuple[Kept, bool] | None]] = ContextVar('constants', default=None)
@@ -108,19 +105,6 @@ def keep(tensors: Mapping[str, torch.Tensor]) -> None:
     known = _module_tensors(os.environ.get(VARIABLE, ''))
     torch.save({**known, **tensors}, folder / 'given.pt')
     os.environ[VARIABLE] = str(folder / 'given.pt')
-
-
-AnyResult = TypeVar('AnyResult', bound=Result)
-
-
-def by_module(result: AnyResult) -> AnyResult:
-    """A result whose parameters and gradients have the module's own names."""
-    gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})
-    return replace(
-        result,
-        parameters=module_tensors(result.parameters),
-        gradients={f'd:{name}': of for name, of in gradients.items()},
-    )
 
 
 def module_of(options: argparse.Namespace) -> str:

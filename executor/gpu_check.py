@@ -26,8 +26,8 @@ from executor.devices.kinds import KINDS
 from executor.devices.open import Device, open_device
 from executor.devices.transports import Copies
 from executor.inprocess import InProcess
-from executor.ranks.memory import Start
 from executor.ranks.pool import Pool
+from executor.ranks.real import Start
 from executor.ranks.request import Request
 from executor.ranks.transport import Transport
 from executor.tensors import TORCH

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from executor.assemble import full_result
 from executor.draws import Batch, single_thread
-from executor.ranks.memory import Memory, Start
-from executor.ranks.real import Computation
-from executor.state import Result
+from executor.ranks.real import Computation, Memory, Start
+from executor.state import Result, full_result
 from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
 from executor.validate import dims_of, exchange_of
 from executor.walk import Stream, Walk

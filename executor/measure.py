@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from executor.assemble import Execution
 from executor.ranks.request import Request
+from executor.state import Execution
 from simpar.program import Program
 from simpar.trace import Times, joined
 

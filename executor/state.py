@@ -1,4 +1,4 @@
-"""What training steps gave: losses, full parameters, the gradients of the last step; in memory, and as a file."""
+"""What training steps gave: losses, full tensors and a trace, of what every rank saw; in memory, and as a file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import io
 import os
 import pickle
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 import torch
 
+from executor.ranks.request import Compute, Outcome, Part
+from executor.tensors import as_named, assemble
+from executor.validate import communicators
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
+from simpar.program import Program
+from simpar.torch_module.graph import module_tensors
+from simpar.trace import RankTimes, Times, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,3 +77,147 @@ def load_state(path: str | os.PathLike[str]) -> Result:
 
 def _wrong(path: str | os.PathLike[str], what: str) -> ScheduleError:
     return ScheduleError(Problem(str(path), what, 'write it with --save-state'))
+
+
+# From what every rank saw to one Trace and full tensors.
+
+Key = TypeVar('Key')
+Shards = Mapping[str, torch.Tensor]
+Losses = Sequence[Mapping[Part, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Execution(Result):
+    """A run on real ranks: its trace, and what it gave.
+
+    Arguments:
+        losses: one a step; empty where compute was emulated.
+        parameters, gradients: full tensors by name; empty unless asked for.
+        notes: what a reader of the times must know, in words.
+    """
+
+    trace: Trace
+    notes: tuple[str, ...] = ()
+
+
+def assemble_run(
+    program: Program, outcomes: Sequence[Outcome], compute: Compute, notes: tuple[str, ...] = ()
+) -> Execution:
+    """Make one Execution of the outcomes of all ranks.
+
+    Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
+    """
+    starts = _starts(program, outcomes)
+    representatives = [
+        RankTimes(rank, outcome.arrive_KS, starts[rank], outcome.end_KS) for rank, outcome in enumerate(outcomes)
+    ]
+    trace = Trace(
+        program=program,
+        origin='emulated' if compute == 'emulated' else 'measured',
+        representatives=tuple(representatives),
+        representative_of_rank=np.arange(program.world, dtype=np.int32),
+    )
+    result = full_result(
+        program,
+        [outcome.losses for outcome in outcomes],
+        [outcome.parameters for outcome in outcomes],
+        [outcome.gradients for outcome in outcomes],
+    )
+    # All ranks log the same note, e.g. on generated data; a reader wants it once.
+    told = tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes))))
+    return Execution(result.losses, result.parameters, result.gradients, trace=trace, notes=told)
+
+
+def full_result(
+    program: Program, losses: Sequence[Losses], parameters: Sequence[Shards], gradients: Sequence[Shards]
+) -> Result:
+    """Full tensors, and a loss a step, of what each rank has of them.
+
+    Raises ``NumericsWrong`` where ranks that should hold the same tensor do not.
+    """
+    return Result(
+        losses=tuple(_loss(program, list(of_step)) for of_step in zip(*losses, strict=True)),
+        parameters=_full(program, parameters),
+        gradients=_full(program, gradients),
+    )
+
+
+def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
+    """Find the starts: a compute op starts when it arrives, a collective or transfer when its last participant does."""
+    starts = [outcome.arrive_KS.copy() for outcome in outcomes]
+    # Machines report arrivals alone, since no rank knows when the others came; starts follow only from all ranks'
+    # times.
+    for meeting in meetings(program):
+        # One maximum over the steps of all participants: a meeting occurs once in every step.
+        latest = np.max([outcomes[rank].arrive_KS[:, slot] for rank, slot in meeting], axis=0)
+        for rank, slot in meeting:
+            starts[rank][:, slot] = latest
+    return starts
+
+
+def meetings(program: Program) -> list[list[tuple[int, int]]]:
+    """List the (rank, slot) that meet, by their order in each group of a communicator and each direction of a pair."""
+    met: list[list[tuple[int, int]]] = []
+    for partition, stream in communicators(program):
+        for group in partition.groups_GP.tolist():
+            places: dict[tuple[int, ...], list[list[int]]] = {}
+            for rank in group:
+                for key, slot in _keyed(program, rank, group, partition.name, stream):
+                    places.setdefault(key, [[] for _ in group])[group.index(rank)].append(slot)
+            # Ops on one communicator meet in their order there, so the n-th of each member belong together.
+            for slots in places.values():
+                # A direction between two ranks involves them alone; the group's other members have no slot for it.
+                present = [(rank, mine) for rank, mine in zip(group, slots, strict=True) if mine]
+                met += [[(rank, mine[index]) for rank, mine in present] for index in range(len(present[0][1]))]
+    return met
+
+
+def _keyed(
+    program: Program, rank: int, group: list[int], partition: str, stream: str
+) -> list[tuple[tuple[int, ...], int]]:
+    """List a rank's slots on a communicator, each with a key that is equal for all whom it meets."""
+    role = program.role(rank)
+    if stream not in role.streams:
+        return []
+    found: list[tuple[tuple[int, ...], int]] = []
+    for slot in np.flatnonzero(role.stream == role.streams.index(stream)).tolist():
+        op = program.op(role, slot)
+        if op.kind == 'compute' or op.partition != partition:
+            continue
+        # ``peer`` is relative to the position in the group, so that all ranks of a role share one op class.
+        peer = group[(group.index(rank) + op.peer) % len(group)]
+        # Source first for both ends, so that a send and its receive have the same key; a collective has one key for
+        # all.
+        ways: dict[str, tuple[int, ...]] = {'send': (rank, peer), 'recv': (peer, rank)}
+        found.append((ways.get(op.kind, ()), slot))
+    return found
+
+
+def _loss(program: Program, losses: Sequence[Mapping[Part, torch.Tensor]]) -> float:
+    """Sum a step's loss over micro-batches, copies and the shards that ranks hold."""
+    # Sorted, so that the floating-point sum does not depend on which rank reported first.
+    parts = sorted({part for held in losses for part in held})
+    return sum(float(assemble(program, program.tensor[part[0]], _shards_of(losses, part)).sum()) for part in parts)
+
+
+def _full(program: Program, held: Sequence[Shards]) -> dict[str, torch.Tensor]:
+    names = dict.fromkeys(name for shards in held for name in shards)
+    named = as_named(program, {name: _shards_of(held, name) for name in names})
+    return {name: assemble(program, tensor, shards) for name, (tensor, shards) in named.items()}
+
+
+def _shards_of(held: Sequence[Mapping[Key, torch.Tensor]], key: Key) -> dict[int, torch.Tensor]:
+    return {rank: shards[key] for rank, shards in enumerate(held) if key in shards}
+
+
+AnyResult = TypeVar('AnyResult', bound=Result)
+
+
+def by_module(result: AnyResult) -> AnyResult:
+    """A result whose parameters and gradients have the module's own names."""
+    gradients = module_tensors({name.removeprefix('d:'): of for name, of in result.gradients.items()})
+    return replace(
+        result,
+        parameters=module_tensors(result.parameters),
+        gradients={f'd:{name}': of for name, of in gradients.items()},
+    )

@@ -19,12 +19,12 @@ from executor.cluster.external import External, of_rank
 from executor.cluster.handshake import asked
 from executor.cluster.launch import Launch, detect
 from executor.cluster.preflight import bytes_of_ranks
-from executor.draws import Batch, by_module, keep
+from executor.draws import Batch, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted
 from executor.ranks.pool import Pool
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
-from executor.state import Result
+from executor.state import Result, by_module
 from executor.tensors import TORCH
 from executor.validate import validate
 from executor.virtual.transport import VirtualWorld

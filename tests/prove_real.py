@@ -29,8 +29,8 @@ from pooled_records import pooled
 from prove_evidence import commit, cores, say
 
 from executor.bench.bench import Lines, bench, calibrated
-from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.items import QUICK, TINY
+from executor.bench.rounds import AlonePool, InOrder, put
 from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request

@@ -13,7 +13,6 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
 from executor.bench.bench import Lines, bench, bench_messages, schedule_programs
-from executor.bench.in_order import STEPS, InOrder, Ran, own_seconds
 from executor.bench.items import (
     QUICK,
     TINY,
@@ -31,7 +30,16 @@ from executor.bench.items import (
 )
 from executor.bench.kinds import KINDS, PATIENCE, Found, Messages, repeat
 from executor.bench.ranks import Timed
-from executor.bench.rounds import BUSIEST, busiest, kernel_stretches, message_stretches
+from executor.bench.rounds import (
+    BUSIEST,
+    STEPS,
+    InOrder,
+    Ran,
+    busiest,
+    kernel_stretches,
+    message_stretches,
+    own_seconds,
+)
 from executor.ranks.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile

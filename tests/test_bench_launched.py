@@ -13,10 +13,9 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor.bench.__main__ import main
 from executor.bench.bench import Lines, bench
 from executor.bench.items import LEAST, TINY, look_at, program_of
-from executor.bench.journal import HEAD, Journal
 from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
-from executor.bench.ranks import Timed, _per_host
+from executor.bench.ranks import HEAD, Journal, Timed, _per_host
 from executor.cluster.preflight import Place
 from executor.host import Host
 from executor.validate import validate

@@ -7,8 +7,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from virtual_cases import differences, drop_event, program, small, waits
 
 from executor import virtual
-from executor.devices.graph import WARM
-from executor.devices.issue import AHEAD
+from executor.devices.issue import AHEAD, WARM
 from executor.devices.open import open_device
 from executor.inprocess import InProcess
 from executor.ranks.request import Request

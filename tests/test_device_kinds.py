@@ -10,7 +10,7 @@ from executor.options import parser
 from simpar.errors import RunFailed, ScheduleError
 
 ROOT = Path(__file__).parent.parent / 'executor'
-BRANCHES = ['commands/run.py', 'devices/kinds.py', 'options.py']
+BRANCHES = ['commands.py', 'devices/kinds.py', 'options.py']
 """Files that ask for the kind of device: what a run is called, all ranks in one process, streams as threads."""
 
 

@@ -148,7 +148,7 @@ def test_a_run_that_is_terminated_leaves_no_process(tmp_path):
 
 def _folder(parent):
     """The folder of a pool, once its ranks are at work in it."""
-    until = time.perf_counter() + 30
+    until = time.perf_counter() + 120
     while time.perf_counter() < until:
         for folder in parent.glob('simpar-*'):
             if (folder / 'status').exists() and any((folder / 'status').read_bytes()):
@@ -204,7 +204,7 @@ def shaken(job, *flags):
     import torch.distributed as dist
 
     from executor.cluster import handshake
-    from executor.commands.run import load_job, request_of
+    from executor.commands import load_job, request_of
 
     store, found, begin = dist.HashStore(), {}, time.perf_counter()
 
@@ -327,7 +327,7 @@ def test_a_port_that_is_taken_is_named(job):
 )
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):
     pytest.importorskip('torch', reason='needs the extra torch')
-    from executor.commands.run import command
+    from executor.commands import run_job as command
 
     for name, value in {'RANK': '0', 'WORLD_SIZE': world, 'MASTER_ADDR': '127.0.0.1'}.items():
         monkeypatch.setenv(name, value)
@@ -339,7 +339,7 @@ def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, 
 def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
     """Two ranks that believe to be on two hosts, but have one clock: nothing is left to align."""
     dist = pytest.importorskip('torch.distributed', reason='needs the extra torch')
-    from executor.cluster import store as meeting
+    from executor.cluster import external as meeting
 
     store, found = dist.HashStore(), {}
     hosts = threading.local()

@@ -131,7 +131,7 @@ def job(tmp_path):
 def executed(capsys, *arguments):
     """What the verb ``run`` prints, as the object that it is."""
     pytest.importorskip('torch', reason='needs the extra torch')
-    from executor.commands.run import command
+    from executor.commands import run_job as command
 
     assert command(parser().parse_args(['run', *map(str, arguments), '--json'])) == 0
     return json.loads(capsys.readouterr().out)

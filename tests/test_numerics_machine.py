@@ -16,7 +16,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from executor.draws import batch_of, draw
 from executor.inprocess import InProcess
 from executor.kernels import context
-from executor.ranks.memory import Memory, Start
+from executor.ranks.real import Memory, Start
 from executor.tensors import all_gather, all_reduce, assemble, initial, inputs, reduce_scatter
 
 pytestmark = pytest.mark.torch

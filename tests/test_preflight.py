@@ -15,8 +15,8 @@ pytestmark = pytest.mark.torch
 import torch.distributed as dist
 
 from executor.cluster import handshake, preflight
+from executor.cluster.external import Pulse
 from executor.cluster.handshake import Card
-from executor.cluster.store import Pulse
 from executor.devices.open import Survey
 from executor.host import Host, Process, free_memory, this_host
 
@@ -156,7 +156,7 @@ def test_a_door_that_is_closed_is_not_reached():
 
 def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
     """Rank 1 gives signs of life, then none; rank 2 is through and may be silent."""
-    from executor.cluster import store as meeting
+    from executor.cluster import external as meeting
 
     monkeypatch.setattr(meeting, 'PERIOD', 0.02)
     monkeypatch.setattr(meeting, 'LOST', 0.4)

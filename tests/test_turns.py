@@ -8,9 +8,9 @@ from worked import worked_costs, worked_program
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.assemble import Execution
 from executor.measure import FIRST_STEADY, Statistics, blocks_of, in_turns
 from executor.ranks.request import Request
+from executor.state import Execution
 from simpar.engine import simulate
 
 pytestmark = pytest.mark.torch

@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from executor.bench.in_order import AlonePool, InOrder, put
 from executor.bench.items import (
     NAMED,
     RINGS,
@@ -28,7 +27,6 @@ from executor.bench.items import (
     twice,
     unique,
 )
-from executor.bench.journal import Journal
 from executor.bench.kinds import (
     Kind,
     Messages,
@@ -41,8 +39,10 @@ from executor.bench.kinds import (
     rows,
     stream_rows,
 )
-from executor.bench.ranks import LaunchedPool, TimedPool, Timer
+from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.bench.rounds import (
+    AlonePool,
+    InOrder,
     Samples,
     environment,
     figures,
@@ -50,6 +50,7 @@ from executor.bench.rounds import (
     measure_overlap,
     of_device,
     overlap_rows,
+    put,
     sample,
     table_rows,
 )

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor.devices.open import Device
-from executor.ranks.memory import FedMemory, Start
+from executor.ranks.real import FedMemory, Start
 from simpar.program import OpClass
 from simpar.program.needs import Instance, instance
 

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from executor.checkpoint import write_rank
-from executor.devices.graph import ISSUERS
-from executor.devices.issue import DeviceRun
+from executor.devices.issue import ISSUERS, DeviceRun
 from executor.devices.kinds import KINDS
 from executor.devices.open import open_device
 from executor.devices.transports import device_transports
@@ -24,8 +23,7 @@ from executor.host import Clock, keep_memory, urgently
 from executor.ranks.collectives import LATE, Channel
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.link import Link
-from executor.ranks.memory import Start
-from executor.ranks.real import Computation, RealMachine
+from executor.ranks.real import Computation, RealMachine, Start
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status

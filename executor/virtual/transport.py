@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from executor.assemble import Execution, assemble_run
-from executor.devices.graph import ISSUERS
+from executor.devices.issue import ISSUERS
 from executor.devices.open import open_device
 from executor.draws import single_thread
-from executor.ranks.memory import Start
+from executor.ranks.real import Start
 from executor.ranks.request import Outcome, Request
 from executor.ranks.transport import Transport
+from executor.state import Execution, assemble_run
 from executor.tensors import all_reduce
 from executor.validate import communicators
 from executor.virtual.engine import Queue, Task, Touch, state

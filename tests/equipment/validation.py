@@ -30,10 +30,10 @@ from equipment.validation_cases import (
     pipeline_cases,
     tile_cases,
 )
-from executor.assemble import Execution
 from executor.measure import Statistics, steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from executor.state import Execution
 from simpar.cost.costs import CollectiveCost
 from simpar.cost.price import price
 from simpar.errors import OutsideTolerance, SimparError

@@ -1,4 +1,4 @@
-"""``run``: a job on real ranks, started here or by somebody else."""
+"""What the verbs of ``python -m executor`` do."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ import argparse
 import importlib
 import json
 import os
+import socket
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Final
 
-from executor.assemble import Execution
+from executor.cluster.external import REFUSAL, common_clock, refuse_external, run_external, store_of
+from executor.cluster.handshake import asked, let_all_see, local_address, many, refuse, shake_hands
 from executor.cluster.launch import Launch, detect
+from executor.cluster.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
 from executor.devices.kinds import KINDS
+from executor.draws import module_of
 from executor.measure import FIRST_STEADY, Perform, in_turns
+from executor.numerics import check
 from executor.options import check_device, in_one_process
+from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from executor.state import Execution, by_module, save_state
 from executor.validate import validate
+from executor.virtual.transport import VirtualWorld
+from simpar.case import Case, load_case, on_net
+from simpar.clocks import under_load
 from simpar.cost.costs import Costs
+from simpar.cost.price import price
+from simpar.engine import simulate
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.program import Program
+from simpar.size import parse_limit
 from simpar.trace import PERCENTILE, Trace, joined
-from simpar.units import format_time
+from simpar.trace_files import save_trace, to_saved
+from simpar.units import format_size, format_time
 
 EMULATED = 'emulated compute shows dependencies, streams and communication, not compute'
 
@@ -44,7 +61,7 @@ class Job:
         return (self, self.baseline) if self.baseline else (self,)
 
 
-def command(options: argparse.Namespace) -> int:
+def run_job(options: argparse.Namespace) -> int:
     """Run the job; rank 0, or the parent of the ranks, prints what will run and the result."""
     # ``--nproc`` says that ranks are started here, whatever a batch system has put into the environment.
     launch = None if options.nproc else detect(os.environ)
@@ -59,8 +76,6 @@ def command(options: argparse.Namespace) -> int:
             validate(one.program)
     except SimparError as error:
         if launch is not None:
-            from executor.cluster.external import refuse_external
-
             refuse_external(launch, str(error))
         raise
     if options.nproc and options.nproc != job.program.world:
@@ -110,13 +125,6 @@ def load_job(options: argparse.Namespace) -> Job:
     if ':' in options.job and not os.path.exists(options.job):
         program = _function(options.job)()
         return Job(program, _function(options.costs)(program) if emulated else None)
-    from executor.draws import module_of
-    from simpar.case import Case, load_case, on_net
-    from simpar.clocks import under_load
-    from simpar.cost.price import price
-    from simpar.engine import simulate
-    from simpar.size import parse_limit
-
     # On the same network as the prediction: costs say how much of a link a collective can take.
     case = on_net(
         load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
@@ -144,14 +152,11 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
 def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
     """Run on ranks that this process starts, or on virtual accelerators in it."""
     if in_one_process(options):
-        from executor.virtual.transport import VirtualWorld
 
         def virtual(program: Program, request: Request) -> Execution:
             return VirtualWorld(program, request, options.order).run(keep=request.keep)
 
         return _performed(options, job, virtual)
-    from executor.ranks.pool import Pool
-
     world = max(one.program.world for one in job.all)
     # With more ranks than cores, pinning would make two ranks share one core while another idles.
     pinned = world <= (os.cpu_count() or 1)
@@ -168,8 +173,6 @@ def _performed(options: argparse.Namespace, job: Job, perform: Perform) -> tuple
 
 def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[Execution, ...]:
     """Run as one of the ranks that a launcher has started: the plan alone, for which they were started."""
-    from executor.cluster.external import run_external
-
     request = request_of(options, job)
     timing = (options.net, options.timeout)
     execution = run_external(launch, job.program, request, *timing, meet=options.meet, check=not options.no_preflight)
@@ -195,13 +198,8 @@ def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
     trace = execution.trace
     for path, one in zip((options.save, options.save_baseline), executions, strict=False):
         if path:
-            from simpar.trace_files import save_trace, to_saved
-
             save_trace(path, replace(to_saved(one.trace), net=options.net.flag))
     if options.save_state:
-        from executor.draws import by_module
-        from executor.state import save_state
-
         kept = by_module(execution) if options.module else execution
         save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
     emulated = trace.origin == 'emulated'
@@ -246,3 +244,131 @@ def _steady(trace: Trace) -> str:
     spread = f'{format_time(min(steps))} to {format_time(max(steps))}'
     step = format_time(trace.step_times[trace.that_counts])
     return f', then {step} a step ({PERCENTILE:.0f}th percentile of {len(steps)}, {spread})'
+
+
+# ``preflight``: one process on each host, before any rank is started: who is missing, and what hosts lack.
+
+
+def preflight_hosts(options: argparse.Namespace) -> int:
+    """Meet the other hosts, check all, and let the first host print a table."""
+    hosts = [name.strip() for name in options.hosts.split(',')]
+    own = _own(hosts) if options.node_rank is None else options.node_rank
+    if not 0 <= own < len(hosts) or not all(hosts):
+        what = f'host {own} of {len(hosts)} named ones'
+        raise ScheduleError(Problem('--node-rank', what, f'write 0 to {len(hosts) - 1}, and a name for each host'))
+    launch = Launch('preflight', own, len(hosts), hosts[0], options.port)
+    try:
+        return _met(options, launch, hosts, _program(options, len(hosts)))
+    except ScheduleError as error:
+        # Hosts that can read their job need not wait for one that cannot.
+        with suppress(SimparError, RuntimeError):
+            refuse(store_of(launch, REFUSAL, 'host'), own, len(hosts), str(error).splitlines()[0])
+        raise
+    except RuntimeError as error:
+        raise RunFailed(f'host {own} ({hosts[own]}): {str(error).splitlines()[0]}') from error
+
+
+def _program(options: argparse.Namespace, hosts: int) -> Program:
+    program = load_job(options).program
+    validate(program)
+    if program.world % hosts:
+        what = f'{hosts} hosts cannot share {program.world} ranks alike'
+        raise ScheduleError(Problem('--hosts', what, 'name as many as divide the ranks'))
+    return program
+
+
+def _met(options: argparse.Namespace, launch: Launch, hosts: list[str], program: Program) -> int:
+    own, count = launch.rank, len(hosts)
+    each = program.world // count
+    where = f'{launch.host}:{launch.port}'
+    print(
+        f'preflight: host {own} of {count}; all meet at {where} within {options.meet:g} s', file=sys.stderr, flush=True
+    )
+    store = store_of(launch, options.meet, 'host')
+    wanted = asked(program, request_of(options, Job(program, None)), options.net)
+    cards = shake_hands(store, own, count, hosts[0], wanted, seconds=options.meet, where=hosts.__getitem__, noun='host')
+    places = places_of(cards, [range(first, first + each) for first in range(0, program.world, each)])
+    needs = bytes_of_ranks(program, options.dtype)
+    notes = preflight(store, own, cards, places, needs)
+    clock, _ = common_clock(store, own, count)
+    store.set(f'simpar/wall/{own}', repr(time.time() - clock.now()))
+    walls = {index * each: float(store.get(f'simpar/wall/{index}')) for index in range(count)}
+    notes += clocks_apart(places, walls)
+    if own == 0:
+        _show_json(places, needs, notes) if options.json else _show_places(places, needs, notes)
+    let_all_see(store, own, range(count), 'left')
+    return 0
+
+
+def _own(hosts: list[str]) -> int:
+    """Which of the hosts this is: the one whose name it has, or whose address is its own."""
+    name = socket.gethostname()
+    for index, host in enumerate(hosts):
+        if host in (name, name.partition('.')[0]) or host.partition('.')[0] == name:
+            return index
+    for index, host in enumerate(hosts):
+        # Packets to oneself leave from the very address that they go to.
+        with suppress(OSError):
+            if local_address(host) == socket.gethostbyname(host):
+                return index
+    what = f'this host is called {name}, which is none of {", ".join(hosts)}'
+    raise ScheduleError(Problem('--hosts', what, 'write its name or address, or give --node-rank'))
+
+
+def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+    found = [
+        {
+            'host': place.host.name,
+            'ranks': list(place.ranks),
+            'cores': place.host.cores,
+            'bytes_needed': sum(needs[rank] for rank in place.ranks),
+            'bytes_free': place.host.free,
+            **({'devices': asdict(place.devices)} if place.devices.kind else {}),
+        }
+        for place in places
+    ]
+    print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
+
+
+def _devices(place: Place) -> str:
+    """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
+    found = place.devices
+    told = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
+    told += [f'driver {found.driver}'] if found.driver else []
+    return ', '.join([*told, *(f'{topic} {version}' for topic, version in found.versions.items())])
+
+
+def _show_places(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+    rows: list[tuple[str, ...]] = [('host', 'ranks', 'cores', 'memory needed', 'free')]
+    for place in places:
+        need = format_size(sum(needs[rank] for rank in place.ranks))
+        free = format_size(place.host.free) if place.host.free else 'unknown'
+        rows.append((place.host.name, many('rank', place.ranks), str(place.host.cores), need, free))
+    if places[0].devices.kind:
+        rows = [(*row, cell) for row, cell in zip(rows, ['devices', *map(_devices, places)], strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for note in notes:
+        print(f'note: {note}')
+    print(f'all {len(places)} hosts are here, agree on job and versions, and reach one another')
+
+
+# ``numerics``: every loss, gradient and parameter of some steps in process against torch autograd's.
+
+
+def check_numerics(options: argparse.Namespace) -> int:
+    """Train in process, compare with the unsharded model; raises ``NumericsWrong`` where they differ."""
+    case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
+    report = check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
+    worst = report.worst
+    if options.json:
+        found = {'program': case.program.hash, 'compared': len(report.deviations), 'tolerance': report.tolerance}
+        print(json.dumps({**found, 'worst': {'step': worst.step, 'name': worst.name, 'error': worst.error}}))
+    else:
+        count = f'{len(report.deviations)} losses, gradients and parameters of {options.steps} steps'
+        print(f'numerics: {count} equal those of the unsharded model in fp64 to {worst.error:.2g}; worst: {worst.name}')
+    return 0
+
+
+COMMANDS: Final = {'run': run_job, 'preflight': preflight_hosts, 'numerics': check_numerics}

@@ -1,1 +1,0 @@
-"""What the verbs of ``python -m executor`` do, one file a verb."""
