@@ -9,10 +9,7 @@ from typing import Any, Final
 from simpar.ablation import (
     unchanged_baseline,
     unlike_stack,
-    unused_links,
-    unused_mode,
-    unused_queues,
-    unused_spread,
+    unused_of_cluster,
     without_effect,
 )
 from simpar.ablation.rules import facts_of
@@ -160,17 +157,10 @@ class Case:
     def without_effect(self) -> tuple[WithoutEffect, ...]:
         """The keys that were written and changed nothing; without a key that no rule knows, it is lowered again."""
         own = without_effect(self.schedule, self.strategies, self.plan, self.cluster, self.program)
-        links = unused_links(self.schedule, self.program, self.cluster)
-        queues = unused_queues(self.schedule, self.program, self.cluster)
-        spread = unused_spread(self.schedule, self.cluster)
-        mode = unused_mode(self.schedule, self.program, self.cluster)
         other = (self.baseline.program, self.baseline.cluster) if self.baseline else None
         return (
             *own,
-            *links,
-            *queues,
-            *spread,
-            *mode,
+            *unused_of_cluster(self.schedule, self.program, self.cluster),
             *unchanged_baseline(self.schedule, (self.program, self.cluster), other, self._made),
         )
 

@@ -262,7 +262,16 @@ def _alike(one: Made, other: Made) -> bool:
     return bool(arrays and queues and costs[0].communication == costs[1].communication)
 
 
-def unused_links(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def unused_of_cluster(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+    """The keys of the cluster that change nothing: links, work queues, the spread, the mode of expansion."""
+    yield from _links(schedule, program, cluster)
+    yield from _queues(schedule, program, cluster)
+    if cluster.spread and cluster.world == 1:
+        yield WithoutEffect('cluster.spread', schedule.cluster.spread, 'one device waits for no other')
+    yield from _mode(schedule, program, cluster)
+
+
+def _links(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
     """The links that were changed and whose bandwidth no communication of the program waits for."""
     if not cluster.links:
         return
@@ -278,7 +287,7 @@ def unused_links(schedule: Schedule, program: Program, cluster: Cluster) -> Iter
             yield WithoutEffect(f'cluster.links.{name}', schedule.cluster.links[name], why)
 
 
-def unused_mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def _mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
     """The key of the mode, where it is in use anyway, or collectives take the same of a device without it."""
     asked = schedule.cluster.expansion_mode
     if asked is None:
@@ -291,7 +300,7 @@ def unused_mode(schedule: Schedule, program: Program, cluster: Cluster) -> Itera
         yield WithoutEffect('cluster.expansion_mode', asked, why)
 
 
-def unused_queues(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def _queues(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
     """The key of work queues, where every stream has one for itself, or there would be as many without the key."""
     asked = schedule.cluster.work_queues
     if asked is None:
@@ -307,12 +316,6 @@ def unused_queues(schedule: Schedule, program: Program, cluster: Cluster) -> Ite
 
 def _counted(streams: int) -> str:
     return f'{streams} streams' if streams > 1 else 'one stream'
-
-
-def unused_spread(schedule: Schedule, cluster: Cluster) -> Iterator[WithoutEffect]:
-    """The key of the spread, where there is one device alone."""
-    if cluster.spread and cluster.world == 1:
-        yield WithoutEffect('cluster.spread', schedule.cluster.spread, 'one device waits for no other')
 
 
 _PLAN: Final = 'plan.'
