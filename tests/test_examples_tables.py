@@ -20,7 +20,7 @@ FOUND = list(PLACE.finditer(DOCUMENT.read_text(encoding='utf-8')))
 
 
 def printed(command: str) -> str:
-    """As ``simpar.commands.search`` has it (tests/test_sweep_markdown.py)."""
+    """As ``simpar.commands.search`` has it (tests/test_sweep.py)."""
     options = parser().parse_args(shlex.split(command)[1:])
     assert options.markdown
     return side_by_side(answer(str(options.file), tuple(options.sweep), tuple(options.set)), options.across)

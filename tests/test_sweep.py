@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
 
+from simpar import cli
 from simpar.case import case_of, check_memory, load_case
-from simpar.errors import Deadlock, ScheduleError, SimparError
+from simpar.commands.progress import Progress
+from simpar.cost.collective import ClusterCollectives
+from simpar.errors import Deadlock, ProfileError, ScheduleError, SimparError
+from simpar.hardware import Tables
+from simpar.profiles import cluster, load_profile, profile_names
+from simpar.program import OpClass
 from simpar.report import to_dict
-from simpar.schedule import load_schedule
+from simpar.schedule import load_rows, load_schedule, written
 from simpar.sweep import load_sweep, predicted
+from simpar.sweep.markdown import as_markdown, side_by_side
 from simpar.sweep.outcome import infeasible
-from simpar.sweep.table import render
+from simpar.sweep.plot import bars
+from simpar.sweep.table import best_summary, render, short_keys
 from simpar.sweep.table import to_dict as sweep_json
 
 
@@ -233,3 +244,486 @@ def test_equal_rows_and_baselines_are_predicted_once(tmp_path):
     sweep = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2, 1, 2]}'), ['against={plan.copies: 1}'])
     sweep.predict(progress=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 2), (2, 2)]
+
+
+# Broken sweeps: every fault is told at its line with a remedy, all at once and with exit code 2
+
+
+BAD = {
+    'nothing': ('', [], ['nothing to sweep over; add e.g. sweep: {plan.copies: [1, 2, 4]}']),
+    'unknown key': ('{plan.copeis: [1, 2]}', [], [':11: sweep: plan.copeis: unknown key; did you mean copies?']),
+    'value': ('{plan.copies: [1, two]}', [], [':11: sweep: plan.copies: not an integer (got "two")']),
+    'no list': ('{plan.copies: 4}', [], [':11: sweep.plan.copies: 4, not a list of values; write dotted keys']),
+    'empty list': ('{plan.copies: []}', [], [':11: sweep.plan.copies: an empty list; write']),
+    'nested': ('{plan: {copies: [1, 2]}}', [], [':11: sweep.plan: a mapping, not a list of values; write dotted keys']),
+    'a number': ('7', [], [':11: sweep: 7, not a mapping; write dotted keys']),
+    'rows of no mapping': ('[1]', [], [':11: sweep.0: 1, not a mapping; write one row']),
+    'an empty row': ('[{}]', [], [':11: sweep.0: 0 keys; write']),
+    'a fixed key': ('{against: [{}]}', [], [':11: sweep.against: is the same in every row; sweep over']),
+    'a hole': ('{plan..copies: [1]}', [], ['not a dotted key; write']),
+    'too many': (
+        f'{{plan.copies: {[*range(1, 70)]}, plan.tensor: {[*range(1, 70)]}}}',
+        [],
+        ['4761 combinations; keep'],
+    ),
+    'a text in the way': ('{workload.batch.size: [1]}', [], ['sweep: workload.batch: not a mapping; set']),
+    'a link': (
+        '{cluster.links.nvlnk: [2]}',
+        [],
+        [':11: cluster.links.nvlnk: there is no such link; did you mean nvlink?'],
+    ),
+    'a profile': ('{cluster.profile: [h100-sxm-9]}', [], [":11: cluster: unknown profile 'h100-sxm-9'; did you mean"]),
+    'two faults': ('{plan.copeis: [1], plan.tensor: [x]}', [], ['plan.copeis: unknown key', 'plan.tensor: not an int']),
+    'flag without values': ('', ['plan.copies'], ['--sweep plan.copies: not a key and its values; write e.g. --sweep']),
+    'flag that is no YAML': ('', ['plan.copies={1'], ['--sweep plan.copies={1: not YAML']),
+    'flag with an unknown key': ('', ['plan.copeis=1'], ['--sweep plan.copeis=1: sweep: plan.copeis: unknown key']),
+}
+
+
+@pytest.mark.parametrize('case', BAD, ids=str)
+def test_bad_input_is_one_screen_with_its_line_and_exit_code_2(case, tmp_path, capsys):
+    sweep, words, told = BAD[case]
+    path = write(tmp_path, sweep=sweep)
+    assert run(path, *(word for text in words for word in ('--sweep', text))) == 2
+    out, errors = capsys.readouterr()
+    assert out == ''
+    assert len(errors.splitlines()) == len(told)
+    assert all(text in errors for text in told)
+
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+keys = st.sampled_from(
+    ['plan.copies', 'plan.stages.0', 'workload.network.0', 'cluster', 'cluster.links.nvlink', 'plan']
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-4, 4)
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(['h100-sxm-8']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys | st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def rows_or_one_screen(path, overrides=(), sweeps=()):
+    try:
+        rows = load_rows(path, overrides, sweeps)
+    except ScheduleError as error:
+        refused = error
+    else:
+        assert rows
+        assert all(row.settings and row.schedule.sweep is None for row in rows)
+        return
+    lines = str(refused).split('\n')
+    assert 0 < len(lines) == len(refused.problems) <= 21
+    assert all(line.isprintable() for line in lines)
+
+
+@FUZZ
+@given(sweep=values | st.dictionaries(keys, st.lists(values, max_size=3), max_size=3))
+def test_any_sweep_is_rows_or_an_error(sweep, tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    tree = {**yaml.safe_load(NETWORK), 'sweep': sweep}
+    path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding='utf-8', errors='surrogatepass')
+    rows_or_one_screen(path)
+
+
+@FUZZ
+@given(
+    words=st.lists(
+        st.text(max_size=20) | st.builds('{}={}'.format, keys, st.text('[]{},:1a" ', max_size=12)), max_size=3
+    )
+)
+def test_any_flags_are_rows_or_an_error(words, tmp_path):
+    rows_or_one_screen(write(tmp_path, sweep='{plan.copies: [1]}'), sweeps=words)
+
+
+@FUZZ
+@given(sweep=st.dictionaries(keys, st.lists(st.integers(1, 9) | st.booleans(), min_size=1, max_size=3), min_size=1))
+def test_a_schedule_with_a_sweep_is_read_as_it_was_written(sweep, tmp_path):
+    path = write(tmp_path, sweep=json.dumps(sweep))
+    schedule = load_schedule(path)
+    path.write_text(yaml.safe_dump(written(schedule)), encoding='utf-8')
+    assert load_schedule(path) == schedule
+    assert schedule.sweep == sweep
+
+
+def test_what_is_wrong_with_the_file_is_told_as_it_is(tmp_path, capsys):
+    path = write(tmp_path, text=NETWORK.replace('batch', 'btach'), sweep='{plan.copeis: [1]}')
+    assert run(path) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(': ')[2].partition(';')[0] for line in lines] == [
+        'workload.batch: missing', 'workload.btach: unknown key', 'sweep: plan.copeis: unknown key',
+    ]  # fmt: skip
+
+
+def test_an_against_that_is_never_a_schedule_is_wrong(tmp_path, capsys):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
+    assert run(path, '--set', 'against={plan.copeis: 1}') == 2
+    assert 'against: plan.copeis: unknown key' in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('simpar.sweep.outcome.predicted', lambda schedule: pytest.fail('predicted'))
+    assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', 'x.gif') == 2
+    assert '.png' in capsys.readouterr().err
+
+
+# What a sweep says and writes: table, JSON, CSV and picture
+
+
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'sweep.md'
+
+
+def test_csv_holds_what_json_holds(tmp_path, capsys):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2, 3], plan.stages: [[], balanced]}')
+    assert run(path, '--json', '--csv', tmp_path / 'table.csv') == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer['written'] == [str(tmp_path / 'table.csv')]
+    table = rows_of_csv(tmp_path / 'table.csv')
+    for row, cells in zip(answer['rows'], table, strict=True):
+        assert cells['plan.stages'] == ('balanced' if row['settings']['plan.stages'] else '[]')
+        assert cells['reason'] == row['reason']
+        for name in ('step', 'compute', 'exposed', 'idle', 'bubble', 'gain'):
+            assert cells[name] == ('' if row[name] is None else repr(row[name]))
+
+
+def test_the_documentation_names_every_part_of_the_json(tmp_path, capsys):
+    assert run(write(tmp_path, sweep='{plan.copies: [1, 3]}'), '--json') == 0
+    answer = json.loads(capsys.readouterr().out)
+    text = DOCUMENTATION.read_text(encoding='utf-8')
+    for name in (*answer, *answer['rows'][0], *answer['rows'][0]['memory']):
+        assert f'`{name}`' in text, name
+
+
+@pytest.mark.parametrize('keys', [1, 6, 12])
+def test_a_table_fits_120_columns_whatever_is_swept(keys, tmp_path):
+    names = ['plan.copies', 'plan.tensor', 'plan.reduce', 'plan.copies_loss', 'plan.streams', 'workload.batch']
+    names += ['workload.network.0.dense.out', 'workload.network.2.dense.in', 'workload.network.3.dense.in']
+    names += ['workload.network.0.dense.in', 'cluster.links.nvlink', 'cluster.links.infiniband']
+    values = [[1, 2], [2, 3], ['early'], ['mean'], ['group'], [64], [512], [512], [512], [256], [0.123456789], [1]]
+    sweep = dict(zip(names[:keys], values[:keys], strict=True))
+    answer = load_sweep(write(tmp_path, sweep=json.dumps(sweep))).predict()
+    lines = render(answer, colour=False).splitlines()
+    assert max(map(len, lines[1:])) <= 120
+    assert lines[0].startswith('fastest of')
+    table = lines[2 : 3 + len(answer.results)]
+    assert [line[0] for line in table[1:]].count('*') == 1
+    assert table[1 + answer.best].startswith('*')
+
+
+def test_short_names_stay_apart():
+    assert short_keys(['plan.copies_loss', 'cluster.nodes']) == {
+        'plan.copies_loss': 'copies loss',
+        'cluster.nodes': 'nodes',
+    }
+    assert short_keys(['plan.x', 'cluster.x', 'plan']) == {'plan.x': 'plan.x', 'cluster.x': 'cluster.x', 'plan': 'plan'}
+
+
+def test_progress_is_told_on_a_terminal_only(tmp_path, capsys, monkeypatch):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
+    assert run(path) == 0
+    assert capsys.readouterr().err == ''
+    monkeypatch.setattr('sys.stderr.isatty', lambda: True)
+    monkeypatch.setenv('TERM', 'xterm')
+    assert run(path) == 0
+    assert capsys.readouterr().err == '\r1 of 2 predicted\r\x1b[K'
+
+
+def test_run_takes_the_file_as_it_stands_and_says_so(tmp_path, capsys):
+    path = write(tmp_path)
+    assert cli.main(['run', str(path), '--json']) == 0
+    alone = json.loads(capsys.readouterr().out)
+    path = write(tmp_path, sweep='{plan.copies: [2, 4]}')
+    assert cli.main(['run', str(path), '--json']) == 0
+    swept = json.loads(capsys.readouterr().out)
+    more = set(swept.pop('notes')) - set(alone.pop('notes'))
+    assert more == {'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'}
+    assert swept == alone
+    assert cli.main(['run', str(path)]) == 0
+    assert capsys.readouterr().out.count('Note: the sweep of the file is left out') == 1
+
+
+# The picture
+
+
+def test_bars_are_as_long_as_the_steps_and_their_parts(tmp_path):
+    answer = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 3, 2]}')).predict()
+    axes = bars(answer).axes[0]
+    scale = 1e6 if answer.results[0].step < 1e-3 else 1e3
+    for place, result in enumerate(answer.results):
+        parts = [bar.get_width() for bar in axes.patches if bar.get_y() < place < bar.get_y() + bar.get_height()]
+        assert sum(parts) == pytest.approx((result.step or 0.0) * scale)
+        if result.step:
+            figures = result.outcome.figures
+            assert parts == pytest.approx([part * scale for part in (figures.compute, figures.exposed, figures.idle)])
+    words = [text.get_text() for text in axes.texts]
+    assert ['fastest' in text for text in words] == [row == answer.best for row in range(3)]
+    assert words[1].strip() == answer.results[1].outcome.reason
+
+
+def test_of_very_many_rows_the_fastest_are_drawn(tmp_path):
+    answer = load_sweep(write(tmp_path), sweeps=[f'cluster.links.nvlink={[1 + n / 200 for n in range(120)]}']).predict()
+    figure = bars(answer)
+    assert len(figure.axes[0].texts) == 100
+    assert '20 slower rows not drawn' in figure.texts[0].get_text()
+    assert best_summary(answer)[:40] == figure.texts[0].get_text()[:40]
+
+
+def test_the_picture_is_written_and_named(tmp_path, capsys):
+    target = tmp_path / 'deep' / 'sweep.png'
+    assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', target) == 0
+    assert target.read_bytes().startswith(b'\x89PNG')
+    assert capsys.readouterr().out.endswith(f'wrote {target}\n')
+    assert [path.name for path in target.parent.iterdir()] == ['sweep.png']
+
+
+def test_rows_whose_names_are_too_long_are_named_by_their_values_below_the_keys(tmp_path):
+    sweep = '{plan.copies: [1, 2], workload.network.0.dense.out: [512], workload.network.3.dense.out: [8, 16], '
+    answer = load_sweep(write(tmp_path, sweep=sweep + 'cluster.links.infiniband: [1, 2]}')).predict()
+    axes = bars(answer).axes[0]
+    assert axes.get_title(loc='left') == 'rows: copies · network.3.dense.out · links.infiniband'
+    assert [label.get_text() for label in axes.get_yticklabels()][:3] == ['1 · 8 · 1', '1 · 8 · 2', '1 · 16 · 1']
+
+
+def test_without_a_terminal_a_slow_sweep_writes_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: float(next(clock)))
+    with Progress() as progress:
+        for done in range(1, 7):
+            progress(done, 6)
+    # At 12 s and, 10 s later at the earliest, at 24 s all are done.
+    assert capsys.readouterr().err == '3 of 6 predicted, 12 s left\n'
+
+
+# Sweeps as tables in Markdown, row by row and with one key's values side by side
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip('|\n').split(' | ')] for line in text.splitlines()]
+
+
+def test_it_holds_what_the_screen_holds(tmp_path, capsys):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2, 3], plan.tensor: [2, 4]}')
+    assert run(path, '--markdown') == 0
+    table = cells(capsys.readouterr().out)
+    assert run(path) == 0
+    shown = capsys.readouterr().out.splitlines()[2:9]
+    assert len(table) == 2 + 6
+    for row, line in zip(table[2:], shown[1:], strict=True):
+        plain = [cell.strip('*') for cell in row if cell]
+        assert line.lstrip('* ').split() == ' '.join(plain).split()
+        assert line.startswith('*') == row[0].startswith('**')
+
+
+def test_side_by_side_has_every_row_of_the_sweep_once(tmp_path):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2, 3], plan.tensor: [2, 4]}')
+    answer = load_sweep(path).predict()
+    heads, _, *rows = cells(side_by_side(answer, 'plan.tensor'))
+    assert heads == ['copies', 'tensor 2', 'tensor 4']
+    assert [row[0] for row in rows] == ['1', '2', '3']
+    steps = iter(answer.results)
+    for row in rows:
+        results = [next(steps), next(steps)]
+        for cell, result in zip(row[1:], results, strict=True):
+            assert (result.step is None) == ('divide' in cell)
+        bold = [cell.startswith('**') for cell in row[1:]]
+        known = [result.step for result in results]
+        assert bold == [step is not None and step == min(known) for step in known]
+
+
+def test_a_row_that_lacks_a_combination_leaves_it_blank(tmp_path):
+    path = write(
+        tmp_path, sweep='[{plan.copies: 1, plan.tensor: 2}, {plan.copies: 2, plan.tensor: 4}, {plan.copies: 2}]'
+    )
+    rows = cells(side_by_side(load_sweep(path).predict(), 'plan.tensor'))[2:]
+    assert [[bool(cell) for cell in row] for row in rows] == [[True, True, False, False], [True, False, True, True]]
+
+
+def test_of_mappings_only_what_differs_is_told(tmp_path):
+    one = '{layers: 1, hidden: 64, heads: 4, vocab: 128, sequence: 16}'
+    text = f'simpar: 1\ncluster: {{profile: h100-sxm-8, devices: 2}}\nworkload: {{transformer: {one}, batch: 4}}\n'
+    path = write(tmp_path, text=text, sweep=f'{{workload.transformer: [{one}, {one.replace("64", "128")}]}}')
+    rows = cells(as_markdown(load_sweep(path).predict()))
+    assert [row[0].strip('*') for row in rows[2:]] == ['hidden 64', 'hidden 128']
+
+
+def test_signs_of_markdown_do_not_break_the_table(tmp_path):
+    path = write(tmp_path, sweep='{plan.order: ["a|b.csv", gpipe]}')
+    text = as_markdown(load_sweep(path).predict())
+    assert {line.replace('\\|', '').count('|') for line in text.splitlines()} == {text.splitlines()[0].count('|')}
+
+
+@pytest.mark.parametrize(
+    ('words', 'what'),
+    [
+        (['--across', 'plan.copies'], '--across: is for tables in Markdown; write --markdown too'),
+        (['--markdown', '--json'], '--markdown: and --json at once; write one of both'),
+        (['--markdown', '--across', 'plan.data'], '--across: the sweep has no such key (got plan.data); write one of'),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, what, tmp_path, capsys):
+    path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
+    from simpar import cli
+
+    assert cli.main(['sweep', str(path), *words]) == 2
+    captured = capsys.readouterr()
+    # Who asked for JSON gets the error as JSON, and nothing else.
+    assert captured.out == '' if '--json' not in words else json.loads(captured.out)['error']['exit_code'] == 2
+    assert what in captured.err
+
+
+# Links that are faster or slower than the profile's: what it does to collectives, and what is said of it
+
+
+MIB = 2.0**20
+OPERATORS = ('all_reduce', 'all_gather', 'reduce_scatter')
+PROFILES = {name: load_profile(name) for name in profile_names()}
+BARE = {name: dataclasses.replace(profile, tables=Tables()) for name, profile in PROFILES.items()}
+PLAIN = {
+    name: dataclasses.replace(bare, library=dataclasses.replace(bare.library, tuning='none'))
+    for name, bare in BARE.items()
+}
+"""By one algorithm: where NCCL chooses, a faster link may have another protocol, with a latency of its own."""
+SCHEDULE = """\
+simpar: 1
+cluster: {profile: h100-sxm-8, nodes: 2, devices: 2, links: {infiniband: 0.5}, stack: none}
+workload:
+  transformer: {layers: 2, hidden: 1024, heads: 8, vocab: 1024, sequence: 1024}
+  batch: 8
+  precision: bf16
+plan: {tensor: 4}
+"""
+
+
+def message(size, operator='all_reduce'):
+    return OpClass(operator, 'collective', operator, 'F', bytes=float(size), dtype='bf16', partition='p')
+
+
+def cost(profile, ranks, op, **links):
+    return ClusterCollectives(cluster(profile, nodes=2, links=links)).cost(op, ranks)
+
+
+def names(profile):
+    return [link.name for link in profile.links]
+
+
+@pytest.mark.parametrize('name', ['h100-sxm-8', 'a100-sxm-8', 'ascend910b-8'])
+@pytest.mark.parametrize('factor', [0.25, 0.5, 4.0])
+@pytest.mark.parametrize('measured', [True, False])
+def test_inside_a_node_the_transfer_goes_with_the_bandwidth_and_alpha_stays(name, factor, measured):
+    """One level of links: seconds of a transfer are bytes / bandwidth, by formula and on measured curves.
+
+    Between the curves of four and eight, α + transfer is interpolated, so that the transfer of six is only nearly so.
+    """
+    profile = (PROFILES if measured else PLAIN)[name]
+    inner = profile.links[0].name
+    for ranks, operator in ((2, 'all_reduce'), (4, 'all_gather'), (8, 'reduce_scatter'), (6, 'all_reduce')):
+        before = cost(profile, range(ranks), message(64 * MIB, operator))
+        after = cost(profile, range(ranks), message(64 * MIB, operator), **{inner: factor})
+        assert after.transfer == pytest.approx(before.transfer / factor, rel=5e-3 if ranks == 6 else 1e-6)
+        assert after.alpha == pytest.approx(before.alpha)
+        assert after.grade == 'estimate'
+
+
+@pytest.mark.parametrize('name', PROFILES)
+def test_a_factor_of_1_is_the_profile_to_the_bit(name):
+    profile = PROFILES[name]
+    same = dict.fromkeys(names(profile), 1.0)
+    for operator in OPERATORS:
+        for ranks in (range(2), range(profile.devices), range(2 * profile.devices)):
+            assert cost(profile, ranks, message(MIB, operator), **same) == cost(profile, ranks, message(MIB, operator))
+
+
+def test_a_group_that_does_not_cross_the_link_does_not_notice():
+    profile = PROFILES['h100-sxm-8']
+    assert cost(profile, range(8), message(MIB), infiniband=0.1) == cost(profile, range(8), message(MIB))
+
+
+def test_a_link_that_does_not_set_the_pace_does_not_matter():
+    """Over two nodes the ring waits for InfiniBand, a ninth of NVLink; a faster NVLink leaves the transfer as it is."""
+    profile = BARE['h100-sxm-8']
+    ranks = (0, 8)
+    before, after = cost(profile, ranks, message(64 * MIB)), cost(profile, ranks, message(64 * MIB), nvlink=8.0)
+    assert after.transfer == before.transfer
+    slow = cost(profile, ranks, message(64 * MIB), infiniband=0.5)
+    assert slow.transfer == pytest.approx(2 * before.transfer)
+
+
+def test_ascends_phases_add_up():
+    """All-reduce of eight 910A: what crosses HCCS and what crosses PCIe follow one another, so they stretch apart."""
+    profile = BARE['ascend910a-8']
+    op = dataclasses.replace(message(64 * MIB), dtype='fp32')
+    hccs, pcie = 2 * 16 * MIB / (30e9 * 0.333), 16 * MIB / (16e9 * 0.85)
+    assert cost(profile, range(8), op).transfer == pytest.approx(hccs + pcie)
+    assert cost(profile, range(8), op, pcie=0.5).transfer == pytest.approx(hccs + 2 * pcie)
+    assert cost(profile, range(8), op, hccs=4.0).transfer == pytest.approx(hccs / 4 + pcie)
+
+
+@given(
+    measured=st.booleans(),
+    name=st.sampled_from(sorted(PROFILES)),
+    size=st.floats(1e3, 1e9),
+    operator=st.sampled_from(OPERATORS),
+    ranks=st.integers(2, 16),
+    factors=st.lists(st.floats(0.01, 100), min_size=2, max_size=2).map(sorted),
+    level=st.integers(0, 1),
+)
+def test_a_faster_link_makes_no_collective_slower(measured, name, size, operator, ranks, factors, level):
+    profile = (PROFILES if measured else BARE)[name]
+    names = [link.name for link in profile.links]
+    link, op = names[min(level, len(names) - 1)], message(size, operator)
+    slow, fast = (cost(profile, range(ranks), op, **{link: factor}) for factor in factors)
+    assert fast.alpha + fast.transfer <= (slow.alpha + slow.transfer) * (1 + 1e-9)
+    assert fast.best <= fast.alpha + fast.transfer + 1e-15
+
+
+def test_a_changed_link_says_so(tmp_path, capsys):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(SCHEDULE, encoding='utf-8')
+    note = 'links are not as in the profile: infiniband × 0.5; what rests on their bandwidth is an estimate'
+    assert cli.main(['run', str(path)]) == 0
+    out = capsys.readouterr().out
+    assert f'Note: {note}' in out
+    assert 'estimate' in out[out.index('Grades of the numbers') : out.index('Note')]
+    answers = []
+    for words in ([], ['--set', 'cluster.links={infiniband: 1}'], ['--set', 'cluster.links={}']):
+        assert cli.main(['run', str(path), '--json', *words]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    changed, same, none = answers
+    assert note in changed['notes']
+    assert same == none
+    assert [one for one in same['notes'] if not one.startswith('no optimizer')] == []
+    assert changed['grades']['estimate'] > same['grades'].get('estimate', 0.0)
+    assert changed['step'] > same['step']
+
+
+def test_a_changed_link_says_so_in_the_price_of_a_collective():
+    h100 = PROFILES['h100-sxm-8']
+    assert 'scaled to changed links' in cost(h100, range(8), message(MIB), nvlink=0.5).why
+    links = cluster(h100, links={'nvlink': 0.5}).topology.links
+    assert links[0].bandwidth.grade == 'estimate'
+    assert links[0].bandwidth.source.endswith('times 0.5, as the schedule asks')
+    assert links[1] == h100.links[1]
+
+
+def test_a_baseline_may_have_the_links_of_the_profile(tmp_path):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(SCHEDULE + 'against: {cluster.links.infiniband: 1}\n', encoding='utf-8')
+    prediction = load_case(path).predict()
+    assert prediction.gain < 0
+    assert prediction.baseline.step == load_case(path, ['cluster.links={}', 'against={}']).predict().step
+
+
+def test_an_unknown_link_is_named_with_those_that_there_are(tmp_path, capsys):
+    path = tmp_path / 'schedule.yaml'
+    path.write_text(SCHEDULE.replace('infiniband', 'infinband'), encoding='utf-8')
+    assert cli.main(['run', str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f'{path}:2: cluster.links.infinband: there is no such link; did you mean infiniband? '
+        'links of h100-sxm-8: nvlink, infiniband\n'
+    )
+    with pytest.raises(ProfileError, match='no bandwidth'):
+        cluster(PROFILES['h100-sxm-8'], links={'nvlink': 0.0})
