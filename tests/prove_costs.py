@@ -1,0 +1,142 @@
+"""What the house costs in CPU seconds and bytes, beside commit 403c6f3, in turns on one machine.
+
+    python -m tests.prove_costs --rounds 5 --write docs/proofs/costs.md
+
+Both trees run the same commands with the same Python; each command runs once before it counts, so that kernels are
+compiled. A ratio is the median of the ratios of its rounds; `--plan` adds the search for GPT-3's plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from simpar.files import write_atomically
+
+ROOT: Final = Path(__file__).parent.parent
+BEFORE: Final = '403c6f3'
+STRUCTURE: Final = (
+    'plan.zero=0,1,2,3',
+    'plan.recompute=none,selective,full',
+    'plan.fusion=none,layer',
+    'plan.copies=1,2',
+)
+PRICES: Final = ('cluster.links.nvlink=' + ','.join(f'{0.25 * one:g}' for one in range(1, 25)), 'plan.copies=1,2')
+
+
+class Command(NamedTuple):
+    """One command. Arguments: ``most``, the ratio of CPU seconds that is allowed."""
+
+    name: str
+    words: tuple[str, ...]
+    most: float
+
+
+def sweep(file: str, keys: Sequence[str]) -> tuple[str, ...]:
+    return ('sweep', f'examples/{file}', *(word for key in keys for word in ('--sweep', key)), '--jobs', '1', '--json')
+
+
+COMMANDS: Final = (
+    Command('a small example', ('run', 'examples/multi_copy.yaml'), 1.5),
+    Command('pipeline_h100', ('run', 'examples/pipeline_h100.yaml'), 1.8),
+    Command('GPT-3 on 1,024', ('run', 'examples/gpt3_175b.yaml'), 1.6),
+    Command('48 rows of structure', sweep('transformer_h100.yaml', STRUCTURE), 1.7),
+    Command('48 rows of prices', sweep('transformer_h100.yaml', PRICES), 1.7),
+)
+PLAN: Final = Command(
+    'plan of GPT-3', ('plan', 'examples/plans/gpt3_512_a100.yaml', '--jobs', '1', '--json', '--brief'), 1.8
+)
+MEMORY: Final = 1.5
+"""The ratio of the largest resident set that is allowed."""
+
+
+class Cost(NamedTuple):
+    """CPU seconds and bytes of one run."""
+
+    seconds: float
+    peak: int
+
+
+def cost(tree: Path, words: Sequence[str]) -> Cost:
+    """Run a command of a tree, in the tree; raises RuntimeError where it fails."""
+    # As every process has it, whatever the shell had.
+    env = {**os.environ, 'PYTHONPATH': str(tree)}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'simpar', *words], cwd=tree, env=env, stdout=subprocess.DEVNULL, stderr=errors
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f'{tree}: simpar {" ".join(words)}: {errors.read().decode()}')
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def rows(commands: Sequence[Command], before: Path, rounds: int) -> Iterator[tuple[Command, list[Cost], list[Cost]]]:
+    for command in commands:
+        for tree in (before, ROOT):
+            cost(tree, command.words)
+        pairs = [(cost(before, command.words), cost(ROOT, command.words)) for _ in range(rounds)]
+        yield command, [one for one, _ in pairs], [one for _, one in pairs]
+
+
+def line(command: Command, was: list[Cost], now: list[Cost]) -> tuple[str, bool]:
+    """The row of a command, and whether it holds."""
+    ratios = [one.seconds / other.seconds for one, other in zip(now, was, strict=True)]
+    ratio = statistics.median(ratios)
+    bytes_of = [statistics.median(one.peak for one in of) for of in (was, now)]
+    held = ratio <= command.most and bytes_of[1] <= MEMORY * bytes_of[0]
+    seconds = [statistics.median(one.seconds for one in of) for of in (was, now)]
+    cells = [
+        *(command.name, f'{seconds[0]:.2f}', f'{seconds[1]:.2f}'),
+        *(f'{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})', f'{command.most:g}'),
+        *(f'{one / 1e6:.0f}' for one in bytes_of),
+        'holds' if held else '**does not hold**',
+    ]
+    text = f'| {" | ".join(cells)} |'
+    return text, held
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog='python -m tests.prove_costs', description=__doc__)
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--plan', action='store_true', help="the search for GPT-3's plan, too")
+    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
+    options = parser.parse_args()
+    before = ROOT / 'out' / BEFORE
+    if not before.exists():
+        subprocess.run(['git', 'worktree', 'add', '--detach', str(before), BEFORE], cwd=ROOT, check=True)
+    commit = subprocess.run(
+        ['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    text = [
+        '# What the house costs',
+        '',
+        f'`make prove NAME=costs` wrote this page at commit {commit}: commands of {BEFORE} and of it in turns,',
+        f'{options.rounds} rounds behind one that does not count. CPU seconds and MB are medians; ratios have their range.',
+        '',
+        '| command | s before | s now | ratio | at most | MB before | MB now | |',
+        '|---|---|---|---|---|---|---|---|',
+    ]
+    every = True
+    for row in rows((*COMMANDS, *([PLAN] if options.plan else [])), before, options.rounds):
+        told, held = line(*row)
+        print(told, flush=True)
+        text.append(told)
+        every &= held
+    if options.write:
+        write_atomically(options.write, '\n'.join(text) + '\n')
+    return 0 if every else 4
+
+
+if __name__ == '__main__':
+    sys.exit(main())
