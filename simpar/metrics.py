@@ -471,7 +471,7 @@ def _stream(ops: _Ops, name: str, streams: list[int]) -> StreamMetrics:
 
 @dataclass(slots=True, eq=False)
 class Meetings:
-    """Finds what meets by its order on the communicator, as the machines do; see docs/architecture.md."""
+    """Finds what meets by its order on the communicator, as the machines do; see docs/semantics.md."""
 
     program: Program
     _members: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)

@@ -4,7 +4,7 @@
     python -m tests.same_answers compare   ask again, and print what differs
 
 ``--only`` takes one kind: programs (2,000 random schedules, by the hash of the text form), answers (every example by
-``simpar run --json``), sweeps, searches, rows (every row of ``simpar validate``). Screens are compared as they are.
+``simpar run --json``), sweeps, rows (every row of ``simpar validate``). Screens are compared as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ SWEEPS: Final = (
     ('pipeline_h100.yaml', 'plan.chunks=1', 'plan.micro_batches=8,16,32', 'plan.order=1f1b,gpipe,zb-h1'),
     ('multi_copy.yaml', 'plan.copies=1,2,4', 'cluster.links.hccs=0.5,1,2'),
 )
-SEARCHES: Final = ('transformer_h100.yaml', 'transformer_h100_7b.yaml', 'pipeline_h100.yaml')
 Found = dict[str, Any]
 
 
@@ -95,11 +94,6 @@ def sweeps(_: Found | None) -> Found:
     return {name: _asked('sweep', str(EXAMPLES / name.split()[0]), *words, '--json') for name, words in asked.items()}
 
 
-def searches(_: Found | None) -> Found:
-    """What the planner takes, with each bound that it told."""
-    return {one: _asked('plan', str(EXAMPLES / one), '--jobs', '1', '--json', '--brief') for one in SEARCHES}
-
-
 def rows(_: Found | None) -> Found:
     """Every predicted row of the published sets."""
     return {kind: _asked('validate', '--json', '--jobs', '2', *[kind][: bool(kind)]) for kind in ('', '--memory')}
@@ -125,7 +119,6 @@ KINDS: Final[dict[str, Callable[[Found | None], Found]]] = {
     'programs': programs,
     'answers': answers,
     'sweeps': sweeps,
-    'searches': searches,
     'rows': rows,
 }
 

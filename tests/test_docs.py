@@ -60,7 +60,7 @@ def test_links_lead_to_pages_headings_and_pictures(page):
 
 
 def test_every_block_is_listed_with_what_became_of_it():
-    """`make prove-docs DOCS=--new` runs those that are missing, and lists them."""
+    """`make prove-docs WORDS=--new` runs those that are missing, and lists them."""
     listed = set(LIST.read_text(encoding='utf-8').splitlines())
     assert [block.name for block in BLOCKS if row(Outcome(block)) not in listed] == []
     assert '**fails**' not in LIST.read_text(encoding='utf-8')
