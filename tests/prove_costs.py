@@ -122,7 +122,7 @@ def main() -> int:
         '# What the house costs',
         '',
         f'`make prove NAME=costs` wrote this page at commit {commit}: commands of {BEFORE} and of it in turns,',
-        f'{options.rounds} rounds behind one that does not count. CPU seconds and MB are medians; ratios have their range.',
+        f'{options.rounds} rounds behind one that does not count. CPU seconds and MB are medians; a ratio has a range.',
         '',
         '| command | s before | s now | ratio | at most | MB before | MB now | |',
         '|---|---|---|---|---|---|---|---|',
