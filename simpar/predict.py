@@ -33,7 +33,7 @@ from simpar.trace import Trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from simpar.schedule.without_effect import WithoutEffect
+    from simpar.keys import WithoutEffect
 
 Told = Callable[[int, int], None]
 """Is told how many simulations of how many are done."""

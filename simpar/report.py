@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, too_large
 from simpar.interval import LEVEL, Interval
+from simpar.keys import without_effect_json, without_effect_line
 from simpar.memory import memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
-from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.stacks import NONE
 from simpar.units import format_count, format_size, format_time
 

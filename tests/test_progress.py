@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import simpar
-from simpar.commands.common import most_seconds
-from simpar.commands.progress import Progress, Waiting, waiting
+from simpar.commands.common import Progress, Waiting, most_seconds, waiting
 from simpar.predict import EFFECTS
 from simpar.schedule import load_schedule
 
@@ -23,7 +22,7 @@ def test_a_prediction_tells_each_of_its_simulations():
 
 def test_what_is_quick_says_nothing_and_what_takes_longer_how_much_is_left(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: now[0])
+    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: now[0])
     with Progress('simulations done', after=2.0) as progress:
         for number in range(1, 15):
             now[0] = number * 1.5

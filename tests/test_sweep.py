@@ -18,7 +18,7 @@ from sweep_cases import NETWORK, rows_of_csv, run, write
 
 from simpar import cli
 from simpar.case import case_of, check_memory, load_case
-from simpar.commands.progress import Progress
+from simpar.commands.common import Progress
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import Deadlock, ProfileError, ScheduleError, SimparError
 from simpar.hardware import Tables
@@ -490,7 +490,7 @@ def test_rows_whose_names_are_too_long_are_named_by_their_values_below_the_keys(
 
 def test_without_a_terminal_a_slow_sweep_writes_a_line_now_and_then(monkeypatch, capsys):
     clock = iter(range(0, 100, 4))
-    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: float(next(clock)))
+    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: float(next(clock)))
     with Progress() as progress:
         for done in range(1, 7):
             progress(done, 6)

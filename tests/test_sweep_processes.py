@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_cases import run, write
 
-from simpar.commands.progress import Progress
+from simpar.commands.common import Progress
 from simpar.errors import Infeasible, SimparError
 from simpar.sweep import load_sweep
 from simpar.sweep import run as running
@@ -190,7 +190,7 @@ def test_interrupted_without_a_journal_it_says_what_would_keep_rows(tmp_path, mo
 
 def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: now[0])
+    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: now[0])
     monkeypatch.setattr('sys.stderr.isatty', lambda: True)
     monkeypatch.setenv('TERM', 'xterm')
     with Progress() as progress:
@@ -205,7 +205,7 @@ def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
 
 
 def test_progress_is_told_no_more_often_than_one_can_read(capsys, monkeypatch):
-    monkeypatch.setattr('simpar.commands.progress.monotonic', lambda: 100.0)
+    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: 100.0)
     monkeypatch.setattr('sys.stderr.isatty', lambda: True)
     monkeypatch.setenv('TERM', 'xterm')
     with Progress() as progress:

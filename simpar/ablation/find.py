@@ -19,12 +19,12 @@ from simpar.ablation.rules import Facts, effective, facts_of, idle, inert, words
 from simpar.cost.price import price, speeds_beside
 from simpar.errors import SimparError
 from simpar.hardware import Cluster, Stack
+from simpar.keys import WithoutEffect
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
 from simpar.resolve import Strategies, find_strategies
 from simpar.schedule import Schedule
-from simpar.schedule.without_effect import WithoutEffect
 from simpar.workload import Workload
 
 if TYPE_CHECKING:

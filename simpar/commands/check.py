@@ -10,12 +10,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case
-from simpar.commands.common import case_waited_for, executor_flags, print_json, start
-from simpar.commands.progress import waiting
+from simpar.commands.common import case_waited_for, executor_flags, print_json, start, waiting
+from simpar.keys import WithoutEffect, without_effect_json, without_effect_line
 from simpar.listing import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
 from simpar.program.tensor import BYTES
-from simpar.schedule.without_effect import WithoutEffect, without_effect_json, without_effect_line
 from simpar.units import format_size
 
 if TYPE_CHECKING:

@@ -33,10 +33,10 @@ from simpar.files import write_atomically
 from simpar.gain import Gain, Side, gain_line, gain_of, gain_table, gain_to_dict, render_gain, side_of
 from simpar.hardware.net import Net
 from simpar.janitor import remove_at_the_end
+from simpar.keys import without_effect_json, without_effect_line
 from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference
 from simpar.schedule.framework import STACK
-from simpar.schedule.without_effect import without_effect_json, without_effect_line
 from simpar.trace import PERCENTILE, Trace
 from simpar.trace_files import SavedTrace, load_trace, save_trace, to_trace
 

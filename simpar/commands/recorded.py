@@ -12,8 +12,7 @@ from pathlib import Path
 from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
 from simpar.calibrate.figures import peak_of
 from simpar.chakra import is_chakra
-from simpar.commands.common import need_torch, print_answer
-from simpar.commands.progress import Progress, waiting
+from simpar.commands.common import Progress, need_torch, print_answer, waiting
 from simpar.errors import Problem, ScheduleError
 from simpar.profiles import load_profile
 from simpar.recording import chosen_ops, read_job, straggling

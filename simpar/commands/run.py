@@ -1,12 +1,14 @@
 """``simpar run FILE``: predict a schedule; gain and why. ``simpar resolve FILE``: it, with every choice made, as YAML.
 
-The YAML can be saved, reviewed and committed.
+The YAML can be saved, reviewed and committed. ``simpar warmup`` compiles the machines once.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_
 from simpar.case import Case, check_memory, memory_notes, on_net
 from simpar.clocks import at_full_clocks
 from simpar.commands.common import (
+    SHORT,
+    Progress,
     case_waited_for,
     check_picture,
     make_folders,
@@ -25,11 +29,21 @@ from simpar.commands.common import (
     predicted_net,
     print_json,
     schedule_text,
+    waiting,
 )
-from simpar.commands.progress import SHORT, Progress, waiting
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.engine.loop import events
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
+from simpar.kernels import is_kept
+from simpar.lower import lower
+from simpar.memory import memory
+from simpar.pipeline import StageTimes, automatic_order
+from simpar.plans import Plan
 from simpar.predict import Prediction
+from simpar.profiles import cluster, load_profile
+from simpar.workload import Transformer, Workload
 from simpar.written_out import written_out
 
 if TYPE_CHECKING:
@@ -183,4 +197,21 @@ def resolve_command(options: argparse.Namespace) -> int:
         )
     if case.schedule.sweep is not None:
         print('the sweep of the file is left out: every row has choices of its own', file=sys.stderr)
+    return 0
+
+
+def warmup_command(options: argparse.Namespace) -> int:
+    """Simulate a small program, and time orders of a pipeline."""
+    begun = time.monotonic()
+    workload = Workload(model=Transformer(layers=2, hidden=64, heads=4, vocab=64, sequence=32), batch=8)
+    program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=2), 8)
+    _ = memory(simulate(program, price(program, cluster(load_profile('h100-sxm-8'))))).peak
+    automatic_order(2, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
+    seconds = time.monotonic() - begun
+    if options.json:
+        print(json.dumps({'seconds': round(seconds, 3)}))
+    elif is_kept(events):
+        print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
+    else:
+        print(f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.')
     return 0

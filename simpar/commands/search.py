@@ -9,8 +9,7 @@ from time import monotonic
 from typing import Final
 
 from simpar.budget import parse_budget
-from simpar.commands.common import PICTURES, check_picture, graph_of, make_folders, print_answer
-from simpar.commands.progress import Line, Progress
+from simpar.commands.common import PICTURES, Line, Progress, check_picture, graph_of, make_folders, print_answer
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.files import write_atomically
 from simpar.planner import Answer, Planning, load_planning

@@ -10,10 +10,10 @@ from string import Template
 from typing import TYPE_CHECKING, Final
 
 from simpar import report
+from simpar.keys import without_effect_line
 from simpar.page.memory import layers_of, memory_of
 from simpar.page.timeline import TICKS, timeline_of
 from simpar.predict import Contribution, Prediction
-from simpar.schedule.without_effect import without_effect_line
 from simpar.units import format_time
 
 if TYPE_CHECKING:
