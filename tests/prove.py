@@ -1,7 +1,7 @@
 """`make prove NAME=…`: what proves a claim and takes longer than the suite may, by the table tests/proofs.csv.
 
-    python -m tests.prove               the table
-    python -m tests.prove gain          run one; further words are handed on
+python -m tests.prove               the table
+python -m tests.prove gain          run one; further words are handed on
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from huggingface_cases import MIXTURES, TINY
-from huggingface_oracle import Oracle
-from huggingface_plans import PLANS, SIX, groups, plan_for, ranks
+from huggingface_oracle import PLANS, SIX, Oracle, groups, plan_for, ranks
 
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool

@@ -9,8 +9,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytest.importorskip('transformers', reason='needs the extra test')
 
 from huggingface_cases import MIXTURES, TINY
-from huggingface_oracle import Oracle
-from huggingface_plans import AXES, PLANS, SAMPLE, SIX, groups, plan_for, ranks
+from huggingface_oracle import AXES, PLANS, SAMPLE, SIX, Oracle, groups, plan_for, ranks
 from prove_huggingface import AUX_LOSS, MARGIN, NARROW, NARROW_FLOOR, PAGE, WIDE
 
 from executor.inprocess import InProcess
