@@ -39,6 +39,7 @@ class NodeCosts:
         row: of each node, shape [N], the row of ``rows`` that has its costs: of a million ranks' ops few differ.
         loads: what a communication asks of one link of each class, in all groups that it stands for.
         issued: seconds, when the host has issued an op; shape [steps, N].
+        launches: whether hosts issue ops at times of their own; those that wait are ops themselves.
         waiting_slows: as of ``Costs``.
     """
 
@@ -46,6 +47,7 @@ class NodeCosts:
     rows: Rows
     loads: list[Load]
     issued: Times
+    launches: bool
     waiting_slows: bool
 
     @cached_property
@@ -126,7 +128,7 @@ def node_costs(ops: Ops, program: Program, costs: Costs, representatives: Repres
         ),
     )
     issued = _issued(ops, costs, steps, devices)
-    return NodeCosts(row, rows, loads, issued, costs.waiting_slows)
+    return NodeCosts(row, rows, loads, issued, not costs.waits, costs.waiting_slows)
 
 
 def _numbered(numbers: Ints, below: int) -> tuple[Ints, Ints]:
@@ -165,7 +167,7 @@ def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> Times:
     """Each device's host issues its ops one after the other, over all steps; devices stand before all others."""
     # Hosts that wait are ops themselves.
     if costs.waits:
-        return np.zeros((steps, len(ops)))
+        return np.broadcast_to(np.zeros(1), (steps, len(ops)))
     host, before = _quantise(costs.host).take(ops.op_class), quantise(costs.host_step)
     if len(ops.roles) == 1:
         return _issued_by_one(host, before, steps)

@@ -27,14 +27,16 @@ NUMBER: Final = SEVERAL - 1
 """What is left of a number without what was added; so many ops a step has at most."""
 COMPUTES: Final = NONE
 CHAINED: Final = NONE - 1
-"""In the place of a meeting: the op computes; and it alone lets go on the next on its stream, which computes too."""
+"""In the place of a meeting: the op computes, and so does the next on its stream, which waits for it alone. Either
+nobody else waits for it, or nothing slows it, so that it is known ahead when it ends."""
 PLANNED: Final = 16
 """Of how many ops, one behind the other on a stream, the ends are worked out at once."""
 ROUND: Final = 2.0**12
 """Added to a lesser time and taken away again, it rounds that to the grid of 2⁻⁴⁰ s: a double has 53 bits."""
 
 # What a stream does: nothing, or it waits for a need; it waits for its host, for its peers, for the latency of its
-# meeting; it leads a meeting that transfers; it computes, from this instant on or an earlier one.
+# meeting; it leads a meeting that transfers; it computes, from this instant on or an earlier one; it waits for a need
+# of which it is known when that ends.
 IDLE: Final = 0
 ISSUED: Final = 1
 MEETS: Final = 2
@@ -42,6 +44,7 @@ LATENT: Final = 3
 TRANSFERS: Final = 4
 BEGUN: Final = 5
 RUNS: Final = 6
+DUE: Final = 7
 
 
 # Unsigned, so that places are: numbers that may be negative cost a test at every look.
@@ -199,11 +202,22 @@ def _waits_for(world: World, number: int, need: int) -> bool:
         if stream.step == 0:
             return False
         at -= world.per_step
-    if world.end[at] >= 0.0:
+    end = world.end[at]
+    if end > world.loop[0].now:
+        wait_until(world, number, end)
+        return True
+    if end >= 0.0:
         return False
     stream.behind = world.ops[other].waiter
     world.ops[other].waiter = number
     return True
+
+
+@part
+def wait_until(world: World, number: int, time: float) -> None:
+    """Let a stream look again at a time at what it waits for."""
+    world.streams[number].state = DUE
+    push(world.heap, world.streams, world.loop[0], number, time)
 
 
 @part
@@ -246,9 +260,15 @@ def plan(world: World, number: int, slow: bool) -> None:
     more = 1
     while op.meeting == CHAINED and more < PLANNED:
         # What the host has not issued by then starts later.
-        if world.issued[base + op.next] > time:
+        if world.launches and world.issued[base + op.next] > time:
             break
         world.end[base + last] = time
+        waiter = op.waiter
+        op.waiter = NONE
+        while waiter != NONE:
+            following = world.streams[waiter].behind
+            wait_until(world, waiter, time)
+            waiter = following
         last = op.next
         op = world.ops[last]
         time = time + (op.seconds / op.beside if slow else op.seconds) + ROUND - ROUND
@@ -592,6 +612,8 @@ def _happen(world: World, number: int) -> bool:
         return go_on(world, stream, world.ops[stream.last].next)
     if stream.state == ISSUED:
         return _start(world, number)
+    if stream.state == DUE:
+        return True
     if stream.state == LATENT:
         transfer(world, number, world.meetings[world.ops[stream.op].meeting])
     else:
@@ -608,9 +630,9 @@ def _advance(world: World, number: int) -> None:
         if need != NONE and waits(world, number, need):
             return
         # The host may be behind the device: an op cannot start before it has been launched.
-        issue = world.issued[stream.step * world.per_step + stream.op]
-        if issue > world.loop[0].now:
+        if world.launches and world.issued[stream.step * world.per_step + stream.op] > world.loop[0].now:
             stream.state = ISSUED
+            issue = world.issued[stream.step * world.per_step + stream.op]
             push(world.heap, world.streams, world.loop[0], number, issue)
             return
         if not _start(world, number):
@@ -690,10 +712,9 @@ def arrange_ops(
             op.next = following if index + 1 < end else NEXT_STEP + following
             if not computes[number]:
                 op.meeting = ops[node[number]].meeting
-            elif index + 1 < end and computes[following] and ops[following].need == NONE and not needed[number]:
-                op.meeting = CHAINED
             else:
-                op.meeting = COMPUTES
+                alone = index + 1 < end and computes[following] and ops[following].need == NONE
+                op.meeting = CHAINED if alone and (op.beside == 1.0 or not needed[number]) else COMPUTES
 
 
 @kernel

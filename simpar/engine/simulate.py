@@ -162,11 +162,14 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
     pairs = [pair for load in costs.loads for pair in load]
     widest = max(map(len, costs.loads), default=0)
     return World(
-        len(costs.issued), np.uint64(count), costs.waiting_slows, np.uint64(widest), ops, meetings, members, needs,
+        len(costs.issued), np.uint64(count), costs.waiting_slows, costs.launches, np.uint64(widest),
+        ops, meetings, members, needs,
         np.array([*accumulate(map(len, costs.loads), initial=0)], dtype=np.int64),
         np.array([link for link, _ in pairs], dtype=np.uint32),
         np.array([demand for _, demand in pairs], dtype=float),
-        devices, beside, costs.issued.ravel(), np.full(costs.issued.size, -1.0), streams,
-        np.zeros(on_all + 1, dtype=EVENT), np.zeros(on_all, dtype=FLOW), np.zeros(on_all * widest, dtype=ENTRY),
+        devices, beside,
+        costs.issued.ravel() if costs.launches else np.zeros(0), np.full(costs.issued.size, -1.0),
+        streams, np.zeros(on_all + 1, dtype=EVENT), np.zeros(on_all, dtype=FLOW),
+        np.zeros(on_all * widest, dtype=ENTRY),
         on_links, ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
     )  # fmt: skip

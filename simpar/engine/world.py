@@ -71,7 +71,8 @@ class World(NamedTuple):
         needs: lists of needs, each behind its length.
         load_start, load_link, load_demand: rows of loads.
         beside: of each device its streams that ever compute, and then those that ever communicate.
-        issued: shape [steps · per_step], when hosts have issued ops.
+        launches: whether hosts issue ops at times of their own; they do not where they are ops themselves.
+        issued: shape [steps · per_step], when they have issued ops; empty where they do not.
         end: of the same shape; where negative, no end is known yet.
         flowing, found: lists of the streams and links whose shares are being solved.
     """
@@ -79,6 +80,7 @@ class World(NamedTuple):
     steps: int
     per_step: np.uint64
     waiting_slows: bool
+    launches: bool
     widest: np.uint64
     ops: Array
     meetings: Array

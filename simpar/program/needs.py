@@ -148,16 +148,17 @@ def find_needs(
                 touched[buffer, streams] = slot
         # A stream is in order, so that no slot needs another of its own.
         latest[slot, mine] = _NONE
+        # What the slot before on the stream knows, and the needs themselves.
         for on in range(streams):
-            # What other needs know, and the slot before on the stream.
-            told = clock[known + mine, on]
-            for other in range(streams):
-                if latest[slot, other] != _NONE and clock[latest[slot, other], on] > told:
-                    told = clock[latest[slot, other], on]
-            kept[slot, on] = latest[slot, on] > told
-            clock[slot, on] = max(told, latest[slot, on])
+            clock[slot, on] = clock[known + mine, on]
+        for other in range(streams):
+            before = latest[slot, other]
+            if before != _NONE:
+                for on in range(streams):
+                    clock[slot, on] = max(clock[slot, on], clock[before, on])
         for on in range(streams):
-            clock[known + mine, on] = clock[slot, on]
+            kept[slot, on] = latest[slot, on] > clock[slot, on]
+            clock[slot, on] = clock[known + mine, on] = max(clock[slot, on], latest[slot, on])
     needs = 0
     for slot in range(slots):
         need_start[slot] = needs
