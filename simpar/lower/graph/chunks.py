@@ -13,7 +13,6 @@ from typing import Final
 
 from simpar.errors import Problem
 from simpar.layout import TensorLayout
-from simpar.layout.axis import size_of
 from simpar.lower.graph.context import TOKENS, ContextSplit, Core
 from simpar.lower.tape import Tape, Value
 from simpar.model.model import Graph
@@ -23,6 +22,7 @@ from simpar.model.operators.stream import Position
 from simpar.pipeline.orders import ORDERS
 from simpar.plans import Plan
 from simpar.program import OpClass
+from simpar.program.op import Phase
 from simpar.workload import Transformer, Workload
 
 # Chunks of a sequence in a pipeline: each is an item of its own, and sees the keys and values of those before it.
@@ -120,24 +120,15 @@ def attend_in_chunks(tape: Tape, name: str, operator: Attention, reads: Sequence
     return core.y
 
 
-def _emit(core: Core, phase: str, reads: Sequence[Value], writes: Sequence[Value]) -> None:
-    heads, held = core.heads, core.heads.groups_held(core.qkv.layout)
-    dims = {
-        'batch': core.qkv.shape[0] // size_of(core.qkv.layout.dims[0]) // core.tape.mesh.copies,
-        'sequence': core.qkv.shape[TOKENS],
-        'heads': held * heads.queries,
-        'kv_heads': held,
-        'head_dim': heads.head_dim,
-        **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
-    }
+def _emit(core: Core, phase: Phase, reads: Sequence[Value], writes: Sequence[Value]) -> None:
     core.tape.emit_compute(
         core.name,
         CHUNK_ATTENTION,
-        'F' if phase == 'F' else 'I',
+        phase,
         [value.name for value in (*reads, *core.keys)],
         [value.name for value in writes],
-        dims=dims,
-        attributes={**heads.told_of(core.held), **core.dropped},
+        dims=core.dims(core.qkv.shape[TOKENS]),
+        attributes={**core.heads.told_of(core.held), **core.dropped},
     )
 
 

@@ -274,19 +274,10 @@ class Core:
         Arguments: ``part`` of its name; ``step`` of the ring that keys came by; None: all keys.
         """
         pairs = self.split.of_ranks(step)
-        heads, held = self.heads, self.heads.groups_held(self.qkv.layout)
-        own = self.qkv.shape[TOKENS] // self.split.ranks
-        dims = {
-            'batch': self.qkv.shape[0] // size_of(self.qkv.layout.dims[0]) // self.tape.mesh.copies,
-            'sequence': own,
-            'keys': own if step is not None else self.qkv.shape[TOKENS],
-            # All ranks take as long as the one with the most.
-            'pairs': round(max(pairs)),
-            'heads': held * heads.queries,
-            'kv_heads': held,
-            'head_dim': heads.head_dim,
-            **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
-        }
+        heads, own = self.heads, self.qkv.shape[TOKENS] // self.split.ranks
+        # All ranks take as long as the one with the most.
+        most = {'keys': own if step is not None else self.qkv.shape[TOKENS], 'pairs': round(max(pairs))}
+        dims = self.dims(own, most)
         keys, values = heads.head_dim, heads.values
         # A product takes 2 operations for each pair and feature. Forward: scores and values. Backward: scores again,
         # and four more.
@@ -309,6 +300,19 @@ class Core:
             dims=dims,
             attributes=attributes,
         )
+
+    def dims(self, tokens: int, keys: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Of attention of this rank's heads and so many tokens; ``keys``, what is said of those that these see."""
+        heads, held = self.heads, self.heads.groups_held(self.qkv.layout)
+        return {
+            'batch': self.qkv.shape[0] // size_of(self.qkv.layout.dims[0]) // self.tape.mesh.copies,
+            'sequence': tokens,
+            **(keys or {}),
+            'heads': held * heads.queries,
+            'kv_heads': held,
+            'head_dim': heads.head_dim,
+            **({'value_dim': heads.values} if heads.values != heads.head_dim else {}),
+        }
 
     @property
     def dropped(self) -> dict[str, Attribute]:

@@ -126,13 +126,24 @@ class Check:
         )
 
 
+def _numbers(workload: Workload) -> tuple[str, ...]:
+    """The numbers of the check that updates read."""
+    return ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
+
+
+def _scaling(workload: Workload) -> dict[str, Attribute]:
+    """What updates do with them."""
+    clip: dict[str, Attribute] = {'clip_norm': workload.clip_norm} if workload.clip_norm else {}
+    return clip | ({'loss_scale': workload.loss_scale} if workload.loss_scale != 1 else {})
+
+
 def check(tape: Tape, workload: Workload, shards: Sequence[UpdateShard]) -> Check:
     """The check that clipping and a loss scale need; its numbers are registered as tensors.
 
     They are never freed, as the loss is not: 4 bytes each. Does not model: a step without an update, which nobody can
     foresee; all are priced.
     """
-    numbers = ((SQUARES,) if workload.clip_norm else ()) + ((OVERFLOW,) if workload.loss_scale != 1 else ())
+    numbers = _numbers(workload)
     # Without clipping and scaling no update waits for others, and nothing is emitted.
     if not numbers:
         return Check()
@@ -307,14 +318,7 @@ def muon_ops(
 def _momentum(
     tape: Tape, shard: UpdateShard, change: Tensor, state: str, workload: Workload, optimizer: Muon
 ) -> OpClass:
-    options: dict[str, Attribute] = {'momentum': optimizer.momentum, 'nesterov': optimizer.nesterov}
-    numbers = []
-    if workload.clip_norm:
-        options['clip_norm'] = workload.clip_norm
-        numbers.append(SQUARES)
-    if workload.loss_scale != 1:
-        options['loss_scale'] = workload.loss_scale
-        numbers.append(OVERFLOW)
+    numbers = _numbers(workload)
     elements = local_elements(tape, change)
     # The gradient is read, the state read and written, the change written.
     moved = BYTES[shard.gradient.dtype] + 2 * BYTES['fp32'] + BYTES[change.dtype]
@@ -329,7 +333,7 @@ def _momentum(
         reads=(shard.gradient.name, state, *numbers),
         writes=(state, change.name),
         frees=(shard.gradient.name,),
-        attributes=options,
+        attributes={'momentum': optimizer.momentum, 'nesterov': optimizer.nesterov, **_scaling(workload)},
         stage=shard.stage,
     )
 
@@ -608,17 +612,11 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
     weights = tuple(shard.weight.name for shard in shards)
     kinds = _states(optimizer)
     states = tuple(_state(tape, kind, shard) for kind in kinds for shard in shards)
-    attributes, numbers = dict(rule.attributes), []
-    if optimizer.master_weights:
-        attributes['master_weights'] = True
-    if workload.clip_norm:
-        attributes['clip_norm'] = workload.clip_norm
-        numbers.append(SQUARES)
-    if workload.loss_scale != 1:
-        attributes['loss_scale'] = workload.loss_scale
-        numbers.append(OVERFLOW)
-        # Adam's bias correction needs the number of updates; without a loss scale that is the number of steps.
-        states += (_count(tape, layer),) if isinstance(optimizer, Adam | AdamW) else ()
+    master: dict[str, Attribute] = {'master_weights': True} if optimizer.master_weights else {}
+    numbers = _numbers(workload)
+    # Adam's bias correction needs the number of updates; without a loss scale that is the number of steps.
+    if workload.loss_scale != 1 and isinstance(optimizer, Adam | AdamW):
+        states += (_count(tape, layer),)
     elements = sum(local_elements(tape, shard.weight) for shard in shards)
     # Bytes an element: the gradient is read, states are read and written.
     moved = BYTES[shards[0].gradient.dtype] + 2 * STATE * len(kinds)
@@ -636,7 +634,7 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
         reads=(*names, *weights, *states, *numbers),
         writes=(*weights, *states),
         frees=names,
-        attributes=attributes,
+        attributes={**rule.attributes, **master, **_scaling(workload)},
         stage=shards[0].stage,
     )
 
