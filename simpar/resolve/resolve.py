@@ -63,9 +63,9 @@ def simulated(program: Program, cluster: Cluster, steps: int = 3) -> Simulated:
     return Simulated(trace.step_times, max(0.0, lacking))
 
 
-def tried(workload: Workload, plan: Plan, cluster: Cluster) -> Trial:
+def tried(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Trial:
     """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
-    found = simulated(lower(workload, plan, cluster.world), cluster, _STEPS)
+    found = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
     return Trial(plan, float(found.steps[-2]), found.too_much)
 
 
@@ -228,7 +228,7 @@ def staged(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -
     if not isinstance(plan.stages, str):
         return _ordered(workload, plan, times, plan.stages)
     trials = [
-        tried(workload, _ordered(workload, plan, times, counts), cluster)
+        tried(workload, _ordered(workload, plan, times, counts), cluster, session)
         # The balanced counts are often the equal ones: each is simulated once, and the first wins among equals.
         for counts in dict.fromkeys(_splits(workload, plan, times))
     ]
@@ -283,20 +283,20 @@ SIZES: Final[tuple[Literal['layer', 'auto', 'all'] | float, ...]] = (
 """Per layer; MindSpore's automatic 64 MiB among sizes around it (25 MB is DDP's default); all in one."""
 
 
-def fused(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+def fused(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
     """The plan with the fusion whose predicted step is fastest, of those that fit into memory.
 
     Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``SIZES``. Raises what ``lower`` does.
     Not searched: buckets of different sizes in one plan.
     """
-    trials = (tried(workload, replace(plan, fusion=size), cluster) for size in SIZES)
+    trials = (tried(workload, replace(plan, fusion=size), cluster, session) for size in SIZES)
     return min(trials, key=lambda trial: trial.rank).plan
 
 
 METHODS: Final[tuple[Method, ...]] = ('cheapest', 'mindspore-2.10', 'mindspore-2.0')
 
 
-def redistributed(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
+def redistributed(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
     """The plan with the method whose predicted step is fastest, with or without all-to-all, of those that fit into
     memory; a workload without strategies has none, and gets the first.
 
@@ -307,7 +307,7 @@ def redistributed(workload: Workload, plan: Plan, cluster: Cluster) -> Plan:
         return replace(plan, redistribution=METHODS[0])
     # Of a method all-to-all comes last: of equal steps the plan without it wins.
     trials = (
-        tried(workload, replace(plan, redistribution=method, all_to_all=all_to_all), cluster)
+        tried(workload, replace(plan, redistribution=method, all_to_all=all_to_all), cluster, session)
         for method, all_to_all in product(METHODS, (False, True))
     )
     return min(trials, key=lambda trial: trial.rank).plan
@@ -329,9 +329,10 @@ def resolve(workload: Workload, plan: Plan, cluster: Cluster, session: Session |
     session = session or Session()
     if plan.redistribution == 'predicted':
         one = resolve(workload, replace(plan, redistribution='cheapest'), cluster, session)
-        return redistributed(workload, one, cluster)
+        return redistributed(workload, one, cluster, session)
     if plan.fusion == 'predicted':
-        return fused(workload, resolve(workload, replace(plan, fusion='layer'), cluster, session), cluster)
+        one = resolve(workload, replace(plan, fusion='layer'), cluster, session)
+        return fused(workload, one, cluster, session)
     if plan.rows or not (isinstance(plan.stages, str) or plan.order in AUTOMATIC):
         return plan
 
