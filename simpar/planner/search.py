@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, product
 from typing import Final
@@ -223,6 +223,7 @@ BATCH: Final = 256
 """Nodes that are judged at once, however many workers there are."""
 Node = tuple[float, int, Path, int]
 """Least seconds; the depth, negative, so that of equal bounds the deeper comes first; place; judgements still open."""
+ROOT: Final[Node] = (0.0, 0, (), 0)
 Ask = Callable[[Sequence[Asked]], Sequence[Judged]]
 """Judges nodes."""
 AT_ONCE: Final = 2
@@ -319,223 +320,218 @@ def search(
     """
     found = Found(open=space.count, other=other)
     ask = ask or (lambda asked: [judge(*one) for one in asked])
-    heap: list[Node] = [(0.0, 0, (), 0)]
-    leaves: list[tuple[float, Path]] = []
-    size = FIRST
+    tree = _Tree(space, judge, ask, evaluate, found, gap, until, tell)
     try:
-        maker = Starts(space, ask, own[0] if own else None)
-        if own:
-            _begin([(0.0, own[0])], found, lambda _: iter([own]), tell)
-            found.bounds[own[0]] = maker.least(own[0])
-        starts = maker.found(until)
-        for _ in range(AT_ONCE):
-            _begin([*islice(starts, 1)], found, evaluate, tell)
-        for one in islice(maker.lightest() if found.fastest == float('inf') else (), FITTING):
-            # No guess fits: one that does, however slow, comes before one that is fast.
-            if found.fastest < float('inf') or time.monotonic() >= until:
-                break
-            _begin([one], found, evaluate, tell)
-        _widen(space, judge, found, heap, leaves, until, ask)
-        found.widened = True
-        if time.monotonic() < until:
-            _begin([*starts], found, evaluate, tell)
-        patience = found.nodes + PATIENCE
-        while True:
-            if _dig(space, judge, found, heap, leaves, gap, until, size, tell, ask, patience):
-                _look_around(maker, found, {path for _, path in leaves}, evaluate, until, tell)
-                patience = NEVER
-                continue
-            cut = _cut(found, gap)
-            round_ = [path for bound, path in leaves if bound < cut]
-            _settle(found, heap, leaves)
-            if not round_ or time.monotonic() >= until:
-                found.complete = not round_ and (not heap or heap[0][0] >= cut)
-                break
-            for path, outcome in evaluate(round_):
-                found.outcomes[path] = outcome
-                leaves = [leaf for leaf in leaves if leaf[1] != path]
-                found.open -= 1
-                if tell:
-                    _settle(found, heap, leaves)
-                    tell(found)
-            size = min(2 * size, LARGEST)
-            patience = NEVER
+        tree.run(Starts(space, ask, own[0] if own else None), own)
     except KeyboardInterrupt:
         if not found.widened:
             # Some nodes are in nobody's hands: any plan may be open.
-            heap.append((0.0, 0, (), 0))
-            heapq.heapify(heap)
-    _settle(found, heap, leaves)
+            heapq.heappush(tree.heap, ROOT)
+    tree.settle()
     if found.complete:
-        _cut_rest(space, found, heap, leaves)
+        tree.cut_rest()
     return found
 
 
-def _begin(starts: Sequence[tuple[float, Path]], found: Found, evaluate: Evaluate, tell: Tell | None) -> None:
-    """Predict some plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
-    bounds = {path: bound for bound, path in starts if path not in found.outcomes}
-    for path, outcome in evaluate([*bounds]):
-        found.outcomes[path] = outcome
-        found.bounds[path] = bounds[path]
-        found.early.add(path)
-        found.open -= 1
-        if tell:
-            tell(found)
+@dataclass(slots=True, eq=False)
+class _Tree:
+    """The nodes and leaves of a space that are still open; mutable, for one search.
 
-
-def _holds_too_much(found: Found, path: Path) -> bool:
-    outcome = found.outcomes.get(path)
-    return outcome is not None and outcome.peak > outcome.device
-
-
-def _look_around(
-    starts: Starts, found: Found, asked: set[Path], evaluate: Evaluate, until: float, tell: Tell | None
-) -> None:
-    """Predict plans near the best as long as better ones are found; ``asked`` are predicted anyway."""
-    seen, best, worse, heavy = {*asked, *found.outcomes}, found.best, 0, 0
-    while best is not None:
-        near = iter([one for one in starts.near(best[1], best[0]) if one[1] not in seen])
-        while found.best == best:
-            some = [*islice(near, PAIR)]
-            if not some or worse >= AROUND or heavy >= HEAVY or time.monotonic() >= until:
-                return
-            seen.update(path for _, path in some)
-            _begin(some, found, evaluate, tell)
-            fit = sum(not _holds_too_much(found, path) for _, path in some)
-            worse, heavy = worse + fit, heavy + len(some) - fit
-        best, worse, heavy = found.best, 0, 0
-
-
-def _widen(
-    space: Space,
-    judge: Judge,
-    found: Found,
-    heap: list[Node],
-    leaves: list[tuple[float, Path]],
-    until: float,
-    ask: Ask,
-) -> None:
-    """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon."""
-    ahead = [heap.pop()]
-    while ahead:
-        found.nodes += len(ahead)
-        ready = [node for node in ahead if node[3]]
-        for first in range(0, len(ready), BATCH):
-            batch = ready[first : first + BATCH]
-            if time.monotonic() < until:
-                _judge(space, judge, found, heap, batch, ask)
-            else:
-                for node in batch:
-                    heapq.heappush(heap, node)
-        ahead = [child for node in ahead if not node[3] for child in _opened(space, judge, found, leaves, node)]
-    _settle(found, heap, leaves)
-
-
-def _dig(
-    space: Space,
-    judge: Judge,
-    found: Found,
-    heap: list[Node],
-    leaves: list[tuple[float, Path]],
-    gap: float,
-    until: float,
-    size: int,
-    tell: Tell | None,
-    ask: Ask,
-    patience: int,
-) -> bool:
-    """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at.
-
-    Returns whether it ended for want of ``patience``: after so many nodes in all.
+    Arguments: as of ``search``; ``heap``, open nodes, the least bound first; ``leaves``, with their bounds.
     """
-    cut = _cut(found, gap)
-    told = 0
-    while heap and heap[0][0] < cut and len(leaves) < size and time.monotonic() < until:
-        if found.nodes >= patience:
-            return True
-        if tell and found.nodes >= told:
-            found.least, told = heap[0][0], found.nodes + OFTEN
-            tell(found)
-        batch: list[Node] = []
-        while heap and heap[0][0] < cut and len(leaves) < size and len(batch) < BATCH:
-            node = heapq.heappop(heap)
-            found.nodes += 1
-            if node[3]:
-                batch.append(node)
+
+    space: Space
+    judge: Judge
+    ask: Ask
+    evaluate: Evaluate
+    found: Found
+    gap: float
+    until: float
+    tell: Tell | None
+    heap: list[Node] = field(default_factory=lambda: [ROOT])
+    leaves: list[tuple[float, Path]] = field(default_factory=list)
+
+    @property
+    def late(self) -> bool:
+        """Whether the search's time is over."""
+        return time.monotonic() >= self.until
+
+    @property
+    def cut(self) -> float:
+        """A node whose bound is no less is not looked at."""
+        return self.found.fastest * (1 - self.gap)
+
+    def run(self, maker: Starts, own: tuple[Path, Outcome] | None) -> None:
+        """Search until nothing is left that may be faster, or the time is over."""
+        found = self.found
+        if own:
+            self._took(*own, 0.0)
+            found.bounds[own[0]] = maker.least(own[0])
+        starts = maker.found(self.until)
+        for _ in range(AT_ONCE):
+            self._begin([*islice(starts, 1)])
+        for one in islice(maker.lightest() if found.fastest == float('inf') else (), FITTING):
+            # No guess fits: one that does, however slow, comes before one that is fast.
+            if found.fastest < float('inf') or self.late:
+                break
+            self._begin([one])
+        self._widen()
+        found.widened = True
+        if not self.late:
+            self._begin([*starts])
+        patience, size = found.nodes + PATIENCE, FIRST
+        while True:
+            if self._dig(size, patience):
+                self._look_around(maker)
+                patience = NEVER
                 continue
-            for other in _opened(space, judge, found, leaves, node):
-                heapq.heappush(heap, other)
-        _judge(space, judge, found, heap, batch, ask)
-    return False
+            cut = self.cut
+            round_ = [path for bound, path in self.leaves if bound < cut]
+            self.settle()
+            if not round_ or self.late:
+                found.complete = not round_ and (not self.heap or self.heap[0][0] >= cut)
+                return
+            self._predict(round_)
+            size, patience = min(2 * size, LARGEST), NEVER
 
+    def _predict(self, paths: Sequence[Path]) -> None:
+        """Predict leaves."""
+        for path, outcome in self.evaluate(paths):
+            self.found.outcomes[path] = outcome
+            self.leaves = [leaf for leaf in self.leaves if leaf[1] != path]
+            self.found.open -= 1
+            if self.tell:
+                self.settle()
+                self.tell(self.found)
 
-def _judge(space: Space, judge: Judge, found: Found, heap: list[Node], batch: list[Node], ask: Ask) -> None:
-    """Judge nodes closer, all at once; what is not cut off comes back to the heap."""
-    try:
-        judged = ask([(path, judge.judges(len(path)) - left) for _, _, path, left in batch])
-    except KeyboardInterrupt:
-        for node in batch:
-            heapq.heappush(heap, node)
-        raise
-    for (bound, turn, path, left), one in zip(batch, judged, strict=True):
-        if one.refusal:
-            _prune(space, found, path, one.refusal)
-        else:
-            heapq.heappush(heap, (max(bound, one.seconds), turn, path, left - 1))
+    def _begin(self, starts: Sequence[tuple[float, Path]]) -> None:
+        """Predict plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
+        bounds = {path: bound for bound, path in starts if path not in self.found.outcomes}
+        for path, outcome in self.evaluate([*bounds]):
+            self._took(path, outcome, bounds[path])
 
+    def _took(self, path: Path, outcome: Outcome, bound: float) -> None:
+        """Note a plan that is predicted before the search comes to it."""
+        self.found.outcomes[path], self.found.bounds[path] = outcome, bound
+        self.found.early.add(path)
+        self.found.open -= 1
+        if self.tell:
+            self.tell(self.found)
 
-def _opened(space: Space, judge: Judge, found: Found, leaves: list[tuple[float, Path]], node: Node) -> list[Node]:
-    """The children of a node, or a leaf among ``leaves``."""
-    bound, _, path, _ = node
-    if len(path) < len(space.keys):
-        return _branch(space, judge, found, bound, path)
-    if path in found.early:
-        found.early.discard(path)
-    else:
-        leaves.append((bound, path))
-    found.bounds[path] = bound
-    return []
+    def _look_around(self, starts: Starts) -> None:
+        """Predict plans near the best as long as better ones are found; open leaves are predicted anyway."""
+        found = self.found
+        seen, best, worse, heavy = {*(path for _, path in self.leaves), *found.outcomes}, found.best, 0, 0
+        while best is not None:
+            near = iter([one for one in starts.near(best[1], best[0]) if one[1] not in seen])
+            while found.best == best:
+                some = [*islice(near, PAIR)]
+                if not some or worse >= AROUND or heavy >= HEAVY or self.late:
+                    return
+                seen.update(path for _, path in some)
+                self._begin(some)
+                outcomes = [found.outcomes[path] for _, path in some]
+                fit = sum(one.peak <= one.device for one in outcomes)
+                worse, heavy = worse + fit, heavy + len(some) - fit
+            best, worse, heavy = found.best, 0, 0
 
+    def _widen(self) -> None:
+        """Open nodes down to the first that are judged, and judge all of these: a first bound, known soon."""
+        ahead = [self.heap.pop()]
+        while ahead:
+            self.found.nodes += len(ahead)
+            ready = [node for node in ahead if node[3]]
+            for first in range(0, len(ready), BATCH):
+                batch = ready[first : first + BATCH]
+                if self.late:
+                    self._push(batch)
+                else:
+                    self._judge(batch)
+            ahead = [child for node in ahead if not node[3] for child in self._opened(node)]
+        self.settle()
 
-def _branch(space: Space, judge: Judge, found: Found, bound: float, path: Path) -> list[Node]:
-    """The children of a node that no rule refuses."""
-    children = []
-    for place in range(len(space.values[len(path)])):
-        child = (*path, place)
-        refusal = refused(space, child)
-        if refusal:
-            _prune(space, found, child, refusal)
-        else:
-            # Of equal bounds the deeper node first: it comes to a leaf, and a leaf to a best step.
-            children.append((bound, -len(child), child, judge.judges(len(child))))
-    return children
+    def _dig(self, size: int, patience: int) -> bool:
+        """Look at nodes, the least bound first, until there are leaves for a round or nothing is left to look at.
 
+        Returns whether it ended for want of ``patience``: after so many nodes in all.
+        """
+        found, heap, cut, told = self.found, self.heap, self.cut, 0
 
-def _prune(space: Space, found: Found, path: Path, refusal: Refusal) -> None:
-    # Those that are predicted already are not cut off.
-    known = [one for one in found.early if one[: len(path)] == path]
-    found.early.difference_update(known)
-    count = space.below(len(path)) - len(known)
-    found.pruned[refusal.rule] = found.pruned.get(refusal.rule, 0) + count
-    found.examples.setdefault(refusal.rule, refusal.example)
-    found.open -= count
+        def goes_on() -> bool:
+            return bool(heap) and heap[0][0] < cut and len(self.leaves) < size
 
+        while goes_on() and not self.late:
+            if found.nodes >= patience:
+                return True
+            if self.tell and found.nodes >= told:
+                found.least, told = heap[0][0], found.nodes + OFTEN
+                self.tell(found)
+            batch: list[Node] = []
+            while goes_on() and len(batch) < BATCH:
+                node = heapq.heappop(heap)
+                found.nodes += 1
+                if node[3]:
+                    batch.append(node)
+                else:
+                    self._push(self._opened(node))
+            self._judge(batch)
+        return False
 
-def _cut(found: Found, gap: float) -> float:
-    """A node whose bound is no less is not looked at."""
-    return found.fastest * (1 - gap)
+    def _push(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            heapq.heappush(self.heap, node)
 
+    def _judge(self, batch: list[Node]) -> None:
+        """Judge nodes closer, all at once; what is not cut off comes back to the heap."""
+        try:
+            judged = self.ask([(path, self.judge.judges(len(path)) - left) for _, _, path, left in batch])
+        except KeyboardInterrupt:
+            self._push(batch)
+            raise
+        for (bound, turn, path, left), one in zip(batch, judged, strict=True):
+            if one.refusal:
+                self._prune(path, one.refusal)
+            else:
+                heapq.heappush(self.heap, (max(bound, one.seconds), turn, path, left - 1))
 
-def _settle(found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:
-    """How fast an open plan could be: never faster than the best, if that is known."""
-    bounds = [heap[0][0]] if heap else []
-    bounds += [bound for bound, _ in leaves]
-    fastest = [found.fastest] if found.fastest < float('inf') else []
-    found.least = min([*bounds, *fastest], default=0.0)
+    def _opened(self, node: Node) -> list[Node]:
+        """The children of a node that no rule refuses; none of a leaf, which is put among the leaves."""
+        bound, _, path, _ = node
+        if len(path) == len(self.space.keys):
+            if path in self.found.early:
+                self.found.early.discard(path)
+            else:
+                self.leaves.append((bound, path))
+            self.found.bounds[path] = bound
+            return []
+        children = []
+        for place in range(len(self.space.values[len(path)])):
+            child = (*path, place)
+            refusal = refused(self.space, child)
+            if refusal:
+                self._prune(child, refusal)
+            else:
+                # Of equal bounds the deeper node first: it comes to a leaf, and a leaf to a best step.
+                children.append((bound, -len(child), child, self.judge.judges(len(child))))
+        return children
 
+    def _prune(self, path: Path, refusal: Refusal) -> None:
+        # Those that are predicted already are not cut off.
+        found = self.found
+        known = [one for one in found.early if one[: len(path)] == path]
+        found.early.difference_update(known)
+        count = self.space.below(len(path)) - len(known)
+        found.pruned[refusal.rule] = found.pruned.get(refusal.rule, 0) + count
+        found.examples.setdefault(refusal.rule, refusal.example)
+        found.open -= count
 
-def _cut_rest(space: Space, found: Found, heap: list[Node], leaves: list[tuple[float, Path]]) -> None:
-    """What a finished search leaves open is cut off by its bounds."""
-    paths = [path for _, _, path, _ in heap] + [path for _, path in leaves]
-    for path in paths:
-        _prune(space, found, path, Refusal(TIME, 'its least step is no shorter than the best, but for the gap'))
+    def settle(self) -> None:
+        """Note how fast an open plan could be: never faster than the best, if that is known."""
+        bounds = [*(node[0] for node in self.heap[:1]), *(bound for bound, _ in self.leaves)]
+        bounds += [self.found.fastest] if self.found.fastest < float('inf') else []
+        self.found.least = min(bounds, default=0.0)
+
+    def cut_rest(self) -> None:
+        """What a finished search leaves open is cut off by its bounds."""
+        for path in [*(node[2] for node in self.heap), *(path for _, path in self.leaves)]:
+            self._prune(path, Refusal(TIME, 'its least step is no shorter than the best, but for the gap'))

@@ -205,8 +205,8 @@ def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...
 
 
 def _with(among: tuple[Any, ...], own: Any) -> tuple[Any, ...]:
-    """Usual values and the file's own: a number, or an order that bounds are known of."""
-    if own in among or isinstance(own, bool) or not (isinstance(own, int) or own in ORDERS):
+    """Usual values and the file's own: a number, messages of a stage, or an order that bounds are known of."""
+    if own in among or isinstance(own, bool) or not (isinstance(own, int) or own == 'stage' or own in ORDERS):
         return among
     numbers = all(isinstance(one, int) for one in among)
     return tuple(sorted((*among, own))) if numbers and isinstance(own, int) else (*among, own)
