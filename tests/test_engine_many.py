@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-import simpar.cost.price
+from simpar.cost.collective import ClusterCollectives
 from simpar.cost.price import Effects, price
 from simpar.engine import simulate
 from simpar.engine.fold import fold
@@ -51,9 +51,9 @@ def named(costs):
 def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
     for seed in range(12):
         program, hardware = drawn(seed)
-        by_rank = price(program, hardware, effects)
-        monkeypatch.setattr(simpar.cost.price, 'MANY', 1)
         by_shape = price(program, hardware, effects)
+        monkeypatch.setattr(ClusterCollectives, 'shapes_tell', False)
+        by_rank = price(program, hardware, effects)
         monkeypatch.undo()
         assert named(by_shape) == named(by_rank), seed
         assert (by_shape.why, by_shape.grades) == (by_rank.why, by_rank.grades)
@@ -65,9 +65,8 @@ def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
                 np.testing.assert_array_equal(mine.end_KS, theirs.end_KS)
 
 
-def test_costs_in_arrays_read_as_tuples(monkeypatch):
+def test_costs_in_arrays_read_as_tuples():
     program, hardware = drawn(5)
-    monkeypatch.setattr(simpar.cost.price, 'MANY', 1)
     one, other = price(program, hardware), price(program, hardware)
     assert one.communication == other.communication
     index, entries = next(iter(one.communication.items()))

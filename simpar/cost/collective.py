@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import CollectiveCost, Demands
+from simpar.cost.costs import CollectiveCost
 from simpar.cost.formula import EXCHANGE, SEND, Terms, exchanged, share, terms
 from simpar.cost.tables import Curve
 from simpar.hardware import Cluster, Grade, Shape, Topology, worst
@@ -19,6 +19,8 @@ from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
 Members = tuple[int, ...]
+Asked = tuple[tuple[int, float], ...]
+"""Pairs (level, demand)."""
 Group = tuple[int, int]
 """Ranks of a group, and nodes that it touches."""
 Curves = dict[str, dict[Group, Curve]]
@@ -71,7 +73,6 @@ class ClusterCollectives:
         self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
         self._shapes: dict[Members, Shape] = {}
         self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
-        self._links: dict[tuple[object, ...], Demands] = {}
         self._costs: dict[tuple[object, ...], CollectiveCost] = {}
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
@@ -83,7 +84,7 @@ class ClusterCollectives:
         if found is None:
             alone, loads = self._alone_in(op, self._shape(members))
             asked = demands(self.topology, loads, alone.transfer)
-            found = self._costs[key] = replace(alone, links=self._over(members, asked, pair=pair))
+            found = self._costs[key] = replace(alone, links=tuple(self._over(members, asked, pair=pair)))
         return found
 
     @functools.cached_property
@@ -144,22 +145,13 @@ class ClusterCollectives:
             self._shapes[members] = self.topology.shape(members)
         return self._shapes[members]
 
-    def _over(self, members: Members, asked: tuple[tuple[int, float], ...], *, pair: bool) -> Demands:
-        """What is demanded of the channels that a group uses. Arguments: ``asked``, pairs (level, demand).
-
-        Messages of many sizes ask the same, and then have the very same tuple: whoever works on links looks at them
-        once.
-        """
-        key = (members, pair, asked)
-        if key not in self._links:
-            links = self.topology.links
-            # A message goes out of its sender's ports; what comes in by the same ports goes the other way. Between
-            # pairs each has a channel of its own.
-            users = members[:1] if pair else members
-            names = [self.topology.channels(members if links[at].per == 'pair' else users, at) for at, _ in asked]
-            each = tuple([name for level in names for name in level])
-            self._links[key] = Demands.on(each, [part for _, part in asked], list(map(len, names)))
-        return self._links[key]
+    def _over(self, members: Members, asked: Asked, *, pair: bool) -> Iterator[tuple[str, float]]:
+        """What is demanded of the channels that a group uses. Arguments: ``asked``, pairs (level, demand)."""
+        # A message goes out of its sender's ports; what comes in by the same ports goes the other way. Between pairs
+        # each has a channel of its own.
+        for level, part in asked:
+            users = members[:1] if pair and self.topology.links[level].per != 'pair' else members
+            yield from ((name, part) for name in self.topology.channels(users, level))
 
     def _alone_in(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         """A message in groups of a shape, without links; seconds of work on each level."""
@@ -336,7 +328,7 @@ def demand(load: float, transfer: float) -> float:
     return min(max(round(load / transfer * GRID), 1), GRID) / GRID
 
 
-def demands(topology: Topology, loads: Sequence[float], transfer: float) -> tuple[tuple[int, float], ...]:
+def demands(topology: Topology, loads: Sequence[float], transfer: float) -> Asked:
     """What a collective demands of each channel of a level that it shares: pairs (level, demand).
 
     Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a

@@ -6,8 +6,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby, repeat
-from operator import eq, itemgetter
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import numpy as np
@@ -188,70 +186,6 @@ class CollectiveModel(Protocol):
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
         """Isolated cost of a collective (or send and recv) in the group of these ranks."""
         ...
-
-
-class Demands(Sequence[tuple[Any, Any]]):
-    """Pairs (channel, demand), kept as columns: there are as many as ranks, and few of the demands differ.
-
-    Arguments:
-        channels: names or numbers.
-        parts: what is demanded of the first ``widths[0]`` of them, of the next ``widths[1]``, and so on; neighbours
-            differ, so that equal pairs have equal columns.
-    """
-
-    __slots__ = ('channels', 'parts', 'widths')
-
-    def __init__(self, channels: tuple[Any, ...], parts: tuple[Any, ...], widths: tuple[int, ...]) -> None:
-        self.channels = channels
-        self.parts = parts
-        self.widths = widths
-
-    @staticmethod
-    def of(pairs: Sequence[tuple[Any, Any]]) -> Demands:
-        """The same of pairs."""
-        if isinstance(pairs, Demands):
-            return pairs
-        runs = [(part, len(list(run))) for part, run in groupby(pairs, itemgetter(1))]
-        return Demands(tuple(map(itemgetter(0), pairs)), *map(tuple, zip(*runs, strict=True) if runs else ((), ())))
-
-    @staticmethod
-    def on(channels: tuple[Any, ...], parts: Sequence[Any], widths: Sequence[int]) -> Demands:
-        """The same of columns of which neighbours may demand the same."""
-        if any(map(eq, parts, parts[1:])):
-            both = groupby(zip(parts, widths, strict=True), itemgetter(0))
-            parts, widths = zip(*[(part, sum(width for _, width in run)) for part, run in both], strict=True)
-        return Demands(channels, tuple(parts), tuple(widths))
-
-    def __len__(self) -> int:
-        return len(self.channels)
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return zip(self.channels, chain.from_iterable(map(repeat, self.parts, self.widths)), strict=True)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[Any, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[tuple[Any, Any], ...]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[Any, Any] | tuple[tuple[Any, Any], ...]:
-        return tuple(self)[index]
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Demands):
-            return (self.channels, self.parts, self.widths) == (other.channels, other.parts, other.widths)
-        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        # As that of the tuple that it equals.
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
-NOTHING: Final = Demands((), (), ())
-"""What demands of no channel."""
 
 
 Ints = NDArray[np.int64]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import lt
 from statistics import NormalDist
 from typing import Final
 
@@ -16,7 +15,6 @@ from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute
 from simpar.cost.costs import (
     GRADES,
-    NOTHING,
     Array,
     Block,
     ByKey,
@@ -26,7 +24,6 @@ from simpar.cost.costs import (
     ComputeCost,
     ComputeModel,
     Costs,
-    Demands,
     Entries,
     LinkNames,
     lasts,
@@ -37,8 +34,6 @@ from simpar.kept import Kept, Same
 from simpar.program import OpClass, Program
 from simpar.units import quantise
 
-MANY: Final = 512
-"""From how many ranks on groups are priced by their shapes, in arrays: below, a few objects are quicker."""
 BLOM: Final = 0.375
 """Blom's constant: what makes the quantile of a rank near its expectation, for samples of any size."""
 Speeds = tuple[float, float, float]
@@ -351,11 +346,10 @@ class Communicated:
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
         self._made: dict[tuple[bool, bool], tuple[ByKey[Messages], Sequence[str]]] = {}
         self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
-        many = program.world >= MANY
         for number, op in enumerate(ops):
             if op.kind == 'compute':
                 continue
-            if many and isinstance(collective, ClusterCollectives) and collective.shapes_tell:
+            if isinstance(collective, ClusterCollectives) and collective.shapes_tell:
                 alike = self._by_shape[number] = collective.by_shape(op, *self._lying(collective, op))
                 # Groups in order: the first one is among those that stand first.
                 self.costs[number] = (alike[0].cost,)
@@ -374,23 +368,15 @@ class Communicated:
         return self._made[key]
 
     def _in_groups(self, effects: Effects) -> tuple[dict[int, Messages], Sequence[str]]:
-        """By cost key, a message of each group, equal ones once; links have numbers by first use."""
+        """By cost key, a message of each group; links have numbers by first use."""
         numbers: dict[str, int] = {}
-        shares: dict[tuple[int, tuple[float, ...]], Demands] = {}
-        known: dict[Hashable, Communication] = {}
 
         def message(cost: CollectiveCost) -> Communication:
-            links = cost.links if effects.link_sharing else NOTHING
-            # Equal links are mostly the same object, and are told by it: they may be many.
-            key = (cost.alpha, cost.transfer, cost.best, id(links))
-            if key not in known:
-                over = Demands.of(links)
-                alpha, transfer, parts = _isolated(effects, cost, over.parts)
-                same = (id(links), parts)
-                if same not in shares:
-                    shares[same] = _numbered(over, parts, numbers) if parts else NOTHING
-                known[key] = Communication(alpha=alpha, transfer=transfer, links=shares[same])
-            return known[key]
+            links = cost.links if effects.link_sharing else ()
+            alpha, transfer, parts = _isolated(effects, cost, tuple([part for _, part in links]))
+            own = [numbers.setdefault(name, len(numbers)) for name, _ in links] if parts else []
+            # Sorted, so that equal costs are equal whatever order their links were found in.
+            return Communication(alpha, transfer, tuple(sorted(zip(own, parts, strict=True))))
 
         made: dict[int, Messages] = {kind: tuple(map(message, costs)) for kind, costs in self.costs.items()}
         return made, tuple(numbers)
@@ -462,14 +448,6 @@ class _Numbers:
     def channels(self) -> NDArray[np.int64]:
         """The channel of each number."""
         return np.concatenate(self._found)
-
-
-def _numbered(over: Demands, parts: tuple[float, ...], numbers: dict[str, int]) -> Demands:
-    """The same of links' numbers, in their order; ``parts``, what is demanded. Adds the links that have none."""
-    channels = tuple([numbers.setdefault(name, len(numbers)) for name in over.channels])
-    made = Demands.on(channels, parts, over.widths)
-    # Sorted, so that equal costs are equal whatever order their links were found in.
-    return made if all(map(lt, channels, channels[1:])) else Demands.of(sorted(made))
 
 
 def _isolated(

@@ -12,17 +12,15 @@ thousand million.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.costs import Block, ByKey, Communication, Costs, Demands, Entries, each_message
+from simpar.cost.costs import Block, ByKey, Communication, Costs, Entries, each_message
 from simpar.distinct import distinct
 from simpar.program import OpClass, Partition, Program
 
@@ -90,7 +88,6 @@ class Representatives:
         self._is_first = np.zeros(len(of_link), dtype=np.bool_)
         self._is_first[first] = True
         self._firsts = frozenset(first)
-        self._places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
     @cached_property
     def _of_rank(self) -> Numbers:
@@ -137,23 +134,13 @@ class Representatives:
         """What messages in these groups ask of the links that are simulated."""
         if not isinstance(by_group, Entries):
             for group in groups.tolist():
-                over = Demands.of(by_group[group].links)
-                ends = tuple(accumulate(over.widths))
-                yield from ((link, over.parts[bisect_right(ends, place)]) for place, link in self._simulated(over))
+                yield from ((link, demand) for link, demand in by_group[group].links if link in self._firsts)
             return
         # Thousands of groups fold together, and few of them use a link that is simulated.
         touching, links, demands = by_group.touching(self._is_first)
         # A group stands there as often as it is sent in, where its pairs cost the same.
         often = np.searchsorted(groups, touching, side='right') - np.searchsorted(groups, touching)
         yield from zip(np.repeat(links, often).tolist(), np.repeat(demands, often).tolist(), strict=True)
-
-    def _simulated(self, over: Demands) -> list[tuple[int, int]]:
-        """Those of a message's links that are simulated, each behind its place among all."""
-        # Hundreds of ranks have hundreds of links; where one was found, all costs like these have it.
-        if over.channels not in self._places:
-            found = [(place, link) for place, link in enumerate(over.channels) if link in self._firsts]
-            self._places[over.channels] = found
-        return self._places[over.channels]
 
     def _kinds_of(self, partition: str) -> dict[tuple[int, ...], Numbers]:
         """The groups in which each set of representatives meets."""
@@ -287,20 +274,20 @@ def _blocks(by_group: Sequence[Communication]) -> Blocks:
     """Messages, those together that last as long and demand the same of as many links."""
     if isinstance(by_group, Entries):
         return by_group.blocks
-    together: dict[tuple[float, float, tuple[float, ...], tuple[int, ...]], list[tuple[int, tuple[int, ...]]]] = {}
+    together: dict[tuple[float, float, tuple[float, ...]], list[tuple[int, list[int]]]] = {}
     for row, one in enumerate(by_group):
-        over = Demands.of(one.links)
-        together.setdefault((one.alpha, one.transfer, over.parts, over.widths), []).append((row, over.channels))
+        demands = tuple([demand for _, demand in one.links])
+        together.setdefault((one.alpha, one.transfer, demands), []).append((row, [link for link, _ in one.links]))
     return [
         Block(
             rows=np.array([row for row, _ in own]),
             alpha=alpha,
             transfer=transfer,
             links=np.array([links for _, links in own], dtype=np.int64).reshape(len(own), -1),
-            parts=parts,
-            widths=widths,
+            parts=demands,
+            widths=(1,) * len(demands),
         )
-        for (alpha, transfer, parts, widths), own in together.items()
+        for (alpha, transfer, demands), own in together.items()
     ]
 
 
