@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simpar.cost.compute import DeviceCompute
 from simpar.cost.costs import GRADES, ByKey, Communication
 from simpar.cost.price import Effects, price
+from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -48,6 +49,16 @@ def test_costs_can_be_sent_to_ranks_with_the_words_on_how_they_came_about(name):
     assert dict(sent.why) == dict(costs.why)
     assert sent.compute.tolist() == costs.compute.tolist()
     assert messages(sent) == messages(costs)
+
+
+@pytest.mark.parametrize('data', [1, 2])
+def test_a_program_that_was_simulated_can_be_sent_to_ranks(data):
+    program = lower(workload(), Plan(data=data), data)
+    costs = price(program, CLUSTERS['h100-sxm-8'])
+    step = simulate(program, costs).step
+    sent = pickle.loads(pickle.dumps(program))
+    assert sent.hash == program.hash
+    assert simulate(sent, costs).step == step
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -55,6 +55,10 @@ class Program:
     def __repr__(self) -> str:
         return f'Program({self.hash[:12]!r}, ranks={self.world}, roles={len(self.roles)})'
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: all but what machines of this one have worked out."""
+        return {name: value for name, value in vars(self).items() if name != '_made'}
+
     @property
     def world(self) -> int:
         """Number of ranks."""
