@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from executor.bench.items import (
+    CPU,
     NAMED,
     RINGS,
     Item,
@@ -43,6 +44,7 @@ from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.bench.rounds import (
     AlonePool,
     InOrder,
+    Reporter,
     Samples,
     environment,
     figures,
@@ -159,16 +161,6 @@ CONTENDED = 0.2
 """Share of trials in which others took the processor; above it, the record says so."""
 
 
-class Reporter(Protocol):
-    """Learns how far a bench has come."""
-
-    def part(self, name: str, turns: int) -> None:
-        """A part of so many turns begins."""
-
-    def turn(self) -> None:
-        """One turn of it is done."""
-
-
 def bench(
     ranks: int,
     net: Net,
@@ -180,7 +172,7 @@ def bench(
     seed: int = 0,
     favour: bool = False,
     in_order: bool = True,
-    on: On | None = None,
+    on: On = CPU,
     journal: Journal | None = None,
 ) -> dict[str, Any]:
     """Measure this machine with so many ranks; the record as a JSON object.
@@ -190,13 +182,12 @@ def bench(
         programs: programs whose exact ops are measured too: in the order of their steps, where these ranks suffice.
         in_order: False where the caller does that itself.
         favour: whether communication is scheduled before computation, see ``Request``.
-        on: the devices; None: this machine's processors.
+        on: the devices.
         journal: keeps finished runs, and has those of an earlier start.
     Raises ``ScheduleError`` for fewer than two ranks, ``RunFailed`` where ranks cannot be started.
     """
     if ranks < 2:
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
-    on = on or On()
     whole = [program for program in programs if program.world <= ranks] if on.threads else []
     # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
     where = {'device': on.device, 'transport': on.transport, 'dtype': on.dtype}
@@ -218,7 +209,7 @@ def measure(
     programs: Sequence[Program] = (),
     talk: Sequence[Program] = (),
     seed: int = 0,
-    on: On | None = None,
+    on: On = CPU,
     per_host: int = 0,
     cores: int = 0,
 ) -> dict[str, Any]:
@@ -228,7 +219,7 @@ def measure(
         programs: their exact ops are measured alone; ``talk``: their collectives.
         per_host: ranks of a host; 0: all. ``cores`` that they may use; 0: those of this process.
     """
-    on, ranks, net = on or On(), timer.world, timer.net
+    ranks, net = timer.world, timer.net
     computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
     talking = unique([*message_items(sizes, net, ranks, per_host), *_exact_messages(talk, ranks, per_host)])
     reporter.part(f'computation: {len(computing)} kernels', sizes.orders)

@@ -54,6 +54,10 @@ class On:
         return tuple(filter(None, [KINDS[self.device].note]))
 
 
+CPU: Final = On()
+"""This machine's processors."""
+
+
 def look_at(device: str, transport: str, dtype: str) -> On:
     """The devices of this machine, as their module tells. Raises ``RunFailed`` where there are none."""
     if in_threads(device, transport):
@@ -397,13 +401,8 @@ def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
     outs = {'F': (y, lse), 'I': (qkv,)}[phase]
     writes = [result(f'{name}>{place}', shape) for place, shape in enumerate(outs)]
     dims = {'batch': batch, 'sequence': sequence, 'heads': heads, 'kv_heads': heads, 'head_dim': head_dim}
-    attributes: dict[str, int | float | str | bool] = {
-        'groups': heads,
-        'queries': 1,
-        'head_dim': head_dim,
-        'causal': True,
-    }
-    return _item(_op(name, 'attention', phase, reads, writes, dims, attributes), (*reads, *writes))
+    how: dict[str, int | float | str | bool] = {'groups': heads, 'queries': 1, 'head_dim': head_dim, 'causal': True}
+    return _item(_op(name, 'attention', phase, reads, writes, dims, how), (*reads, *writes))
 
 
 def operators(sizes: Sizes, world: int) -> list[Item]:
@@ -469,25 +468,14 @@ def _item(op: OpClass, tensors: tuple[Tensor, ...]) -> Item:
 
 def place_of(op: OpClass) -> tuple[str, Key]:
     """The table that an op's time belongs to, and the columns of its line."""
-    return op.operator if op.operator in GRIDS else 'operator', _key(op)
-
-
-def _key(op: OpClass) -> Key:
-    """The columns of the table that an op's time belongs to."""
     dims = op.dims
     if op.operator == 'matmul':
-        return {'m': dims['m'], 'n': dims['n'], 'k': dims['k'], 'phase': op.phase}
+        return 'matmul', {'m': dims['m'], 'n': dims['n'], 'k': dims['k'], 'phase': op.phase}
     if op.operator == 'attention':
-        queries = dims['heads'] // dims['kv_heads']
+        key = {'queries': dims['heads'] // dims['kv_heads'], 'head_dim': dims['head_dim']}
         pairs = dims['batch'] * dims['heads']
-        return {
-            'queries': queries,
-            'head_dim': dims['head_dim'],
-            'sequence': dims['sequence'],
-            'pairs': pairs,
-            'phase': op.phase,
-        }
-    return {'operator': op.operator, 'phase': op.phase, 'bytes': int(op.bytes)}
+        return 'attention', {**key, 'sequence': dims['sequence'], 'pairs': pairs, 'phase': op.phase}
+    return 'operator', {'operator': op.operator, 'phase': op.phase, 'bytes': int(op.bytes)}
 
 
 def _op(
@@ -539,6 +527,18 @@ def both_sides(operator: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({*sizes, SMALL, SMALL + 1})) if operator == 'all_reduce' and max(sizes) > SMALL else sizes
 
 
+def algorithm(operator: str, size: float) -> str:
+    """How the executor does it, see ``ranks.collectives``; fits must not mix algorithms."""
+    if operator == 'all_reduce' and size <= SMALL:
+        return 'exchange'
+    return 'ring' if operator in RINGS else 'pairwise' if operator == 'all_to_all' else 'direct'
+
+
+def rounded(size: int, ranks: int) -> int:
+    """Bytes, rounded up to whole numbers for every rank of a group."""
+    return -(-size // (WIDTH * ranks)) * WIDTH * ranks
+
+
 def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
     """A collective of fp32 numbers.
 
@@ -546,9 +546,8 @@ def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
         size: bytes of the full vector, rounded up to whole numbers for every member.
         hosts: how many a group touches.
     """
-    # Rounded up: every member needs the same whole number of fp32 numbers.
-    shard = -(-size // (WIDTH * members))
-    full = shard * members
+    full = rounded(size, members) // WIDTH
+    shard = full // members
     shape, out = {
         'all_reduce': (full, full),
         'all_gather': (shard, full),
@@ -584,13 +583,11 @@ def program_messages(program: Program, world: int, prefix: str, per_host: int = 
 
 
 def _collective_item(op: OpClass, members: int, tensors: tuple[Tensor, ...], hosts: int) -> Item:
-    # The algorithm depends on the size as in ``ranks.collectives``; fits must not mix the two.
-    exchanged = op.operator == 'all_reduce' and op.bytes <= SMALL
     key: dict[str, int | str] = {
         'operator': op.operator,
         'ranks': members,
         'nodes': hosts,
         'bytes': int(op.bytes),
-        'algorithm': 'exchange' if exchanged else 'pairwise' if op.operator == 'all_to_all' else 'ring',
+        'algorithm': algorithm(op.operator, op.bytes),
     }
     return Item('collective', key, (op,), tensors)

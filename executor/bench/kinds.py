@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.bench.items import DRAWN, group_sizes, hosts_of
+from executor.bench.items import DRAWN, WIDTH, algorithm, group_sizes, hosts_of, rounded
 from executor.bench.ranks import Timed, Timer
 from executor.ranks.collectives import SMALL
 from simpar.cost.costs import Costs
@@ -22,8 +22,6 @@ from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, T
 from simpar.trace import Times
 
 KINDS: Final = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv', 'send')
-WIDTH: Final = 4
-"""Bytes of a number."""
 GROUP: Final = 'group'
 ONE_SHARD: Final = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
 """Sides of a collective that are one rank's slice."""
@@ -112,11 +110,6 @@ def crossing(world: int, size: int, per_host: int) -> list[Kind]:
     ]
 
 
-def rounded(size: int, ranks: int) -> int:
-    """Bytes, rounded up to whole numbers for every rank of a group."""
-    return -(-size // (WIDTH * ranks)) * WIDTH * ranks
-
-
 def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
     """The program of a kind.
 
@@ -190,15 +183,6 @@ class Found:
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-
-
-def algorithm(operator: str, size: int) -> str:
-    """How the executor does it; fits must not mix algorithms."""
-    if operator == 'all_reduce' and size <= SMALL:
-        return 'exchange'
-    if operator in ('all_reduce', 'all_gather', 'reduce_scatter'):
-        return 'ring'
-    return 'pairwise' if operator == 'all_to_all' else 'direct'
 
 
 class Messages:

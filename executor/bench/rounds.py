@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from executor.bench.items import (
     COMMUNICATION,
     COMPUTE,
+    CPU,
     Item,
     On,
     Sizes,
@@ -30,7 +31,7 @@ from executor.bench.items import (
     program_items,
     program_of,
 )
-from executor.bench.kinds import Price
+from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
 from executor.devices.kinds import KINDS
 from executor.measure import Statistics
@@ -139,8 +140,6 @@ def seconds_by_op(run: Timed) -> list[tuple[str, Times, Times]]:
 Kernels = Literal['matrix', 'memory']
 TRIALS: Final = 3
 """Steps of every run that count."""
-LOW: Final = 0.1
-"""Quantile of what ops take alone."""
 COVERED: Final = 0.8
 """A kernel is beside messages where they run for so much of its time."""
 MOSTLY: Final = 0.5
@@ -292,8 +291,7 @@ class _Pair:
                     self._seconds.setdefault(span.op.name, []).append(float(seconds))
 
     def _usual(self) -> dict[str, float]:
-        # A low quantile: others on the machine only ever add time.
-        return {name: float(np.quantile(seconds, LOW)) for name, seconds in self._seconds.items()}
+        return {name: low(seconds) for name, seconds in self._seconds.items()}
 
     def _program(self) -> Program:
         """Both at once; messages last longer than kernels, so that they are there beside the last kernel."""
@@ -423,9 +421,8 @@ def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
     return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor.samples)} for one in found]
 
 
-def environment(ranks: int, net: str, on: On | None = None, per_host: int = 0) -> dict[str, Any]:
+def environment(ranks: int, net: str, on: On = CPU, per_host: int = 0) -> dict[str, Any]:
     """Where the times are from, in general words."""
-    on = on or On()
     return {
         'format': FORMAT,
         'date': datetime.date.today().isoformat(),
