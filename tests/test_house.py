@@ -15,6 +15,14 @@ CHANGES = {'append', 'extend', 'insert', 'add', 'update', 'pop', 'popitem', 'cle
 """Methods that change what they are called on."""
 HOLDERS = {'defaultdict', 'Counter', 'OrderedDict', 'deque', 'bytearray', 'WeakKeyDictionary', 'WeakValueDictionary'}
 """What is made to be changed."""
+PRIVATE = {
+    'executor/checkpoint.py: from torch.distributed.checkpoint.filesystem import _StorageInfo': 'in what torch reads',
+    'executor/virtual/__init__.py: from torch.utils.backend_registration import '
+    '_setup_privateuseone_for_python_backend': "torch's one way to register a device that is written in Python",
+    'executor/host.py: ctypes': 'calls of the C library that Python has not: prctl, mallopt, sched_setattr',
+    'executor/netns.py: ctypes': 'the same: unshare, which Python has from 3.12 on',
+}
+"""What there is no public way for, each with why."""
 MEMOS = 40
 """Functions of values alone that remember what they returned; none of them reads a file."""
 
@@ -99,7 +107,7 @@ def test_no_private_name_of_another_package_is_used():
             elif isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] not in PRODUCT:
                 names = [node.module or '', *(alias.name for alias in node.names)]
                 found += [f'{path}: from {node.module} import {name}' for name in names if _is_private(name)]
-    assert not found, '\n'.join(found)
+    assert set(found) == set(PRIVATE), '\n'.join(found)
 
 
 def _is_private(name: str) -> bool:

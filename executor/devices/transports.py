@@ -169,8 +169,8 @@ class Copies:
 # What one rank of several processes needs to run on a device: its transports, and the host that issues.
 
 Transports = dict[tuple[str, str], Transport]
-_groups: dict[tuple[object, ...], object] = {}
-"""Communicators that this process has made; one is made in about a second, and never ended before the process."""
+Groups = dict[tuple[object, ...], object]
+"""Communicators that a rank has made; one is made in about a second, and never ended before the process."""
 
 
 def device_transports(
@@ -180,8 +180,12 @@ def device_transports(
     channels: Mapping[tuple[str, str], Channel],
     request: Request,
     timeout: datetime.timedelta,
+    groups: Groups,
 ) -> Transports:
-    """The transport of every communicator of a rank; all ranks must call this alike."""
+    """The transport of every communicator of a rank; all ranks must call this alike.
+
+    Arguments: ``groups``, the rank's own, to which those of this program are added.
+    """
     if not _is_native(program, device, request):
         if request.issue == 'graph' and channels:
             raise RunFailed(
@@ -194,17 +198,17 @@ def device_transports(
             if len(members) == 1:
                 continue
             key = (device.kind.backend, members, partition.name, stream)
-            if key not in _groups:
+            if key not in groups:
                 # Bound to its device, it connects at once: not in the middle of a step, where ranks would wait for
                 # one another in different orders.
-                _groups[key] = dist.new_group(
+                groups[key] = dist.new_group(
                     list(members),
                     backend=device.kind.backend,
                     timeout=timeout,
                     device_id=device.name if device.kind.numbered else None,
                 )
             if rank in members:
-                found[partition.name, stream] = Native(_groups[key], members, rank)
+                found[partition.name, stream] = Native(groups[key], members, rank)
     return found
 
 

@@ -18,7 +18,7 @@ from executor.checkpoint import write_rank
 from executor.devices.issue import ISSUERS, DeviceRun
 from executor.devices.kinds import KINDS
 from executor.devices.open import open_device
-from executor.devices.transports import device_transports
+from executor.devices.transports import Groups, device_transports
 from executor.host import Clock, keep_memory, urgently
 from executor.ranks.collectives import LATE, Channel
 from executor.ranks.emulated import EmulatedMachine
@@ -104,6 +104,7 @@ class Rank:
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
+        self._groups: Groups = {}
         self._held: dict[str, torch.Tensor] | None = None
         self.local = int(os.environ.get('LOCAL_RANK', rank))
 
@@ -214,7 +215,8 @@ class Rank:
         streams = len(program.role(self.rank).streams)
         told = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self.local)
-        transports = device_transports(program, self.rank, device, self._channels[program.hash], request, self._timeout)
+        channels = self._channels[program.hash]
+        transports = device_transports(program, self.rank, device, channels, request, self._timeout, self._groups)
         start = Start.of(program, self.rank, request, self._held)
         issuer = ISSUERS[request.issue](start, device, transports)
         return told, issuer.computation, DeviceRun(issuer, self.status, self._clock.now)

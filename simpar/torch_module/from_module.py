@@ -100,10 +100,8 @@ def _tensors(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
 
 def _output(module: Any, program: Any, wanted: str) -> str:
     """The name of the node that the loss is put on."""
-    from torch.utils import _pytree
-
     names = [str(name) for name in program.graph_signature.user_outputs]
-    tree = _pytree.tree_unflatten(names, program.call_spec.out_spec)
+    tree = program.call_spec.out_spec.unflatten(names)
     if isinstance(tree, Mapping):
         chosen = wanted or next((name for name in OUTPUTS if name in tree), next(iter(tree)))
         if chosen not in tree:
