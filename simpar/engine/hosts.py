@@ -59,7 +59,7 @@ def with_hosts(ops: Ops, program: Program, waits: tuple[str, ...]) -> Ops:
 
 def _more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
     """Needs of twice as many ops, with some more pairs (op, what it needs)."""
-    return Csr.of(np.concatenate((needs.row, row)), np.concatenate((needs.item, item)), 2 * count)
+    return needs.more(row, item, 2 * count)
 
 
 def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:

@@ -771,37 +771,3 @@ def arrange_meetings(
                 at += 1
         device.end = at
     return busy
-
-
-@kernel
-def arrive(
-    node: Array, need_start: Array, need_item: Array, carry_start: Array, carry_item: Array, stream_start: Array,
-    stream_item: Array, end: Array, time: Array,
-) -> None:  # fmt: skip
-    """Write when ops arrive: their hosts have issued them, and all that they come after has ended.
-
-    Arguments: node: as of ``nodes_of``; need_start to stream_item: as of ``Ops``; shape [steps, N] of ``end``, when
-    nodes ended, and of ``time``, when hosts have issued ops, and then when these arrive.
-    """
-    for step in range(len(time)):
-        now, last = time[step], end[step]
-        # Before the first step everything has ended.
-        before = end[step - 1] if step else last
-        for stream in range(len(stream_start) - 1):
-            begin, until = stream_start[stream], stream_start[stream + 1]
-            for place in range(begin, until):
-                number = stream_item[place]
-                latest = now[number]
-                # The first op of a stream follows the last one of the step before.
-                if place > begin:
-                    ended = last[node[stream_item[place - 1]]]
-                    # `max` also looks for what is not a number, and takes longer.
-                    latest = ended if ended > latest else latest  # noqa: FURB136
-                elif step:
-                    latest = max(latest, before[node[stream_item[until - 1]]])
-                for index in range(need_start[number], need_start[number + 1]):
-                    latest = max(latest, last[node[need_item[index]]])
-                if step:
-                    for index in range(carry_start[number], carry_start[number + 1]):
-                        latest = max(latest, before[node[carry_item[index]]])
-                now[number] = latest

@@ -77,7 +77,8 @@ def with_queues(ops: Ops, queues: int, devices: int) -> Ops:
     if not every:
         return ops
     before = _Before(ops, bounds[devices])
-    need, carry = [ops.need.pairs()], [ops.carry.pairs()]
+    need: list[Ints] = []
+    carry: list[Ints] = []
     for number, queue in enumerate(every):
         runs = queue.runs()
         behind, ahead = runs.behind()
@@ -184,9 +185,9 @@ class _Before:
         return np.column_stack(np.divmod(pairs, len(self._ops)))
 
 
-def _lists(pairs: list[Ints], rows: int) -> Csr:
+def _more(lists: Csr, pairs: list[Ints], rows: int) -> Csr:
     row, item = np.concatenate(pairs).T
-    return Csr.of(row, item, rows)
+    return lists.more(row, item, rows)
 
 
 def _joined(ops: Ops, need: list[Ints], carry: list[Ints], device: list[int], devices: int) -> Ops:
@@ -208,8 +209,8 @@ def _joined(ops: Ops, need: list[Ints], carry: list[Ints], device: list[int], de
         op_class=np.concatenate((ops.op_class, nothing)),
         stream=np.concatenate((ops.stream, np.int32(ops.first_stream[-1]) + np.arange(more, dtype=np.int32))),
         computes=np.concatenate((ops.computes, np.ones(more, dtype=bool))),
-        need=_lists(need, count + more),
-        carry=_lists(carry, count + more),
+        need=_more(ops.need, need, count + more),
+        carry=_more(ops.carry, carry, count + more),
         leads=np.concatenate((ops.leads, np.zeros(more, dtype=bool))),
         meet=lambda: ops.meetings.behind(more),
     )

@@ -11,12 +11,12 @@ from simpar.cost.costs import Costs
 from simpar.engine.costs import NodeCosts, node_costs
 from simpar.engine.device import Observer
 from simpar.engine.fold import Representatives, fold
-from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, arrive, events, run
+from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, events, run
 from simpar.engine.ops import Ints, Ops, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.world import DEVICE, ENTRY, EVENT, FLOW, LINK, LOOP, MEETING, OP, STREAM, World
 from simpar.errors import SimparError
-from simpar.kernels import interpreted
+from simpar.kernels import Array, interpreted, kernel
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -48,7 +48,12 @@ def simulate(
     """
     # Observers are told of every solution of speeds, which only the reference makes in full.
     simulated = _simulated(program, costs, steps, unfold, observe, 'simpy' if observe else engine)
-    return simulated if isinstance(simulated, Trace) else simulated.trace(program)
+    if isinstance(simulated, Trace):
+        return simulated
+    trace = simulated.trace(program)
+    # The Trace may have its ends as they are.
+    program.put('room', (simulated.ops, simulated.world._replace(end=np.zeros(0))))
+    return trace
 
 
 def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
@@ -57,40 +62,51 @@ def step_ends(program: Program, costs: Costs, *, steps: int = 3) -> Times:
     Arguments and errors as of `simulate`.
     """
     simulated = _simulated(program, costs, steps, None, None, 'auto')
+    if isinstance(simulated, Trace):
+        return simulated.step_ends
+    program.put('room', (simulated.ops, simulated.world))
     # At the number of what is no node nothing ends.
-    return simulated.step_ends if isinstance(simulated, Trace) else np.asarray(simulated.end.max(axis=1))
+    return np.asarray(simulated.end.max(axis=1))
 
 
 class _Simulated(NamedTuple):
-    """A simulation on arrays: when hosts issued ops and nodes ended, shape [steps, N]."""
+    """A simulation on arrays; ``issued``, when hosts issued ops, shape [steps, N]."""
 
     representatives: Representatives
     ops: Ops
     node: Ints
     issued: Times
-    end: Times
+    world: World
+
+    @property
+    def end(self) -> Times:
+        """When nodes ended, shape [steps, N]."""
+        return self.world.end.reshape(self.issued.shape)
 
     def trace(self, program: Program) -> Trace:
         """The Trace that follows from when nodes end."""
-        ops, ranks, of_op, end = self.ops, self.representatives.ranks, self.issued.copy(), self.end
-        rows = ops.need.start, ops.need.item, ops.carry.start, ops.carry.item, ops.streams.start, ops.streams.item
+        ops, ranks, end = self.ops, self.representatives.ranks, self.end
+        # Behind the devices stand hosts that wait for them, and work queues.
+        bounds = ops.first[: len(ranks) + 1].tolist()
+        of_op, node = self.issued[:, : bounds[-1]].copy(), self.node[: bounds[-1]]
+        streams = ops.streams.start[: ops.first_stream.item(len(ranks)) + 1]
+        rows = ops.need.start, ops.need.item, ops.carry.start, ops.carry.item, streams, ops.streams.item
         arrive(self.node, *rows, end, of_op)
         start = of_op
-        others = np.flatnonzero(self.node != np.arange(len(ops)))
+        others = np.flatnonzero(node != np.arange(len(node)))
         if len(others):
             start = of_op.copy()
             # What meets starts with the last of it; ``maximum.at``, as several ops may be of one node.
             for into, own in zip(start, of_op, strict=True):
-                np.maximum.at(into, self.node[others], own[others])
+                np.maximum.at(into, node[others], own[others])
             # ``take``, not an index of two dims: that would lay the steps of an op beside each other, and answers read
             # by step.
-            start, end = (times.take(self.node, axis=1) for times in (start, end))
-        bounds = ops.first.tolist()
+            start, end = (times.take(node, axis=1) for times in (start, end))
         of_one = [tuple(times[:, begin:until] for times in (of_op, start, end)) for begin, until in pairwise(bounds)]
         return Trace(
             program,
             'simulated',
-            tuple(RankTimes(own[0], *times) for own, times in zip(ranks, of_one, strict=False)),
+            tuple(RankTimes(own[0], *times) for own, times in zip(ranks, of_one, strict=True)),
             np.array(self.representatives.of_rank, dtype=np.int32),
         )
 
@@ -106,10 +122,11 @@ def _simulated(
         ops, node = _arranged(program, representatives, costs)
         if node is not None:
             by_node = node_costs(ops, program, costs, representatives, steps)
-            world = world_of(ops, node, by_node, len(costs.links))
+            of, room = program.take('room') or (None, None)
+            world = world_of(ops, node, by_node, len(costs.links), room if of is ops else None)
             ready = world.loop['ready'].item()
             if (interpreted(run, world) if engine == 'python' else events(world)) == ready:
-                return _Simulated(representatives, ops, node, by_node.issued, world.end.reshape(steps, -1))
+                return _Simulated(representatives, ops, node, by_node.issued, world)
     # What cannot finish goes to the reference, too, which draws the deadlock. SimPy is imported only where it runs.
     from simpar.engine.reference import run as run_reference
 
@@ -127,10 +144,11 @@ def _arranged(program: Program, representatives: Representatives, costs: Costs) 
     return program.once('ops', (*representatives.of_rank, costs.waits, costs.work_queues), arranged)
 
 
-def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
+def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int, room: World | None = None) -> World:
     """The world of the event loop at time 0; it is used up.
 
-    Arguments: ``node``, as of ``nodes_of``; ``links``, how many there are.
+    Arguments: ``node``, as of ``nodes_of``; ``links``, how many there are; ``room``, a world of the same ops that
+    nobody needs: to write its large arrays anew takes a fraction of what new ones take.
     Raises ``SimparError`` where a step has more ops than a record can number.
     """
     count = len(of)
@@ -138,11 +156,13 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
         raise SimparError(f'a step of {count} ops is too large (at most {NUMBER}); simulate fewer ranks')
     stream = of.stream.astype(np.int32, copy=False)
     on_all, listed = int(of.first_stream[-1]), len(of.need.item) + len(of.carry.item)
-    ops, meetings = np.empty(count, dtype=OP), np.zeros(np.count_nonzero(of.leads), dtype=MEETING)
+    meetings = np.zeros(np.count_nonzero(of.leads), dtype=MEETING)
     devices, streams = np.zeros(len(of.roles), dtype=DEVICE), np.zeros(on_all, dtype=STREAM)
     streams['op'] = streams['place'] = streams['lead'] = streams['behind'] = NONE
     # A list has two needs at least, and its length.
-    needs = np.empty(listed + listed // 2, dtype=np.uint32)
+    ops, needs = (room.ops, room.needs) if room else (np.empty(count, OP), np.empty(listed + listed // 2, np.uint32))
+    end = room.end if room and len(room.end) == costs.issued.size else np.empty(costs.issued.size)
+    end.fill(-1.0)
     members = np.empty(count - np.count_nonzero(of.computes), dtype=np.uint32)
     # A stream may compute and communicate.
     beside = np.empty(2 * on_all, dtype=np.uint32)
@@ -168,8 +188,42 @@ def world_of(of: Ops, node: Ints, costs: NodeCosts, links: int) -> World:
         np.array([link for link, _ in pairs], dtype=np.uint32),
         np.array([demand for _, demand in pairs], dtype=float),
         devices, beside,
-        costs.issued.ravel() if costs.launches else np.zeros(0), np.full(costs.issued.size, -1.0),
+        costs.issued.ravel() if costs.launches else np.zeros(0), end,
         streams, np.zeros(on_all + 1, dtype=EVENT), np.zeros(on_all, dtype=FLOW),
         np.zeros(on_all * widest, dtype=ENTRY),
         on_links, ready, begun, touched, flowing, np.zeros(links, dtype=np.uint32), loop,
     )  # fmt: skip
+
+
+@kernel
+def arrive(
+    node: Array, need_start: Array, need_item: Array, carry_start: Array, carry_item: Array, stream_start: Array,
+    stream_item: Array, end: Array, time: Array,
+) -> None:  # fmt: skip
+    """Write when ops arrive: their hosts have issued them, and all that they come after has ended.
+
+    Arguments: node: as of ``nodes_of``; need_start to stream_item: as of ``Ops``; shape [steps, N] of ``end``, when
+    nodes ended, and of ``time``, when hosts have issued ops, and then when these arrive.
+    """
+    for step in range(len(time)):
+        now, last = time[step], end[step]
+        # Before the first step everything has ended.
+        before = end[step - 1] if step else last
+        for stream in range(len(stream_start) - 1):
+            begin, until = stream_start[stream], stream_start[stream + 1]
+            for place in range(begin, until):
+                number = stream_item[place]
+                latest = now[number]
+                # The first op of a stream follows the last one of the step before.
+                if place > begin:
+                    ended = last[node[stream_item[place - 1]]]
+                    # `max` also looks for what is not a number, and takes longer.
+                    latest = ended if ended > latest else latest  # noqa: FURB136
+                elif step:
+                    latest = max(latest, before[node[stream_item[until - 1]]])
+                for index in range(need_start[number], need_start[number + 1]):
+                    latest = max(latest, last[node[need_item[index]]])
+                if step:
+                    for index in range(carry_start[number], carry_start[number + 1]):
+                        latest = max(latest, before[node[carry_item[index]]])
+                now[number] = latest

@@ -25,10 +25,7 @@ class Csr:
     @staticmethod
     def of(row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
         """From pairs (row, item) in any order; the items of a row keep theirs."""
-        row, item = (np.ascontiguousarray(each, dtype=np.int32) for each in (row, item))
-        start, into = np.zeros(rows + 1, dtype=np.int32), np.empty(len(item), dtype=np.int32)
-        sort_into_rows(row, item, start, into)
-        return Csr(start, into)
+        return Csr(np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32)).more(row, item, rows)
 
     @staticmethod
     def counted(count: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]]) -> Csr:
@@ -46,6 +43,13 @@ class Csr:
         """Shape [rows], how many items each has."""
         # np.diff does the same, and for a small role takes as long as all else that is done with it.
         return self.start[1:] - self.start[:-1]
+
+    def more(self, row: NDArray[np.integer[Any]], item: NDArray[np.integer[Any]], rows: int) -> Csr:
+        """The lists and more items behind them: pairs (row, item) in any order; the items of a row keep theirs."""
+        row, item = (np.ascontiguousarray(each, dtype=np.int32) for each in (row, item))
+        start, into = np.zeros(rows + 1, dtype=np.int32), np.empty(len(self.item) + len(item), dtype=np.int32)
+        merge_into_rows(self.start, self.item, row, item, start, into)
+        return Csr(start, into)
 
     def fits(self, rows: int, items: int) -> bool:
         """Whether it has so many rows, of numbers from 0 and below ``items``."""
@@ -84,18 +88,24 @@ class Csr:
 
 
 @kernel
-def sort_into_rows(row: Array, item: Array, start: Array, into: Array) -> None:
-    """Write where each row begins and, row by row, the items in the order in which they came.
+def merge_into_rows(first: Array, old: Array, row: Array, item: Array, start: Array, into: Array) -> None:
+    """Write where each row begins and, row by row, its old items and those that are new, in the order they came.
 
-    Arguments: ``row`` of each item; ``start``, zeros at first.
+    Arguments: ``first`` and ``old`` as of ``Csr``; ``row`` of each new item; ``start``, zeros at first.
     """
     for one in row:
         start[one + 1] += 1
     total = 0
     for one in range(1, len(start)):
-        count = start[one]
-        # From here on where the next of its items goes, and at last where the next row begins.
-        start[one] = total
+        begin, kept = 0, 0
+        if one < len(first):
+            begin = first[one - 1]
+            kept = first[one] - begin
+        count = kept + start[one]
+        for place in range(kept):
+            into[total + place] = old[begin + place]
+        # From here on where the next new item goes, and at last where the next row begins.
+        start[one] = total + kept
         total += count
     for place in range(len(row)):
         at = start[row[place] + 1]

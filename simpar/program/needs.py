@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.kernels import Array, kernel
+from simpar.kernels import Array, kernel, part
 from simpar.program.csr import Csr
 from simpar.program.op import OpClass
 from simpar.program.role import EMPTY, Slots
@@ -86,13 +86,13 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
     buffers[touches.per_rank & (buffers > 0)] = 1
     base = buffers.cumsum() - buffers
     # A buffer has the last touch of each stream and the last change; behind all slots, streams have what they know.
-    shapes = (int(buffers.sum()), streams + 1), (2 * count, streams), (2 * count + streams, streams)
-    touched, latest, clock = (np.full(shape, _NONE, dtype=np.int32) for shape in shapes)
-    kept = np.empty((2 * count, streams), dtype=bool)
+    touched = np.full((int(buffers.sum()), streams + 1), _NONE, dtype=np.int32)
+    clock = np.full((2 * count + streams, streams), _NONE, dtype=np.int32)
     starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
+    after = slots.after[np.argsort(slots.after[:, 0], kind='stable')]
     needs = find_needs(
-        *own, named.start, named.item, touches.per_rank, slots.after.ravel(), copies, base, touched, latest, clock,
-        kept, starts[0], items[0], starts[1], items[1],
+        *own, named.start, named.item, touches.per_rank, after.ravel(), copies, base, touched,
+        np.empty(streams, dtype=np.int32), clock, starts[0], items[0], starts[1], items[1],
     )  # fmt: skip
     carried = starts.item(-1)
     return Csr(starts[0].copy(), items[0, :needs].copy()), Csr(starts[1].copy(), items[1, :carried].copy())
@@ -101,8 +101,8 @@ def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
 @kernel
 def find_needs(
     op_class: Array, micro_batch: Array, copy: Array, stream: Array, start: Array, tensor: Array, per_rank: Array,
-    after: Array, copies: int, base: Array, touched: Array, latest: Array, clock: Array, kept: Array,
-    need_start: Array, need: Array, carry_start: Array, carry: Array,
+    after: Array, copies: int, base: Array, touched: Array, latest: Array, clock: Array, need_start: Array,
+    need: Array, carry_start: Array, carry: Array,
 ) -> int:  # fmt: skip
     """Write needs and carry needs of every slot, in the order of ``derive``; return how many needs there are.
 
@@ -110,85 +110,76 @@ def find_needs(
         op_class to stream: of slots; ``copies``, how many of a micro-batch.
         base: of each tensor the first of its buffers: one for each pair of a micro-batch and a copy, or one in all.
         start, tensor: for each op class four lists, as of ``Touches.named``; ``per_rank``, as there.
-        after: the pairs of ``Slots.after``, one behind the other.
+        after: the pairs of ``Slots.after``, one behind the other, by their later slots.
         touched: shape [buffers, streams + 1], the last slot of each stream that has read it since it was changed, and
             at last the slot that changed it; -1 at first.
-        latest: shape [slots of two steps, streams], the latest slot of each that a slot must come after, -1 at first.
-        clock: of the same shape, what a slot knows to have finished; and behind them what the last slot of each stream
-            knows, -1 at first.
-        kept: shape [slots of two steps, streams], whether a need is implied by nothing.
+        latest: shape [streams], room for the latest slot of each that a slot must come after.
+        clock: shape [slots of two steps, streams], the latest slot of each stream that a slot knows to have finished;
+            and behind them what the last slot of each stream knows, -1 at first.
         need_start to carry: as of ``Csr``.
     """
-    slots, streams = len(op_class), latest.shape[1]
-    known = 2 * slots
-    for pair in range(0, len(after), 2):
-        later, before = after[pair], after[pair + 1]
-        on = stream[before]
-        if on != stream[later] and before > latest[later, on]:
-            latest[later, on] = before
-            latest[later + slots, on] = before + slots
+    slots, streams = len(op_class), len(latest)
+    known, pair, needs, carried = 2 * slots, 0, 0, 0
     for slot in range(2 * slots):
-        own = slot if slot < slots else slot - slots
-        mine = stream[own]
-        first = 4 * op_class[own]
+        again = slot >= slots
+        own = slot - slots if again else slot
+        if own == 0:
+            pair = 0
+        mine, first = stream[own], 4 * op_class[own]
+        for on in range(streams):
+            latest[on] = _NONE
+        while pair < len(after) and after[pair] == own:
+            before = after[pair + 1]
+            latest[stream[before]] = max(latest[stream[before]], before + slot - own)
+            pair += 2
         instance = micro_batch[own] * copies + copy[own]
         for touch in range(start[first], start[first + 4]):
             buffer = base[tensor[touch]] + (0 if per_rank[tensor[touch]] else instance)
             last = touched[buffer, streams]
             if last != _NONE:
                 on = stream[last if last < slots else last - slots]
-                latest[slot, on] = max(latest[slot, on], last)
+                latest[on] = max(latest[on], last)
             # Reads stand before all else.
             if touch < start[first + 1]:
                 touched[buffer, mine] = slot
             else:
                 for on in range(streams):
-                    latest[slot, on] = max(latest[slot, on], touched[buffer, on])
+                    latest[on] = max(latest[on], touched[buffer, on])
                     touched[buffer, on] = _NONE
                 touched[buffer, streams] = slot
         # A stream is in order, so that no slot needs another of its own.
-        latest[slot, mine] = _NONE
+        latest[mine] = _NONE
         # What the slot before on the stream knows, and the needs themselves.
         for on in range(streams):
             clock[slot, on] = clock[known + mine, on]
         for other in range(streams):
-            before = latest[slot, other]
-            if before != _NONE:
+            if latest[other] != _NONE:
                 for on in range(streams):
-                    clock[slot, on] = max(clock[slot, on], clock[before, on])
+                    clock[slot, on] = max(clock[slot, on], clock[latest[other], on])
         for on in range(streams):
-            kept[slot, on] = latest[slot, on] > clock[slot, on]
-            clock[slot, on] = clock[known + mine, on] = max(clock[slot, on], latest[slot, on])
-    needs = 0
-    for slot in range(slots):
-        need_start[slot] = needs
-        # The latest first.
-        bound = slots
-        while True:
-            found = _NONE
-            for on in range(streams):
-                if kept[slot, on] and found < latest[slot, on] < bound:
-                    found = latest[slot, on]
-            if found == _NONE:
-                break
-            need[needs] = found
-            needs += 1
-            bound = found
-    need_start[slots] = needs
-    carried = 0
-    for slot in range(slots):
-        carry_start[slot] = carried
-        # The earliest first.
-        bound = _NONE
-        while True:
-            found = slots
-            for on in range(streams):
-                if kept[slot + slots, on] and bound < latest[slot + slots, on] < found:
-                    found = latest[slot + slots, on]
-            if found == slots:
-                break
-            carry[carried] = found
-            carried += 1
-            bound = found
-    carry_start[slots] = carried
+            if latest[on] <= clock[slot, on]:
+                latest[on] = _NONE
+            clock[slot, on] = clock[known + mine, on] = max(clock[slot, on], latest[on])
+        if again:
+            carry_start[own] = carried
+            carried = _in_order(latest, slots, False, carry, carried)
+        else:
+            need_start[own] = needs
+            needs = _in_order(latest, slots, True, need, needs)
+    need_start[slots], carry_start[slots] = needs, carried
     return needs
+
+
+@part
+def _in_order(latest: Array, below: int, falls: bool, into: Array, count: int) -> int:
+    """Write the slots below a number, the latest or the earliest first; return how many are written in all."""
+    begin = count
+    for slot in latest:
+        if slot != _NONE and slot < below:
+            place = count
+            while place > begin and (into[place - 1] < slot) == falls:
+                into[place] = into[place - 1]
+                place -= 1
+            into[place] = slot
+            count += 1
+    return count

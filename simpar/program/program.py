@@ -108,6 +108,14 @@ class Program:
         found: Made = pair[1]
         return found
 
+    def put(self, name: str, made: object) -> None:
+        """Leave something for the next one that takes it."""
+        self._made[name] = name, made
+
+    def take(self, name: str) -> Any:
+        """What was left under a name, for the caller alone; None where nothing was, or another thread has it."""
+        return self._made.pop(name, (name, None))[1]
+
     @cached_property
     def _made(self) -> dict[str, tuple[Hashable, Any]]:
         return {}
