@@ -104,7 +104,7 @@ class Rank:
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
-        self._groups: Groups = {}
+        self._communicators: Groups = {}
         self._held: dict[str, torch.Tensor] | None = None
         self.local = int(os.environ.get('LOCAL_RANK', rank))
 
@@ -216,7 +216,7 @@ class Rank:
         told = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self.local)
         channels = self._channels[program.hash]
-        transports = device_transports(program, self.rank, device, channels, request, self._timeout, self._groups)
+        transports = device_transports(program, self.rank, device, channels, request, self._timeout, self._communicators)
         start = Start.of(program, self.rank, request, self._held)
         issuer = ISSUERS[request.issue](start, device, transports)
         return told, issuer.computation, DeviceRun(issuer, self.status, self._clock.now)
