@@ -215,8 +215,8 @@ class Rank:
         streams = len(program.role(self.rank).streams)
         told = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self.local)
-        channels = self._channels[program.hash]
-        transports = device_transports(program, self.rank, device, channels, request, self._timeout, self._communicators)
+        channels, groups = self._channels[program.hash], self._communicators
+        transports = device_transports(program, self.rank, device, channels, request, self._timeout, groups)
         start = Start.of(program, self.rank, request, self._held)
         issuer = ISSUERS[request.issue](start, device, transports)
         return told, issuer.computation, DeviceRun(issuer, self.status, self._clock.now)
