@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from simpar.pipeline.arrays import KINDS, NONE, arrays_of
 from simpar.pipeline.messages import gives, needs
 from simpar.pipeline.orders import named_order
-from simpar.planner import clock
 from simpar.planner.clock import timed
 
 CASES = [
@@ -40,20 +38,10 @@ def _number(result, order):
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case[0])
-def test_a_walk_does_each_action_once_behind_what_it_waits_for(case, monkeypatch):
+def test_a_walk_does_each_action_once_behind_what_it_waits_for(case):
     order = named_order(*case)
     found = timed(order, awaited=True)
     assert len(found.work) == len(arrays_of(order).rank)
     for task in range(len(found.work)):
         waits = found.before.item[found.before.start[task] : found.before.start[task + 1]]
         assert all(other < task and found.rank[other] != found.rank[task] for other in waits.tolist())
-    monkeypatch.setattr(clock, '_walks', lambda: clock._Plain)
-    plain = timed(order, awaited=True)
-    assert found.works == plain.works
-    seconds = {
-        work: clock.Lasts(*(1.0 + number / 64 + shift for shift in (0.25, 0.25, 0.0, 0.0)))
-        for number, work in enumerate(found.works)
-    }
-    assert found.period(seconds) == plain.period(seconds)
-    for mine, other in zip(found.rows, plain.rows, strict=True):
-        assert all(np.array_equal(one, two) for one, two in zip(mine, other, strict=True))

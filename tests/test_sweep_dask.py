@@ -43,9 +43,9 @@ def slowly():
     """On a worker: rows take a while from now on."""
     real = on_dask.predicted
 
-    def slow(schedule):
+    def slow(schedule, session=None):
         time.sleep(0.05)
-        return real(schedule)
+        return real(schedule, session)
 
     on_dask.predicted = slow
 

@@ -27,9 +27,9 @@ def count(monkeypatch):
     """The schedules that are predicted in this process."""
     seen = []
 
-    def counted(schedule):
+    def counted(schedule, session=None):
         seen.append(schedule)
-        return predicted(schedule)
+        return predicted(schedule, session)
 
     monkeypatch.setattr('simpar.sweep.run.predicted', counted)
     return seen

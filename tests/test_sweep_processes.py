@@ -80,7 +80,7 @@ def test_an_error_of_ours_in_a_process_comes_out_here(tmp_path):
 def test_processes_are_started_where_they_repay(each, rows, apart, monkeypatch):
     now, sent = [0.0], []
 
-    def slow(schedule):
+    def slow(schedule, session=None):
         now[0] += each
         return schedule
 
@@ -101,9 +101,9 @@ import signal, sys, time
 from simpar.sweep import processes, run
 real = processes.predicted
 
-def slow(schedule):
+def slow(schedule, session=None):
     time.sleep(0.15)
-    return real(schedule)
+    return real(schedule, session)
 
 # Processes import this file, too.
 processes.predicted = run.predicted = slow
@@ -172,7 +172,7 @@ def _wait_for_the_end_of_group(group):
 
 
 def test_interrupted_without_a_journal_it_says_what_would_keep_rows(tmp_path, monkeypatch, capsys):
-    def interrupted(schedule):
+    def interrupted(schedule, session=None):
         raise KeyboardInterrupt
 
     path = write(tmp_path, sweep=SWEEP)
