@@ -396,7 +396,7 @@ class _Tree:
 
     def _predict(self, paths: Sequence[Path]) -> None:
         """Predict leaves."""
-        for path, outcome in self.evaluate(paths):
+        for path, outcome in self._evaluated(paths):
             self.found.outcomes[path] = outcome
             self.leaves = [leaf for leaf in self.leaves if leaf[1] != path]
             self.found.open -= 1
@@ -407,8 +407,15 @@ class _Tree:
     def _begin(self, starts: Sequence[tuple[float, Path]]) -> None:
         """Predict plans that are likely good: they cut off others, and are an answer if the search is interrupted."""
         bounds = {path: bound for bound, path in starts if path not in self.found.outcomes}
-        for path, outcome in self.evaluate([*bounds]):
+        for path, outcome in self._evaluated([*bounds]):
             self._took(path, outcome, bounds[path])
+
+    def _evaluated(self, paths: Sequence[Path]) -> Iterator[tuple[Path, Outcome]]:
+        """Outcomes, as long as there is time: a round may have hundreds of plans, which stay open then."""
+        for first in range(0, len(paths), LARGEST):
+            if first and self.late:
+                return
+            yield from self.evaluate(paths[first : first + LARGEST])
 
     def _took(self, path: Path, outcome: Outcome, bound: float) -> None:
         """Note a plan that is predicted before the search comes to it."""
