@@ -43,6 +43,7 @@ check: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
+	.venv-test/bin/python -m tests.code_lines
 
 # One table, tests/proofs.csv, says what each runs; `make prove-NAME` is the same.
 prove: .venv-test/installed
