@@ -23,7 +23,7 @@ NO_CODE: Final = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
-FILES_AT_MOST, LINES_AT_MOST, FUNCTION_AT_MOST = 330, 800, 80
+LINES_AT_MOST, FUNCTION_AT_MOST = 800, 80
 
 
 class File(NamedTuple):
@@ -45,7 +45,6 @@ class File(NamedTuple):
 def file_of(path: str, text: str) -> File:
     """Read one file's text."""
     tree = ast.parse(text)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     strings = {
         number
         for node in ast.walk(tree)
@@ -61,7 +60,7 @@ def file_of(path: str, text: str) -> File:
     imports = {
         number for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for number in _span(node)
     }
-    functions = [node for node in ast.walk(tree) if isinstance(node, documented[2:])]
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     lengths = tuple((node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions)
     return File(path, text.count('\n'), frozenset(code - strings), frozenset(imports), lengths)
 
@@ -97,7 +96,7 @@ def _row(name: str, of: list[File]) -> str:
 
 def change(since: str) -> Iterator[str]:
     """By package, code lines out and in since a revision, by the lines that git says."""
-    names = _git('diff', '--name-only', '--no-renames', since, '--', '*.py').splitlines()
+    names = git('diff', '--name-only', '--no-renames', since, '--', '*.py').splitlines()
     out: dict[str, list[int]] = {}
     for name in names:
         old, new = _text(since, name), (ROOT / name).read_text(encoding='utf-8') if (ROOT / name).exists() else ''
@@ -110,11 +109,13 @@ def change(since: str) -> Iterator[str]:
 
 
 def _text(revision: str, name: str) -> str:
+    # A file that the revision has not yet has no text there.
     shown = subprocess.run(['git', 'show', f'{revision}:{name}'], cwd=ROOT, capture_output=True, text=True, check=False)
     return shown.stdout
 
 
-def _git(*words: str) -> str:
+def git(*words: str) -> str:
+    """What git prints; raises CalledProcessError where it fails."""
     return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from simpar.files import write_atomically
+from tests.code_lines import ROOT, git
 
-ROOT: Final = Path(__file__).parent.parent
 BEFORE: Final = '403c6f3'
 STRUCTURE: Final = (
     'plan.zero=0,1,2,3',
@@ -117,10 +117,8 @@ def main() -> int:
     options = parser.parse_args()
     before = ROOT / 'out' / BEFORE
     if not before.exists():
-        subprocess.run(['git', 'worktree', 'add', '--detach', str(before), BEFORE], cwd=ROOT, check=True)
-    commit = subprocess.run(
-        ['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+        git('worktree', 'add', '--detach', str(before), BEFORE)
+    commit = git('rev-parse', '--short', 'HEAD').strip()
     text = [
         '# What the house costs',
         '',

@@ -92,12 +92,6 @@ def test_lowering_knows_neither_cost_nor_hardware():
     assert not [name for name in names if name.startswith(('simpar.cost', 'simpar.hardware', 'simpar.engine'))]
 
 
-def test_no_file_is_longer_than_800_lines():
-    every = FILES + sorted((ROOT / 'executor').rglob('*.py'))
-    lines = {path.name: len(path.read_text(encoding='utf-8').splitlines()) for path in every}
-    assert {name: count for name, count in lines.items() if count > 800} == {}
-
-
 def test_no_two_files_import_each_other_in_a_circle():
     """Within a folder, too, where files may import one another."""
     imports = {dotted(path): imported_on_top(path) & KNOWN for path in FILES}
