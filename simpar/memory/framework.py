@@ -152,11 +152,16 @@ def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Lif
     open_: dict[tuple[str, int, int], tuple[int, int]] = {}
     backward = {_BACKWARD.get(operator, operator) for operator in beside.operators}
     largest = 0
-    for slot, (index, micro_batch, copy) in enumerate(_slots(role)):
-        op = program.op_classes[index]
-        mine = op.operator in (beside.operators if op.phase == 'F' else backward)
-        if not mine or op.kind != 'compute' or not fnmatchcase(op.name, beside.named):
-            continue
+
+    def named(op: OpClass) -> bool:
+        own = beside.operators if op.phase == 'F' else backward
+        return op.operator in own and op.kind == 'compute' and fnmatchcase(op.name, beside.named)
+
+    # Of millions of slots a few hundred are of such an operator.
+    of = np.array([named(op) for op in program.op_classes], dtype=bool)
+    for slot in np.flatnonzero(of[role.op_class]).tolist():
+        op = program.op_classes[role.op_class[slot]]
+        micro_batch, copy = int(role.micro_batch[slot]), int(role.copy[slot])
         key = (_layer(op), micro_batch, copy)
         if op.phase == 'F':
             tensor = numbers[(op.reads if beside.of == 'read' else op.writes)[0]]
@@ -170,10 +175,6 @@ def _of_operators(program: Program, role: Role, beside: Beside) -> Iterator[_Lif
             yield _Life(int(beside.backward * size), slot, slot)
     if beside.standing:
         yield _Life(int(beside.kept * largest))
-
-
-def _slots(role: Role) -> Iterator[tuple[int, int, int]]:
-    return zip(role.op_class.tolist(), role.micro_batch.tolist(), role.copy.tolist(), strict=True)
 
 
 def _layer(op: OpClass) -> str:
