@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 from simpar import document
 from simpar.document import Tree
 from simpar.errors import Problem, ProfileError, ScheduleError
-from simpar.files import read_regular
+from simpar.files import read_csv, read_regular
 from simpar.hardware import Cluster, Link, Profile, RateFigure, ShareFigure, Stack, TableFile, TimeFigure
 from simpar.hardware.topology import expansion_problems, faults_of
 
@@ -137,6 +138,24 @@ def profile_folder() -> Path:
 def profile_names() -> list[str]:
     """Names of the profiles that come with simpar."""
     return sorted(path.parent.name for path in profile_folder().glob(f'*/{FILE}'))
+
+
+ACCELERATORS: Final = 'accelerators.csv'
+
+
+def profile_of_hardware(text: str, memory: float = 0.0) -> str:
+    """The name of the profile that words for an accelerator stand for, e.g. ``H100-SXM 80 GB``; empty where none does.
+
+    The first row of ``hw_profiles/accelerators.csv`` counts whose words are all there, and whole: GH200 is no H200.
+    Arguments: ``memory`` of a device in GB, 0 where it is not known.
+    """
+    said = text.lower().replace('_', '-')
+    for row in read_csv(profile_folder() / ACCELERATORS):
+        least, most = float(row['least_gb'] or 0), float(row['most_gb'] or 'inf')
+        is_sized = not row['least_gb'] or least <= memory <= most
+        if is_sized and all(re.search(rf'(?<![a-z0-9]){word}(?![0-9])', said) for word in row['words'].split()):
+            return row['profile']
+    return ''
 
 
 def profile_path(name: str | os.PathLike[str]) -> Path:

@@ -19,7 +19,8 @@ from simpar.shipped import measured_folder
 from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds
-from simpar.validate.settings import Skipped, schedule_tree
+from simpar.validate.settings import schedule_tree
+from simpar.validate.words import Skipped
 from tests.equipment.residuals import Bench, bench_of
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'

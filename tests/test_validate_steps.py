@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from simpar.cli import main
+from simpar.profiles import profile_of_hardware
 from simpar.shipped import measured_folder
+from simpar.validate.columns import stack_name
+from simpar.validate.recompute import recompute_of
 from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows
 from simpar.validate.run import Pair, choice, null_rates, null_seconds, null_work, score
-from simpar.validate.settings import schedule_tree, stack_name
+from simpar.validate.settings import assumed, schedule_tree
+from simpar.validate.words import Network, Precision, Skipped, network_of, precision_of, year_of
 
 CELLS = {
     'id': 'mine:1', 'framework': 'Composer+PyTorch FSDP1', 'hardware': 'A100-SXM', 'model': 'small', 'n_gpus': '8',
@@ -140,7 +144,7 @@ def test_what_a_row_says_goes_before_its_stack():
 
 
 def test_context_ranks_and_experts_of_a_row_are_those_of_the_plan():
-    long = schedule_tree(row(cp=4, dp=2, seq=4096))['plan']
+    long = schedule_tree(row(framework='MindSpeed-LLM Mcore', cp=4, dp=2, seq=4096))['plan']
     assert (long['context'], long['context_kind'], long['micro_batches']) == (4, 'ring', 8)
     mixture = schedule_tree(row(n_experts=8, topk=2, ep=4, moe_ffn=512))
     assert mixture['workload']['transformer']['experts'] == {'count': 8, 'top_k': 2, 'ffn': 512}
@@ -237,3 +241,134 @@ def test_cells_of_a_row_without_a_step_are_read_by_nobody(tmp_path):
         out.writeheader()
         out.writerow(told)
     assert [one.seconds for one in read_rows(tmp_path)] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ('text', 'dtype', 'fp8'),
+    [
+        ('', 'bf16', 'none'), ('amp_bf16/DEFAULT', 'bf16', 'none'), ('fp16/bf16 (mixed)', 'fp16', 'none'),
+        ('float16', 'fp16', 'none'), ('bf16/fp16', 'bf16', 'none'), ('fp32', 'fp32', 'none'),
+        ('bf16+fp8', 'bf16', 'hybrid'), ('float8', 'bf16', 'hybrid'), ('amp_fp8/DEFAULT', 'bf16', 'hybrid'),
+        ('bf16 + fp8 (tensorwise)', 'bf16', 'hybrid'), ('e4m3/mxfp8', 'bf16', 'e4m3'),
+    ],
+)  # fmt: skip
+def test_words_of_precision(text, dtype, fp8):
+    assert precision_of(text) == Precision(dtype, fp8)
+
+
+@pytest.mark.parametrize('text', ['NVFP4', 'mxfp4', 'int8', 'tf32', 'fp8 rowwise', 'float8/blockwise', 'mixed'])
+def test_a_precision_that_is_not_modelled_is_named(text):
+    with pytest.raises(Skipped):
+        precision_of(text)
+
+
+@pytest.mark.parametrize(
+    ('text', 'rate'),
+    [
+        ('8x200Gb/s RoCE per node', 25e9), ('4x200Gb/s', 12.5e9), ('1600 Gbps node-node interconnect (RoCE)', 25e9),
+        ('200 Gb/s HDR for each GPU', 25e9), ('400Gb/s per GPU NDR', 50e9), ('RoCE RDMA (speed not stated)', 0),
+        ('8x200Gb/s HDR; storage 2x200 Gb/s', 25e9), ('storage network 100 Gb/s, compute 8x400Gb/s', 50e9),
+        ('400GB/s per node IB (8xNDR)', 50e9), ('3.2 Tb/s EFA', 50e9), ('8 × 400 Gb/s', 50e9), ('not stated', 0),
+        ('100 GB/s bidirectional per GPU', 50e9),
+    ],
+)  # fmt: skip
+def test_words_of_a_network(text, rate):
+    """Devices of a node: 8."""
+    assert network_of(text, 8) == Network(rate)
+
+
+def test_a_rate_that_may_be_a_cards_or_a_nodes_is_not_used_but_told():
+    found = network_of('200 Gb/s InfiniBand', 8)
+    assert (found.rate, 'of a card or of a node' in found.unsure) == (0, True)
+    told = row(n_gpus=16, dp=16, inter_link='200 Gb/s InfiniBand', vocab=50257, dtype='bf16')
+    assert 'links' not in schedule_tree(told)['cluster']
+    assert list(assumed(told)) == [found.unsure, 'zero_stage of FSDP not stated: 3'][::-1]
+
+
+@pytest.mark.parametrize(
+    ('cells', 'recompute'),
+    [
+        ({'recompute': 'none'}, ''),
+        ({'recompute': 'full/uniform/1'}, 'full'), ({'recompute': 'full uniform 2'}, 'full'),
+        ({'recompute': 'selective'}, 'selective'), ({'recompute': 'selective(attn)+seq-par'}, 'selective'),
+        ({'recompute': 'full block 4'}, 'full'), ({'recompute': 'block 1', 'pp': 2}, ['layer0.*', 'layer2.*']),
+        ({'recompute': '{"recompute": [2, 1]}', 'pp': 2}, ['layer0.*', 'layer1.*', 'layer2.*']),
+        ({'recompute': '{"recompute": false, "select_recompute": [1]}'}, ['layer0.norm*', 'layer0.*glu']),
+        ({'recompute': 'selective 2', 'framework': 'torchtitan FSDP2'}, ['layer1.*', 'layer3.*']),
+        ({'recompute': 'selective core_attn'}, 'selective'),
+        ({'recompute': 'selective: layernorm moe_act'}, ['layer*.norm?', 'layer*.experts.*glu']),
+    ],
+)  # fmt: skip
+def test_words_of_recomputation(cells, recompute):
+    assert recompute_of(row(**cells)) == recompute
+
+
+@pytest.mark.parametrize('text', ['full 30', 'offload', 'selective everything', '{"recompute": [1, 2, 3]}'])
+def test_recomputation_in_other_words_is_named(text):
+    with pytest.raises(Skipped, match='recomput'):
+        recompute_of(row(recompute=text))
+
+
+def test_torchtitan_keeps_every_second_product_of_a_layer():
+    assert 'layer*.proj' in recompute_of(row(framework='torchtitan FSDP2', recompute='selective (op)'))
+
+
+def test_sequence_parallelism_may_be_told_with_recomputation():
+    assert schedule_tree(row(tp=2, dp=4, recompute='selective(attn)+seq-par'))['plan']['sequence_parallel'] is True
+
+
+@pytest.mark.parametrize(
+    ('cells', 'year'),
+    [
+        ({'year': 2021}, 2021), ({'framework': 'Megatron-LM 2025-03'}, 2025), ({'time_date': '<=2025-10-21'}, 2025),
+        ({'source': 'Narayanan et al., arXiv 2104.04473'}, 2021), ({'source': 'Efficient training (SC21)'}, 2021),
+        ({'source': 'a paper (ICLR24)', 'source_ref': 'arXiv:2401.10241'}, 2024),
+        ({'source': 'FP16, TP 16, SC 21'}, 2021), ({'source_ref': 'commit 2f1aa0'}, None),
+        ({'framework': 'Megatron-LM core 0.6.0', 'seq': 2048}, None),
+    ],
+)  # fmt: skip
+def test_the_year_of_a_framework(cells, year):
+    assert year_of(row(**cells)) == year
+
+
+def test_the_year_reaches_the_table_of_stacks():
+    assert stack_name(row(framework='Megatron-LM', source='arXiv 2104.04473')) == 'megatron-2021'
+    silent = row(framework='Megatron-LM', vocab=50257, dtype='bf16')
+    assert stack_name(silent) == 'megatron-te'
+    assert list(assumed(silent)) == ['year of Megatron-LM not stated: its stack of today']
+
+
+@pytest.mark.parametrize(
+    ('text', 'memory', 'profile'),
+    [
+        ('A100-SXM', 80, 'a100-sxm-8'), ('A100_SXM', 40, 'a100-sxm-40-8'), ('NVIDIA A100 PCIe', 0, 'a100-pcie-8'),
+        ('H100-SXM 96GB', 0, 'h100-sxm-96-8'), ('H200', 141, 'h200-sxm-8'), ('8x RTX4090', 24, 'rtx4090-8'),
+        ('Ascend 910B (Atlas 800T A2, 64GB)', 64, 'ascend910b-8'), ('GB200', 186, 'gb200-nvl72'), ('TPU', 0, ''),
+        ('H100 NVL', 94, ''), ('A1000', 8, ''), ('Ascend 910A 32GB', 32, 'ascend910a-8'),
+    ],
+)  # fmt: skip
+def test_words_of_an_accelerator(text, memory, profile):
+    assert profile_of_hardware(text, memory) == profile
+
+
+def test_devices_of_racks_divide_over_the_fewest_nodes():
+    cluster = schedule_tree(row(hardware='GB200', n_gpus=256, dp=256, global_batch=512))['cluster']
+    assert (cluster['nodes'], cluster['devices']) == (4, 64)
+
+
+def test_latents_windows_and_shared_experts_are_read():
+    kind = 'MLA q_lora=1536 kv_lora=512 qk_head=128 rope_head=64 v_head=128; backend=auto'
+    told = row(attention_kind=kind, n_experts=8, topk=2, moe_shared_ffn=512, moe_layer_freq='([0]*1+[1]*3)')
+    model = schedule_tree(told)['workload']['transformer']
+    assert (model['kv_lora_rank'], model['v_head_dim'], model['position']) == (512, 128, 'rotary')
+    assert model['experts'] == {'count': 8, 'top_k': 2, 'shared': 512, 'first_dense': 1}
+    assert schedule_tree(row(attention_kind='sliding window 128'))['workload']['transformer']['window'] == 128
+    for kind in ('MLA', 'sliding window', 'hybrid M-M*'):
+        with pytest.raises(Skipped):
+            schedule_tree(row(attention_kind=kind))
+
+
+def test_mindspeed_without_its_flag_for_flash_attention_has_none():
+    flags = {'framework': 'MindSpeed-LLM Mcore', 'overlap_flags': 'use-mc2'}
+    assert schedule_tree(row(**flags))['workload']['transformer']['attention'] == 'unfused'
+    assert 'attention' not in schedule_tree(row(**{**flags, 'overlap_flags': ''}))['workload']['transformer']

@@ -13,8 +13,10 @@ from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
 from simpar.schedule import schedule_of
 from simpar.stacks import load_stack, stack_names
+from simpar.validate.columns import stack_name
+from simpar.validate.megatron import megatron_tree, options
 from simpar.validate.rows import Row
-from simpar.validate.settings import Skipped, megatron_tree, options, stack_name
+from simpar.validate.words import Skipped
 
 PEAK: Final = 'peak_allocated_bytes'
 END: Final = 'end_of_step_allocated_bytes'

@@ -5,7 +5,8 @@ Beside the null model, one constant utilisation for each device and the textbook
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,10 @@ from simpar.interval import Spread, bound_by, device_class, spread_among, stream
 from simpar.predict import step_and_costs
 from simpar.schedule import schedule_of
 from simpar.size import LIMIT, Limit
+from simpar.validate.columns import stack_name
 from simpar.validate.rows import Row, is_for_fitting
-from simpar.validate.settings import Skipped, schedule_tree, stack_name
+from simpar.validate.settings import assumed, schedule_tree
+from simpar.validate.words import Skipped
 
 Tell = Callable[[int, int], None]
 
@@ -56,13 +59,15 @@ class SetAnswer:
     """What is told of a set.
 
     Arguments: ``fitted``, rows that numbers may be fitted on; ``pairs``, all others, which are scored; ``skipped``,
-    reasons and how many rows each has; ``cpu``, seconds of a row in the median.
+    reasons and how many rows each has; ``assumed``, the same of what predicted rows do not say; ``cpu``, seconds of a
+    row in the median.
     """
 
     name: str
     fitted: tuple[Pair, ...]
     pairs: tuple[Pair, ...]
     skipped: dict[str, int]
+    assumed: dict[str, int]
     cpu: float
 
     @property
@@ -139,10 +144,8 @@ def answers(found: Sequence[Outcome]) -> list[SetAnswer]:
 
 def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
     used = [(one, one.predicted) for one in found if one.predicted]
-    skipped: dict[str, int] = {}
-    for one in found:
-        if one.skipped:
-            skipped[one.skipped] = skipped.get(one.skipped, 0) + one.row.same
+    skipped = _counts((one.skipped, one.row.same) for one in found if one.skipped)
+    silent = _counts((what, one.row.same) for one, _ in used for what in assumed(one.row))
     for_fitting = [one.row for one, _ in used if is_for_fitting(one.row)]
     # A set of which no row is for fitting has no null model but that of its own rows: the stronger opponent.
     rates = null_rates(for_fitting or [one.row for one, _ in used])
@@ -152,9 +155,18 @@ def _answer(name: str, found: Sequence[Outcome]) -> SetAnswer:
         name=name,
         fitted=tuple(pair for pair in pairs if is_for_fitting(pair.row)),
         pairs=tuple(pair for pair in pairs if not is_for_fitting(pair.row)),
-        skipped=dict(sorted(skipped.items(), key=lambda item: -item[1])),
+        skipped=skipped,
+        assumed=silent,
         cpu=times[len(times) // 2] if times else 0.0,
     )
+
+
+def _counts(found: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """How many rows each of some words holds of, the most first."""
+    counts: Counter[str] = Counter()
+    for words, rows in found:
+        counts[words] += rows
+    return dict(counts.most_common())
 
 
 APART: Final = 0.05

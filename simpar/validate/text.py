@@ -29,6 +29,8 @@ def _set(answer: SetAnswer) -> Iterator[str]:
     yield f'{answer.name}: {scored} rows scored, {fitting} kept for fitting, {answer.cpu:.2f} s CPU a row'
     for reason, count in answer.skipped.items():
         yield f'  skipped {count}: {reason}'
+    for what, count in answer.assumed.items():
+        yield f'  assumed {count}: {what}'
     for name, score in (('prediction', answer.score), ('null model', answer.null)):
         if score:
             yield f'  {name:<12}{_line(score)}'
@@ -87,6 +89,7 @@ def _set_dict(answer: SetAnswer) -> dict[str, Any]:
         'name': answer.name,
         'cpu': answer.cpu,
         'skipped': answer.skipped,
+        'assumed': answer.assumed,
         'score': asdict(answer.score) if answer.score else None,
         'null': asdict(answer.null) if answer.null else None,
         'fitted': asdict(answer.of_fitted) if answer.of_fitted else None,

@@ -25,7 +25,8 @@ from simpar.schedule import schedule_of
 from simpar.validate.fit import with_numbers
 from simpar.validate.rows import Row
 from simpar.validate.run import Pair, groups, size_of
-from simpar.validate.settings import Skipped, schedule_tree
+from simpar.validate.settings import schedule_tree
+from simpar.validate.words import Skipped
 
 LEAST: Final = 3
 """Models that a spread must rest on."""
