@@ -1,119 +1,102 @@
-"""Kernels: functions over arrays that numba compiles, and whose machine code numba keeps on the disk.
+"""Kernels: functions over arrays. Python runs their source where little is to be done; else numba compiles it.
 
-A kernel stands in one file with the parts that it calls and the constants that they read: numba compiles a kernel anew
-when its own file has changed, and looks at no other.
+To import numba and to load machine code takes longer than all kernels of a small prediction. Which of both runs a
+kernel follows from the arrays of the call alone, and no result depends on it, to the bit.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import numpy as np
-from numba import njit
-from numba.core import cgutils, types
-from numba.core.event import Event, Listener, register, unregister
-from numba.extending import intrinsic, register_jitable
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 F = TypeVar('F', bound=Callable[..., Any])
-_COMPILES: Final = 'numba:compile'
-# Without a home numba would make a folder of the name "~" where the process runs.
-_HAS_FOLDER: Final = (
-    any(name in os.environ for name in ('NUMBA_CACHE_DIR', 'XDG_CACHE_HOME'))
-    or os.path.expanduser('~') != '~'
-    or os.access(os.path.dirname(__file__), os.W_OK)
-)
+P = ParamSpec('P')
+R = TypeVar('R')
+SMALL: Final = 2**11
+"""So many numbers and records a call has at most that Python runs: some milliseconds, where numba takes half a second
+to come and then some microseconds."""
 
 
-def kernel(function: F) -> F:
-    """Let numba compile a function when it is first called, once for arguments of the same types.
+class Kernel(Generic[P, R]):
+    """A function over arrays that writes to them. Arguments: ``source``, the function."""
 
-    Numba keeps its machine code in NUMBA_CACHE_DIR, beside the source or in the user's cache; where none of them can be
-    written, each process compiles it.
+    def __init__(self, source: Callable[P, R]) -> None:
+        self.source = source
+        self.__name__, self.__doc__ = source.__name__, source.__doc__
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+        """What the kernel returns for arguments; a call of few numbers is run by Python."""
+        run = self.interpreted if _size(arguments) <= SMALL else self.compiled
+        return run(*arguments, **named)
+
+    @cached_property
+    def compiled(self) -> Callable[P, R]:
+        """The kernel as numba compiles it; for one whose work grows faster than its arrays."""
+        # Numba is imported only where it runs.
+        from simpar.compiler import compiled
+
+        return compiled(self.source, uncounted)
+
+    def interpreted(self, *arguments: P.args, **named: P.kwargs) -> R:
+        """What the kernel returns where Python runs it; it writes to the same arrays, of which no two may overlap.
+
+        Lists stand for arrays of one dimension, and objects for records, in which Python looks up faster.
+        """
+        lists: list[tuple[Array, list[Any]]] = []
+        plain: Any = [_plain(argument, lists) for argument in arguments]
+        result = self.source(*plain, **named)
+        for array, values in lists:
+            if array.flags.writeable:
+                array[:] = [tuple(vars(one).values()) for one in values] if array.dtype.names else values
+        return result
+
+
+def kernel(function: Callable[P, R]) -> Kernel[P, R]:
+    """Make a kernel of a function.
+
+    It stands in one file with the parts that it calls and the constants that they read: numba compiles a kernel anew
+    when its own file has changed, and looks at no other.
     """
-    try:
-        compiled: F = njit(cache=_HAS_FOLDER, nogil=True, error_model='numpy')(function)
-    # Numba can write none of them.
-    except RuntimeError:
-        compiled = njit(nogil=True, error_model='numpy')(function)
-    return compiled
+    return Kernel(function)
 
 
 def part(function: F) -> F:
-    """Let kernels of the same file call a function; Python calls it as it is."""
-    registered: F = register_jitable(error_model='numpy', forceinline=True)(function)
-    return registered
+    """Mark a function that kernels of the same file call."""
+    return function
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def uncounted(typing: Any, arrays: Any) -> Any:
-    """A tuple of arrays without the counts of who refers to them, which would take longer than the work.
+def uncounted(arrays: Any) -> Any:
+    """A tuple of arrays without the counts of who refers to them, which would take machine code longer than the work.
 
     The caller of the kernel holds the arrays while it runs.
     """
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = []
-        for place, kind in enumerate(arrays):
-            value = builder.extract_value(arguments[0], place)
-            if isinstance(kind, types.Array):
-                array = cgutils.create_struct_proxy(kind)(context, builder, value=value)
-                array.meminfo = cgutils.get_null_value(array.meminfo.type)
-                value = array._getvalue()
-            values.append(value)
-        return context.make_tuple(builder, signature.return_type, values)
-
-    return arrays(arrays), code
+    return arrays
 
 
-def is_kept(function: Any) -> bool:
-    """Whether numba has a folder for the machine code of a kernel."""
-    return function.stats.cache_path is not None
-
-
-def interpreted(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a part returns where Python runs it; it writes to the same arrays.
-
-    Lists stand for arrays of one dimension, and objects for records, in which Python looks up faster.
-    """
-    pairs: list[tuple[Array, list[Any]]] = []
-    result = function(*(_plain(argument, pairs) for argument in arguments))
-    for array, values in pairs:
-        array[:] = values
-    return result
-
-
-def _plain(value: Any, pairs: list[tuple[Array, list[Any]]]) -> Any:
-    """An argument as Python reads it. Arguments: ``pairs``, arrays of numbers and their lists; grows."""
+def _size(value: Any) -> int:
+    """How many numbers and records there are in arrays."""
     if isinstance(value, tuple):
-        return type(value)(*(_plain(one, pairs) for one in value))
+        return sum(map(_size, value))
+    return value.size if isinstance(value, np.ndarray) else 0
+
+
+def _plain(value: Any, lists: list[tuple[Array, list[Any]]]) -> Any:
+    """An argument as Python reads it. Arguments: ``lists``, arrays of one dimension and what stands for them; grows."""
+    if isinstance(value, tuple):
+        # Tuples with names take their fields one by one.
+        return type(value)(*(_plain(one, lists) for one in value))
     if not isinstance(value, np.ndarray):
         return value.item() if isinstance(value, np.generic) else value
+    if value.ndim > 1:
+        return value
+    values = value.tolist()
     if value.dtype.names:
-        return [SimpleNamespace(**dict(zip(value.dtype.names, row, strict=True))) for row in value.tolist()]
-    pairs.append((value, value.tolist()))
-    return pairs[-1][1]
-
-
-class _Note(Listener):  # type: ignore[misc]
-    """Says once, when a kernel is compiled, why an answer takes longer than the next one."""
-
-    def on_start(self, event: Event) -> None:
-        """Numba begins to compile something, perhaps of somebody else."""
-        dispatcher = event.data['dispatcher']
-        if dispatcher.py_func.__module__.startswith('simpar.'):
-            unregister(_COMPILES, self)
-            once = 'once, about 20 s' if is_kept(dispatcher) else f'about 20 s; {_NOWHERE}'
-            print(f'compiling the engine ({once})', file=sys.stderr, flush=True)
-
-    def on_end(self, event: Event) -> None:
-        """Numba has compiled it."""
-
-
-_NOWHERE: Final = 'no folder keeps it: NUMBA_CACHE_DIR=DIR names one'
-register(_COMPILES, _Note())
+        values = [SimpleNamespace(**dict(zip(value.dtype.names, row, strict=True))) for row in values]
+    lists.append((value, values))
+    return values

@@ -1,4 +1,7 @@
-"""Kernels: numba keeps their machine code where it can, and compiles them without a word of error where it cannot."""
+"""Kernels: numba keeps their machine code where it can, and compiles them without a word of error where it cannot.
+
+Small calls are run by Python, and give the same to the bit.
+"""
 
 import ast
 import os
@@ -9,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpar.kernels import interpreted, kernel, part
+from simpar import kernels
+from simpar.case import load_case
+from simpar.kernels import Kernel, kernel, part
+from simpar.memory import memory
 
 HOME = Path(__file__).parent.parent / 'simpar'
 MODULES = [path for path in HOME.rglob('*.py') if '\n@kernel\n' in path.read_text(encoding='utf-8')]
@@ -25,7 +31,8 @@ def four_times(number):
     return _twice(_twice(number))
 """
 CALL = (
-    'from simpar.ours import four_times; print(four_times(3), four_times.stats.cache_path, four_times.stats.cache_hits)'
+    'from simpar.ours import four_times as one; '
+    'print(one.compiled(3), one.compiled.stats.cache_path, one.compiled.stats.cache_hits)'
 )
 
 
@@ -34,7 +41,8 @@ def package(tmp_path):
     """A package of the name of ours with a kernel, in a folder of its own."""
     home = tmp_path / 'site' / 'simpar'
     home.mkdir(parents=True)
-    texts = {'__init__.py': '', 'ours.py': OURS, 'kernels.py': (HOME / 'kernels.py').read_text(encoding='utf-8')}
+    own = {name: (HOME / name).read_text(encoding='utf-8') for name in ('kernels.py', 'compiler.py')}
+    texts = {'__init__.py': '', 'ours.py': OURS, **own}
     for name, text in texts.items():
         (home / name).write_text(text, encoding='utf-8')
     return home.parent
@@ -111,5 +119,71 @@ def fill(rows, into):
 def test_python_runs_the_source_of_kernels_on_the_same_arrays():
     rows = np.array([(1, 2.5), (3, 4.5)], dtype=[('one', 'u4'), ('other', 'f8')])
     mine, theirs = np.zeros(3), np.zeros(3)
-    assert kernel(fill)(rows, mine) == interpreted(fill, rows, theirs) == 3
+    one = kernel(fill)
+    assert one.compiled(rows, mine) == one.interpreted(rows.copy(), theirs) == 3
     assert mine.tolist() == theirs.tolist() == [0.0, 5.5, 0.0]
+
+
+def test_a_small_prediction_does_without_numba():
+    of = 'from simpar.case import load_case; load_case("examples/multi_copy.yaml", ["cluster.stack=none"]).predict()'
+    code = f'{of}; import sys; assert "numba" not in sys.modules'
+    subprocess.run([sys.executable, '-c', code], cwd=HOME.parent, check=True)
+
+
+SMALL_ONES = {
+    'multi_copy.yaml': (),
+    'overlap.yaml': (),
+    'optimizer_parallel.yaml': (),
+    'tiles.yaml': (),
+    'hybrid_strategies.yaml': (),
+    'pipeline_h100.yaml': ('plan.micro_batches=8',),
+}
+
+
+@pytest.mark.parametrize('file', SMALL_ONES)
+def test_whoever_runs_a_kernel_it_writes_the_same_to_the_bit(file, monkeypatch):
+    """Every call of a prediction, by Python and by numba on copies of its arrays, none of which overlap."""
+    calls = []
+
+    def both(self, *arguments):
+        arrays = list(arrays_of(arguments))
+        for place, one in enumerate(arrays):
+            assert not any(np.shares_memory(one, other) for other in arrays[:place] if one is not other), self.__name__
+        copies = copied(arguments)
+        calls.append(self.__name__)
+        result = self.interpreted(*copies)
+        assert self.compiled(*arguments) == result
+        for one, other in zip(arrays, arrays_of(copies), strict=True):
+            assert one.tobytes() == other.tobytes(), self.__name__
+        return result
+
+    monkeypatch.setattr(Kernel, '__call__', both)
+    prediction = load_case(HOME.parent / 'examples' / file, SMALL_ONES[file]).predict()
+    assert memory(prediction.trace).peak
+    assert {'find_needs', 'arrange_ops', 'arrange_meetings', 'events', 'write_lifetimes'} <= set(calls)
+
+
+def test_which_runs_a_kernel_follows_from_its_arrays():
+    one, large = kernel(fill), np.zeros(kernels.SMALL + 1)
+    rows = np.array([(1, 2.5), (3, 4.5)], dtype=[('one', 'u4'), ('other', 'f8')])
+    assert one(rows, np.zeros(3)) == 3
+    assert 'compiled' not in vars(one)
+    assert one(rows, large) == len(large)
+    assert 'compiled' in vars(one)
+
+
+def arrays_of(value):
+    """All arrays in a value."""
+    if isinstance(value, tuple):
+        for one in value:
+            yield from arrays_of(one)
+    elif isinstance(value, np.ndarray):
+        yield value
+
+
+def copied(value):
+    """A value with copies of its arrays."""
+    if isinstance(value, tuple):
+        parts = map(copied, value)
+        return type(value)(*parts) if hasattr(value, '_fields') else tuple(parts)
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
-        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'kernels'),
-        *('shipped', 'document', 'collector'),
+        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'compiler'),
+        *('kernels', 'shipped', 'document', 'collector'),
     ],
     [
         *('program', 'layout', 'model', 'workload', 'plans', 'session'),

@@ -569,12 +569,11 @@ def _share(world: World, count: int) -> None:
 @kernel
 def events(world: World) -> int:
     """Write when each node ends; return how many streams came to their end."""
-    return run(uncounted(world))
+    return _run(uncounted(world))
 
 
 @part
-def run(world: World) -> int:
-    """As ``events``; Python runs it, too."""
+def _run(world: World) -> int:
     loop, heap, streams = world.loop[0], world.heap, world.streams
     while True:
         # Everything of this instant: arrivals, and what ends with them.

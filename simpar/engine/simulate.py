@@ -11,12 +11,12 @@ from simpar.cost.costs import Costs
 from simpar.engine.costs import NodeCosts, node_costs
 from simpar.engine.device import Observer
 from simpar.engine.fold import Representatives, fold
-from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, events, run
+from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, events
 from simpar.engine.ops import Ints, Ops, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.world import DEVICE, ENTRY, EVENT, FLOW, LINK, LOOP, MEETING, OP, STREAM, World
 from simpar.errors import SimparError
-from simpar.kernels import Array, interpreted, kernel
+from simpar.kernels import Array, kernel
 from simpar.program import Program
 from simpar.trace import RankTimes, Times, Trace
 
@@ -40,8 +40,8 @@ def simulate(
             The spans do not depend on it, to the bit.
         observe: called whenever speeds have been solved; by the reference alone.
         engine: ``simpy``, the reference; ``compiled``, an event loop on records, by numba; ``python``, the same source
-            by Python itself; ``auto``, compiled. The spans do not depend on it, to the bit (below 2¹² s, where doubles
-            hold the grid of times and a bit more).
+            by Python itself; ``auto``, by either, as it is large or small. The spans do not depend on it, to the bit
+            (below 2¹² s, where doubles hold the grid of times and a bit more).
 
     Raises ``Deadlock`` where the program cannot finish, ``ValueError`` where ``unfold=False`` would not be exact.
     Speeds are max-min fair (see ``fair_speeds``). Does not model noise, nor how many ops a queue holds.
@@ -125,7 +125,8 @@ def _simulated(
             of, room = program.take('room') or (None, None)
             world = world_of(ops, node, by_node, len(costs.links), room if of is ops else None)
             ready = world.loop['ready'].item()
-            if (interpreted(run, world) if engine == 'python' else events(world)) == ready:
+            loop = events.interpreted if engine == 'python' else events.compiled if engine == 'compiled' else events
+            if loop(world) == ready:
                 return _Simulated(representatives, ops, node, by_node.issued, world)
     # What cannot finish goes to the reference, too, which draws the deadlock. SimPy is imported only where it runs.
     from simpar.engine.reference import run as run_reference

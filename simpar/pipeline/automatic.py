@@ -386,7 +386,10 @@ def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letter
     # Each action takes one entry off the heap and puts at most two there.
     size = ranks * (actions + 1) + 1
     heap, place, asleep = np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(ranks, dtype=np.bool_)
-    _shortest(facts, seconds, hops, limits, first, rows, places, found, ends, done, clock, work, asleep, heap, place)
+    # Every rule is a walk of its own over the same few arrays.
+    _shortest.compiled(
+        facts, seconds, hops, limits, first, rows, places, found, ends, done, clock, work, asleep, heap, place
+    )
     return [_letters(rows[at]) for at in places[:most][found < np.inf]]
 
 
@@ -397,7 +400,7 @@ def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
     kinds = ((codes == _LETTERS[1]) + 2 * (codes == _LETTERS[2])).astype(np.int8)
     ends, done = np.zeros((3, len(rows), kinds.shape[1])), np.zeros((3, len(rows)), dtype=np.int64)
     last = np.zeros(steps)
-    _write_ends(kinds, seconds, hops, ends, done, np.zeros(len(rows)), last)
+    _write_ends.compiled(kinds, seconds, hops, ends, done, np.zeros(len(rows)), last)
     found: list[float] = last.tolist()
     return found
 

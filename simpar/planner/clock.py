@@ -225,7 +225,7 @@ class Timed:
         # From one end to the next all steps are alike where all ranks begin them together.
         steps, behind = 1 if tail.together else STEPS, np.array(tail.seconds)
         given = before.start, before.item, each, behind, tail.together, steps
-        return float(period(self.rank, *given, free, ready))
+        return float(period.compiled(self.rank, *given, free, ready))
 
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
@@ -251,7 +251,7 @@ def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     if awaited:
         clock = np.zeros((len(rank), order.ranks), dtype=np.int64)
         own = np.zeros((order.ranks, order.ranks), dtype=np.int64)
-        slowed_until(rank, before.start, before.item, clock, own, until)
+        slowed_until.compiled(rank, before.start, before.item, clock, own, until)
     joined = _joined(found, ranks)
     # The last of them may have handed on its result, and still compute.
     slowed = np.arange(len(ranks)) - found.begin[ranks] < until[ranks] - 1
@@ -271,7 +271,9 @@ def _in_turn(found: Arrays) -> tuple[Ints, Csr]:
     start, item = np.zeros(len(gives) + 1, dtype=np.int32), np.zeros(needs.size, dtype=np.int32)
     place, ready, follow = found.begin[:-1].copy(), np.arange(ranks), np.full(ranks, NONE, dtype=np.int64)
     waiting = np.full(found.results, NONE, dtype=np.int64)
-    count = in_turn(found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place)
+    count = in_turn.compiled(
+        found.begin, needs, gives, found.rank, turn, start, item, giver, waiting, follow, ready, place
+    )
     return turn[:count], Csr(start[: count + 1], item[: start[count]].copy())
 
 
