@@ -8,7 +8,6 @@ device is predicted by formula, with the constants of the other devices and its 
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -22,6 +21,7 @@ from simpar.cost.tables import Curve, Grid, Scatter
 from simpar.hardware import Device
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
+from tests.proof import commit
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'micro.md'
 DEVICES = ('a100-sxm-8', 'h100-sxm-8', 'h200-sxm-8', 'b200-sxm-8')
@@ -141,11 +141,10 @@ def of_devices() -> Iterator[str]:
 
 
 def main() -> None:
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False).stdout
     head = __doc__ or ''
     text = f"""# Products and collectives that nobody measured
 
-`make prove-micro` writes this page; at commit {commit.strip()}. Numbers are medians of |predicted / measured − 1|.
+`make prove-micro` writes this page; at commit {commit()}. Numbers are medians of |predicted / measured − 1|.
 
 {head.partition(chr(10))[2].strip()}
 

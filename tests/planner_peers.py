@@ -11,7 +11,6 @@ copies, tiles, context, fusion.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
@@ -33,6 +32,7 @@ from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import predicted
 from simpar.units import format_time
+from tests.proof import arguments
 
 LAYERS, HIDDEN, HEADS, SEQUENCE, NODE = 96, 12288, 96, 2048, 8
 SAMPLE = 400
@@ -54,13 +54,14 @@ class Point(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('checkout', type=Path)
-    parser.add_argument('--devices', type=int, default=64)
-    parser.add_argument('--batch', type=int, default=0, help='default: as many samples as devices')
-    parser.add_argument('--gap', type=float, default=0.02, help='of our search')
-    parser.add_argument('--seconds', type=float, default=300.0, help='of our search, at most')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        {'name': 'checkout', 'type': Path},
+        devices=64,
+        batch=(0, 'default: as many samples as devices'),
+        gap=(0.02, 'of our search'),
+        seconds=(300.0, 'of our search, at most'),
+    )
     batch = options.batch or options.devices
     theirs = Calculon(options.checkout, options.devices, batch)
     ours = Ours(options.devices, batch)

@@ -11,7 +11,6 @@ ours: recomputation of some layers only.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
@@ -28,6 +27,7 @@ from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.outcome import predicted
 from simpar.units import format_time
+from tests.proof import arguments
 
 DEVICES, BATCH = 64, 128
 TENSOR, PIPELINE, SIZES = (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4)
@@ -41,9 +41,7 @@ Found = tuple[float, dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('checkout', type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, {'name': 'checkout', 'type': Path})
     model = _theirs(options.checkout)
     begun = time.process_time()
     everything = _search(model, TENSOR, PIPELINE, SIZES, tuple(RECOMPUTE))

@@ -6,12 +6,10 @@ Rows: ddp, fsdp2, 1f1b. All three trainings of a row stay in memory and take tur
 is added to out/by_hand/ROW.jsonl, so that a run that ends early goes on. --again begins anew, --write writes the page.
 """
 
-import argparse
 import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from by_hand import RANKS, ByHand
+from proof import arguments, commit
 
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
@@ -103,7 +102,7 @@ def turn(trained):
     return statistics.median(np.diff(ends)), (cpu(trained.processes) - before) / TURN
 
 
-def measure(row, seconds, path, commit):
+def measure(row, seconds, path):
     """Add rounds to a file until time is up."""
     cores = [{core} for core in sorted(os.sched_getaffinity(0))]
     until = time.monotonic() + seconds
@@ -119,7 +118,7 @@ def measure(row, seconds, path, commit):
                 found = {which: turn(trained[which]) for which in order}
                 if number >= WARM:
                     with path.open('a') as file:
-                        file.write(json.dumps({'commit': commit, 'order': order, **found}) + '\n')
+                        file.write(json.dumps({'commit': commit(), 'order': order, **found}) + '\n')
                 if time.monotonic() > until:
                     break
         finally:
@@ -172,20 +171,15 @@ def line(row, one):
 
 def main():
     """Measure rows; 0 where the median ratio of all rows is at most 1.05."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument('rows', nargs='*', default=list(ROWS))
-    options.add_argument('--seconds', type=float, default=220)
-    options.add_argument('--again', action='store_true')
-    options.add_argument('--write', action='store_true')
-    options = options.parse_args()
+    options = arguments(
+        __doc__, {'name': 'rows', 'nargs': '*', 'default': list(ROWS)}, seconds=220.0, again=False, write=False
+    )
     KEPT.mkdir(parents=True, exist_ok=True)
-    words = ['git', 'rev-parse', '--short', 'HEAD']
-    commit = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
     for row in options.rows:
         path = KEPT / f'{row}.jsonl'
         if options.again:
             path.unlink(missing_ok=True)
-        measure(row, options.seconds, path, commit)
+        measure(row, options.seconds, path)
         print(line(row, found(path)), flush=True)
     results = {row: found(KEPT / f'{row}.jsonl') for row in ROWS if (KEPT / f'{row}.jsonl').exists()}
     middle = statistics.median(one['ratio'][0] for one in results.values())

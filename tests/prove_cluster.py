@@ -6,7 +6,6 @@ Needs root and the launchers of Debian; says what is missing, and installs nothi
 docs/cluster_proof.md.
 """
 
-import argparse
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.hosts import Hosts, address, lacking
+from tests.proof import arguments, commit
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'cluster_proof.md'
@@ -312,9 +312,8 @@ def write(part, rows):
 
 def write_section(part, title, command, rest, lines):
     """Put a section into the page, in the place of what it was."""
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True).stdout
     table = '\n'.join(lines)
-    told = f'{command} at commit {commit.strip()}, {rest}.'
+    told = f'{command} at commit {commit()}, {rest}.'
     section = f'<!-- {part} -->\n## {title}\n\n{told}\n\n{table}\n<!-- /{part} -->\n'
     text = PAGE.read_text()
     found = re.search(rf'<!-- {part} -->.*?<!-- /{part} -->\n', text, re.DOTALL)
@@ -323,10 +322,7 @@ def write_section(part, title, command, rest, lines):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument('part', choices=PARTS)
-    options.add_argument('--write', action='store_true')
-    options = options.parse_args()
+    options = arguments(__doc__, {'name': 'part', 'choices': PARTS}, write=False)
     _, tools, packages = PARTS[options.part]
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing or lacking():

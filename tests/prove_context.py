@@ -5,14 +5,14 @@ which another kind is the fastest. Prints a table; ends with an error where a st
 where kinds that are predicted further apart than it are measured in another order.
 """
 
-import argparse
 import contextlib
 import io
 import json
-import subprocess
 import tempfile
 from itertools import combinations
 from pathlib import Path
+
+from proof import arguments, commit
 
 from simpar.cli import main as simpar
 
@@ -60,11 +60,8 @@ def wrong_order(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--steps', type=int, default=STEPS, help='measured steps of each')
-    options = parser.parse_args()
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
-    print(f'commit {commit.stdout.strip()}, {options.steps} steps each, {NET}\n', flush=True)
+    options = arguments(__doc__, steps=(STEPS, 'measured steps of each'))
+    print(f'commit {commit()}, {options.steps} steps each, {NET}\n', flush=True)
     print('| case | kind | predicted | measured | error |\n| --- | --- | ---: | ---: | ---: |', flush=True)
     found = []
     for name, case in CASES.items():

@@ -8,7 +8,6 @@ compiled. A ratio is the median of the ratios of its rounds; `--plan` adds the s
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from typing import Final, NamedTuple
 
 from simpar.files import write_atomically
 from tests.code_lines import ROOT, git
+from tests.proof import arguments, commit
 
 BEFORE: Final = '403c6f3'
 STRUCTURE: Final = (
@@ -110,19 +110,16 @@ def line(command: Command, was: list[Cost], now: list[Cost]) -> tuple[str, bool]
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog='python -m tests.prove_costs', description=__doc__)
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--plan', action='store_true', help="the search for GPT-3's plan, too")
-    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__, rounds=5, plan=(False, "the search for GPT-3's plan, too"), write=(Path, 'where the page goes')
+    )
     before = ROOT / 'out' / BEFORE
     if not before.exists():
         git('worktree', 'add', '--detach', str(before), BEFORE)
-    commit = git('rev-parse', '--short', 'HEAD').strip()
     text = [
         '# What the house costs',
         '',
-        f'`make prove NAME=costs` wrote this page at commit {commit}: commands of {BEFORE} and of it in turns,',
+        f'`make prove NAME=costs` wrote this page at commit {commit()}: commands of {BEFORE} and of it in turns,',
         f'{options.rounds} rounds behind one that does not count. CPU seconds and MB are medians, without a framework.',
         '',
         '| command | s before | s now | ratio | at most | MB before | MB now | |',

@@ -3,13 +3,12 @@
 python tests/prove_culprit.py [--draws 4] [--seed 0] [--write]
 """
 
-import argparse
-import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from proof import arguments, commit
 from sabotage_kinds import KINDS, right
 from sabotage_machine import Machine, measured, noisy
 from sabotage_unseen import ONCE_UNSEEN, UNSEEN, without_input
@@ -62,11 +61,12 @@ class Bed:
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--draws', type=int, default=4, help='strengths of each kind on each schedule')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--write', action='store_true', help='write docs/diagnosis_proof.md')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        draws=(4, 'strengths of each kind on each schedule'),
+        seed=0,
+        write=(False, 'write docs/diagnosis_proof.md'),
+    )
     rng, begun = np.random.default_rng(options.seed), time.process_time()
     found, wrong, clean = defaultdict(list), [], []
     for bed in map(Bed, PLANS):
@@ -92,11 +92,8 @@ def main():
 
 def report(options, found, wrong, clean, seconds):
     """The table as Markdown."""
-    commit = subprocess.run(
-        ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True, cwd=ROOT
-    )
     every, unseen = ([one for kind in kinds for one in found[kind]] for kinds in (ALL, UNSEEN))
-    by_seed = f'seed {options.seed}, commit {commit.stdout.strip()}, {seconds:.0f} s of CPU time'
+    by_seed = f'seed {options.seed}, commit {commit()}, {seconds:.0f} s of CPU time'
     right, of_unseen = f'{sum(every)} of {len(every)} runs', f'{sum(unseen)} of {len(unseen)}'
     lines = [
         '# Sabotage by simulation',

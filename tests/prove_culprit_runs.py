@@ -6,7 +6,6 @@ Each schedule on so many ranks is a file in the folder; a run that was interrupt
 on the same commit.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from equipment.validation import CalibratedCollectives, Samples, emulated_cluster, kinds_of, program_of, sizes_around
 from equipment.validation_cases import network
+from proof import arguments
 from prove_evidence import commit, cores
 from sabotage_kinds import Truth, right
 
@@ -192,15 +192,16 @@ def schedules(world):
 
 def main():
     """Run what is missing, then print the page as Markdown."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--ranks', type=int, nargs='+', default=[2, 4])
-    parser.add_argument('--draws', type=int, default=1, help='strengths of each kind on each schedule')
-    parser.add_argument('--clean', type=int, default=7, help='clean runs of each schedule')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--net', default='paced:150mbit,200us')
-    parser.add_argument('--folder', type=Path, default=Path('out/culprit'), help='where finished schedules are kept')
-    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        ranks={'type': int, 'nargs': '+', 'default': [2, 4]},
+        draws=(1, 'strengths of each kind on each schedule'),
+        clean=(7, 'clean runs of each schedule'),
+        seed=0,
+        net='paced:150mbit,200us',
+        folder=(Path('out/culprit'), 'where finished schedules are kept'),
+        write=(Path, 'where the page goes'),
+    )
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     options.folder.mkdir(parents=True, exist_ok=True)
     parts, code = [], commit()

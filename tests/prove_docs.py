@@ -10,7 +10,6 @@ Blocks of a page run from top to bottom in a folder of its own, in which files s
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs_blocks import DOCS, LIST, PAGES, ROOT, Block, blocks
+from proof import arguments, commit
 
 LONG = 20
 """Seconds: what takes longer alone is not run, and says so."""
@@ -227,11 +227,7 @@ def write_tables(page: Path) -> None:
 
 def main() -> int:
     """Run what is asked for."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument('--page', action='append', default=[])
-    options.add_argument('--new', action='store_true')
-    options.add_argument('--tables', action='store_true')
-    asked = options.parse_args()
+    asked = arguments(__doc__, page={'action': 'append', 'default': []}, new=False, tables=False)
     pages = [page for page in PAGES if not asked.page or page.name in asked.page]
     if asked.tables:
         for page in pages:
@@ -247,11 +243,8 @@ def main() -> int:
         if rows := list(dict.fromkeys(map(row, outcomes))):
             lines[page.name] = rows
     if not asked.page:
-        commit = subprocess.run(
-            ['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
         kept = re.search(r' at `\w+`', old)
-        at = kept[0] if asked.new and kept else f' at `{commit}`'
+        at = kept[0] if asked.new and kept else f' at `{commit()}`'
         LIST.write_text(listed(lines, at), encoding='utf-8')
     return 1 if failed else 0
 

@@ -5,7 +5,6 @@ each program on which they differ, and ends with an error. Parts in which all ag
 so it may be interrupted, and goes on from there; once all parts are there it writes docs/engine_fuzz.md.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ import numba
 import numpy as np
 from engine_check import BOUND, SMALL, Difference, check
 from engine_programs import make_sample
+from proof import arguments
 
 PAGE = HERE.parent / 'docs' / 'engine_fuzz.md'
 KEPT = HERE.parent / 'out' / 'engine_fuzz.jsonl'
@@ -133,13 +133,14 @@ def _made() -> str:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--seed', type=int, default=0, help='the first seed')
-    parser.add_argument('--programs', type=int, default=PROGRAMS, help='how many random programs')
-    parser.add_argument('--processes', type=int, default=os.cpu_count(), help='how many run at once')
-    parser.add_argument('--seconds', type=float, default=float('inf'), help='begin nothing after so long; go on later')
-    parser.add_argument('--anew', action='store_true', help='forget what earlier runs have kept')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        seed=(0, 'the first seed'),
+        programs=(PROGRAMS, 'how many random programs'),
+        processes=(os.cpu_count(), 'how many run at once'),
+        seconds=(float('inf'), 'begin nothing after so long; go on later'),
+        anew=(False, 'forget what earlier runs have kept'),
+    )
     KEPT.parent.mkdir(exist_ok=True)
     if options.anew:
         KEPT.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ its prediction is looked at; whether cores suffice, before it is run at all.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
+from proof import arguments
 
 from executor.bench.bench import Lines, bench_messages
 from executor.bench.items import QUICK
@@ -55,7 +55,15 @@ class Enough(Exception):
 
 def main() -> int:
     """Run what is missing, then write the page."""
-    options = _parser().parse_args()
+    options = arguments(
+        __doc__,
+        seed=2026,
+        draws=(52, 'schedules, four a block'),
+        rounds=(ROUNDS, 'rounds that count'),
+        minutes=(60.0, 'stop behind the round that these are over in'),
+        folder=(Path('out/evidence'), 'where finished blocks are kept'),
+        write=(Path, 'where the page goes'),
+    )
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     options.folder.mkdir(parents=True, exist_ok=True)
     until, code, found = time.monotonic() + 60 * options.minutes, commit(), []
@@ -208,21 +216,6 @@ def commit() -> str:
 
 def _git(*words: str) -> str:
     return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=2026)
-    parser.add_argument('--draws', type=int, default=52, metavar='N', help='schedules, four a block (default: 52)')
-    parser.add_argument(
-        '--rounds', type=int, default=ROUNDS, metavar='N', help=f'rounds that count (default: {ROUNDS})'
-    )
-    parser.add_argument(
-        '--minutes', type=float, default=60.0, metavar='M', help='stop behind the round that these are over in'
-    )
-    parser.add_argument('--folder', type=Path, default=Path('out/evidence'), help='where finished blocks are kept')
-    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
-    return parser
 
 
 if __name__ == '__main__':

@@ -5,11 +5,10 @@ with two. Of two runs of each the shorter step counts: others on the machine onl
 ends with an error where a step is off by more than 5 %, or a gain by more than 3 points.
 """
 
-import argparse
-import subprocess
 import tempfile
 from pathlib import Path
 
+from proof import arguments, commit
 from prove_context import BOUND, NET, measured_file
 
 # Devices are slow, so that their compute is as long as messages of links that one machine can pace. With a capacity all
@@ -35,12 +34,10 @@ POINTS = 0.03
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--steps', type=int, default=6, help='measured steps of each (default: 6)')
-    parser.add_argument('--runs', type=int, default=2, help='runs of each, of which the shortest counts')
-    options = parser.parse_args()
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
-    print(f'commit {commit.stdout.strip()}, {options.steps} steps each, {NET}\n', flush=True)
+    options = arguments(
+        __doc__, steps=(6, 'measured steps of each'), runs=(2, 'runs of each, of which the shortest counts')
+    )
+    print(f'commit {commit()}, {options.steps} steps each, {NET}\n', flush=True)
     print('| case | copies | predicted | measured | error | gain predicted | gain measured |', flush=True)
     print('| --- | ---: | ---: | ---: | ---: | ---: | ---: |', flush=True)
     wrong = []

@@ -10,7 +10,6 @@ was interrupted goes on with those that are missing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from proof import arguments
 from prove_evidence import commit, cores
 
 from simpar.files import write_atomically
@@ -106,7 +106,14 @@ def rows() -> list[Row]:
 
 def main() -> int:
     """Run the commands that are missing, then write the page."""
-    options = _parser().parse_args()
+    options = arguments(
+        __doc__,
+        seed=(2028, 'of weights and data'),
+        only={'choices': ('', *STEPS), 'default': '', 'help': 'rows of this kind alone'},
+        finished=(False, 'run nothing; write the page of what is in the folder'),
+        folder=(Path('out/gain'), 'where finished commands are kept'),
+        write=(Path, 'where the page goes'),
+    )
     folder: Path = options.folder / f'{options.seed}-{commit()}'
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [(number, row) for number, row in enumerate(rows()) if options.only in ('', row.kind)]
@@ -221,16 +228,6 @@ def _claims(measured: Sequence[Row], answers: Sequence[dict[str, Any]]) -> Itera
     wrong = sum((one['predicted'] > 0) != (one['measured'] > 0) for one in signs)
     yield f'gains of more than {APART:g} points have the predicted sign', f'{wrong} have not', not wrong
     yield 'a plan that loses is among them', '; '.join(lost) or 'none', bool(lost)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=2028, help='of weights and data')
-    parser.add_argument('--only', choices=('', *STEPS), default='', help='rows of this kind alone')
-    parser.add_argument('--finished', action='store_true', help='run nothing; write the page of what is in the folder')
-    parser.add_argument('--folder', type=Path, default=Path('out/gain'), help='where finished commands are kept')
-    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
-    return parser
 
 
 if __name__ == '__main__':

@@ -5,8 +5,6 @@ fp64, and of 8 ranks over gloo in fp32. Mixtral also with an auxiliary loss. End
 than the bound.
 """
 
-import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import PLANS, SIX, Oracle, groups, plan_for, ranks
+from proof import arguments, commit
 
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
@@ -97,11 +96,7 @@ def table(kind, pools, folder):
 def main():
     import transformers
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--write', action='store_true', help='keep the page')
-    parser.add_argument('--only', choices=SIX, help='one model')
-    options = parser.parse_args()
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
+    options = arguments(__doc__, write=(False, 'keep the page'), only={'choices': SIX, 'help': 'one model'})
     pools, lines, began = {}, [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for kind in [options.only] if options.only else SIX:
@@ -114,7 +109,7 @@ def main():
     print(f'{time.monotonic() - began:.0f} s')
     if options.write:
         facts = {'plans': len(PLANS), 'world': WORLD, 'aux': AUX_LOSS, 'margin': MARGIN}
-        story = STORY.format(version=transformers.__version__, commit=commit.stdout.strip(), **facts)
+        story = STORY.format(version=transformers.__version__, commit=commit(), **facts)
         PAGE.write_text(story + '\n'.join(lines).rstrip('\n') + '\n', encoding='utf-8')
 
 

@@ -4,19 +4,16 @@ Random plans with mixtures of experts are validated, trained in process, and com
 unsharded model: every loss, gradient and parameter of two steps. Ends with an error at the first that differs.
 """
 
-import argparse
 import time
 
 from mixture_cases import mixture_case
+from proof import arguments
 
 from executor.numerics import check
 from executor.validate import validate
 from simpar.lower import lower
 
-parser = argparse.ArgumentParser()
-parser.add_argument('--seed', type=int, default=0)
-parser.add_argument('--plans', type=int, default=500)
-asked = parser.parse_args()
+asked = arguments(__doc__, seed=0, plans=500)
 shared, worst = 0, 0.0
 for seed in range(asked.seed, asked.seed + asked.plans):
     workload, plan, world = mixture_case(seed)

@@ -3,7 +3,6 @@
 ``make prove-modules`` writes docs/modules_proof.md.
 """
 
-import subprocess
 import sys
 import time
 import warnings
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 from module_cases import BATCH, MODULES, PLANS, deviation, exported
+from proof import commit
 
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -73,12 +73,10 @@ def main() -> int:
         print(line, flush=True)
         lines.append(line)
         right = right and good
-    words = ['git', 'rev-parse', '--short', 'HEAD']
-    commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     seconds = time.process_time() - began
     versions = {'torch': torch.__version__, 'transformers': transformers.__version__}
     head = f'| module | class | weights | operators | tensor 2 splits | {" | ".join(PLANS)} |'
-    made = HEAD.format(commit=commit, seed=SEED, seconds=seconds, **versions)
+    made = HEAD.format(commit=commit(), seed=SEED, seconds=seconds, **versions)
     PAGE.write_text('\n'.join([made, head, '|' + '---|' * (5 + len(PLANS)), *lines, '']))
     return 0 if right else 1
 

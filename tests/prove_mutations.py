@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mutations import Case, case, makers, prepare
+from proof import arguments, commit
 
 ROOT = Path(__file__).parent.parent
 SECONDS: Final = 60.0
@@ -46,7 +46,15 @@ class _TooLong(BaseException):
 
 def main() -> int:
     """Run the cases in some processes, write the page."""
-    options = _parser().parse_args()
+    options = arguments(
+        __doc__,
+        seed=2026,
+        cases=10000,
+        begin=(0, 'number of the first case'),
+        jobs=(2, 'processes at once'),
+        only=(int, 'run this case alone, and show it'),
+        write=Path,
+    )
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), _quietly)
         if options.only is not None:
@@ -182,7 +190,7 @@ def page(
             [
                 '# Mutated inputs',
                 '',
-                f'`make prove-mutations`: {total:,} cases, seed {options.seed}, commit {_commit()},',
+                f'`make prove-mutations`: {total:,} cases, seed {options.seed}, commit {commit()},',
                 f'in {took / 60:.0f} minutes. Each is a good file with one or several changes, read in one process,',
                 f'under {SECONDS:.0f} s of CPU time and {MEMORY // 2**30} GiB. `--only N` runs case N again.',
                 '',
@@ -200,22 +208,6 @@ def page(
         ).rstrip('\n')
         + '\n'
     )
-
-
-def _commit() -> str:
-    run = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=ROOT, capture_output=True, text=True, check=False)
-    return run.stdout.strip()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=2026)
-    parser.add_argument('--cases', type=int, default=10_000)
-    parser.add_argument('--begin', type=int, default=0, help='number of the first case')
-    parser.add_argument('--jobs', type=int, default=2, help='processes at once')
-    parser.add_argument('--only', type=int, help='run this case alone, and show it')
-    parser.add_argument('--write', type=Path, metavar='PAGE')
-    return parser
 
 
 if __name__ == '__main__':

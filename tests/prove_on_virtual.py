@@ -6,7 +6,6 @@ What a file gave is kept in out/on_virtual, so that a run that ends early goes o
 --again begins anew.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,11 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+from proof import arguments, commit
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'on_virtual_proof.md'
 KEPT = ROOT / 'out' / 'on_virtual'
 FILES = (
-    'numerics_attention', 'numerics_pipeline', 'numerics_fuzz', 'graph_numerics', 'recompute_numerics',
+    'numerics_attention', 'numerics_pipeline', 'graph_numerics', 'recompute_numerics',
     'update_numerics', 'optimizer_parallel_numerics', 'shard_forms_numerics', 'strategy_numerics',
     'strategy_combined', 'tiles_numerics', 'mixture', 'latent', 'layer_kinds', 'packed_documents', 'loss_operators',
     'training_fuzz',
@@ -39,11 +40,6 @@ counts the comparisons of `executor.numerics` at its tightest tolerance, 1e-10, 
 | file | commit | passed | failed | skipped | comparisons | worst |
 |---|---|---|---|---|---|---|
 """
-
-
-def commit():
-    words = ['git', 'rev-parse', '--short', 'HEAD']
-    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
 
 
 def run(part):
@@ -73,11 +69,7 @@ def row(part, found):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument('--only', default=','.join(FILES))
-    options.add_argument('--again', action='store_true')
-    options.add_argument('--write', action='store_true')
-    options = options.parse_args()
+    options = arguments(__doc__, only=','.join(FILES), again=False, write=False)
     KEPT.mkdir(parents=True, exist_ok=True)
     results = {}
     for part in options.only.split(','):

@@ -4,28 +4,19 @@ Random sets of transfers share a link whose clock begins between 1 s and 1e8 s o
 on a clock that jumps; each has to end at the moment, to the bit, at which the engine ends it.
 """
 
-import argparse
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 from paced_links import BASES, prove
+from proof import arguments, commit
 
 
 def main():
     """Compare all sets, and print what was found."""
-    options = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    options.add_argument('--seed', type=int, default=0, help='of the first set (default: 0)')
-    options.add_argument('--sets', type=int, default=100_000, metavar='N', help='(default: 100000)')
-    options = options.parse_args()
-    here = Path(__file__).parent
-    commit = subprocess.run(
-        ['git', '-C', here, 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False
-    )
+    options = arguments(__doc__, seed=(0, 'of the first set'), sets=100000)
     begin = time.process_time()
     proof = prove(options.seed, options.sets)
-    print(f'paced links, commit {commit.stdout.strip() or "unknown"}, seeds from {options.seed}')
+    print(f'paced links, commit {commit()}, seeds from {options.seed}')
     print(f'{proof.sets} sets of {proof.transfers} transfers, clocks from {BASES[0]:g} s to {BASES[1]:g} s: all ended')
     print(f"{proof.sets - len(proof.wrong)} of them at the engine's times, to the bit")
     print(f'{proof.late} of them once more, with threads that wake up late: all ended')

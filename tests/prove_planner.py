@@ -7,7 +7,6 @@ Blocks of plans and spaces are drawn from seeds of their own, and kept as lines 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -25,6 +24,7 @@ from simpar.planner.search import search
 from simpar.planner.space import KEYS
 from simpar.sweep.outcome import predicted
 from tests.planner_cases import drawn_path, drawn_space, enumerable_space, is_steady, least, outcomes
+from tests.proof import arguments
 
 BLOCK: int = 20
 """Plans of a block, at least."""
@@ -169,16 +169,17 @@ def gap(file: Path) -> int:
 
 def main() -> int:
     """All proofs that are asked for; exit code 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--plans', type=int, default=10_000)
-    parser.add_argument('--spaces', type=int, default=20)
-    parser.add_argument('--seed', type=int, default=1)
-    parser.add_argument('--jobs', type=int, default=2)
-    parser.add_argument('--kept', type=Path, default=Path('planner_proof.jsonl'))
-    parser.add_argument('--page', type=Path)
-    parser.add_argument('--commit', default=_commit(), help='of which rows are kept and told')
-    parser.add_argument('--gap', type=Path, help='a schedule whose space is searched, and nothing else')
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        plans=10000,
+        spaces=20,
+        seed=1,
+        jobs=2,
+        kept=Path('planner_proof.jsonl'),
+        page=Path,
+        commit=(_commit(), 'of which rows are kept and told'),
+        gap=(Path, 'a schedule whose space is searched, and nothing else'),
+    )
     if options.gap:
         return gap(options.gap)
     shared = (options.seed, options.kept, options.jobs, options.commit)

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,8 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from proof import arguments, commit
 
 from executor.measure import steady_steps
 from executor.ranks.pool import Pool
@@ -84,17 +85,18 @@ class Chosen:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=2)
-    parser.add_argument('--seed', type=int, default=2026)
-    parser.add_argument('--models', default=','.join(MODELS), help='names, with commas between them')
-    parser.add_argument('--next', type=int, default=NEXT)
-    parser.add_argument('--drawn', type=int, default=DRAWN)
-    parser.add_argument('--net', default=NET)
-    parser.add_argument('--folder', type=Path, default=Path('out/planner_measured'))
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        rounds=2,
+        seed=2026,
+        models=(','.join(MODELS), 'names, with commas between them'),
+        next=NEXT,
+        drawn=DRAWN,
+        net=NET,
+        folder=Path('out/planner_measured'),
+    )
     options.folder.mkdir(parents=True, exist_ok=True)
-    print(f'commit {_commit()}, seed {options.seed}, {options.net}, {options.rounds} rounds of {STEPS} steps\n')
+    print(f'commit {commit()}, seed {options.seed}, {options.net}, {options.rounds} rounds of {STEPS} steps\n')
     behind = {}
     with Pool(RANKS, net=parse_net(options.net), timeout=60.0, pinned=True) as pool:
         for name in options.models.split(','):
@@ -212,11 +214,6 @@ def _measured(plans: Sequence[Chosen], options: argparse.Namespace, pool: Pool, 
                 samples[one.case.program.hash].append(median(steady_steps(execution)))
         write_atomically(file, json.dumps({**kept, **samples}) + '\n')
     return samples
-
-
-def _commit() -> str:
-    found = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or 'unknown'
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ prediction is made.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -26,6 +25,7 @@ import numpy as np
 from evidence_draws import Row
 from evidence_page import disordered, error, said, tables, verdict
 from pooled_records import pooled
+from proof import arguments
 from prove_evidence import commit, cores, say
 
 from executor.bench.bench import Lines, bench, calibrated
@@ -95,7 +95,14 @@ class Block:
 
 def main() -> int:
     """Run the blocks that are missing, then write the page."""
-    options = _parser().parse_args()
+    options = arguments(
+        __doc__,
+        seed=2026,
+        blocks=(4, 'blocks of four schedules'),
+        favour_communication=(False, 'as of python -m executor'),
+        folder=(Path('out/real'), 'where finished blocks are kept'),
+        write=(Path, 'where the page goes'),
+    )
     os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
     options.folder.mkdir(parents=True, exist_ok=True)
     drawn = random.Random(options.seed)
@@ -357,16 +364,6 @@ def _claims(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str, bool]]:
     blocks = itertools.groupby(good, key=lambda row: row['net'])
     wrong = [pair for _, some in blocks for pair in disordered([*some], APART)]
     yield f'pairs predicted > {APART:.0%} apart are in order', f'{len(wrong)} are not{"".join(wrong[:1])}', not wrong
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seed', type=int, default=2026)
-    parser.add_argument('--blocks', type=int, default=4, help='blocks of four schedules (default: 4)')
-    parser.add_argument('--favour-communication', action='store_true', help='as of python -m executor')
-    parser.add_argument('--folder', type=Path, default=Path('out/real'), help='where finished blocks are kept')
-    parser.add_argument('--write', type=Path, metavar='PAGE', help='where the page goes')
-    return parser
 
 
 if __name__ == '__main__':

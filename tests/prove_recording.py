@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from proof import commit
+
 from simpar import cli
 from simpar.case import load_case
 
@@ -85,10 +87,8 @@ def main():
         lines.append(f'| {" | ".join(cells)} |')
         print(lines[-1], flush=True)
     medians = [statistics.median(map(abs, kept)) for kept in errors]
-    words = ['git', 'rev-parse', '--short', 'HEAD']
-    commit = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
     end = f'Median error: {medians[0]:.1%} by `simpar calibrate`, {medians[1]:.1%} by the recording.'
-    PAGE.write_text(HEAD.format(commit=commit) + '\n'.join([*lines, '', end, '']))
+    PAGE.write_text(HEAD.format(commit=commit()) + '\n'.join([*lines, '', end, '']))
     print(end)
     return 0 if medians[1] <= MOST * medians[0] else 1
 

@@ -4,13 +4,13 @@
 compared with the estimate, that is made in another process and builds nothing of that size.
 """
 
-import argparse
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 
+from proof import arguments, commit
 from size_cases import cases
 
 ROOT = Path(__file__).parent.parent
@@ -45,13 +45,8 @@ def told(script, case):
 
 def main():
     """Compare all cases, and print a table."""
-    options = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    options.add_argument('--cases', type=int, default=50, metavar='N', help='(default: 50)')
-    options.add_argument('--seed', type=int, default=0, help='(default: 0)')
-    options = options.parse_args()
-    git = ['git', '-C', str(ROOT), 'rev-parse', '--short', 'HEAD']
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    print(f'sizes of {options.cases} predictions, commit {commit or "unknown"}, seed {options.seed}')
+    options = arguments(__doc__, cases=50, seed=0)
+    print(f'sizes of {options.cases} predictions, commit {commit()}, seed {options.seed}')
     worst = [0.0, 0.0]
     for case in cases(options.cases, options.seed):
         estimated, real = told(ESTIMATE, case), told(PREDICT, case)

@@ -5,7 +5,6 @@
 --write puts what was seen into docs/training_proof.md.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ import torch
 
 from executor.train import train
 from simpar import from_module
+from tests.proof import arguments, commit
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'training_proof.md'
@@ -178,11 +178,9 @@ def survived(folder, *where):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument('--write', action='store_true')
-    options.add_argument('--user', nargs='+')
-    options.add_argument('--device-alone', action='store_true', help='only kill a rank on a virtual device')
-    options = options.parse_args()
+    options = arguments(
+        __doc__, write=False, user={'nargs': '+'}, device_alone=(False, 'only kill a rank on a virtual device')
+    )
     if options.user:
         user(Path(options.user[0]), 60, options.user[1:])
         return 0
@@ -194,10 +192,7 @@ def main():
             rows.append(f'{row} {"yes" if good else "**no**"} |')
             well = well and good
     if options.write:
-        commit = subprocess.run(
-            ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=True
-        ).stdout
-        told = f'`make prove-kept` at commit {commit.strip()}, seed {SEED}, torch {torch.__version__}: '
+        told = f'`make prove-kept` at commit {commit()}, seed {SEED}, torch {torch.__version__}: '
         told += 'four ranks over gloo, and two under torchrun. Differences are relative, in norm.'
         table = '\n'.join(('| what | found | bound | good |\n|---|---|---|---|', *rows))
         PAGE.write_text(f'# Training that is kept: the proof\n\n{told}\n\n{table}\n')

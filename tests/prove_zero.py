@@ -4,13 +4,12 @@ Every module and stage against torch's FSDP2 and FSDP1 on 2 to 5 ranks, hundreds
 some of them on gloo. Prints what was compared and how far it was off; ends with an error where anything differs.
 """
 
-import argparse
-import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
 from odd_cases import coverage, odd_case
+from proof import arguments, commit
 from test_shard_forms_oracle import FORMS, MODULES, STEPS, jobs, messages, program_of, run_torch, same_as_torch
 
 from executor.inprocess import InProcess
@@ -64,12 +63,8 @@ def on_gloo(found, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--seed', type=int, default=0, help='the first seed of the random plans')
-    parser.add_argument('--plans', type=int, default=400, help='how many random plans')
-    options = parser.parse_args()
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True, check=False)
-    print(f'commit {commit.stdout.strip()}, seed {options.seed}, torch {torch.__version__}', flush=True)
+    options = arguments(__doc__, seed=(0, 'the first seed of the random plans'), plans=(400, 'how many random plans'))
+    print(f'commit {commit()}, seed {options.seed}, torch {torch.__version__}', flush=True)
     for ranks in RANKS:
         count, collectives, worst = against_torch(ranks)
         print(

@@ -1,0 +1,37 @@
+"""What every proof has: its flags, and the commit that it proves."""
+
+import argparse
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def arguments(doc, *positional, **flags):
+    """The flags of a proof, as `argparse` has them.
+
+    Arguments: ``positional``, keywords of `add_argument` with a ``name`` each; ``flags``, names with _ for - and a
+    default, (default, help) or keywords. Of False there is a switch, of a class a value that may be left out.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for one in positional:
+        parser.add_argument(one.pop('name'), **one)
+    for name, value in flags.items():
+        default, words = value if isinstance(value, tuple) else (value, None)
+        flag = f'--{name.replace("_", "-")}'
+        if isinstance(default, dict):
+            parser.add_argument(flag, **default)
+        elif default is False:
+            parser.add_argument(flag, action='store_true', help=words)
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default, help=words)
+        else:
+            shown = ' '.join([words or '', f'(default: {default})']).strip()
+            parser.add_argument(flag, type=type(default), default=default, help=shown)
+    return parser.parse_args()
+
+
+def commit():
+    """The commit at the head in short, or 'unknown' where there is none."""
+    words = ['git', 'rev-parse', '--short', 'HEAD']
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or 'unknown'
