@@ -1,8 +1,10 @@
 """Pipelines with costs that one can add up by hand: every forward and backward of a stage takes a given time."""
 
-import numpy as np
+from collections import Counter
 
-from simpar.cost.costs import Communication, Costs
+import numpy as np
+from plain_costs import plain_costs
+
 from simpar.engine import simulate
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -26,32 +28,22 @@ def program_of(plan, layers=0):
 
 def stage_costs(program, *, send=0.0, collective=0.0, update=0.0, host=0.0):
     """A stage's forward takes ``F`` seconds and its backward ``B``, shared out evenly among its ops."""
-    ops = program.op_classes
-    computes = [op.kind == 'compute' and op.phase != 'U' and program.sliced(op) for op in ops]
-    names = [(op.stage, op.phase, op.name.removesuffix('.split')) for op in ops]
-    shared = {name for name, counts in zip(names, computes, strict=True) if counts}
-    counts = {}
-    for stage, phase, _ in shared:
-        counts[stage, phase] = counts.get((stage, phase), 0) + 1
+
+    def shared(op):
+        return op.kind == 'compute' and op.phase != 'U' and program.sliced(op)
+
+    parts = {(op.stage, op.phase, op.name.removesuffix('.split')) for op in program.op_classes if shared(op)}
+    counts = Counter((stage, phase) for stage, phase, _ in parts)
     whole = {'F': F, 'I': B / 2, 'W': B / 2}
-    seconds = [
-        whole[op.phase] / counts[op.stage, op.phase] / program.copies if computed else update * (op.phase == 'U')
-        for op, computed in zip(ops, computes, strict=True)
-    ]
     lasts = {'send': send, 'recv': send, 'collective': collective}
-    return Costs(
-        compute=np.array(seconds),
-        host=np.full(len(ops), host),
-        beside_communication=np.ones(len(ops)),
-        beside_compute=np.ones(len(ops)),
-        communication={
-            index: (Communication(lasts[op.kind], 0.0),) * len(program.partitions[op.partition].groups_GP)
-            for index, op in enumerate(ops)
-            if op.kind != 'compute'
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
+
+    def compute(op):
+        if shared(op):
+            return whole[op.phase] / counts[op.stage, op.phase] / program.copies
+        return update * (op.phase == 'U')
+
+    hosts = np.full(len(program.op_classes), host)
+    return plain_costs(program, compute, lambda op: lasts[op.kind], host=hosts)
 
 
 def trace_of(plan, *, layers=0, steps=3, **costs):

@@ -3,16 +3,15 @@
 Run by ``make prove-virtual``. Each part prints as it goes.
 """
 
-import argparse
 import collections
 import random
 import resource
-import subprocess
 import time
 from pathlib import Path
 
 import torch
-from test_numerics_gloo import CASES
+from proof import arguments, commit
+from trained_cases import GROUPS
 from virtual_cases import (
     differences,
     drop_event,
@@ -44,7 +43,7 @@ BEGIN = """# Proof of the virtual accelerator
 def figures(pool, seed):
     """Every case: to the bit as in process, and as threads on gloo."""
     yield '| case | equal in process | largest difference from gloo, fp64 | events waited for |\n|---|---|---|---|'
-    for number, name in enumerate(CASES):
+    for number, name in enumerate(GROUPS['axes']):
         made = program(name)
         ranks = world(made, order=seed + number, steps=3)
         count = sum(len(waits(rank)) for rank in ranks.ranks)
@@ -154,15 +153,7 @@ def steps(count):
 
 def main():
     """Prove, and write the page."""
-    options = argparse.ArgumentParser()
-    options.add_argument('--orders', type=int, default=240)
-    options.add_argument('--sabotage', type=int, default=90)
-    options.add_argument('--steps', type=int, default=2000)
-    options.add_argument('--seed', type=int, default=0)
-    options.add_argument('--write', action='store_true')
-    chosen = options.parse_args()
-    git = ['git', 'rev-parse', '--short', 'HEAD']
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    chosen = arguments(__doc__, orders=240, sabotage=90, steps=2000, seed=0, write=False)
     lines, begun = [], time.process_time()
 
     def say(title, found):
@@ -177,7 +168,7 @@ def main():
     with Pool(4, timeout=120) as pool:
         say('Figures', figures(pool, chosen.seed))
     if chosen.write:
-        head = BEGIN.format(commit=commit, seed=chosen.seed, seconds=time.process_time() - begun)
+        head = BEGIN.format(commit=commit(), seed=chosen.seed, seconds=time.process_time() - begun)
         PAGE.write_text(head + '\n'.join(lines).rstrip() + '\n', encoding='utf-8')
 
 

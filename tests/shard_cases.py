@@ -1,39 +1,9 @@
-"""Random plans of optimizer parallelism and fusion, over all that other random plans vary."""
+"""Random choices of optimizer parallelism and fusion."""
 
 import random
-from dataclasses import replace
 
-from drawn_orders import DRAWN
-from pipeline_cases import any_case, named_case
-from test_numerics_fuzz import random_case
-
-from simpar.pipeline.order import Order
-from simpar.plans import Plan
-from simpar.workload import Workload
-
-RANKS = 8
 CUTS = [('state',), ('state', 'gradients'), ('state', 'weights'), ('state', 'gradients', 'weights')]
 FUSIONS = ['layer', 'layer', 'none', 'all', 'auto', 'ids', 300.0, 1000.0, (2,), (1, 4)]
-
-
-def shard_case(seed: int) -> tuple[Workload, Plan, int, Order | None]:
-    """A workload, its plan, the number of ranks, and the order of a pipeline that no name has."""
-    draw = random.Random(seed)
-    while True:
-        workload, plan, world, order = _case(draw)
-        data = world // plan.tensor // plan.pipeline
-        chosen = replace(plan, **choices(draw))
-        if data > 1 and data % min(chosen.shard_group or data, data) == 0:
-            return workload, chosen, world, order
-
-
-def _case(draw: random.Random) -> tuple[Workload, Plan, int, Order | None]:
-    seed, kind = draw.randrange(10**6), draw.random()
-    if kind < 0.35:
-        return (*random_case(seed), None)
-    if kind < 0.8:
-        return (*named_case(seed, draw.choice(list(DRAWN)), RANKS), None)
-    return any_case(seed, RANKS)
 
 
 def choices(draw: random.Random) -> dict[str, object]:

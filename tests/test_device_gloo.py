@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from test_numerics_gloo import MLP
+from trained_cases import workload_of
 from virtual_cases import differences, world
 
 from executor.ranks.pool import Pool
@@ -29,7 +29,7 @@ def pool():
 
 @pytest.mark.parametrize('name', PLANS)
 def test_devices_give_the_figures_of_threads(pool, name):
-    program = lower(MLP, PLANS[name], 2)
+    program = lower(workload_of('network'), PLANS[name], 2)
 
     def run(**device):
         return pool.run(program, steps=STEPS, dtype='fp64', keep=True, **device)
@@ -50,4 +50,4 @@ def test_devices_give_the_figures_of_threads(pool, name):
 
 def test_a_pipeline_does_not_wait_for_ever_on_a_device_that_blocks():
     with Pool(2, timeout=60) as pool, pytest.raises(RunFailed, match='on CPUs runs no pipeline'):
-        pool.run(lower(MLP, PLANS['pipeline'], 2), device='cpu', transport='native')
+        pool.run(lower(workload_of('network'), PLANS['pipeline'], 2), device='cpu', transport='native')

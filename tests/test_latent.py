@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from simpar.cost.compute import DeviceCompute
-from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import load_profile
-from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 3, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 8, 'init_std': 0.3, 'ffn': 24}
@@ -23,7 +21,6 @@ MODELS = {
     'biased': replace(V3, q_lora_rank=0, bias=('qkv', 'proj', 'head'), norm='layer_norm', dropout=0.1),
     'unfused': replace(V3, attention='unfused', attention_softcap=2.0, rope_interleaved=False, window=3),
 }
-FITS = 'v_head_dim: 8, kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 4, position: rotary'
 PLANS = {
     'split': (Plan(tensor=2, sequence_parallel=True, copies=2, pipeline=3, micro_batches=2, recompute='full'), 6),
     'late': (Plan(data=2, tensor=2, reduce='late', zero=3, recompute='selective'), 4),
@@ -126,29 +123,3 @@ def test_the_price_of_attention_knows_both_widths():
     wide, narrow = ({phase: seconds(phase, v_head_dim=width) for phase in 'FI'} for width in (192, 128))
     assert all(narrow[phase] < wide[phase] for phase in 'FI')
     assert narrow['I'] / narrow['F'] == pytest.approx(wide['I'] / wide['F'] * (3 * 192 + 2 * 128) / 5 / 160)
-
-
-@pytest.mark.parametrize(
-    ('keys', 'told'),
-    [
-        ('kv_lora_rank: 16', ['v_head_dim: latent attention (kv_lora_rank 16) needs v_head_dim; add e.g.']),
-        ('q_lora_rank: 16, position: rotary', ['q_lora_rank: is of latent attention, and there is none without']),
-        ('v_head_dim: 8, kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 3, position: none, kv_heads: 2',
-         ['qk_rope_head_dim: 3 features cannot be turned in pairs', 'position: latent attention turns',
-          'kv_heads: latent attention makes keys and values for all 4 heads (got 2); leave kv_heads out']),
-        (f'{FITS}, head_dim: 4, qk_norm: true, rotary_share: 0.5',
-         ['head_dim: latent attention has heads of', 'qk_norm: latent attention', 'rotary_share: latent attention']),
-        ('mtp_layers: 1', ['mtp_layers: not yet: multi-token prediction (got 1); write 0']),
-        ('position: rotary, rope_scaling: [4, 16, 1, 4, 1]', ['rope_scaling: fast 1 is not above slow 4']),
-    ],
-)  # fmt: skip
-def test_keys_that_do_not_fit_are_told_all_at_once(keys, told, tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
-        'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  batch: 8\n  transformer: '
-        f'{{layers: 2, hidden: 16, heads: 4, vocab: 24, sequence: 8, {keys}}}\n'
-    )
-    with pytest.raises(ScheduleError) as caught:
-        load_schedule(path)
-    lines = [str(problem) for problem in caught.value.problems]
-    assert all(any(f'workload.transformer.{one}' in line for line in lines) for one in told), lines

@@ -13,7 +13,7 @@ from test_resolve_strategies import CASES, workload_of
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import Infeasible
 from simpar.listing import Listing
 from simpar.lower import lower
 from simpar.lower.graph.loss import by_rows, loss_rules
@@ -22,7 +22,6 @@ from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD,
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload
 
 ROWS, CLASSES, RANKS = 32, 8, 8
@@ -290,30 +289,6 @@ def test_the_loss_is_never_run_again():
 
 
 HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
-
-
-@pytest.mark.parametrize(
-    ('keys', 'told'),
-    [
-        ('loss_strategies: {sum: [[1, 1]]}', r'loss_strategies: the loss is one operator.*; write loss_operators'),
-        ('loss: mse\n  loss_operators: mindspore-2.10', r'loss_operators: mse is one operator.*; write one, or loss'),
-        (
-            'loss_operators: mindspore-2.10\n  loss_strategy: [[8, 1], [8]]',
-            r'loss_strategy: is that of a loss of one operator.*; write loss_strategies',
-        ),
-        (
-            'loss_operators: mindspore-2.10\n  loss_strategies: {summe: [[1, 1]]}',
-            r'loss_strategies\.summe: summe is no operator of the loss.*; write one of max, shifted',
-        ),
-        ('loss_operators: mindspore-2.10\n  loss_strategies: {sum: []}', r'loss_strategies\.sum: too short'),
-        ('loss_operators: mindspore', r'loss_operators: unknown value \(got "mindspore"\)'),
-    ],
-)
-def test_what_does_not_fit_is_told_at_its_line(tmp_path, keys, told):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(f'{HEAD}  {keys}\n', encoding='utf-8')
-    with pytest.raises(ScheduleError, match=rf'schedule\.yaml:\d+: (workload|plan)\.{told}'):
-        load_schedule(path)
 
 
 def test_a_transformer_has_its_loss_in_operators_too():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_costs import random_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -29,26 +29,9 @@ def totals(rank):
     return [row for index, row in enumerate(rows) if index == 0 or row[1] != rows[index - 1][1]]
 
 
-def random_costs(program, seed):
-    """Durations on the grid, some of them zero, of all op classes."""
-    draw = np.random.default_rng(seed)
-    seconds = draw.integers(0, 64, len(program.op_classes)) / 64
-    kinds = np.array([op.kind for op in program.op_classes])
-    return Costs(
-        compute=np.where(kinds == 'compute', seconds, 0.0),
-        host=np.zeros(len(kinds)),
-        beside_communication=np.full(len(kinds), 0.5),
-        beside_compute=np.ones(len(kinds)),
-        communication={
-            index: tuple(
-                Communication(alpha=1 / 64, transfer=float(seconds[index]), links=())
-                for _ in range(len(program.partitions[program.op_classes[index].partition].groups_GP))
-            )
-            for index in np.flatnonzero(kinds != 'compute').tolist()
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
+def slowed_costs(program, seed):
+    """A collective halves the speed of what computes beside it."""
+    return random_costs(program, seed, beside_communication=np.full(len(program.op_classes), 0.5))
 
 
 PLANS = st.builds(
@@ -93,7 +76,7 @@ def counted(program, trace, moment):
 def test_bytes_are_those_that_are_counted_op_after_op(model, plan, seed, shares):
     """At any moment, inputs aside: five equal steps in a row, walked with a dictionary."""
     program = lowered(model, plan)
-    trace = simulate(program, random_costs(program, seed), steps=3)
+    trace = simulate(program, slowed_costs(program, seed), steps=3)
     rank = memory(trace).rank(0)
     line = rank.by_kind()
     between = (line.times[:-1] + line.times[1:]) / 2
@@ -109,7 +92,7 @@ def test_laws_of_a_peak(model, plan, seed):
     """No less than what always stays; the sum of its kinds, whose activations are the sum of their operators; reached
     when it is said to be, and no earlier; what the step begins with it ends with."""
     program = lowered(model, plan)
-    rank = memory(simulate(program, random_costs(program, seed), steps=3), flattened=True).rank(0)
+    rank = memory(simulate(program, slowed_costs(program, seed), steps=3), flattened=True).rank(0)
     line, peak = rank.by_kind(), rank.peak
     assert peak.bytes == line.total.max() == sum(peak.kinds.values()) >= rank.always > 0
     assert sum(peak.operators.values()) == peak.kinds['activation']
@@ -152,7 +135,7 @@ def test_freeing_nothing_holds_all_that_is_ever_written(model, plan):
 @given(plan=PLANS, seed=st.integers(0, 99), ticks=st.integers(0, 2**30))
 def test_a_later_clock_changes_nothing(plan, seed, ticks):
     program = lowered(Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8), plan)
-    trace = simulate(program, random_costs(program, seed), steps=3)
+    trace = simulate(program, slowed_costs(program, seed), steps=3)
     shift = ticks / 2**20
     later = replace(
         trace,

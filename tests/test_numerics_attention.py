@@ -1,12 +1,8 @@
 """Unfused attention, dropout and master weights: any plan draws the same masks and computes what autograd does."""
 
-import random
 from dataclasses import replace
 
 import pytest
-from drawn_orders import DRAWN
-from every import EVERY
-from pipeline_cases import any_case, named_case
 from sabotage import change_ops
 
 from simpar.errors import NumericsWrong
@@ -22,7 +18,6 @@ from executor.numerics import check
 
 pytestmark = pytest.mark.torch
 
-CASES = 48
 GPT = Workload(
     model=Transformer(
         layers=2, hidden=8, heads=4, kv_heads=2, vocab=12, sequence=4, attention='unfused', dropout=0.2,
@@ -33,47 +28,6 @@ GPT = Workload(
     optimizer=Adam(learning_rate=0.01, master_weights=True),
 )  # fmt: skip
 PLAN = Plan(data=2, tensor=2, sequence_parallel=True, copies=2, pipeline=2, micro_batches=4)
-
-
-def case(seed):
-    """A random pipeline or plain plan of a transformer, with a choice of attention, dropout and master weights."""
-    draw = random.Random(seed + 1006)
-    tries = iter(range(10_000 * seed, 10_000 * (seed + 1)))
-    while True:
-        number = next(tries)
-        name = draw.choice(list(DRAWN))
-        workload, plan, world, order = (
-            any_case(number, 8) if draw.random() < 0.3 else (*named_case(number, name, 8), None)
-        )
-        if isinstance(workload.model, Transformer):
-            break
-    model = replace(workload.model, attention=('flash', 'unfused')[seed % 2], dropout=(0.0, 0.1, 0.5)[seed % 3])
-    adam = Adam(learning_rate=0.01, master_weights=draw.random() < 0.7)
-    return replace(workload, model=model, optimizer=adam), plan, world, order
-
-
-@pytest.mark.parametrize('seed', range(0, CASES, EVERY))
-def test_a_random_plan_computes_what_autograd_computes(seed):
-    workload, plan, world, order = case(seed)
-    check(lower(workload, plan, world, order), workload, plan, steps=2, seed=seed)
-
-
-def test_the_cases_cover_every_choice():
-    cases = [case(seed)[:2] for seed in range(CASES)]
-    for choice in (
-        lambda plan: plan.tensor > 1,
-        lambda plan: plan.sequence_parallel,
-        lambda plan: plan.copies > 1,
-        lambda plan: plan.data > 1,
-        lambda plan: plan.pipeline > 1,
-        lambda plan: plan.reduce,
-    ):
-        of_plan = {choice(plan) for _, plan in cases}
-        chosen = {(w.model.attention, w.model.dropout > 0, choice(plan)) for w, plan in cases}
-        assert len(of_plan) > 1
-        assert chosen == {
-            (form, dropped, one) for form in ('flash', 'unfused') for dropped in (False, True) for one in of_plan
-        }
 
 
 @pytest.mark.parametrize(

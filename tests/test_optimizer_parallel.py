@@ -1,17 +1,15 @@
 """Optimizer parallelism: what is cut, what a rank holds of it, where gathers and reductions stand."""
 
-import numpy as np
 import pytest
+from plain_costs import plain_costs, random_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES, choice_of
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.schedule import load_schedule
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 WIDTH, LAYERS, RANKS = 16, 6, 4
@@ -104,35 +102,11 @@ def test_no_more_weights_are_gathered_than_one_and_those_ahead(ahead):
         assert at_most <= (ahead + 1) * P * B
 
 
-def random_costs(program, seed) -> Costs:
-    draw = np.random.default_rng(seed)
-    ops = program.op_classes
-    return Costs(
-        compute=draw.integers(1, 64, len(ops)) / 64,
-        host=np.zeros(len(ops)),
-        beside_communication=np.ones(len(ops)),
-        beside_compute=np.ones(len(ops)),
-        communication={
-            index: (Communication(1 / 64, float(draw.integers(1, 64)) / 64),)
-            * len(program.partitions[op.partition].groups_GP)
-            for index, op in enumerate(ops)
-            if op.kind != 'compute'
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
-
-
-def even_costs(program) -> Costs:
+def even_costs(program):
     """Compute takes a second, communication half of one; updates and what launches nothing take none."""
-    ops = program.op_classes
-    computes = np.array([float(op.phase in 'FIW' and op.operator not in ('reshard', 'relu', 'mse')) for op in ops])
-    messages = {index: (Communication(0.0, 0.5),) for index, op in enumerate(ops) if op.kind != 'compute'}
-    ones = np.ones(len(ops))
-    return Costs(
-        compute=computes, host=0 * ones, beside_communication=ones, beside_compute=ones, communication=messages,
-        links=(), rank_speed=np.ones(program.world),
-    )  # fmt: skip
+    return plain_costs(
+        program, lambda op: op.phase in 'FIW' and op.operator not in ('reshard', 'relu', 'mse'), lambda op: 0.5
+    )
 
 
 # where messages stand
@@ -271,35 +245,6 @@ def test_presets_are_keys(key, table):
     for level, (parts, gather) in table.items():
         preset = lower(chain(), Plan(data=2, shard_threshold=0.0, **{key: level}), 2)
         assert preset.hash == lower(chain(), Plan(data=2, shard=parts, gather=gather), 2).hash
-
-
-@pytest.mark.parametrize(
-    ('text', 'where', 'what'),
-    [
-        ('hsdp: level1, zero: 2', 'plan.zero', 'zero 2 shards otherwise than hsdp level1'),
-        ('zero: 2, shard: [state]', 'plan.shard', 'zero 2 shards state, gradients'),
-        ('hsdp: level1, gather: on-use-twice', 'plan.gather', 'hsdp level1 gathers on-use'),
-        ('shard: [weights]', 'plan.shard', 'weights sharded, but no state'),
-        ('shard: [state], gather: on-use', 'plan.gather', 'weights stay unsharded, which cannot be gathered on-use'),
-        ('shard: [state, weights], gather: after-update', 'plan.gather', 'weights are sharded'),
-        ('data: 8, zero: 3, shard_group: 3', 'plan.shard_group', '3 does not divide data 8'),
-        ('fusion_ids: [1]', 'plan.fusion_ids', 'ids are not asked for'),
-        ('fusion: ids, fusion_ids: [1, 2, 3]', 'plan.fusion_ids', 'lists 3 ids, but 2 layers have parameters'),
-        ('fusion: 0 MB', 'plan.fusion', 'a message of nothing'),
-        ('fusion: 25', 'plan.fusion', 'unknown value'),
-        ('shard_threshold: 64', 'plan.shard_threshold', 'not a quantity of size'),
-    ],
-)
-def test_what_does_not_fit_is_refused_at_its_key(tmp_path, text, where, what):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
-        'simpar: 1\ncluster: h100-sxm-8\n'
-        'workload: {network: [dense: {in: 8, out: 8}, dense: {in: 8, out: 8}], batch: 8}\n'
-        f'plan: {{{text}}}\n'
-    )
-    with pytest.raises(ScheduleError) as caught:
-        load_schedule(path)
-    assert f'{where}: {what}' in str(caught.value)
 
 
 def test_equal_presets_and_keys_may_stand_together():

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from simpar.cost.compute import DeviceCompute
-from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import load_profile
-from simpar.schedule import load_schedule
 from simpar.workload import AdamW, Transformer, Workload
 
 SIZES = {'layers': 2, 'hidden': 16, 'heads': 4, 'vocab': 24, 'sequence': 12, 'init_std': 0.3, 'ffn': 24}
@@ -112,16 +110,3 @@ def test_a_sample_of_equal_documents_takes_as_long_as_that_many_samples(profile)
     seconds = {name: compute.seconds(op).seconds for name, op in (('whole', whole), ('uneven', uneven))}
     assert seconds['whole'] < seconds['uneven'] < compute.seconds(attention(model, 2)).seconds
     assert compute.seconds(uneven).grade == 'estimate'
-
-
-def test_lengths_that_do_not_fill_a_sample_are_told(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
-        'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  batch: 8\n'
-        '  transformer: {layers: 2, hidden: 16, heads: 4, vocab: 24, sequence: 8, documents: [4, 5]}\n'
-    )
-    with pytest.raises(
-        ScheduleError, match=r':5: workload\.transformer\.documents: documents of 9 tokens in all, but a'
-    ):
-        load_schedule(path)
-    assert load_schedule(path, ['workload.transformer.documents=3']).workload.model.packed == (3, 3, 2)

@@ -15,7 +15,7 @@ from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.lower.lower import order_of
 from simpar.metrics import Meetings, action_spans, actions_of, by_stages, metrics, stages_of
-from simpar.pipeline import ORDERS, Action
+from simpar.pipeline import ORDERS
 from simpar.predict import predict
 from simpar.profiles import cluster, load_profile
 from simpar.report import pipeline_ranks, render, to_dict
@@ -268,9 +268,3 @@ def test_json_has_every_pipeline_rank():
         assert place['compute'] + place['exposed'] + place['idle'] == pytest.approx(answer.step)
         assert place['memory'] == answer.memory.rank(place['rank']).peak.bytes
     assert to_dict(prediction(plan_of(ranks=1, micro_batches=2)))['pipeline'] is None
-
-
-def test_an_action_is_spelled_as_torch_does():
-    work = actions_of(program_of(plan_of()), program_of(plan_of()).roles[1])[0]
-    assert work.action == Action(1, 'F', 0)
-    assert str(work.action) == '1F0'

@@ -1,16 +1,15 @@
 """The simulator on whole programs: bubbles and live activations are the closed forms exactly, and what orders say."""
 
-import numpy as np
 import pytest
 from pipeline_ticks import ticks
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.memory import in_flight
 from simpar.metrics import metrics
-from simpar.pipeline import ORDERS, named_order
+from simpar.pipeline import ORDERS, named_order, peak_live
 from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
 
@@ -25,19 +24,10 @@ def costs(program, seconds, way=0.0):
     The feed-forward's second product: its I and W come first in a backward, so that the gradient leaves at its end.
     """
     share = {f'fc2.{phase}{split}': seconds[phase] for phase in seconds for split in ('', '.split')}
-    ones = np.ones(len(program.op_classes))
-    return Costs(
-        compute=np.array([share.get(op.name.partition('.')[2], 0) / program.copies for op in program.op_classes]),
-        host=0 * ones,
-        beside_communication=ones,
-        beside_compute=ones,
-        communication={
-            index: (Communication(way / program.copies, 0.0),) * len(program.partitions[op.partition].groups_GP)
-            for index, op in enumerate(program.op_classes)
-            if op.kind != 'compute'
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
+    return plain_costs(
+        program,
+        lambda op: share.get(op.name.partition('.')[2], 0) / program.copies,
+        lambda op: way / program.copies,
     )
 
 
@@ -74,16 +64,6 @@ def test_every_rank_ends_when_its_order_says(name, receive):
     assert met >= 2
 
 
-@pytest.mark.parametrize('name', ['gpipe', '1f1b'])
-def test_cold_step_and_bubble_of_gpipe_and_1f1b(name):
-    """A step takes (m + p − 1)(T_F + T_B), of which every rank waits (p − 1)(T_F + T_B)."""
-    for p, m in ((1, 3), (2, 2), (3, 5), (4, 8), (6, 6)):
-        for t in TIMES:
-            trace = simulated(pipeline(name, p, m), t)
-            assert trace.cold_step == (m + p - 1) * sum(t.values())
-            assert {rank.bubble for rank in metrics(trace).cold.ranks} == {(p - 1) * sum(t.values())}
-
-
 @pytest.mark.parametrize('name', ['interleaved-1f1b', 'looped-bfs'])
 @pytest.mark.parametrize('v', [2, 3])
 def test_cold_bubble_of_interleaved_orders_is_a_vth(name, v):
@@ -103,47 +83,13 @@ def test_copies_shorten_gpipes_bubble_as_more_micro_batches_would():
         assert trace.cold_step == (m * copies + p - 1) * sum(UNEQUAL.values()) / copies
 
 
-def test_zero_bubble_orders_in_the_steady_state():
-    """Step less work: (p − 1)(T_F + T_I − T_W) for ZB-H1, nothing for ZB-H2 and ZB-V, where T_F = T_I = T_W."""
-    for p in (2, 3, 4):
-        for m in (2 * p, 3 * p, 3 * p + 1):
-            t = 2
-            equal = dict.fromkeys('FIW', t)
-            h1, h2, v = (simulated(pipeline(name, p, m), equal) for name in ('zb-h1', 'zb-h2', 'zb-v'))
-            assert h1.step == 3 * t * m + (p - 1) * t
-            assert h2.step == 3 * t * m
-            assert v.step == 2 * 3 * t * m
-            assert {rank.bubble for trace in (h2, v) for rank in metrics(trace).steady.ranks} == {0}
-
-
-def test_zb_h1_for_unequal_times():
-    for p, m in ((2, 4), (4, 8)):
-        for t in TIMES:
-            trace = simulated(pipeline('zb-h1', p, m), t)
-            assert trace.step == m * sum(t.values()) + (p - 1) * (t['F'] + t['I'] - t['W'])
-
-
-PEAKS = {
-    'gpipe': lambda p, m, rank: m,
-    '1f1b': lambda p, m, rank: min(p - rank, m),
-    'mindspore-2.10/gpipe': lambda p, m, rank: min(p - rank, m),
-    'looped-bfs': lambda p, m, rank: 2 * m,
-    'interleaved-1f1b': lambda p, m, rank: min(p + 2 * (p - 1 - rank) + 1, 2 * m),
-    'zb-h1': lambda p, m, rank: p,
-    'zb-h2': lambda p, m, rank: 2 * p - 1,
-    'zb-v': lambda p, m, rank: 2 * p,
-    'v-min': lambda p, m, rank: 2 * ((p + 4) // 3) - (p % 3 == 2 and rank == 0),
-    'v-half': lambda p, m, rank: 2 * ((p + 2) // 2),
-}
-
-
-@pytest.mark.parametrize('name', PEAKS)
+@pytest.mark.parametrize('name', ORDERS)
 def test_peak_live_activations(name):
-    """From the first op of a micro-batch on a stage to its last, a W included; in the first step, exactly."""
+    """From the first op of a micro-batch on a stage to its last, a W included: what the order says it keeps."""
     for p, m in ((2, 4), (3, 6), (4, 8)):
         trace = simulated(pipeline(name, p, m), EQUAL, steps=1)
-        for rank in range(p):
-            assert in_flight(trace, rank, lambda op: op.stage) == PEAKS[name](p, m, rank), (p, m, rank)
+        peaks = peak_live(named_order(name, p, m))
+        assert tuple(in_flight(trace, rank, lambda op: op.stage) for rank in range(p)) == peaks, (p, m)
 
 
 def test_receives_that_are_posted_early_hide_the_way_and_late_ones_show_it():

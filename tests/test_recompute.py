@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.roles import segments
 from simpar.model import Dense, Network, Relu
@@ -258,18 +258,3 @@ def test_it_is_read_from_a_file(tmp_path, text, value):
 
 def test_marks_are_read_from_a_file(tmp_path):
     assert read(tmp_path, NET, '').workload.model.layers[1] == Relu(recompute=True)
-
-
-@pytest.mark.parametrize(
-    ('model', 'plan', 'what'),
-    [
-        (NET, 'recompute: selective', 'plan.recompute: selective runs attention again, and the model has none'),
-        (GPT, 'recompute: all', 'plan.recompute: '),
-        (GPT, 'recompute: full, recompute_stages: [1]', 'lists 1, but there is one stage, 0, without a pipeline'),
-    ],
-)
-def test_what_does_not_fit_is_said_at_its_line(tmp_path, model, plan, what):
-    with pytest.raises(ScheduleError) as found:
-        read(tmp_path, model, plan)
-    assert what in str(found.value)
-    assert 'schedule.yaml:8' in str(found.value)

@@ -103,23 +103,6 @@ def test_a_mul_with_a_factor_stays_a_scale(tmp_path):
     assert 'multiply' not in operators
 
 
-@pytest.mark.parametrize(
-    ('layer', 'said'),
-    [
-        ('mul: {name: y}', r'layers\.2\.mul: has neither a factor nor two layers in of; write factor: 0.5, or of: '),
-        ('mul: {of: a}', r'layers\.2\.mul: has neither a factor'),
-        ('mul: {of: [a, b], factor: 2}', r'layers\.2\.mul\.factor: stands beside two layers in of'),
-        ('mul: {of: a, factor: 2, strategy: [[8, 1], [8, 1]]}', r'layers\.2\.mul\.strategy: has 2 parts, but one'),
-        ('mul: {of: [a]}', r'layers\.2\.mul\.of: '),
-        ('mul: {of: [a, b, x]}', r'layers\.2\.mul\.of: '),
-        ('mul: {of: [a, z]}', r'layers\.2\.mul\.of: z is no layer before this one'),
-    ],
-)
-def test_a_mul_that_is_neither_is_told_at_its_line(layer, said, tmp_path):
-    with pytest.raises(ScheduleError, match=rf'(?m)schedule\.yaml:9: workload\.network\.{said}'):
-        network(tmp_path, layer)
-
-
 @pytest.mark.torch
 def test_any_operator_begins_a_stage_and_is_recomputed():
     from executor.numerics import check

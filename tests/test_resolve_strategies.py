@@ -14,7 +14,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.cost.price import price
 from simpar.engine import simulate
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import (
     Dense,
@@ -357,21 +357,6 @@ def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, tmp_p
 def test_a_search_is_a_key_like_others(capsys):
     assert cli.main(['run', str(PROPAGATION), '--set', 'against={plan.search: double-recursive}', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['gain'] is not None
-
-
-@pytest.mark.parametrize(
-    ('settings', 'message'),
-    [
-        (
-            ['workload.network.0.dense.strategy=[]'],
-            r'plan\.search: sharding-propagation starts at layers that you split',
-        ),
-        (['plan.compat=2.10'], r'plan\.compat: unknown value .*write one of 2\.0, 2\.10'),
-    ],
-)
-def test_what_does_not_fit_is_told_with_its_line(settings, message):
-    with pytest.raises(ScheduleError, match=message):
-        load_schedule(PROPAGATION, settings)
 
 
 def test_a_transformer_is_searched():

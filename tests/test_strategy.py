@@ -7,7 +7,7 @@ from strategy_cases import random_case
 
 from simpar.case import load_case
 from simpar.commands.check import to_dict
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.graph.record import has_strategies
 from simpar.model import Dense, Flatten, Network, Relu
@@ -223,20 +223,6 @@ def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
     assert {'feature': 'strategies of operators', 'simulated': 'yes', 'executable': 'yes'} in facts['features']
     assert not any(row['feature'].startswith('data') for row in facts['features'])
     assert case.predict().step > 0
-
-
-@pytest.mark.parametrize(
-    ('batch', 'plan', 'message'),
-    [
-        (12, '{}', '6: workload.batch: 12 samples do not divide by data 8'),
-        (12, '{dataset: full-batch, copies: 5}', '6: workload.batch: 12 samples do not divide by copies 5'),
-        (16, '{sequence_parallel: true}', '8: plan.sequence_parallel: there is nothing to split over with tensor 1'),
-    ],
-)
-def test_a_schedule_that_does_not_fit_its_strategies_is_refused_at_its_line(tmp_path, batch, plan, message):
-    with pytest.raises(ScheduleError) as caught:
-        load_case(schedule(tmp_path, batch, plan))
-    assert message in str(caught.value)
 
 
 def test_a_transformer_takes_a_strategy_of_its_loss(tmp_path):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from every import EVERY
 from strategy_cases import random_case
 
 from simpar.errors import NumericsWrong
@@ -19,22 +18,6 @@ from executor.inprocess import InProcess
 from executor.numerics import check
 
 CASES = 120
-
-
-@pytest.mark.parametrize('seed', range(0, CASES, EVERY))
-def test_random_strategies_compute_what_autograd_computes(seed):
-    workload, plan, world = random_case(seed)
-    program = lower(workload, plan, world)
-    report = check(program, workload, plan, steps=2, seed=seed)
-    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
-    assert len(report.deviations) == 2 * (1 + 2 * parameters)
-
-
-def test_the_cases_use_every_collective_and_every_local_step():
-    operators = {(op.operator, op.phase) for seed in range(CASES) for op in lower(*random_case(seed)).op_classes}
-    forward_and_backward = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'scale')
-    assert {(operator, phase) for operator in forward_and_backward for phase in 'FI'} <= operators
-    assert {('slice', 'F'), ('pad', 'I'), ('bias', 'F'), ('all_reduce', 'W')} <= operators
 
 
 def tutorial(batch=16):

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -17,18 +16,17 @@ from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
 
 from simpar import cli
-from simpar.case import case_of, check_memory, load_case
+from simpar.case import check_memory, load_case
 from simpar.commands.common import Progress
 from simpar.cost.collective import ClusterCollectives
-from simpar.errors import Deadlock, ProfileError, ScheduleError, SimparError
+from simpar.errors import ProfileError, ScheduleError, SimparError
 from simpar.hardware import Tables
 from simpar.profiles import cluster, load_profile, profile_names
 from simpar.program import OpClass
 from simpar.report import to_dict
 from simpar.schedule import load_rows, load_schedule, written
-from simpar.sweep import load_sweep, predicted
+from simpar.sweep import load_sweep
 from simpar.sweep.markdown import as_markdown, side_by_side
-from simpar.sweep.outcome import infeasible
 from simpar.sweep.plot import bars
 from simpar.sweep.table import best_summary, render, short_keys
 from simpar.sweep.table import to_dict as sweep_json
@@ -134,14 +132,6 @@ def test_a_row_is_what_run_says_with_the_same_settings(sweep, against, tmp_path)
                 assert row['gain'] == (gain or 0.0)
 
 
-def test_a_schedule_with_other_values_is_predicted_as_its_case(tmp_path):
-    schedule = load_schedule(write(tmp_path))
-    for copies in (1, 2):
-        other = replace(schedule, plan=replace(schedule.plan, copies=copies))
-        prediction, outcome = case_of(other).predict(), predicted(other)
-        assert (outcome.figures.step, outcome.peak) == (prediction.step, prediction.memory.peak)
-
-
 def test_gain_is_over_the_first_row_that_can_be(tmp_path):
     answer = load_sweep(write(tmp_path, sweep='{plan.copies: [3, 1, 2]}')).predict()
     wrong, first, second = answer.results
@@ -204,19 +194,6 @@ def test_rows_that_cannot_be_say_why_and_the_others_go_on(tmp_path):
     assert 'would fit' in memory['detail']
     said = ' '.join(render(answer).split())
     assert all(reason in said for reason in reasons)
-
-
-def test_rows_that_cannot_be_need_no_baseline(tmp_path, capsys):
-    path = write(tmp_path, sweep='{plan.tensor: [3, 5]}')
-    assert run(path, '--set', 'against={plan.copies: 2}') == 3
-    assert 'none of 2 rows is feasible' in capsys.readouterr().out
-
-
-def test_a_deadlock_is_told_by_its_first_line():
-    outcome = infeasible(Deadlock('deadlock at 3 s: nothing can go on; stuck heads of streams:\n  rank 0  compute'))
-    assert outcome.reason == 'deadlock at 3 s: nothing can go on; stuck heads of streams'
-    assert outcome.detail.endswith('compute')
-    assert not outcome.feasible
 
 
 def test_only_a_sweep_of_which_nothing_can_be_fails(tmp_path, capsys):

@@ -159,28 +159,6 @@ def test_devices_behind_the_same_links_share_messages(tmp_path, monkeypatch):
     assert len(done) == 1
 
 
-def test_the_last_few_results_are_kept_by_equality():
-    made, kept = [], Kept(2)
-
-    def make(key):
-        return kept.get([key], lambda: made.append(key) or len(made))
-
-    assert [make(key) for key in 'abab'] == [1, 2, 1, 2]
-    # What was asked for longest ago goes.
-    assert [make(key) for key in 'acab'] == [1, 3, 1, 4]
-    assert made == ['a', 'b', 'c', 'b']
-    assert len(kept) == 2
-    kept.clear()
-    assert [make(key) for key in 'b'] == [5]
-
-
-def test_what_cannot_be_made_is_not_kept():
-    kept = Kept(2)
-    with pytest.raises(ZeroDivisionError):
-        kept.get(1, lambda: 1 // 0)
-    assert kept.get(1, lambda: 2) == 2
-
-
 def test_a_result_is_that_of_its_key_even_if_another_thread_asks_in_between():
     kept = Kept(2)
 

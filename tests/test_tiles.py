@@ -10,7 +10,6 @@ from tile_cases import by_work, tiles_in
 
 from simpar.cli import main
 from simpar.engine import simulate
-from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network
@@ -261,25 +260,6 @@ def test_a_schedule_file_has_tiles_and_passes(tmp_path):
     assert plan.tiles == 2
     assert plan.overlap == ('matmul_grad_comm_overlap', 'recompute_comm_overlap')
     assert load_schedule(path, ['plan.overlap=default']).plan.overlap == 'default'
-
-
-@pytest.mark.parametrize(
-    ('setting', 'told'),
-    [
-        ('plan.tiles=0', 'plan.tiles'),
-        ('plan.tiles=1.5', 'plan.tiles'),
-        ('plan.overlap=[matmul]', 'plan.overlap'),
-        ('plan.overlap=all', 'plan.overlap'),
-        ('plan={overlap: [enable_grad_comm_opt], reduce_gradients: end}', 'plan.reduce_gradients'),
-        ('plan={overlap: [enable_opt_shard_comm_opt], prefetch: 0}', 'plan.prefetch'),
-    ],
-)
-def test_what_is_wrong_is_told_at_its_key(tmp_path, setting, told):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(FILE)
-    with pytest.raises(ScheduleError) as refused:
-        load_schedule(path, [setting])
-    assert told in str(refused.value)
 
 
 def test_check_lists_strategies_of_whole_products_and_that_there_are_tiles(capsys):

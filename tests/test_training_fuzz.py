@@ -1,19 +1,27 @@
-"""Hundreds of random training plans over every axis at once train as torch does unsharded, to 1e-10 in fp64."""
+"""Random plans of every family train as torch does unsharded, to 1e-10 in fp64; hundreds are over all axes at once."""
 
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from combined_cases import combined_case
 from every import EVERY
-from pipeline_cases import edited, left_over
+from graph_cases import graph_case
+from mixture_cases import mixture_case
+from newer_cases import transformer_case
+from odd_cases import SEEDS as ODD_SEEDS
+from odd_cases import odd_case
+from pipeline_cases import edited, left_over, named_case
 from sabotage import drop_sum
-from training_cases import Coverage, training_case
+from tile_cases import tiled_case
+from training_cases import RANKS, Coverage, training_case
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
+from simpar.pipeline import ORDERS
 from simpar.plans import Plan
-from simpar.workload import Adam, Workload
+from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -32,30 +40,57 @@ STAYS = {'loss', 'gradients.squares', 'gradients.overflow'}
 case = cache(training_case)
 
 
-def holds(seed):
-    """A valid program that frees what it holds and computes what autograd and torch.optim compute."""
-    (workload, plan, _, _), program = case(seed)
-    validate(program)
-    report = check(program, workload, plan, steps=2, seed=seed)
-    parameters = sum(tensor.kind == 'parameter' for tensor in program.tensors)
-    assert len(report.deviations) == 2 * (1 + 2 * parameters)
-    assert left_over(program) <= STAYS
+def trained(drawn):
+    """The drawn plan with its program, where the case has none."""
+    return lambda seed: (*(found := drawn(seed))[:2], lower(*found))
 
 
-@pytest.mark.parametrize('first', range(0, len(SEEDS), TOGETHER))
-def test_random_plans_train_as_torch_does(first):
-    for seed in SEEDS[first : first + TOGETHER : EVERY]:
-        holds(seed)
+def every_order(seed):
+    """Ten plans of each named order, one after the other."""
+    return named_case(100 * (seed // 10) + seed % 10, list(ORDERS)[seed // 10], RANKS)
 
 
-@pytest.mark.parametrize('seed', SEEDS[::42])
-def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(seed):
-    _, program = case(seed)
-    wanted = InProcess(program, seed).run(2)
-    found = InProcess(program, seed, shuffle=seed).run(2)
-    assert found.losses == wanted.losses
-    for name, parameter in wanted.parameters.items():
-        assert torch.equal(found.parameters[name], parameter), name
+FAMILIES = {
+    'all axes': (lambda seed: (*case(seed)[0][:2], case(seed)[1]), SEEDS, EVERY),
+    'orders': (trained(every_order), range(10 * len(ORDERS)), min(EVERY, 5)),
+    'graphs of operators': (trained(graph_case), range(120), EVERY),
+    'strategies': (trained(combined_case), range(120), EVERY),
+    'tiles': (lambda seed: tuple(tiled_case(seed)[at] for at in (0, 1, 3)), range(72), min(EVERY, 3)),
+    'odd sizes': (lambda seed: (*(found := odd_case(seed))[0][:2], found[1]), ODD_SEEDS, 1),
+    'mixtures': (trained(mixture_case), range(8), 1),
+    'newer': (trained(transformer_case), range(8), 1),
+}
+"""What draws workload, plan and program; its seeds; of how many the suite trains one."""
+DRAWS = [
+    (name, seeds[first : first + TOGETHER * every : every])
+    for name, (_, seeds, every) in FAMILIES.items()
+    for first in range(0, len(seeds), TOGETHER * every)
+]
+
+
+@pytest.mark.parametrize(('name', 'seeds'), DRAWS, ids=[f'{name}-{seeds[0]}' for name, seeds in DRAWS])
+def test_random_plans_train_as_torch_does(name, seeds):
+    """Valid programs that free what they hold and compute what autograd and torch.optim compute."""
+    for seed in seeds:
+        workload, plan, program = FAMILIES[name][0](seed)
+        validate(program)
+        report = check(program, workload, plan, steps=2, seed=seed)
+        parameters = [name for one in program.tensors if one.kind == 'parameter' for name in one.members or (one.name,)]
+        # A forward alone has no gradients, and the bias of a router is no product of one.
+        trained = [name for name in parameters if workload.phase == 'train' and '.correction' not in name]
+        assert len(report.deviations) == 2 * (1 + len(parameters) + len(trained)), seed
+        assert left_over(program) <= STAYS, seed
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(name):
+    draw, seeds, _ = FAMILIES[name]
+    for seed in seeds[:: max(len(seeds) // 8, 2)]:
+        program = draw(seed)[2]
+        wanted, found = (InProcess(program, seed, shuffle=shuffle).run(2) for shuffle in (None, seed))
+        assert found.losses == wanted.losses
+        for name, parameter in wanted.parameters.items():
+            assert torch.equal(found.parameters[name], parameter), (seed, name)
 
 
 # What the plans cover
@@ -80,6 +115,19 @@ def test_the_plans_cover_every_pair_of_choices():
     assert missing >= cannot
     assert len(missing - cannot) <= len(coverage.pairs) / 100, missing - cannot
     assert min(min(counts.values()) for counts in coverage.values.values()) >= 20
+    plans = [(case(seed)[0].workload, case(seed)[0].plan) for seed in SEEDS]
+    gpts = [(work.model, plan) for work, plan in plans if isinstance(work.model, Transformer)]
+    masks = {(gpt.attention, gpt.dropout > 0, plan.tensor > 1, plan.pipeline > 1) for gpt, plan in gpts}
+    assert len(masks) == 16
+    assert any(0 in plan.stages for work, plan in plans if work.clip_norm)
+
+
+def test_the_plans_of_each_order_have_each_axis():
+    for first in range(0, 10 * len(ORDERS), 10):
+        mine = [every_order(seed)[1] for seed in range(first, first + 10)]
+        assert all(any(getattr(plan, axis) > 1 for plan in mine) for axis in ('copies', 'tensor', 'data')), first
+        assert {'early', 'late'} == {plan.receive for plan in mine} == {plan.reduce for plan in mine}, first
+        assert any(plan.stages for plan in mine), first
 
 
 # What is wrong is found wrong.

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
-from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.model import Dense, Network
@@ -131,17 +130,7 @@ def test_the_norm_stands_on_the_critical_path():
     program = lower(GPT, PIPELINE, 8)
 
     def costs(seconds):
-        classes = enumerate(program.op_classes)
-        ones = np.ones(len(program.op_classes))
-        return Costs(
-            compute=ones, host=0 * ones, beside_communication=ones, beside_compute=ones, links=(),
-            rank_speed=np.ones(8), communication={
-                index: (Communication(seconds if op.name == NORM else 0.25, 0.0),)
-                * len(program.partitions[op.partition].groups_GP)
-                for index, op in classes
-                if op.kind != 'compute'
-            },
-        )  # fmt: skip
+        return plain_costs(program, lambda op: 1, lambda op: seconds if op.name == NORM else 0.25)
 
     short, long = (simulate(program, costs(seconds)) for seconds in (1.0, 9.0))
     steps = [critical_path(trace, costs(seconds)) for trace, seconds in ((short, 1.0), (long, 9.0))]
@@ -172,19 +161,3 @@ def test_a_file_says_it_all(tmp_path):
     assert workload.optimizer == Momentum(momentum=0.8, nesterov=True, weight_decay=1e-4)
     decayed = load_schedule(path, ('workload.optimizer={adamw: {weight_decay: 0.1, master_weights: true}}',))
     assert decayed.workload.optimizer == AdamW(weight_decay=0.1, master_weights=True)
-
-
-@pytest.mark.parametrize(
-    ('setting', 'told'),
-    [
-        ('workload.optimizer.momentum.momentum=0', 'there is no momentum to look ahead by; write false'),
-        ('workload.data=mnist', 'mnist has classes, which mae cannot take; write cross-entropy'),
-        ('workload.loss_scale=0', 'workload.loss_scale'),
-        ('workload.clip_norm=-1', 'workload.clip_norm'),
-    ],
-)
-def test_what_does_not_fit_is_told(setting, told, tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(FILE, encoding='utf-8')
-    with pytest.raises(ScheduleError, match=told):
-        load_schedule(path, (setting,))

@@ -3,13 +3,9 @@
 Some of the plans cut states, gradients or weights over the data ranks as well.
 """
 
-import random
 from dataclasses import replace
 
 import pytest
-from drawn_orders import DRAWN
-from every import EVERY
-from pipeline_cases import any_case, named_case
 from sabotage import change_ops, drop_sum
 
 from simpar.errors import NumericsWrong
@@ -26,17 +22,6 @@ from executor.reference import Reference
 
 pytestmark = pytest.mark.torch
 
-CASES = 128
-OPTIMIZERS = (
-    Sgd(learning_rate=0.1),
-    Sgd(learning_rate=0.1, master_weights=True),
-    Momentum(learning_rate=0.1),
-    Momentum(learning_rate=0.1, momentum=0.8, nesterov=True, weight_decay=0.1),
-    Momentum(learning_rate=0.1, weight_decay=0.2, master_weights=True),
-    Adam(learning_rate=0.01),
-    AdamW(learning_rate=0.01, weight_decay=0.3),
-    AdamW(learning_rate=0.01, master_weights=True),
-)
 GPT = Workload(
     model=Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4, tied=True, init_std=0.3),
     batch=8,
@@ -56,55 +41,7 @@ FOUR = Plan(data=2, tensor=2, copies=2)
 PIPELINE = Plan(pipeline=2, data=2, micro_batches=2)
 
 
-def random_case(seed):
-    """A pipeline, or data and tensor ranks alone, with any rule and a clipping that mostly bites."""
-    draw = random.Random(seed)
-    if seed % 3:
-        workload, plan, world = named_case(seed, list(DRAWN)[seed % len(DRAWN)], 8)
-        order = None
-    else:
-        workload, plan, world, order = any_case(seed, 8)
-    loss = draw.choice(['cross-entropy', 'mse', 'mae', 'mae']) if isinstance(workload.model, Network) else workload.loss
-    changed = replace(
-        workload,
-        loss=loss,
-        optimizer=OPTIMIZERS[seed % len(OPTIMIZERS)],
-        clip_norm=draw.choice([0.05, 0.3, 1e3]) if seed // len(OPTIMIZERS) % 4 else 0.0,
-        loss_scale=draw.choice([1024.0, 3.0]) if seed // len(OPTIMIZERS) % 2 else 1.0,
-    )
-    zero = draw.choice([0, 1, 2, 3] if plan.pipeline > 1 else [1, 2, 3]) if plan.data > 1 else 0
-    return changed, replace(plan, zero=zero, shard_group=2 if zero and plan.data == 4 else 0), world, order
-
-
-@pytest.mark.parametrize('seed', range(0, CASES, EVERY))
-def test_a_random_plan_trains_as_torch_does(seed):
-    workload, plan, world, order = random_case(seed)
-    check(lower(workload, plan, world, order), workload, plan, steps=3, seed=seed)
-
-
-def test_the_cases_cover_every_choice():
-    cases = [random_case(seed) for seed in range(CASES)]
-    chosen = {(repr(w.optimizer), w.clip_norm > 0, w.loss_scale != 1) for w, *_ in cases}
-    assert len(chosen) == 3 * len(OPTIMIZERS)
-    clipped = [(w, p) for w, p, *_ in cases if w.clip_norm]
-    assert {(p.pipeline > 1, p.tensor > 1, p.data > 1) for _, p in clipped} >= {
-        (a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)
-    } - {(False, False, False)}
-    assert any(getattr(w.model, 'tied', False) and p.pipeline > 1 for w, p in clipped)
-    assert any(0 in p.stages for w, p in clipped)
-    assert {(p.zero, p.pipeline > 1) for _, p in clipped} >= {(z, piped) for z in (1, 2, 3) for piped in (False, True)}
-    assert {w.loss for w, *_ in cases} == {'cross-entropy', 'mse', 'mae'}
-
-
 # What is wrong is found
-
-
-@pytest.mark.parametrize(('workload', 'plan'), [(GPT, FOUR), (GPT, PIPELINE), (replace(MLP, clip_norm=0.1), FOUR)])
-def test_a_norm_that_is_not_summed_over_all_ranks_is_found(workload, plan):
-    program = lower(workload, plan, 4)
-    check(program, workload, plan)
-    with pytest.raises(NumericsWrong):
-        check(drop_sum(program, 'gradients.all_reduce.U'), workload, plan)
 
 
 @pytest.mark.parametrize(

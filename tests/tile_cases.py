@@ -4,11 +4,10 @@ import random
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 from pipeline_cases import named_case
-from test_numerics_fuzz import random_case
+from plain_cases import random_case
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.model import Network
@@ -73,18 +72,8 @@ def by_work(program, rate=1.0, each=0.0):
     Arguments: ``rate``, seconds of a byte over those of an operation; ``each``, seconds of every message more.
     """
     grid = 2.0**-20
-    ones = np.ones(len(program.op_classes))
-    products = [op.operator == 'matmul' for op in program.op_classes]
-    return Costs(
-        compute=np.array([op.flops * grid * on for op, on in zip(program.op_classes, products, strict=True)]),
-        host=0 * ones,
-        beside_communication=ones,
-        beside_compute=ones,
-        communication={
-            index: (Communication(each, op.bytes * rate * grid),) * len(program.partitions[op.partition].groups_GP)
-            for index, op in enumerate(program.op_classes)
-            if op.kind != 'compute'
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
+    return plain_costs(
+        program,
+        lambda op: op.flops * grid * (op.operator == 'matmul'),
+        lambda op: (each, op.bytes * rate * grid),
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from drawn_orders import DRAWN
 from pipeline_cases import any_case, named_case
-from test_numerics_fuzz import random_case
+from plain_cases import random_case
 
 from simpar.errors import Infeasible
 from simpar.lower import lower

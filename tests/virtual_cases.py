@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from test_numerics_gloo import CASES, MLP
+from trained_cases import trained_case, workload_of
 
 from executor.ranks.request import Request
 from executor.virtual.transport import VirtualWorld
@@ -16,12 +16,12 @@ STEPS = 2
 
 def program(name):
     """One of the cases that run on gloo."""
-    return lower(*CASES[name], WORLD)
+    return lower(*trained_case(name), WORLD)
 
 
 def small():
     """A program of two ranks that takes little time, with collectives beside computation."""
-    return lower(MLP, Plan(tensor=2, copies=2, reduce='late'), 2)
+    return lower(workload_of('network'), Plan(tensor=2, copies=2, reduce='late'), 2)
 
 
 def world(made, order=None, steps=STEPS):
