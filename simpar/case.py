@@ -137,7 +137,14 @@ class Case:
         facts = facts_of(self.schedule, self.workload, self.plan, self.program)
         chosen = f'The file names no framework: {stack.name} is the default here (cluster.stack).' if stack else ''
         default = (chosen,) if chosen and self.schedule.framework_is_default else ()
-        return (*default, *unlike_stack(self.schedule, stack, facts))
+        return (*self.gaps, *default, *unlike_stack(self.schedule, stack, facts))
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What the file has that the schedule was imported from and no prediction knows of, in a line."""
+        told = self.schedule.gaps
+        shown = f'{", ".join(told[:4])}{f" and {len(told) - 4} more" if len(told) > 4 else ""}'
+        return (f'Without what the imported file has and simpar does not model (gaps): {shown}.',) if told else ()
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         print((Path(__file__).parent / 'commands' / 'way_in.txt').read_text(encoding='utf-8'), end='')
         return 0
-    options = parser().parse_args(words)
+    # What stands behind -- is for the script that is imported.
+    own = list(words)[: list(words).index('--')] if '--' in words and words[0] == 'import' else words
+    options = parser().parse_args(own)
+    options.arguments = list(words)[len(own) + 1 :]
     output = _Output(sys.stdout)
     try:
         verb = _function(options.verb)

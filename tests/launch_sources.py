@@ -37,8 +37,14 @@ DEVICES = {
     'deepspeed_pipeline.json': '8', 'deepspeed_autotp.json': '8',
 }  # fmt: skip
 """How many devices files run on that do not say it."""
+WITHOUT = {
+    'mindspeed_deepseek3_671b.sh': {
+        'mtp-num-layers': 'false', 'expert-model-parallel-size': '16', 'expert-tensor-parallel-size': '4',
+    },
+}  # fmt: skip
+"""What files have that is refused, and what is taken in its place: no further tokens, experts on data ranks."""
 
 
 def given_beside(name: str) -> dict[str, str]:
-    """What a file needs beside it to say on how many devices it runs."""
-    return {'devices': DEVICES[name]} if name in DEVICES else {}
+    """What a file needs beside it: on how many devices it runs, and what is taken in the place of what is refused."""
+    return WITHOUT.get(name, {'devices': DEVICES[name]} if name in DEVICES else {})

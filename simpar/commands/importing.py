@@ -37,10 +37,12 @@ from simpar.recording.join import Join, Joined, join, named, program_key
 from simpar.recording.profile import write_measured
 from simpar.recording.trace import measured_trace
 from simpar.schedule import check_against_cluster, load_schedule
+from simpar.size import Limit
 from simpar.trace_files import save_trace
 from simpar.units import format_time
 from simpar.workload import Transformer
 
+_ANY: Final = Limit(memory=float('inf'), seconds=float('inf'))
 _OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE for the schedule'}
 
 
@@ -53,7 +55,9 @@ def import_command(options: argparse.Namespace) -> int:
         what = f'is of recordings of a profiler, and {options.file} is none'
         raise ScheduleError([Problem(flag, what, _OF_RECORDINGS[flag]) for flag in useless])
     given, over = _given(options.set)
-    made = imported(options.file, given=given, profile=options.cluster or '', model=options.model or '')
+    made = imported(
+        options.file, given=given, profile=options.cluster or '', model=options.model or '', arguments=options.arguments
+    )
     if options.model and options.output:
         # Paths in a schedule are from its folder.
         over['workload.model'] = os.path.relpath(options.model, options.output.parent)
@@ -79,9 +83,13 @@ def _beside(options: argparse.Namespace) -> list[str]:
 
 
 def _read_back(text: str, options: argparse.Namespace) -> None:
-    """Read what was written; what does not fit is told of the file that it comes from."""
+    """Read and lower what was written; what does not fit is told of the file that it comes from."""
     try:
-        load_schedule(text, _beside(options))
+        load_case(text, _beside(options), limit=_ANY)
+    except Infeasible as error:
+        what, _, instead = f'{error}'.partition('; ')
+        what = f'the schedule that it comes to cannot be: {what}'
+        raise ScheduleError(Problem(f'{options.file}', what, instead or '--set says another plan')) from None
     except ScheduleError as error:
         what = 'in the schedule that it comes to, '
         told = [

@@ -79,7 +79,7 @@ def run_command(options: argparse.Namespace) -> int:
         from simpar.report import answer as in_a_sentence
 
         print(in_a_sentence(prediction))
-        for note in case.left_out:
+        for note in (*case.gaps, *case.left_out):
             print(f'Note: {note}', file=sys.stderr)
     else:
         from simpar.report import render

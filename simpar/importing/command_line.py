@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.importing.settings import Setting, Settings, Source
+from simpar.importing.settings import ACCELERATOR, Setting, Settings, Source, accelerator
 from simpar.importing.shell import Argument, Script, read_script
 from simpar.importing.shell_syntax import ShellError
 
@@ -19,6 +19,12 @@ _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
 _ZERO: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"\s*:\s*"?(?:\$\{?(\w+)\}?|(\d))')
 """In a here-document: a number, or a variable."""
+_DOCUMENT: Final = re.compile(
+    r'<<-?[ \t]*[\'"\\]?(?P<end>[A-Za-z_]\w*)[\'"]?[^\n]*\n(?P<body>.*?\n)?[ \t]*(?P=end)[ \t]*(?=\n|$)', re.DOTALL
+)
+_STARTS: Final = re.compile(r'^[^\n#]*\b(srun|torchrun|deepspeed|msrun|mpirun|python[\d.]*|bash)\b', re.MULTILINE)
+_OF_MODEL: Final = ('num-layers', 'hidden-size', 'model.flavor', 'model.name')
+"""Flags that the command of a training has, one of them at least."""
 _SBATCH: Final = re.compile(r'^[ \t]*#SBATCH[ \t]+(.*)$', re.MULTILINE)
 _LONG: Final = {
     'N': 'nodes', 'n': 'ntasks', 'G': 'gpus', 'C': 'constraint', 'nodes': 'nodes', 'ntasks': 'ntasks', 'gpus': 'gpus',
@@ -30,29 +36,28 @@ _PROGRAM: Final = re.compile(
     r'(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|numactl|env|singularity|apptainer|[^/]*\.(py|sh))'
 )
 """What stands behind the options of ``srun``, where an option that is not known may or may not take a value."""
-PROFILES: Final = {
-    'gb200': 'gb200-nvl72', 'b200': 'b200-sxm-8', 'h200': 'h200-sxm-8', 'h100': 'h100-sxm-8', 'a100': 'a100-sxm-8',
-    'v100': 'v100-sxm2-8', 'l40s': 'l40s-8', 'rtx4090': 'rtx4090-8',
-}  # fmt: skip
-"""Words for an accelerator, and the profile that stands for it."""
 _GRES: Final = re.compile(r'(?:^|,)(?:gpu|npu|ascend)(?::(?P<kind>[A-Za-z][\w.+-]*))?(?::(?P<count>\d+))?(?:\(|,|$)')
 
 
 def settings_of(
-    text: str, name: str, source: Source, given: Mapping[str, str]
+    text: str, name: str, source: Source, given: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> tuple[Settings, list[Setting], tuple[str, ...]]:
     """The settings of a script, those that it does not use, and what could not be followed.
 
-    Arguments: ``given``, variables and flags of ``--set``. Raises ``ScheduleError``.
+    Arguments: ``given``, variables and flags of ``--set``; ``arguments`` of the script. Raises ``ScheduleError``.
     """
     printed = _PRINTED.findall(text)
     if len(printed) >= 5:
         settings = _printed(text, name)
         return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
-    script, job = _with_job(text, name, given)
-    launch = _launch(script)
-    if launch is None:
+    script, job, launch = _with_job(text, name, given, arguments)
+    if not _has_model(launch) and (opened := _opened(text)) != text:
+        script, job, launch = _with_job(opened, name, given, arguments)
+    if not _has_model(launch):
+        # Another script starts it: what holds its flags is the command.
+        launch = (*launch, *_of_variables(script))
+    if not _flags(launch):
         what = 'no command with flags such as --num-layers was found'
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
@@ -73,39 +78,82 @@ def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting])
             yield Setting(name, value, f'--set {key}={value}')
 
 
-def _with_job(text: str, name: str, given: Mapping[str, str]) -> tuple[Script, Job]:
-    """The script as a job of Slurm runs it: its variables say what the options of ``#SBATCH`` and ``srun`` say."""
-    script = _script(text, name, given, {})
-    values = {name: told.text for name, told in script.variables.items()}
+def _with_job(
+    text: str, name: str, given: Mapping[str, str], arguments: Sequence[str]
+) -> tuple[Script, Job, tuple[Argument, ...]]:
+    """The script as a job of Slurm runs it, whose variables have what its options say; and the command of training."""
+    script = _script(text, name, given, {}, arguments)
+    values = {name: words[0].text for name, words in script.variables.items() if len(words) == 1}
     launch = _launch(script)
-    before: tuple[Argument, ...] = ()
-    if launch is not None:
-        place = script.commands.index(launch)
+    before = launch
+    if launch in script.commands and (place := script.commands.index(launch)) and not srun_options(launch)[0]:
         # Of srun bash -c "…" the text is a command of its own.
-        before = script.commands[place - 1] if place and not srun_options(launch)[0] else launch
+        before = script.commands[place - 1]
     job = job_of([*batch_options(text, {**values, **given}), *srun_options(before)[0]])
     variables = environment(job)
-    return (_script(text, name, given, variables) if variables else script), job
+    if variables:
+        script = _script(text, name, given, variables, arguments)
+    return script, job, _launch(script)
 
 
-def _script(text: str, name: str, given: Mapping[str, str], environment: Mapping[str, str]) -> Script:
+def _script(
+    text: str, name: str, given: Mapping[str, str], environment: Mapping[str, str], arguments: Sequence[str]
+) -> Script:
     try:
-        return read_script(text.replace('\0', ''), given, environment)
+        return read_script(text.replace('\0', ''), given, environment, arguments)
     except ShellError as error:
         raise ScheduleError(Problem(f'{name}:{error.line}', error.what, 'write it as bash reads it')) from None
 
 
-def _launch(script: Script) -> tuple[Argument, ...] | None:
-    """The command with the most flags."""
-    flagged = [command for command in script.commands if any(one.text.startswith('--') for one in command)]
-    return max(flagged, key=lambda command: sum(one.text.startswith('--') for one in command), default=None)
+def _launch(script: Script) -> tuple[Argument, ...]:
+    """The command with the most flags; a text of flags, as for another script, is what stands in it."""
+    return max(map(_spread, script.commands), key=_flags, default=())
+
+
+def _flags(words: Iterable[Argument]) -> int:
+    return sum(one.text.startswith('--') for one in words)
+
+
+def _has_model(words: Iterable[Argument]) -> bool:
+    return any(_bare(one.text.partition('=')[0]) in _OF_MODEL for one in words if one.text.startswith('--'))
+
+
+def _spread(words: Sequence[Argument]) -> tuple[Argument, ...]:
+    """Words, with a text of several flags as the words that stand in it."""
+    return tuple(
+        Argument(piece, one.line)
+        for one in words
+        for piece in (one.text.split() if len(re.findall(r'(?:^|\s)--[A-Za-z]', one.text)) > 1 else [one.text])
+    )
+
+
+def _of_variables(script: Script) -> tuple[Argument, ...]:
+    """The flags that variables hold, those of the longest first, and of others what it does not have."""
+    texts = sorted((_spread(words) for words in script.variables.values()), key=_flags, reverse=True)
+    found: list[Argument] = []
+    for words in texts if any(map(_has_model, texts)) else ():
+        has = {one.text for one in found if one.text.startswith('--')}
+        if _flags(words) and not has & {one.text for one in words}:
+            found += words
+    return tuple(found)
+
+
+def _opened(text: str) -> str:
+    """A script with what its here-documents hold in their place, where that starts something."""
+    lines = text.split('\n')
+    for match in _DOCUMENT.finditer(text):
+        if _STARTS.search(match['body']):
+            first, last = (text.count('\n', 0, place) for place in (match.start(), match.end()))
+            body = [line.replace('\\$', '$') for line in lines[first + 1 : last]]
+            lines[first : last + 1] = ['', *body, '']
+    return '\n'.join(lines)
 
 
 def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
     """The stage of ZeRO in a JSON for DeepSpeed that a here-document writes."""
     match = _ZERO.search(text)
     if match:
-        told = script.variables.get(match[1] or '')
+        told = script.variable(match[1] or '')
         line = text.count('\n', 0, match.start()) + 1
         yield Setting('zero-stage', told.text if told else match[2] or '', f'{name}:{line}', 'zero_optimization.stage')
 
@@ -154,7 +202,7 @@ def _trainer(words: Sequence[Argument], name: str) -> Iterator[Setting]:
 
 def _environment(script: Script, name: str) -> Iterator[Setting]:
     """The one variable of the environment that changes the time of a step."""
-    told = script.variables.get(_QUEUES)
+    told = script.variable(_QUEUES)
     if told:
         yield Setting(_bare(_QUEUES.lower()), told.text, f'{name}:{told.line}', _QUEUES)
 
@@ -289,8 +337,8 @@ def _devices(last: Mapping[str, Option]) -> tuple[str, int]:
             if name in ('gres', 'gpus-per-node'):
                 # Slurm: a resource without a number is one of it.
                 count = int(match['count'] or 1)
-    words = f'{kind} {last["constraint"].value if "constraint" in last else ""}'.lower()
-    return next((one for one in PROFILES if one in words), ''), count
+    named = accelerator(f'{kind} {last["constraint"].value if "constraint" in last else ""}')
+    return named[0] if named else '', count
 
 
 def _number(value: str) -> int:
@@ -327,7 +375,7 @@ def settings_of_job(job: Job, name: str) -> Iterator[Setting]:
     rows = (
         ('nnodes', job.nodes, ('nodes', 'ntasks', 'gpus')),
         ('nproc-per-node', per_node, of_tasks if are_processes else of_devices),
-        ('profile', job.kind, of_kind),
+        (ACCELERATOR, job.kind, of_kind),
     )
     used = set()
     for setting, value, by in rows:

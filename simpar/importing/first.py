@@ -50,9 +50,7 @@ def yaml_of(
 
     Arguments: ``head``, lines of comment before all; ``question``, the baseline that the plan is compared with.
     """
-    tree: dict[str, Any] = {'simpar': 1}
-    for part in ('cluster', 'workload', 'plan'):
-        tree[part] = {}
+    tree: dict[str, Any] = {'simpar': 1, 'cluster': {}, 'workload': {}, 'plan': {}}
     for key, value in values.items():
         node = tree
         *above, last = key.split('.')

@@ -12,6 +12,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
 from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
 from simpar.importing.settings import (
+    ACCELERATOR,
     DEVICE_MEMORY,
     IDLE,
     MAPPED,
@@ -28,11 +29,13 @@ from simpar.importing.settings import (
     Settings,
     Source,
     Unmapped,
+    shaping,
 )
 from simpar.stacks import stack_of
 
 BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
+MOST_GAPS: Final = 64
 RANKS: Final = 'ranks'
 NODE: Final = 'node'
 """What rules say in place of nodes and devices: ranks in all, and devices that each node gives."""
@@ -78,19 +81,20 @@ def mapped(
     name: str,
     skipped: Iterable[Setting] = (),
     model: str = '',
-    is_named: bool = True,
+    unnamed: str = '',
 ) -> Import:
     """The schedule that settings come to.
 
-    Arguments: ``profile`` of the cluster, and its ``name`` in files, which ``is_named`` by somebody or
-    assumed; ``skipped``, what the file has and does not use; ``model``, the path of a config.json in the place of
-    the model of the file.
+    Arguments: ``profile`` of the cluster, and its ``name`` in files; ``unnamed``, why it is assumed, nothing where
+    somebody names it; ``skipped``, what the file has and does not use; ``model``, the path of a config.json in the
+    place of the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
     if not any(one.name in source.table.rows for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
-    told = [*_copied(settings), *_of_another_model(settings), *(one for rule in source.rules for one in rule(settings))]
+    told = [*settings.unreadable(), *_copied(settings), *_of_another_model(settings)]
+    told += [one for rule in source.rules for one in rule(settings)]
     if model:
         told = list(_beside(told, model))
     if profile.device.work_queues is None:
@@ -113,11 +117,13 @@ def mapped(
     lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
     lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
     # What the cluster is comes first: no other guess moves the answer as far.
-    said = [f'{name}: the file names no accelerator; --cluster says another']
-    said *= not ('profile' in settings or is_named)
+    said = [f'{name}: {unnamed}; --cluster says another'] if unnamed else []
     guesses = sorted((one for one in told if isinstance(one, Guess)), key=lambda one: not one.of_cluster)
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
-    return Import(source.name, {**head, **values}, comments, tuple(lines), tuple(dict.fromkeys(said)))
+    # What no prediction knows of goes with the schedule, so that its answer tells it.
+    gaps = [_gap(line) for line in lines if line.outcome in (NOT_MODELLED, UNSEEN)][:MOST_GAPS]
+    whole = {**head, **values, **({'gaps': gaps} if gaps else {})}
+    return Import(source.name, whole, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
 
 def _without_queues(told: list[Finding]) -> Iterator[Finding]:
@@ -139,23 +145,25 @@ def _repeated(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[str]]:
-    """Slots of an expert that tensor ranks can share, where launchers round them up."""
+    """Slots of an expert that tensor and context ranks can share, where launchers round them up on each."""
     key, tensor = 'workload.transformer.experts.capacity', values.get('plan.tensor', 1)
+    context = values.get('plan.context', 1)
     share, sequence = values.get(key, 0), values.get('workload.transformer.sequence', 0)
-    inner = tensor * values.get('plan.pipeline', 1) * values.get('plan.context', 1)
+    sharing = tensor * context
+    inner = sharing * values.get('plan.pipeline', 1)
     count = values.get('workload.transformer.experts.count', 0)
     # What is no count at all is told where the schedule is read.
-    if not share or tensor < 2 or sequence < 1 or inner < 1 or count < 1:
+    if not share or sharing < 2 or sequence < 1 or inner < 1 or count < 1:
         return values, []
     slices = max(1, ranks // inner) * max(1, values.get('plan.micro_batches', 1) * values.get('plan.copies', 1))
     tokens = sequence * values['workload.batch'] / slices
     mean = max(1.0, tokens * values['workload.transformer.experts.top_k'] / count)
     slots = ceil(share * mean)
-    if slots % tensor == 0:
+    if slots % sharing == 0:
         return values, []
-    even = -(-slots // tensor) * tensor
+    even = -(-slots // sharing) * sharing
     # Half a slot less, so that no rounding makes one more of it.
-    return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: tensor ranks share them']
+    return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: {sharing} ranks share them']
 
 
 def _beside(told: list[Finding], model: str) -> Iterator[Finding]:
@@ -185,11 +193,16 @@ def _copied(settings: Settings) -> Iterator[Finding]:
 
 
 def _of_another_model(settings: Settings) -> Iterator[Finding]:
-    """Settings that make another model of it, whose numbers would be those of no file."""
+    """Settings that make another model or plan of it, whose numbers would be those of no file."""
     for name in settings.named:
-        outcome, what = settings.table.reason(name) or ('', '')
-        if outcome == REFUSED and name not in settings.table.rows and settings.on(name):
-            yield Mistake(name, f'not modelled: {what}', f'--set {name}=false takes the model without')
+        row = settings.table.reason(name)
+        if name in settings.table.rows or name in BESIDE or settings.is_off(name):
+            continue
+        if row is not None and row.outcome == REFUSED:
+            yield Mistake(name, f'not modelled: {row.note}', f'--set {name}=false takes the model without')
+        elif row is None and (what := shaping(name)):
+            told = f'unknown, and by its name it is of {what}, so that the step may hang on it'
+            yield Mistake(name, told, f'--set {name}=false leaves it out')
 
 
 def _single(one: Setting) -> Any:
@@ -206,9 +219,10 @@ def _unassigned(settings: Settings) -> Iterator[Problem]:
         row = settings.table.rows.get(one.name)
         if row is None or not one.open or row.key.startswith('cluster.') or row.words.startswith('words of'):
             continue
-        asked = [name for name in one.open if not name.startswith('$')]
-        what = f'{one.called}: {", ".join(one.open)} is not assigned'
-        yield Problem(one.where, what, f'give it: --set {asked[0]}=…' if asked else f'give it: --set {one.name}=…')
+        asked = next((name for name in one.open if not name.startswith('$')), one.name)
+        what = f'{one.called}: {", ".join(f"${name}" if name.isdigit() else name for name in one.open)} is not assigned'
+        behind = ', or all arguments of the script behind --' if asked.isdigit() else ''
+        yield Problem(one.where, what, f'give it: --set {asked}=…{behind}')
 
 
 def _problem(settings: Settings, wrong: Mistake) -> Problem:
@@ -260,12 +274,16 @@ def _line(settings: Settings, one: Setting, told: list[Finding]) -> Line:
         return line(MAPPED, shown, next((said.note for said in says if said.note), ''))
     if one.name in settings.table.rows:
         return line(IDLE, note='as it is without it')
-    if one.name in ('devices', 'profile'):
+    if one.name in ('devices', ACCELERATOR):
         return line(MAPPED, ('cluster',))
     if one.value is None:
         return line(IDLE, note='empty')
-    outcome, note = settings.table.reason(one.name) or (UNSEEN, '')
-    return line(IDLE, note='switched off') if outcome == REFUSED else line(outcome, note=note)
+    row = settings.table.reason(one.name)
+    if row is None or row.outcome != IDLE:
+        if settings.is_off(one.name):
+            return line(IDLE, note='switched off')
+        return line(NOT_MODELLED, note=row.note) if row else line(UNSEEN)
+    return line(IDLE, note=row.note)
 
 
 # what a reader gets of it
@@ -291,6 +309,11 @@ def _flag(line: Line, *, with_note: bool = True) -> str:
     value = '' if line.value == 'true' else f' {line.value}'
     note = f' ({line.note})' if line.note and with_note else ''
     return f'{line.where}: {line.name}{value[:60]}{note}'
+
+
+def _gap(line: Line) -> str:
+    """A setting that no prediction knows of, and what it is."""
+    return clean(f'{line.name} {line.value}'.removesuffix(' true')[:80] + (f' ({line.note[:80]})' if line.note else ''))
 
 
 def listing(made: Import, *, full: bool) -> str:

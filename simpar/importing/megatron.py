@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
-from math import lcm, sqrt
+from math import gcd, lcm, sqrt
 from typing import Final, NamedTuple
 
 from simpar.importing.settings import (
@@ -40,10 +40,11 @@ _PROGRAMS: Final = {
 
 def trainer(flags: Settings) -> Iterator[Finding]:
     """What the program trains, by its name."""
-    name = flags.text('trainer').lower()
-    what = next((what for part, what in _PROGRAMS.items() if part in name), None)
+    parts = re.split(r'[_.-]', flags.text('trainer').lower())
+    what = next((what for part, what in _PROGRAMS.items() if part in parts), None)
     if what is not None:
-        yield Unmapped('trainer', f'{what}; a decoder of the same sizes is written')
+        of_sizes = '--set trainer=pretrain_gpt.py takes a decoder of the same sizes'
+        yield Mistake('trainer', f'not modelled: {what} (got {flags.text("trainer")})', of_sizes)
 
 
 def position(flags: Settings) -> Iterator[Finding]:
@@ -125,7 +126,9 @@ def framework(flags: Settings) -> tuple[str, int]:
 
 def attention(flags: Settings) -> Iterator[Finding]:
     """Flash or unfused, its dropout, its window."""
-    by = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl')
+    by, sinks = flags.given('attention-backend', 'use-flash-attn', 'transformer-impl'), flags.text('softmax-type')
+    if sinks not in ('vanilla', 'false'):
+        yield Mistake('softmax-type', f'not modelled: sinks of attention ({sinks})', '--set softmax-type=vanilla')
     is_local = flags.text('transformer-impl') == 'local' and not flags.on('use-flash-attn')
     unfused = flags.choice('attention-backend') == 'unfused' or (not flags.text('attention-backend') and is_local)
     # Before Transformer Engine attention was a product, a softmax and a product.
@@ -172,14 +175,6 @@ def latent(flags: Settings) -> Iterator[Finding]:
         yield Entry(f'{_T}.position', 'rotary', ('multi-latent-attention',))
     widths = ('kv-lora-rank', 'q-lora-rank', 'qk-head-dim', 'qk-pos-emb-head-dim', 'v-head-dim')
     yield from flags.said(*widths, by=('multi-latent-attention',), silent=True)
-
-
-def further(flags: Settings) -> Iterator[Finding]:
-    """Multi-token prediction is refused by name."""
-    if flags.number('mtp-num-layers'):
-        yield Unmapped('mtp-num-layers', 'multi-token prediction; the model is written without it')
-    elif 'mtp-num-layers' in flags:
-        yield Entry(f'{_T}.mtp_layers', 0, ('mtp-num-layers',))
 
 
 def vocabulary(flags: Settings) -> Iterator[Finding]:
@@ -461,13 +456,29 @@ def parallel(flags: Settings) -> Iterator[Finding]:
 def expert(flags: Settings) -> Iterator[Finding]:
     """Expert parallelism, of a model that has experts."""
     degree, kind = flags.number('expert-model-parallel-size'), flags.text('moe-token-dispatcher-type')
-    names = ('expert-model-parallel-size', 'moe-token-dispatcher-type')
+    names = ('expert-model-parallel-size', 'moe-token-dispatcher-type', 'expert-tensor-parallel-size')
     if degree < 2 or not number_of_experts(flags):
         yield from flags.left('one expert rank', *names)
         return
+    yield from _whole_experts(flags, degree)
     yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
     if kind != 'alltoall':
         yield Unmapped('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
+
+
+def _whole_experts(flags: Settings, degree: int) -> Iterator[Finding]:
+    """Experts that do not lie as the rest of the model does: on tensor or context ranks, or split otherwise."""
+    name, tensor = 'expert-tensor-parallel-size', flags.number('tensor-model-parallel-size')
+    of_experts = flags.number(name) or tensor
+    data = max(1, ranks_of(flags).total // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
+    if data % degree:
+        what = f'not modelled: {degree} ranks share experts, over tensor or context ranks too, as data has {data}'
+        yield Mistake('expert-model-parallel-size', what, f'--set expert-model-parallel-size={gcd(degree, data)}')
+    elif of_experts != tensor:
+        what = f'not modelled: tensor parallelism of experts ({of_experts}) apart from the rest ({tensor})'
+        yield Mistake(name, what, f'--set {name}={tensor} splits experts as the rest')
+    else:
+        yield from flags.left('experts are split as the rest', name)
 
 
 class Stages(NamedTuple):
@@ -640,7 +651,7 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
         yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')
 
 
-OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
+OF_MODEL: Final = (trainer, position, blocks, attention, latent, vocabulary, experts)
 OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline)
 MEGATRON: Final = Source(
     name='Megatron-LM',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +12,21 @@ from typing import Any, Final
 from simpar.document.tree import Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
-from simpar.importing.command_line import PROFILES, settings_of
+from simpar.importing.command_line import settings_of
 from simpar.importing.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
 from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
 from simpar.importing.mindformers import MINDFORMERS
-from simpar.importing.settings import DEVICE_MEMORY, NODE_SIZE, SPEED_UP, Setting, Settings, Source
+from simpar.importing.settings import (
+    ACCELERATOR,
+    DEVICE_MEMORY,
+    NODE_SIZE,
+    SPEED_UP,
+    Setting,
+    Settings,
+    Source,
+    accelerator,
+)
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.profiles import profile_of_flag
 
@@ -27,38 +36,44 @@ _SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
 _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
 
 
-def imported(path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '') -> Import:
+def imported(
+    path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '', arguments: Sequence[str] = ()
+) -> Import:
     """What a file says, as a schedule.
 
     Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
-    ``model``, path of a config.json in the place of the file's model.
+    ``model``, path of a config.json in the place of the file's model; ``arguments`` of a script.
     Raises ``ScheduleError``.
     """
     text = _text(path)
     read = _toml if path.suffix == '.toml' else _json if path.suffix == '.json' else _script
     if path.suffix in ('.yaml', '.yml'):
         read = _yaml
+    if read is _script:
+        return _script(text, path, given, profile, model, arguments)
     return read(text, path, given, profile, model)
 
 
-def _script(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
+def _script(
+    text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str] = ()
+) -> Import:
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
-    settings, skipped, notes = settings_of(text, str(path), source, given)
-    made = _made(source, settings, profile, model, skipped)
+    settings, skipped, notes = settings_of(text, str(path), source, given, arguments)
+    made = _made(source, settings, path, profile, model, skipped)
     return replace(made, notes=notes)
 
 
 def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
-    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), profile, model)
+    return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), path, profile, model)
 
 
 def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     # Editors indent JSON with tabs, which YAML does not take.
     found = settings_of_yaml(text.replace('\t', ' '), str(path))
     beside = list(_longest(model)) if model else []
-    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.table), profile, model)
+    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.table), path, profile, model)
 
 
 def _longest(model: str) -> Iterator[Setting]:
@@ -72,7 +87,7 @@ def _longest(model: str) -> Iterator[Setting]:
 def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
     found = settings_of_yaml(text, str(path))
     found += list(_speed_up(found, path))
-    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.table), profile, model)
+    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.table), path, profile, model)
 
 
 def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
@@ -98,23 +113,30 @@ def _devices(text: str, name: str) -> Iterator[Setting]:
             'devices', match[1], f'{name}:{text.count(chr(10), 0, match.start()) + 1}', 'the comment on devices'
         )
         if match[2]:
-            yield Setting('profile', match[2].lower(), f'{name}:{text.count(chr(10), 0, match.start()) + 1}')
+            yield Setting(ACCELERATOR, match[2].lower(), f'{name}:{text.count(chr(10), 0, match.start()) + 1}')
 
 
 def _given(given: Mapping[str, str]) -> list[Setting]:
     return [Setting(name, value, f'--set {name}={value}') for name, value in given.items()]
 
 
-def _made(source: Source, settings: Settings, profile: str, model: str, skipped: Iterable[Setting] = ()) -> Import:
-    told = next((one for word, one in PROFILES.items() if settings.text('profile').startswith(word)), '')
-    name = profile or told or source.nodes.get(settings.number('nproc-per-node'), source.profile)
+def _made(
+    source: Source, settings: Settings, path: Path, profile: str, model: str, skipped: Iterable[Setting] = ()
+) -> Import:
+    words = accelerator(settings.text(ACCELERATOR)) or ('', '')
+    of_file = accelerator(' '.join(path.parts[-2:])) or ('', '')
+    usual = source.nodes.get(settings.number('nproc-per-node'), source.profile)
+    name = profile or words[1] or (of_file[1] if not words[0] else '') or usual
     cluster = profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))
     beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
     beside += [Setting('model-config', model, '--model', '--model')] if model else []
     settings = Settings([*settings.every, *beside], source.table)
-    is_named = bool(profile or told)
-    return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, is_named=is_named)
+    unnamed = '' if profile or words[1] else 'the file names no accelerator'
+    if unnamed and (word := words[0] or of_file[0]):
+        is_known = not words[0] and bool(of_file[1])
+        unnamed = f'the path of the file says {word}' if is_known else f'the file names {word}, and no profile is of it'
+    return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, unnamed=unnamed)
 
 
 def _text(path: Path) -> str:

@@ -24,6 +24,8 @@ NODE_SIZE: Final = 'node-size'
 """A setting that no file has: devices of a node of the profile."""
 DEVICE_MEMORY: Final = 'device-memory'
 """Another: bytes of memory of a device of the profile."""
+ACCELERATOR: Final = 'accelerator'
+"""Another: the accelerator that a job or a comment names."""
 SPEED_UP: Final = 'speed-up'
 """What a file of overlap passes says begins so."""
 NOW: Final = 9999
@@ -31,7 +33,8 @@ NOW: Final = 9999
 FOLDER: Final = Path(__file__).parent / 'tables'
 REFUSED: Final = 'refused: another model'
 _REASONS: Final = {'no effect': IDLE, 'another model': REFUSED, 'not modelled': NOT_MODELLED}
-_OFF: Final = ('false', '0', 'none', 'no', '[]')
+_OFF: Final = ('false', '0', 'none', 'no', '[]', 'null', 'off', '')
+_ON: Final = ('true', '1', 'yes', 'on')
 _CONDITION: Final = re.compile(r'((?:with|without) )?(\S+)( 1)?(?: \((.*)\))?')
 
 
@@ -116,7 +119,8 @@ class SettingRow:
             for all others; nothing where a rule computes it.
         rule: the function that reads it, with other settings; nothing: it says its key by itself.
         words: how the value comes about, where ``value`` does not say it.
-        default: what the launcher takes where a file is silent, in the launcher's own words.
+        default: what the launcher takes where a file is silent, in the launcher's own words; of a setting without a
+            key, words that are as good as off.
         since: the version of the launcher that has it.
         idle: when it has no effect, as ``with other``, ``without other`` or ``other 1``; in brackets, how it is told.
         note: more for the docs.
@@ -133,6 +137,11 @@ class SettingRow:
     idle: str = ''
     note: str = ''
     aliases: str = ''
+
+    @property
+    def outcome(self) -> str:
+        """What becomes of a setting that has no key."""
+        return _REASONS[self.value]
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -176,12 +185,9 @@ class Table:
         listed = sorted((*base.listed, *self.listed), key=lambda row: list(_REASONS).index(row.value))
         return Table({**base.rows, **self.rows}, tuple(listed), {**base.aliases, **self.aliases})
 
-    def reason(self, name: str) -> tuple[str, str] | None:
-        """Why a setting has no key, and what it is; None where the table does not have it."""
-        for row in self.listed:
-            if any(_fits(name, one) for one in row.setting.split()):
-                return _REASONS[row.value], row.note
-        return None
+    def reason(self, name: str) -> SettingRow | None:
+        """The row of a setting that has no key; None where the table does not have it."""
+        return next((row for row in self.listed if any(_fits(name, one) for one in row.setting.split())), None)
 
     def mapped_lines(self) -> list[str]:
         """A line of a table of the docs for each setting that has a key."""
@@ -206,6 +212,21 @@ def table_of(launcher: str) -> Table:
         tuple(row for row in rows if row.value in _REASONS),
         {alias: row.setting for row in rows for alias in row.aliases.split()},
     )
+
+
+def shaping(name: str) -> str:
+    """What of model or plan the name of an unknown setting speaks of; nothing where no word of it does."""
+    parts = set(re.split(r'[-_.]', name.lower()))
+    with (FOLDER / 'shaping_words.csv').open(encoding='utf-8', newline='') as file:
+        return next((row['what'] for row in csv.DictReader(file) if parts & set(row['words'].split())), '')
+
+
+def accelerator(text: str) -> tuple[str, str] | None:
+    """The accelerator that words of a text name, and the profile that stands for it, if any does."""
+    parts = re.split(r'[^a-z0-9]+', re.sub(r'(?<![a-z0-9])\d+x(?=[a-z])|ascend(?=\d)', ' ', text.lower()))
+    with (FOLDER / 'accelerators.csv').open(encoding='utf-8', newline='') as file:
+        rows = [row for row in csv.DictReader(file) for part in parts if re.fullmatch(rf'{row["word"]}\w{{0,4}}', part)]
+    return (rows[0]['word'], rows[0]['profile']) if rows else None
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -243,6 +264,25 @@ class Settings:
         """Whether a switch is on."""
         one = self.named.get(name)
         return one is not None and str(one.value).lower() not in _OFF
+
+    def is_off(self, name: str) -> bool:
+        """Whether a setting without a key is switched off, or says what is so without it."""
+        row = self.table.reason(name)
+        return not self.on(name) or (row is not None and self.text(name).lower() in row.default.lower().split())
+
+    def unreadable(self) -> Iterator[Mistake]:
+        """Settings that are numbers or switches, and neither is written: a template that nobody filled in."""
+        for one in self.named.values():
+            row, word = self.table.rows.get(one.name), self.text(one.name).lower()
+            if row is None or one.open or one.value is None or word == 'auto':
+                continue
+            kind = row.value.partition(' ')[0]
+            if kind in ('count', 'number') and _read(real, self.text(one.name)) is None:
+                yield Mistake(one.name, f'not a number (got {one.shown[:40]!r})', f'--set {one.name}=N says one')
+            elif (kind == 'switch' or row.value.startswith('= ')) and word not in (*_ON, *_OFF):
+                yield Mistake(
+                    one.name, f'neither on nor off (got {one.shown[:40]!r})', f'--set {one.name}=true or false'
+                )
 
     def number(self, name: str) -> int:
         """A whole number; 0 where there is none and no default."""

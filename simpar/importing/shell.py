@@ -76,24 +76,36 @@ class Script:
     """What a script would run.
 
     Arguments: ``commands``, each with its words; ``skipped``, words of branches and loops that it does not get to;
-    ``notes``, what could not be followed; ``variables``, what was last assigned to each, in one piece.
+    ``notes``, what could not be followed; ``variables``, the words that were last assigned to each.
     """
 
     commands: tuple[tuple[Argument, ...], ...]
     skipped: tuple[Argument, ...] = ()
     notes: tuple[str, ...] = ()
-    variables: Mapping[str, Argument] = field(default_factory=dict)
+    variables: Mapping[str, tuple[Argument, ...]] = field(default_factory=dict)
+
+    def variable(self, name: str) -> Argument | None:
+        """What was last assigned to a variable in one piece."""
+        words = self.variables.get(name, ())
+        return words[0] if len(words) == 1 else None
 
 
-def read_script(text: str, given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Script:
+def read_script(
+    text: str,
+    given: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Script:
     """The commands of a script.
 
-    Arguments: ``given``, variables that the script does not change; ``environment``, variables that it may assign anew.
+    Arguments: ``given``, variables that the script does not change; ``environment``, variables that it may assign anew;
+    ``arguments`` of the script, ``$1`` and on.
     Raises `ShellError`.
     """
     walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}))
+    walk.values.take(arguments) if arguments else None
     walk.block(blocks_of(words_of(text)))
-    variables = {name: told[0] for name, told in walk.origins.items() if len(told) == 1}
+    variables = {name: tuple(words) for name, words in walk.origins.items()}
     return Script(tuple(walk.commands), tuple(walk.skipped), tuple(dict.fromkeys(walk.notes)), variables)
 
 
@@ -107,6 +119,7 @@ class _Walk:
         self.notes: list[str] = []
         self.functions: dict[str, Block] = {}
         self.origins: dict[str, list[Argument]] = {}
+        self.doubts: dict[str, None] = {}
         self.calls = 0
         self.steps = 0
 
@@ -139,49 +152,63 @@ class _Walk:
             self.functions[statement.name] = statement.body
         else:
             self.notes.append(f'line {statement.line}: a loop is not followed')
-            self.skip(statement.body)
+            self.skip(statement.body, None)
         return None
 
     def condition(self, statement: If) -> None:
-        taken = False
+        taken, self.doubts = False, {}
         for asked, body in statement.branches:
-            answer = self.block(asked) if asked else True
+            answer = self.block(asked) if asked and not taken else True
             if answer is None and not taken:
                 self.notes.append(f'line {statement.line}: a condition is not known, its branch is not taken')
             if taken or not answer:
-                self.skip(body)
+                self.skip(body, None if answer is None else tuple(self.doubts))
             else:
-                taken = True
+                taken, doubts = True, self.doubts
                 self.block(body)
+                self.doubts = doubts
 
     def case(self, statement: Case) -> None:
         value = self.values.joined(statement.word)
-        if unknowns(value):
+        doubts = tuple(unknowns(value))
+        if doubts:
             self.notes.append(f'line {statement.line}: case of {"".join(unknowns(value))}, which is not set')
-        value, taken = ('' if unknowns(value) else value), False
+        value, taken = ('' if doubts else value), False
         for patterns, body in statement.branches:
             if not taken and any(fnmatchcase(value, self.values.joined(one)) for one in patterns):
                 taken = True
                 self.block(body)
             else:
-                self.skip(body)
+                self.skip(body, doubts)
 
-    def skip(self, block: Block) -> None:
-        """Keep the flags of what is not come to, so that none is dropped silently."""
+    def skip(self, block: Block, doubts: tuple[str, ...] | None = None) -> None:
+        """Keep the flags of what is not come to, so that none is dropped silently.
+
+        Arguments: ``doubts``, variables that nobody assigns and that decided it; None where it was not decided.
+        """
         for statement in block:
             if isinstance(statement, Command):
                 words = [one for word in statement.words for one in (word.array or (word,))]
+                self.elsewhere(statement, doubts)
                 self.skipped += [
                     Argument(word.text, word.line) for word in words if word.text.lstrip(' \n').startswith('--')
                 ]
             elif isinstance(statement, If):
                 for asked, body in statement.branches:
-                    self.skip(asked + body)
+                    self.skip(asked + body, doubts)
             elif isinstance(statement, Case):
                 for _, body in statement.branches:
-                    self.skip(body)
+                    self.skip(body, doubts)
             else:
                 self.skip(statement.body)
+
+    def elsewhere(self, command: Command, doubts: tuple[str, ...] | None) -> None:
+        """Note what a command would assign that is not come to; flags are empty then, as they are for bash."""
+        for word in command.words if doubts is not None else ():
+            match = _ASSIGNED.match(word.text)
+            value = (word.array[0].text if word.array else word.text[match.end() :]) if match else ''
+            if match and doubts is not None:
+                self.values.elsewhere[match[1]] = () if value.lstrip().startswith('--') or not value else doubts
 
     # commands
 
@@ -198,6 +225,13 @@ class _Walk:
             return True
         if name in _TESTS:
             return self.test(name, words[1:])
+        if name == '((':
+            answer = self.values.joined(words[1])
+            self.doubts |= dict.fromkeys(unknowns(answer))
+            return None if unknowns(answer) else answer != '0'
+        if name == 'shift':
+            self.values.take(self.values.arguments[1:])
+            return True
         given = tuple(self.given(words))
         if given:
             self.ran(given)
@@ -206,6 +240,7 @@ class _Walk:
     def test(self, name: str, words: list[Word]) -> Answer:
         end = _TESTS[name]
         texts = [word.sign or self.values.joined(word) for word in words if word.plain != end or not end]
+        self.doubts |= dict.fromkeys(name for text in texts for name in unknowns(text))
         return told(texts)
 
     def assigned(self, word: Word) -> bool:
@@ -242,7 +277,7 @@ class _Walk:
     def ran(self, given: tuple[Argument, ...]) -> None:
         name = given[0].text
         if name in self.functions:
-            self.called(name, given[0].line)
+            self.called(name, given)
         elif name == 'eval':
             self.text(' '.join(one.text for one in given[1:]), given[0].line)
         else:
@@ -255,11 +290,14 @@ class _Walk:
             else:
                 self.commands.append(given)
 
-    def called(self, name: str, line: int) -> None:
+    def called(self, name: str, given: tuple[Argument, ...]) -> None:
         self.calls += 1
         if self.calls > _CALLS:
-            raise ShellError(line, f'more than {_CALLS} calls of functions')
+            raise ShellError(given[0].line, f'more than {_CALLS} calls of functions')
+        outside = self.values.arguments
+        self.values.take([one.text for one in given[1:]])
         self.block(self.functions[name])
+        self.values.take(outside)
 
     def text(self, text: str, line: int) -> None:
         """Commands in a text, as of ``eval`` and ``bash -c``."""
@@ -360,6 +398,16 @@ class Values:
         self.given = dict(given)
         self.environment = dict(environment)
         self.held: dict[str, Value] = {**environment, **given}
+        self.arguments: Sequence[str] = ()
+        self.elsewhere: dict[str, tuple[str, ...]] = {}
+
+    def take(self, arguments: Sequence[str]) -> None:
+        """Arguments of the script or of a function, ``$1`` and on."""
+        for place in range(len(self.arguments)):
+            self.held.pop(str(place + 1), None)
+        self.arguments = arguments
+        self.held |= {str(place): text for place, text in enumerate(arguments, 1)}
+        self.held |= {'@': list(arguments), '*': list(arguments), '#': str(len(arguments))}
 
     def assign(self, name: str, value: Value, *, more: bool = False) -> None:
         """``name=value``, or ``name+=value``."""
@@ -455,13 +503,17 @@ class Values:
             return all_of if all_of is not None else self.missing(name, rest)
         if index is not None:
             return self.item(held, index, form)
+        if name in ('@', '*') and isinstance(held, list):
+            return held
         one = (held[0] if held else '') if isinstance(held, list) else held
         return self.changed(name, one, rest) if rest else [one] if one is not None else self.missing(name, '')
 
     def missing(self, name: str, rest: str) -> list[str]:
         if rest:
             return self.changed(name, None, rest)
-        return [] if name in ('@', '*') else [unknown(name)]
+        # What other branches alone assign is empty here; where a variable decided it that nobody assigns, ask for that.
+        doubts = self.elsewhere.get(name, (name,))
+        return [] if name in ('@', '*') or not doubts else [unknown(doubts[0])]
 
     def item(self, held: Value | None, index: str, form: str) -> list[str]:
         place = self.sum(index)
@@ -511,8 +563,8 @@ class Values:
         if len(names) > 400 or '**' in names:
             return unknown(f'$(({text[:60]}))')
         try:
-            return str(int(_sum(ast.parse(names.strip().replace('/', '//'), mode='eval').body)))
-        except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError, MemoryError):
+            return str(int(_sum(ast.parse(_python(names.strip()).replace('/', '//'), mode='eval').body)))
+        except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError, MemoryError, StopIteration):
             return unknown(f'$(({text[:60]}))')
 
     def number(self, name: str) -> str:
@@ -529,9 +581,43 @@ def _cut(value: str, sign: str, pattern: str) -> str:
     return value[: (min if len(sign) == 2 else max)(fits)] if fits else value
 
 
+def _python(text: str) -> str:
+    """A sum with ``a ? b : c`` and the signs of conditions, as Python writes it."""
+    depth, marks = 0, []
+    for place, letter in enumerate(text):
+        depth += (letter == '(') - (letter == ')')
+        if letter in '?:' and depth == 0:
+            marks.append(place)
+    if marks:
+        # Of a ? b : c ? d : e the first question has all behind its colon.
+        asked, other = marks[0], next(place for place in marks if text[place] == ':')
+        yes, no = _python(text[asked + 1 : other].strip()), _python(text[other + 1 :].strip())
+        return f'(({yes}) if ({_python(text[:asked].strip())}) else ({no}))'
+    start = text.find('(')
+    if start >= 0:
+        depth = 0
+        for place in range(start, len(text)):
+            depth += (text[place] == '(') - (text[place] == ')')
+            if depth == 0:
+                inner = _python(text[start + 1 : place].strip())
+                return f'{_signs(text[:start])}({inner}){_python(text[place + 1 :])}'
+    return _signs(text)
+
+
+def _signs(text: str) -> str:
+    return re.sub(r'!(?!=)', ' not ', text.replace('&&', ' and ').replace('||', ' or '))
+
+
 def _sum(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 2**63:
         return node.value
+    if isinstance(node, ast.IfExp):
+        return _sum(node.body) if _sum(node.test) else _sum(node.orelse)
+    if isinstance(node, ast.BoolOp):
+        answers = [bool(_sum(one)) for one in node.values]
+        return int(all(answers) if isinstance(node.op, ast.And) else any(answers))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return int(not _sum(node.operand))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_sum(node.operand)
     if isinstance(node, ast.BinOp):

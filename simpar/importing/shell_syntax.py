@@ -23,6 +23,8 @@ _BEFORE_ARRAY: Final = re.compile(r'[A-Za-z_][A-Za-z0-9_]*\+?=')
 _LETTER: Final = re.compile(r'\\.|.', re.DOTALL)
 _SPACE: Final = re.compile(r'(?:[ \t\r]|\\\r?\n|#[^\n]*)*')
 _SIGN: Final = re.compile(r'&>>|<<<|<<-|&&|\|\||;;|&>|>>|<<|>&|<&|>\||[;&|()<>]')
+_CONDITION: Final = re.compile(r'\(\(((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*)\)\)(?=\s|;|$|&)')
+"""``(( a > b ))``, with brackets within."""
 _ENDS: Final = ('\n', ';', '&', '|')
 _REDIRECTIONS: Final = ('>', '>>', '<', '<<', '<<-', '<<<', '>&', '<&', '&>', '&>>', '>|')
 _JOINS: Final = ('&&', '||')
@@ -80,6 +82,7 @@ class _Letters:
     line: int
     place: int = 0
     waiting: list[str] = field(default_factory=list)
+    ahead_words: list[Word] = field(default_factory=list)
     in_array: bool = False
 
     def all(self) -> list[Word]:
@@ -105,6 +108,8 @@ class _Letters:
         self.run(_SPACE)
 
     def next(self) -> Word | None:
+        if self.ahead_words:
+            return self.ahead_words.pop()
         self.blanks()
         line = self.line
         if self.place >= len(self.text):
@@ -116,6 +121,10 @@ class _Letters:
             self.run(_REDIRECTED)
         if match := _BLANK.match(self.text, self.place):
             return Word(line, (Part('text', self.go(len(match[0])), True), *self.word().parts))
+        if condition := _CONDITION.match(self.text, self.place):
+            self.go(len(condition[0]))
+            self.ahead_words.append(Word(line, (Part('sum', condition[1], True),)))
+            return Word(line, (Part('text', '((', False),))
         if sign := _SIGN.match(self.text, self.place):
             return Word(line, sign=self.go(len(sign[0])))
         return self.word()

@@ -147,6 +147,7 @@ class Contents:
     cluster: Annotated[ClusterReference, Short('profile')]
     workload: Workload
     plan: Plan = field(default_factory=Plan)
+    gaps: tuple[Annotated[str, Field(max_length=400)], ...] = ()
     against: dict[str, Any] | None = None
     sweep: Annotated[Any, WithJsonSchema(SWEEP_SCHEMA)] = None
     planner: Planner | None = None

@@ -45,7 +45,7 @@ from simpar.schedule.sweep import Settings, problems_of_rows, row_tree, rows_of_
 from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
 
-_FIXED = ('simpar', 'against', 'sweep', 'planner')
+_FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')
 _SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network', 'module')
 _TERMS: Final = Terms(key=key_term, value=value_term)
@@ -269,6 +269,8 @@ def written(schedule: Contents) -> dict[str, Any]:
     model = workload.pop(MODEL)
     # ``model`` is a key that no file has: its kind stands in its place.
     short = {key: schedule.workload.model.in_short(keys) for key, keys in model.items()}
+    if not schedule.gaps:
+        del tree['gaps']
     return {**tree, 'workload': {**short, **workload}}
 
 

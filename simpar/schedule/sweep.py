@@ -16,7 +16,7 @@ from simpar.schedule.contents import kind_of
 
 MOST_ROWS: Final = 4096
 MOST_KEYS: Final = 32
-_FIXED: Final = ('simpar', 'against', 'sweep', 'planner')
+_FIXED: Final = ('simpar', 'gaps', 'against', 'sweep', 'planner')
 _KEY: Key = ('sweep',)
 _EXAMPLE: Final = 'plan.copies: [1, 2, 4]'
 _ROW: Final = '- {plan.copies: 2, plan.tensor: 4}'

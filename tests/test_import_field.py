@@ -1,0 +1,232 @@
+"""What owners of files meet: each kind of fault that was seen in public files, with the right value, and variants."""
+
+import pytest
+from launch_sources import MODEL
+
+from simpar import cli
+from simpar.case import load_case
+from simpar.errors import ScheduleError
+from simpar.importing.mapping import schedule_text
+from simpar.importing.read import imported
+from simpar.schedule import load_schedule
+
+SIZES = '--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 '
+SIZES += '--vocab-size 32000 --hidden-dropout 0 --attention-dropout 0 --bf16 '
+COMMON = f'{SIZES}--micro-batch-size 1 --global-batch-size 64 '
+EIGHT = f'torchrun --nproc_per_node 8 pretrain_gpt.py {COMMON}'
+SPEED = f'deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --deepspeed {COMMON}'
+ASCEND = f'export HCCL_CONNECT_TIMEOUT=1\n{EIGHT}'
+LLAMA = '--swiglu --disable-bias-linear --position-embedding-type rope '
+MIXTURE = f'{LLAMA}--num-experts 8 --moe-router-topk 2 '
+_T, _E = 'workload.transformer', 'workload.transformer.experts'
+FORMERS = 'type: LlamaConfig, num_layers: 80, hidden_size: 8192, num_heads: 64, n_kv_heads: 8, vocab_size: 128256'
+FORMERS = f'model: {{model_config: {{{FORMERS}, seq_length: 8192, ffn_dim_multiplier: 1.3, multiple_of: 256}}}}\n'
+
+# Kind, name of the file, its text, and keys of the schedule with their right values (None: it has none).
+RIGHT = {
+    'K1 heads of keys': ('a.sh', f'{SPEED} {LLAMA} --num-key-value-heads 8 --zero-stage 3 --normalization rmsnorm', {
+        f'{_T}.kv_heads': 8, 'plan.zero': 3, f'{_T}.norm': 'rms_norm', 'plan.micro_batches': 4,
+    }),
+    'K1 experts': ('a.sh', f'{SPEED} {LLAMA} --num-experts 64 --moe-expert-parallel-size 16 --moe-loss-coeff 0.01', {
+        'plan.expert': 16, f'{_E}.every': 2, f'{_E}.top_k': 1, f'{_E}.aux_loss': 0.01,
+    }),
+    'K1 top two of one interval': ('a.sh', f'{SPEED} {LLAMA} --num-experts 8 --topk 2 --expert-interval 1', {
+        f'{_E}.every': 1, f'{_E}.top_k': 2, f'{_E}.aux_loss': 0.1,
+    }),
+    'K1 one expert': ('a.sh', f'{SPEED} --num-experts 1 --moe-expert-parallel-size 1', {f'{_E}.count': None}),
+    'K1 here-document': (
+        'a.sh',
+        f'Z=1\ncat <<EOT > ds.json\n{{"zero_optimization": {{"stage": $Z}}}}\nEOT\n{SPEED} --deepspeed_config ds.json',
+        {'plan.zero': 1},
+    ),
+    'K1 zero bubble': ('a.sh', f'{SPEED} --pipeline-model-parallel-size 8 --enable-zbh1-pipeline', {
+        'plan.order': 'zb-h1',
+    }),
+    'K2 checkpoints': ('a.sh', f'{EIGHT} --checkpoint-activations --tensor-model-parallel-size 2', {
+        'plan.recompute': 'full',
+    }),
+    'K2 checkpoints of two layers': ('a.sh', f'{SPEED} --checkpoint-activations --checkpoint-num-layers 1', {
+        'plan.recompute': 'full',
+    }),
+    'K2 today': ('a.sh', f'{EIGHT} --recompute-activations', {'plan.recompute': 'selective'}),
+    'K3 gelu': ('a.sh', f'{ASCEND} --gelu-tanh', {f'{_T}.activation': 'geglu_tanh'}),
+    'K3 plain': ('a.sh', f'{ASCEND} --openai-gelu', {f'{_T}.activation': 'gelu_tanh'}),
+    'K3 tiles': ('a.sh', f'{ASCEND} --tensor-model-parallel-size 4 --sequence-parallel --use-ascend-coc', {
+        'plan.tiles': 1,
+    }),
+    'K4 ffn': ('a.yaml', f'{FORMERS}parallel_config: {{data_parallel: 1, model_parallel: 8}}', {f'{_T}.ffn': 28672}),
+    'K4 without': (
+        'a.yaml', f'{FORMERS.replace("ffn_dim_multiplier: 1.3", "x: false")}parallel_config: {{model_parallel: 8}}',
+        {f'{_T}.ffn': 22016},
+    ),
+    'K5 four of each': ('a.sh', EIGHT.replace('node 8', 'node 4 --nnodes 4'), {
+        'cluster.nodes': 4, 'cluster.devices': 4,
+    }),
+    'K5 constraint': ('a.sh', f'#SBATCH --constraint=v100-32g\n{EIGHT}', {'cluster.profile': 'v100-sxm2-8'}),
+    'K5 path': ('train_8xb200.sh', EIGHT, {'cluster.profile': 'b200-sxm-8'}),
+    'K5 sixteen': ('a.sh', ASCEND.replace('node 8', 'node 16'), {'cluster.profile': 'ascend910c-16'}),
+    'K6 nodes': (
+        'a.sh',
+        (f'#SBATCH --nodes=4\ntorchrun --nproc_per_node 8 --nnodes $SLURM_NNODES p.py {COMMON} '
+        '--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2'),
+        {'cluster.nodes': 4, 'plan.micro_batches': 16},
+    ),
+    'K12 modules': (
+        'a.sh',
+        f'{EIGHT} --recompute-granularity selective --recompute-modules layernorm mlp --pipeline-model-parallel-size 2',
+        {'plan.recompute': ['layer*.norm?', 'layer*[0-9].fc1', 'layer*[0-9].gelu', 'layer*[0-9].fc2']},
+    ),
+    'K12 account for both': (
+        'a.sh',
+        EIGHT.replace('--num-layers 32', '--num-layers 30') + '--pipeline-model-parallel-size 8 '
+        '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split',
+        {'plan.stages': [3, 4, 4, 4, 4, 4, 4, 3]},
+    ),
+    'K14 capacity': (
+        'a.sh',
+        (f'torchrun --nnodes 2 --nproc_per_node 8 p.py {COMMON.replace("-length 4096", "-length 32768")} {LLAMA}'
+        '--tensor-model-parallel-size 4 --context-parallel-size 4 --sequence-parallel --num-experts 16 '
+        '--moe-router-topk 2 --moe-expert-capacity-factor 1.1'),
+        {f'{_E}.capacity': (282 * 16 - 0.5) / 4096},
+    ),
+    'K10 here-document': (
+        'a.sh',
+        (f'A=( {COMMON} )\nCMD="python pretrain_gpt.py ${{A[@]}}"\nsbatch <<EOF\n#SBATCH --nodes=2 --gpus-per-node=8\n'
+        'srun bash -c "${CMD}"\nEOF'),
+        {'cluster.nodes': 2, f'{_T}.layers': 32},
+    ),
+    'K10 a job of its own': (
+        'a.sh',
+        ("cat > job.sh <<'EOF'\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nTP=2\n"
+        f'srun python pretrain_gpt.py {COMMON} --tensor-model-parallel-size $TP\nEOF\nsbatch job.sh'),
+        {'cluster.nodes': 2, 'plan.tensor': 2},
+    ),
+    'K10 a text for another script': (
+        'a.sh',
+        f'opts="{COMMON} --tensor-model-parallel-size 2"\nmpirun --hostfile h bash entry.sh "${{opts}}"',
+        {f'{_T}.layers': 32, 'plan.tensor': 2},
+    ),
+    'K10 arrays alone': (
+        'a.sh', f'MODEL_ARGS=( {SIZES} )\nOTHER=(--micro-batch-size 1 --global-batch-size 64)\nexport MODEL_ARGS',
+        {f'{_T}.layers': 32, 'workload.batch': 64},
+    ),
+    'K10 an exported text': ('a.sh', f'export FLAGS="{COMMON}"\nbash run_on_all_nodes.sh', {f'{_T}.layers': 32}),
+    'K11 a question in a sum': (
+        'a.sh',
+        ('TP=4\nO="--overlap-grad-reduce"; X=$(( ($TP > 1) ? 1 : 0 )); if [ $X -eq 1 ]; '
+        f'then O="--tp-comm-overlap $O"; fi\n{EIGHT} --sequence-parallel --tensor-model-parallel-size $TP $O'),
+        {'plan.tiles': 4, 'plan.reduce_gradients': 'overlapped'},
+    ),
+    'K11 a condition on numbers': (
+        'a.sh',
+        f'TP=4\nif (( TP > 1 && TP < 8 )); then S=--sequence-parallel; fi\n{EIGHT} --tensor-model-parallel-size $TP $S',
+        {'plan.sequence_parallel': True},
+    ),
+    'K11 a branch not taken': (
+        'a.sh',
+        ('TP=1\nON=true\nif [ $TP -gt 1 ]; then sp="--sequence-parallel"; elif [ $ON = false ]; then sp=""; fi\n'
+        f'{EIGHT} $sp'),
+        {'plan.sequence_parallel': None},
+    ),
+    'K11 a function with arguments': (
+        'a.sh', f'go() {{\n  {EIGHT.replace("-layers 32", "-layers $1")} --tensor-model-parallel-size $2\n}}\ngo 16 2',
+        {f'{_T}.layers': 16, 'plan.tensor': 2},
+    ),
+    'K11 another language': (
+        'a.sh', f"python -c \"h=1; print(f'{{(12 * h**2) / 10**9 :.0f}}B')\"\n{EIGHT}", {f'{_T}.layers': 32},
+    ),
+    'off is no alarm': (
+        'a.sh', f'{EIGHT} --mtp-num-layers 0 --cpu-offloading-num-layers 0 --softmax-type vanilla --a-mlp false',
+        {'gaps': None},
+    ),
+}  # fmt: skip
+
+
+GIVEN = {'K10 a text for another script': 8, 'K10 arrays alone': 8, 'K10 an exported text': 8}
+"""Devices of files that do not say them."""
+
+
+def made_of(tmp_path, name, text, devices=0):
+    path = tmp_path / name
+    path.write_text(f'{text}\n', encoding='utf-8')
+    given = {'nnodes': '1', 'nproc-per-node': str(devices)} if devices else {}
+    return imported(path, given=given, model=str(MODEL) if name.endswith('.json') else '')
+
+
+@pytest.mark.parametrize('case', RIGHT)
+def test_a_file_comes_to_the_right_values_and_its_schedule_is_lowered(case, tmp_path):
+    name, text, right = RIGHT[case]
+    made = made_of(tmp_path, name, text, GIVEN.get(case, 0))
+    assert {key: made.values.get(key) for key in right} == right
+    assert load_case(schedule_text(made, name)).program
+
+
+# What shapes a model or a plan and is not understood, with words that the error has.
+REFUSED = {
+    'K7 tensor ranks hold experts': (
+        'a.sh', (f'{EIGHT} {MIXTURE} --tensor-model-parallel-size 4 --sequence-parallel '
+        '--expert-model-parallel-size 8 --expert-tensor-parallel-size 1'), '--set expert-model-parallel-size=2',
+    ),
+    'K7 experts split otherwise': (
+        'a.sh', (f'{EIGHT} {MIXTURE} --tensor-model-parallel-size 2 --expert-model-parallel-size 4 '
+        '--expert-tensor-parallel-size 1'), '--set expert-tensor-parallel-size=2',
+    ),
+    'K12 further tokens': ('a.sh', f'{EIGHT} --mtp-num-layers 1', '--set mtp-num-layers=false'),
+    'K15 a template': ('a.json', '{"train_batch_size": 64, "fp16": {"enabled": "CONFIG_FP16"}}', 'neither on nor off'),
+    'K15 a number': ('a.json', '{"train_batch_size": "CONFIG_BATCH"}', 'not a number'),
+    'K17 linear attention': ('a.sh', f'{ASCEND} --full-attention-interval 4', 'linear attention'),
+    'K17 adapters': ('a.sh', f'{ASCEND} --lora-r 16', 'adapters'),
+    'K17 sinks': ('a.sh', f'{EIGHT} --softmax-type learnable', 'sinks'),
+    'K17 another loss': ('a.sh', f'{ASCEND} --stage dpo', 'another loss'),
+    'K17 an encoder': ('a.sh', EIGHT.replace('_gpt', '_t5'), 'an encoder and a decoder'),
+    'K1 an unknown degree': ('a.sh', f'{EIGHT} --lab-parallel-size 4', '--set lab-parallel-size=false leaves it out'),
+    'K1 unknown experts': ('a.yaml', f'{FORMERS}moe_args: {{expert_count: 8}}\nparallel_config: {{}}', 'experts'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_what_shapes_a_model_or_a_plan_and_is_not_understood_ends_the_import(case, tmp_path):
+    name, text, said = REFUSED[case]
+    with pytest.raises(ScheduleError) as error:
+        made_of(tmp_path, name, text)
+    assert said in str(error.value)
+
+
+def test_arguments_of_a_script_stand_behind_two_dashes(tmp_path, capsys):
+    text = 'TP=${10}\nif [ $2 = 8B ]; then LAYERS=32; elif [ $2 = 70B ]; then LAYERS=80; fi\n'
+    text += f'{EIGHT.replace("-layers 32", "-layers $LAYERS")} --tensor-model-parallel-size $TP\n'
+    (tmp_path / 'a.sh').write_text(text)
+    assert cli.main(['import', str(tmp_path / 'a.sh')]) == 2
+    told = capsys.readouterr().err
+    assert '--num-layers: $2 is not assigned; give it: --set 2=…, or all arguments of the script behind --' in told
+    words = ['import', str(tmp_path / 'a.sh'), '--', 'dsw', '8B', *'3456789', '4']
+    assert cli.main(words) == 0
+    written = capsys.readouterr().out
+    assert '  layers: 32 ' in written
+    assert '  tensor: 4 ' in written
+
+
+def test_gaps_go_with_the_schedule_into_its_answer(tmp_path, capsys):
+    small = EIGHT.replace('32 --hidden', '2 --hidden').replace('4096', '64')
+    (tmp_path / 'a.sh').write_text(f'{small} --cpu-offloading --frobnicate 3\n')
+    out = tmp_path / 'a.yaml'
+    assert cli.main(['import', str(tmp_path / 'a.sh'), '--output', str(out)]) == 0
+    gaps = ('--cpu-offloading (offloading to host memory)', '--frobnicate 3')
+    assert load_schedule(out).gaps == gaps
+    capsys.readouterr()
+    assert cli.main(['run', str(out)]) == 0
+    assert f'does not model (gaps): {", ".join(gaps)}.' in ' '.join(capsys.readouterr().out.split())
+
+
+def test_what_cannot_be_lowered_is_told_by_the_import(tmp_path, capsys):
+    """The schema takes 8 ranks that share 8 experts; 4 data ranks are no multiple of it."""
+    (tmp_path / 'a.sh').write_text(f'{EIGHT} {MIXTURE} --tensor-model-parallel-size 2')
+    assert cli.main(['import', str(tmp_path / 'a.sh'), '--set', 'plan.expert=8']) == 2
+    assert 'a.sh: the schedule that it comes to cannot be: ' in capsys.readouterr().err
+
+
+def test_a_path_that_names_an_accelerator_without_a_profile_is_told_first(tmp_path):
+    made = made_of(tmp_path, 'train_mi300x.sh', EIGHT)
+    said = 'h100-sxm-8: the file names mi300x, and no profile is of it; --cluster says another'
+    assert made.assumed[0] == said
+    assert 'the path of the file says b200' in made_of(tmp_path, '8xb200.sh', EIGHT).assumed[0]
