@@ -14,17 +14,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from executor.cluster import Launch, detect
 from executor.cluster.external import REFUSAL, common_clock, refuse_external, run_external, store_of
-from executor.cluster.handshake import asked, let_all_see, local_address, many, refuse, shake_hands
-from executor.cluster.launch import Launch, detect
+from executor.cluster.handshake import asked, let_all_see, local_address, refuse, shake_hands
 from executor.cluster.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from executor.draws import module_of
 from executor.measure import FIRST_STEADY, Perform, in_turns
 from executor.numerics import check
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
+from executor.ranks.watchdog import columns, many
 from executor.state import Execution, by_module, save_state
 from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
@@ -346,9 +347,7 @@ def _show_places(places: list[Place], needs: list[int], notes: tuple[str, ...]) 
         rows.append((place.host.name, many('rank', place.ranks), str(place.host.cores), need, free))
     if places[0].devices.kind:
         rows = [(*row, cell) for row, cell in zip(rows, ['devices', *map(_devices, places)], strict=True)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*columns(rows, '  '), sep='\n')
     for note in notes:
         print(f'note: {note}')
     print(f'all {len(places)} hosts are here, agree on job and versions, and reach one another')

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from executor import data
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from simpar.errors import ProgramError
 from simpar.janitor import remove_at_the_end
 

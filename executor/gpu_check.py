@@ -21,15 +21,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from executor.devices import KINDS
 from executor.devices.issue import Issuer
-from executor.devices.kinds import KINDS
 from executor.devices.open import Device, open_device
-from executor.devices.transports import Copies
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
 from executor.ranks.real import Start
 from executor.ranks.request import Request
-from executor.ranks.transport import Transport
+from executor.ranks.transports import Copies, Transport
 from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.cost.costs import Communication, Costs

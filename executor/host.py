@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import socket
-import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 BOOT_ID: Final = Path('/proc/sys/kernel/random/boot_id')
-PR_SET_TIMERSLACK: Final = 29
+TIMER_SLACK: Final = Path('/proc/self/timerslack_ns')
 
 
 class Clock:
@@ -56,10 +55,10 @@ def host_identity() -> str:
 
 
 def sharpen_sleep() -> None:
-    """Ask the kernel to wake this thread, and threads it starts, within a microsecond instead of 50 (Linux only)."""
-    if platform.system() == 'Linux':
-        # Python has no call for it. The default slack of 50 us is as long as the ops that are emulated.
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    """Ask the kernel to wake the main thread, and threads that it starts, within 1 µs, not 50 (Linux)."""
+    # The default slack of 50 us is as long as the ops that are emulated.
+    with suppress(OSError):
+        TIMER_SLACK.write_text('1000')
 
 
 def offset_by_ping(ping: Callable[[], tuple[float, float, float]], rounds: int = 16) -> tuple[float, float]:
@@ -182,36 +181,28 @@ def _fields(path: Path) -> list[str]:
 
 # The C library's memory: a rank keeps what it has freed, so that no step after the first asks the kernel for pages.
 
-TRIM_THRESHOLD: Final = -1
-TOP_PAD: Final = -2
-MMAP_MAX: Final = -4
-ARENA_MAX: Final = -8
-"""Numbers of glibc's ``mallopt``."""
-MOST: Final = 2**31 - 1
-PAD: Final = 2**24
+KEPT: Final = 'glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647'
+"""One arena: what one thread frees another uses. No mapped blocks and no trimming: nothing goes back."""
+PAD: Final = 'glibc.malloc.top_pad=16777216'
 """Bytes by which memory grows at once."""
 CHOSEN: Final = ('MALLOC_', 'LD_PRELOAD', 'GLIBC_TUNABLES')
 """How variables begin by which a user has chosen settings or another allocator."""
 
 
-def keep_memory() -> bool:
-    """Have this process keep its memory; threads that have allocated before keep their arenas.
+def memory_variables() -> dict[str, str]:
+    """Variables with which a program that is started keeps its memory; none where the user has chosen otherwise."""
+    # musl and macOS do not know them, and go on as they do.
+    return {} if any(name.startswith(CHOSEN) for name in os.environ) else {'GLIBC_TUNABLES': f'{KEPT}:{PAD}'}
 
-    Returns False where the C library cannot be told, or the user has chosen otherwise.
-    """
-    library = ctypes.CDLL(None)
-    # musl and macOS have no such call.
-    if not hasattr(library, 'mallopt') or any(name.startswith(CHOSEN) for name in os.environ):
-        return False
-    # One arena: what one thread frees another uses. No mapped blocks and no trimming: nothing goes back.
-    chosen = ((ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, MOST), (TOP_PAD, PAD))
-    return bool(min(library.mallopt(number, value) for number, value in chosen) == 1)
+
+def keep_memory() -> None:
+    """Start this process's program anew with these variables, unless it has them: the C library reads them once."""
+    if variables := memory_variables():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **variables})
 
 
 # Scheduling of a rank's threads where computation and communication want the same few cores.
 
-SYS_SCHED_SETATTR: Final = {'x86_64': 314, 'aarch64': 274}
-SLICE_NS: Final = 100_000
 NICE: Final = 15
 
 
@@ -224,57 +215,41 @@ def pin(rank: int) -> None:
 
 
 def yield_to_communication() -> None:
-    """Make the calling thread, which computes, nice, with the kernel's own slice, whatever started it."""
+    """Make the calling thread, which computes, nice, whatever started it."""
     if platform.system() == 'Linux':
-        _set(threading.get_native_id(), nice=NICE, slice_ns=0)
+        _plain(threading.get_native_id(), NICE)
 
 
 @contextmanager
 def urgently() -> Iterator[None]:
     """While entered, threads of this process, and those that they start, come before all else on its cores.
 
-    They get real-time priority where the system grants it (root, CAP_SYS_NICE or a limit of rtprio), and short slices
-    elsewhere. A process that somebody has made nice, or given another policy, stays as it is.
+    They get real-time priority where the system grants it (root, CAP_SYS_NICE or a limit of rtprio). A process that
+    somebody has made nice, or given another policy, stays as it is.
     """
-    if not _plain():
+    if platform.system() != 'Linux' or os.sched_getscheduler(0) != os.SCHED_OTHER or os.nice(0):
         yield
         return
     try:
         for task in _tasks():
-            _real_time(task)
+            # A thread may have ended since it was listed. Mostly a right is missing; whatever else a kernel may say,
+            # no run must fail for it.
+            with suppress(OSError):
+                os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
         yield
     finally:
         # The next run of this process may compute for real, and would take its cores from all others.
         for task in _tasks():
-            _set(task, nice=0, slice_ns=0)
-
-
-def _plain() -> bool:
-    """Whether the process has the priority that processes have unless somebody decides otherwise."""
-    return platform.system() == 'Linux' and os.sched_getscheduler(0) == os.SCHED_OTHER and os.nice(0) == 0
+            _plain(task, 0)
 
 
 def _tasks() -> list[int]:
     """Threads of this process by the kernel's numbers; gloo has started its own already, and does not tell them."""
-    return [int(task.name) for task in Path('/proc/self/task').iterdir()] if platform.system() == 'Linux' else []
+    return [int(task.name) for task in Path('/proc/self/task').iterdir()]
 
 
-def _real_time(task: int) -> None:
-    """Real-time priority, the lowest, or a short slice."""
-    try:
-        os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
-    except ProcessLookupError:
-        # It has ended since it was listed.
-        return
-    # Mostly a right that is missing; whatever else a kernel may say, no run must fail for it.
-    except OSError:
-        _set(task, nice=0, slice_ns=SLICE_NS)
-
-
-def _set(task: int, nice: int, slice_ns: int) -> None:
-    number = SYS_SCHED_SETATTR.get(platform.machine())
-    # There is no wrapper in Python or libc, so other processors' call numbers would have to be known.
-    if number is not None:
-        # struct sched_attr: size, policy, flags, nice, priority, runtime (the slice), deadline, period
-        attributes = struct.pack('IIQiIQQQ', 48, 0, 0, nice, 0, slice_ns, 0, 0)
-        ctypes.CDLL(None).syscall(number, task, ctypes.create_string_buffer(attributes, 48), 0)
+def _plain(task: int, nice: int) -> None:
+    """The policy that threads have unless somebody decides otherwise."""
+    with suppress(OSError):
+        os.sched_setscheduler(task, os.SCHED_OTHER, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, task, nice)

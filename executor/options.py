@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from executor.devices.kinds import KINDS, in_threads
+from executor.devices import KINDS, in_threads
 from executor.ranks.watchdog import parse_fault
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.hardware.net import Net, parse_net

@@ -6,7 +6,8 @@ import io
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -16,7 +17,7 @@ import torch
 
 from executor.ranks.request import Compute, Outcome, Part
 from executor.tensors import as_named, assemble
-from executor.validate import communicators
+from executor.walk import Place, seat
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program
@@ -100,6 +101,10 @@ class Execution(Result):
     notes: tuple[str, ...] = ()
 
 
+Finish = Callable[[Execution, Sequence[Outcome]], None]
+"""What is done with a run before its ranks go on."""
+
+
 def assemble_run(
     program: Program, outcomes: Sequence[Outcome], compute: Compute, notes: tuple[str, ...] = ()
 ) -> Execution:
@@ -156,41 +161,17 @@ def _starts(program: Program, outcomes: Sequence[Outcome]) -> list[Times]:
 
 
 def meetings(program: Program) -> list[list[tuple[int, int]]]:
-    """List the (rank, slot) that meet, by their order in each group of a communicator and each direction of a pair."""
-    met: list[list[tuple[int, int]]] = []
-    for partition, stream in communicators(program):
-        for group in partition.groups_GP.tolist():
-            places: dict[tuple[int, ...], list[list[int]]] = {}
-            for rank in group:
-                for key, slot in _keyed(program, rank, group, partition.name, stream):
-                    places.setdefault(key, [[] for _ in group])[group.index(rank)].append(slot)
-            # Ops on one communicator meet in their order there, so the n-th of each member belong together.
-            for slots in places.values():
-                # A direction between two ranks involves them alone; the group's other members have no slot for it.
-                present = [(rank, mine) for rank, mine in zip(group, slots, strict=True) if mine]
-                met += [[(rank, mine[index]) for rank, mine in present] for index in range(len(present[0][1]))]
-    return met
-
-
-def _keyed(
-    program: Program, rank: int, group: list[int], partition: str, stream: str
-) -> list[tuple[tuple[int, ...], int]]:
-    """List a rank's slots on a communicator, each with a key that is equal for all whom it meets."""
-    role = program.role(rank)
-    if stream not in role.streams:
-        return []
-    found: list[tuple[tuple[int, ...], int]] = []
-    for slot in np.flatnonzero(role.stream == role.streams.index(stream)).tolist():
-        op = program.op(role, slot)
-        if op.kind == 'compute' or op.partition != partition:
-            continue
-        # ``peer`` is relative to the position in the group, so that all ranks of a role share one op class.
-        peer = group[(group.index(rank) + op.peer) % len(group)]
-        # Source first for both ends, so that a send and its receive have the same key; a collective has one key for
-        # all.
-        ways: dict[str, tuple[int, ...]] = {'send': (rank, peer), 'recv': (peer, rank)}
-        found.append((ways.get(op.kind, ()), slot))
-    return found
+    """List the (rank, slot) that meet: the n-th of each participant at one place."""
+    met: dict[tuple[Place, int], list[tuple[int, int]]] = {}
+    for rank in range(program.world):
+        role, times = program.role(rank), Counter[Place]()
+        for slot, stream in enumerate(role.stream.tolist()):
+            op = program.op(role, slot)
+            if op.kind != 'compute':
+                place, *_ = seat(op, role.streams[stream], program.partitions[op.partition], rank)
+                met.setdefault((place, times[place]), []).append((rank, slot))
+                times[place] += 1
+    return list(met.values())
 
 
 def _loss(program: Program, losses: Sequence[Mapping[Part, torch.Tensor]]) -> float:

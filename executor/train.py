@@ -15,21 +15,21 @@ import torch
 
 from executor import checkpoint as kept
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
-from executor.cluster.external import External, of_rank
+from executor.cluster import Launch, detect
+from executor.cluster.external import External, check_world, of_rank
 from executor.cluster.handshake import asked
-from executor.cluster.launch import Launch, detect
 from executor.cluster.preflight import bytes_of_ranks
 from executor.draws import Batch, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted
 from executor.ranks.pool import Pool
-from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
-from executor.state import Result, by_module
+from executor.ranks.request import Request, Stretch
+from executor.state import Finish, Result, by_module
 from executor.tensors import TORCH
 from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
-from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.errors import Problem, ScheduleError
 from simpar.hardware.net import Net
 from simpar.program import Program, Tensor
 from simpar.torch_module import Imported
@@ -122,115 +122,93 @@ Perform = Callable[[Request], Result]
 Runner = AbstractContextManager[Perform]
 
 
-def in_process(program: Program) -> Runner:
+@contextmanager
+def in_process(program: Program) -> Iterator[Perform]:
     """All ranks in this process."""
+    machine: InProcess | None = None
 
-    @contextmanager
-    def runner() -> Iterator[Perform]:
-        machine: InProcess | None = None
+    def perform(request: Request) -> Result:
+        nonlocal machine
+        stretch = request.stretch or Stretch()
+        if machine is None:
+            dtype = TORCH[request.dtype] if request.dtype else None
+            machine = InProcess(program, request.seed, dtype, first=stretch.first)
+            if stretch.source:
+                folder = Path(stretch.source)
+                contents = contents_of(folder)
+                for rank, held in enumerate(machine.held):
+                    read_rank(folder, contents, program, rank, held)
+        result = machine.run(request.steps, stretch.batches)
+        _save(program, request, result, machine.held)
+        return result
 
-        def perform(request: Request) -> Result:
-            nonlocal machine
-            stretch = request.stretch or Stretch()
-            if machine is None:
-                dtype = TORCH[request.dtype] if request.dtype else None
-                machine = InProcess(program, request.seed, dtype, first=stretch.first)
-                if stretch.source:
-                    folder = Path(stretch.source)
-                    contents = contents_of(folder)
-                    for rank, held in enumerate(machine.held):
-                        read_rank(folder, contents, program, rank, held)
-            result = machine.run(request.steps, stretch.batches)
-            if stretch.save:
-                folder = Path(stretch.save)
-                written = [write_rank(folder, program, rank, held) for rank, held in enumerate(machine.held)]
-                _finish(program, request, result.losses, written)
-            return result
-
-        yield perform
-
-    return runner()
+    yield perform
 
 
-def on_virtual(program: Program) -> Runner:
+@contextmanager
+def on_virtual(program: Program) -> Iterator[Perform]:
     """All ranks on virtual accelerators of this process."""
+    held: list[dict[str, torch.Tensor]] | None = None
 
-    @contextmanager
-    def runner() -> Iterator[Perform]:
-        held: list[dict[str, torch.Tensor]] | None = None
+    def perform(request: Request) -> Result:
+        nonlocal held
+        world = VirtualWorld(program, request, held=held)
+        result = world.run(keep=request.keep)
+        held = [one.held() for one in world.ranks]
+        _save(program, request, result, held)
+        return result
 
-        def perform(request: Request) -> Result:
-            nonlocal held
-            stretch = request.stretch or Stretch()
-            world = VirtualWorld(program, request, held=held)
-            result = world.run(keep=request.keep)
-            held = [one.held() for one in world.ranks]
-            if stretch.save:
-                written = [write_rank(Path(stretch.save), program, rank, own) for rank, own in enumerate(held)]
-                _finish(program, request, result.losses, written)
-            return result
-
-        yield perform
-
-    return runner()
+    yield perform
 
 
-def of_pool(pool: Pool, program: Program) -> Runner:
+@contextmanager
+def of_pool(pool: Pool, program: Program) -> Iterator[Perform]:
     """A process a rank, which the pool has started."""
-
-    @contextmanager
-    def runner() -> Iterator[Perform]:
-        def finished(request: Request, result: Result, outcomes: Sequence[Outcome]) -> None:
-            if request.stretch and request.stretch.save:
-                _finish(program, request, result.losses, [Written.read(one.written) for one in outcomes])
-
-        with pool:
-            yield lambda request: pool.perform(program, request, lambda *found: finished(request, *found))
-
-    return runner()
+    with pool:
+        yield lambda request: pool.perform(program, request, _finish_of(program, request))
 
 
-def of_launch(launch: Launch, program: Program, timeout: float, meet: float = INIT_TIMEOUT) -> Runner:
+@contextmanager
+def of_launch(launch: Launch, program: Program, timeout: float) -> Iterator[Perform]:
     """The one rank that this process is; the ranks that are not 0 get empty results."""
-    if launch.world != program.world:
-        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+    ranks: External | None = None
 
-    @contextmanager
-    def runner() -> Iterator[Perform]:
-        external: External | None = None
+    def perform(request: Request) -> Result:
+        nonlocal ranks
+        if ranks is None:
+            ranks = External(launch, program, timeout, asked(program, request, Net()))
+            ranks.preflight(bytes_of_ranks(program, request.dtype))
+        return ranks.run(request, Net(), _finish_of(program, request)) or Result((), {}, {})
 
-        def perform(request: Request) -> Result:
-            nonlocal external
-            if external is None:
-                external = External(launch, program, timeout, asked(program, request, Net()), meet)
-                external.preflight(bytes_of_ranks(program, request.dtype))
-
-            def finished(result: Result, outcomes: Sequence[Outcome]) -> None:
-                if request.stretch and request.stretch.save:
-                    _finish(program, request, result.losses, [Written.read(one.written) for one in outcomes])
-
-            return external.run(request, Net(), finished) or Result((), {}, {})
-
-        try:
-            yield perform
-        except RuntimeError as error:
-            raise of_rank(launch, error) from error
-
-    return runner()
+    try:
+        yield perform
+    except RuntimeError as error:
+        raise of_rank(launch, error) from error
 
 
-def _finish(program: Program, request: Request, losses: tuple[float, ...], written: Sequence[Written]) -> None:
-    """Make the checkpoint of a stretch whole."""
-    stretch = request.stretch or Stretch()
-    contents = Contents(
-        step=stretch.first + request.steps,
-        seed=request.seed,
-        program=program.hash,
-        losses=(*stretch.losses, *losses),
-        tensors={},
-        trained=stretch.trained,
-    )
-    finish(Path(stretch.save), written, contents)
+def _save(program: Program, request: Request, result: Result, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Write the checkpoint of a stretch, if one is due, of what all ranks hold."""
+    folder = Path(request.stretch.save if request.stretch else '')
+    _join(program, request, result, (write_rank(folder, program, rank, own) for rank, own in enumerate(held)))
+
+
+def _finish_of(program: Program, request: Request) -> Finish:
+    """What makes the checkpoint of a stretch whole, if one is due."""
+    return lambda result, ranks: _join(program, request, result, (Written.read(one.written) for one in ranks))
+
+
+def _join(program: Program, request: Request, result: Result, written: Iterable[Written]) -> None:
+    stretch = request.stretch
+    if stretch and stretch.save:
+        contents = Contents(
+            step=stretch.first + request.steps,
+            seed=request.seed,
+            program=program.hash,
+            losses=(*stretch.losses, *result.losses),
+            tensors={},
+            trained=stretch.trained,
+        )
+        finish(Path(stretch.save), written, contents)
 
 
 # ``train``: train a schedule, with the user's own module and data, and keep what came of it, by one call.
@@ -316,6 +294,7 @@ def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wan
     if wanted.in_one_process:
         return on_virtual(program)
     if launch is not None:
+        check_world(launch, program)
         return of_launch(launch, program, timeout)
     if processes:
         return of_pool(Pool(program.world, timeout=timeout), program)

@@ -100,6 +100,16 @@ def seat(op: OpClass, stream: str, partition: Partition, rank: int) -> tuple[Pla
     return place, position, partition.size
 
 
+def peers(program: Program, op: OpClass, rank: int) -> tuple[int, ...]:
+    """The ranks that an op communicates with: all others of its group, or the one that a transfer involves."""
+    if op.kind == 'compute':
+        return ()
+    members = program.partitions[op.partition].members(rank)
+    if op.kind == 'collective':
+        return tuple(member for member in members if member != rank)
+    return (members[(members.index(rank) + op.peer) % len(members)],)
+
+
 class Walk:
     """A walk of all streams; what an op does is a matter of subclasses, see ``perform``."""
 
@@ -189,12 +199,10 @@ class Walk:
         if not stream.parked:
             return ', '.join(self._action(stream.rank, need) for need in self._missing(stream)) or 'its turn'
         op = stream.head.op
-        members = self._program.partitions[op.partition].members(stream.rank)
         place, *_ = self._seat(stream)
         here = {one.rank for one in self._waiting[place].values()}
-        # A transfer involves its peer alone, although its communicator has more members.
-        peers = members if op.kind == 'collective' else [members[(members.index(stream.rank) + op.peer) % len(members)]]
-        return ', '.join(f'rank {rank} (at {self._at(rank, stream.name)})' for rank in peers if rank not in here)
+        others = peers(self._program, op, stream.rank)
+        return ', '.join(f'rank {rank} (at {self._at(rank, stream.name)})' for rank in others if rank not in here)
 
     def _at(self, rank: int, name: str) -> str:
         """What a stream of a rank is at; one that it does not have is at nothing more."""

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from executor.options import parser
 from simpar.errors import RunFailed, ScheduleError
 
 ROOT = Path(__file__).parent.parent / 'executor'
-BRANCHES = ['commands.py', 'devices/kinds.py', 'options.py']
+BRANCHES = ['commands.py', 'devices/__init__.py', 'options.py']
 """Files that ask for the kind of device: what a run is called, all ranks in one process, streams as threads."""
 
 

@@ -70,7 +70,7 @@ def test_all_reduce_is_the_sum_or_maximum_with_the_same_bits_everywhere(size, co
 
     def act(channel):
         flat = values[channel.position].clone()
-        collectives.all_reduce(channel, flat, reduce)
+        collectives.Rings(channel).all_reduce(flat, reduce)
         return flat
 
     results, _ = on_all(size, act)
@@ -86,7 +86,7 @@ def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
     wanted = tensors.reduce_scatter(values, 0)
 
     def act(channel):
-        return collectives.reduce_scatter(channel, list(values[channel.position].clone().chunk(size)), 'sum')
+        return collectives.Rings(channel).reduce_scatter(list(values[channel.position].clone().chunk(size)), 'sum')
 
     results, sent = on_all(size, act)
     for result, piece in zip(results, wanted, strict=True):
@@ -98,7 +98,7 @@ def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
 @given(sizes, st.integers(1, 500))
 def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     values = drawn(size, count)
-    results, sent = on_all(size, lambda channel: collectives.all_gather(channel, values[channel.position]))
+    results, sent = on_all(size, lambda channel: collectives.Rings(channel).all_gather(values[channel.position]))
     for result in results:
         assert torch.equal(result, torch.stack(values))
     assert sent == [(size - 1) * count * 8] * size
@@ -108,7 +108,7 @@ def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
 @given(sizes, st.integers(1, 500))
 def test_all_to_all_gives_everybody_the_chunks_meant_for_it(size, count):
     values = [list(value.chunk(size)) for value in drawn(size, size * count)]
-    results, sent = on_all(size, lambda channel: collectives.all_to_all(channel, values[channel.position]))
+    results, sent = on_all(size, lambda channel: collectives.Rings(channel).all_to_all(values[channel.position]))
     for position, result in enumerate(results):
         assert torch.equal(torch.cat(result), torch.cat([chunks[position] for chunks in values]))
     assert sent == [(size - 1) * count * 8] * size, 'nothing goes over a peer'
@@ -119,7 +119,7 @@ def test_a_ring_all_reduce_sends_twice_what_is_not_its_own(size):
     values = drawn(size, LARGE + LARGE % size)
     length = 4 * (len(values[0]) // 4)
     _, sent = on_all(
-        size, lambda channel: collectives.all_reduce(channel, values[channel.position][:length].clone(), 'sum')
+        size, lambda channel: collectives.Rings(channel).all_reduce(values[channel.position][:length].clone(), 'sum')
     )
     assert sent == [2 * (size - 1) * (length // size) * 8] * size
 
@@ -132,7 +132,7 @@ def test_everybody_learns_when_the_last_arrived(size, moments):
 
 
 def test_a_group_of_one_has_nothing_to_reduce():
-    (result,), (sent,) = on_all(1, lambda channel: collectives.all_gather(channel, torch.ones(3)))
+    (result,), (sent,) = on_all(1, lambda channel: collectives.Rings(channel).all_gather(torch.ones(3)))
     assert torch.equal(result, torch.ones(1, 3))
     assert sent == 0
 
@@ -143,7 +143,7 @@ def test_sums_are_deterministic_in_every_precision(dtype):
 
     def act(channel):
         flat = values[channel.position].clone()
-        collectives.all_reduce(channel, flat, 'sum')
+        collectives.Rings(channel).all_reduce(flat, 'sum')
         return flat
 
     once, _ = on_all(4, act)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor.cluster.launch import Launch, detect, first_host, hosts_of_ranks
+from executor.cluster import Launch, detect, first_host, hosts_of_ranks
 from simpar.errors import RunFailed
 
 TORCHRUN = {

@@ -15,7 +15,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 import numpy as np
 
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from executor.ranks.pool import Pool
 from executor.ranks.streams import NOT_SET, queues_by_slot, set_queues
 from simpar.hardware.net import Net

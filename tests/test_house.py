@@ -19,8 +19,7 @@ PRIVATE = {
     'executor/checkpoint.py: from torch.distributed.checkpoint.filesystem import _StorageInfo': 'in what torch reads',
     'executor/virtual/__init__.py: from torch.utils.backend_registration import '
     '_setup_privateuseone_for_python_backend': "torch's one way to register a device that is written in Python",
-    'executor/host.py: ctypes': 'calls of the C library that Python has not: prctl, mallopt, sched_setattr',
-    'executor/netns.py: ctypes': 'the same: unshare, which Python has from 3.12 on',
+    'executor/netns.py: ctypes': 'unshare, which Python has from 3.12 on',
 }
 """What there is no public way for, each with why."""
 MEMOS = 40

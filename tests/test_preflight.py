@@ -15,10 +15,10 @@ pytestmark = pytest.mark.torch
 import torch.distributed as dist
 
 from executor.cluster import handshake, preflight
-from executor.cluster.external import Pulse
 from executor.cluster.handshake import Card
 from executor.devices.open import Survey
 from executor.host import Host, Process, free_memory, this_host
+from executor.ranks import watchdog
 
 GB = 10**9
 
@@ -156,16 +156,13 @@ def test_a_door_that_is_closed_is_not_reached():
 
 def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
     """Rank 1 gives signs of life, then none; rank 2 is through and may be silent."""
-    from executor.cluster import external as meeting
-
-    monkeypatch.setattr(meeting, 'PERIOD', 0.02)
-    monkeypatch.setattr(meeting, 'LOST', 0.4)
+    monkeypatch.setattr(watchdog, 'PERIOD', 0.02)
+    monkeypatch.setattr(watchdog, 'LOST', 0.4)
     store, told = dist.HashStore(), []
-    of = [replace(card, host=Host(name, 1, 0)) for card, name in zip(cards('a', 'b', 'c'), 'abc', strict=True)]
     store.set('simpar/ready/2', b'1')
-    with Pulse(lambda: store, 1, of, 'ready', told.append):
+    with watchdog.Pulse(lambda: store, 1, 'abc', 'ready', told.append):
         time.sleep(0.1)
-    with Pulse(lambda: store, 0, of, 'ready', told.append):
+    with watchdog.Pulse(lambda: store, 0, 'abc', 'ready', told.append):
         time.sleep(0.2)
         assert told == []
         time.sleep(0.6)

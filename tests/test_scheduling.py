@@ -59,7 +59,7 @@ def test_threads_of_an_emulated_run_are_urgent_and_afterwards_plain_again():
         return
     before, inside, started, after = map(int, as_of_now(STORY))
     assert before == after == os.SCHED_OTHER
-    # Where the right is withheld slices are short, and the policy is the plain one.
+    # Where the right is withheld, the policy is the plain one.
     assert inside == started == (os.SCHED_RR if may_be_urgent() else os.SCHED_OTHER)
 
 

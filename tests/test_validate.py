@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from worked import worked_program
 
-from executor.hazards import hazards
-from executor.validate import validate
+from executor.validate import hazards, validate
 from simpar.errors import ProgramError
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu

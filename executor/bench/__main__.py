@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor.cluster.launch import detect
-from executor.devices.kinds import KINDS
+from executor.cluster import detect, is_launched
+from executor.devices import KINDS
+from executor.host import keep_memory
 from executor.options import DTYPES, TIME, TRANSPORTS, guarded, leave, parsed
 from simpar.hardware.net import USAGE, parse_net
 
@@ -79,4 +80,6 @@ def _net(text: str) -> str:
 
 
 if __name__ == '__main__':
+    if is_launched(os.environ):
+        keep_memory()
     leave(main())

@@ -56,10 +56,10 @@ from executor.bench.rounds import (
     sample,
     table_rows,
 )
+from executor.cluster import Launch
 from executor.cluster.external import refuse_external
 from executor.cluster.handshake import software
-from executor.cluster.launch import Launch
-from executor.devices.kinds import in_threads
+from executor.devices import in_threads
 from executor.host import this_host
 from executor.options import Wanted, in_one_process
 from executor.ranks.request import Request

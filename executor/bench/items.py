@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from executor.devices.kinds import KINDS, in_threads
+from executor.devices import KINDS, in_threads
 from executor.ranks.collectives import SMALL
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.hardware.net import Net

@@ -26,17 +26,17 @@ import torch
 import torch.distributed as dist
 
 from executor.bench.items import matmul, program_of
-from executor.cluster.external import External, Pulse, of_rank, store_of
-from executor.cluster.handshake import Store
-from executor.cluster.launch import Launch
+from executor.cluster import Launch
+from executor.cluster.external import External, of_rank, store_of
 from executor.cluster.preflight import Place, places_of
-from executor.host import keep_memory, pin, sharpen_sleep
+from executor.host import pin, sharpen_sleep
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine, Start
 from executor.ranks.request import Compute, Outcome, Request
 from executor.ranks.streams import Work
+from executor.ranks.watchdog import Pulse, Store
 from executor.state import assemble_run
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, RunFailed, ScheduleError
@@ -269,7 +269,6 @@ class LaunchedPool(External):
         os.environ.setdefault('LOCAL_WORLD_SIZE', str(len(mine.ranks)))
         if self._request.threads and len(mine.ranks) <= mine.host.cores:
             pin(local)
-        keep_memory()
 
     def _unlike(self, machine: str) -> tuple[str, ...]:
         """A note where ranks are on machines of several kinds, whose times a row mixes."""
@@ -284,7 +283,8 @@ class LaunchedPool(External):
             return dist.PrefixStore('bench', store_of(again))
 
         # One for the whole bench: between two runs, too, nobody waits for a host that is lost.
-        self._stack.enter_context(Pulse(connect, self._rank, self._cards, 'over', when=''))
+        hosts = [card.host.name for card in self._cards]
+        self._stack.enter_context(Pulse(connect, self._rank, hosts, 'over', when=''))
         return self
 
     def __exit__(

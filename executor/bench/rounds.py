@@ -33,7 +33,7 @@ from executor.bench.items import (
 )
 from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from executor.measure import Statistics
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines

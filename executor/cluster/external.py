@@ -8,174 +8,26 @@ import json
 import math
 import os
 import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from executor.cluster.handshake import (
-    POLL,
-    Card,
-    Store,
-    asked,
-    interface_to,
-    let_all_see,
-    many,
-    on_host,
-    refuse,
-    shake_hands,
-)
-from executor.cluster.launch import Launch
+from executor.cluster import Launch
+from executor.cluster.handshake import POLL, Card, asked, interface_to, let_all_see, on_host, refuse, shake_hands
 from executor.cluster.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
-from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, explain
-from executor.state import Execution, assemble_run
+from executor.ranks.watchdog import BusyThreads, Failure, Guard, Pulse, Seen, Status, Store, explain
+from executor.state import Execution, Finish, assemble_run
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
 from simpar.program import Program
-
-PERIOD: Final = 0.5
-
-
-class Guard:
-    """While it is entered, the process ends where that takes longer than ``patience`` seconds.
-
-    Arguments:
-        reason: told then, in words; called in a thread of its own, for the one that asks is in torch's C++.
-        end: what ends the process, given the reason.
-    """
-
-    def __init__(self, patience: float, reason: Callable[[], str], end: Callable[[str], None] | None = None) -> None:
-        self._patience = patience
-        self._reason = reason
-        self._end = end or leave
-        self._since: float | None = None
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> None:
-        self._since = time.perf_counter()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._look, daemon=True)
-            self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._since = None
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(PERIOD)
-            since = self._since
-            if since is not None and time.perf_counter() - since > self._patience:
-                self._end(self._reason())
-                return
-
-
-def leave(reason: str) -> None:
-    """End the process: its main thread is in torch's C++, which cannot be called back."""
-    print(RunFailed(reason), file=sys.stderr, flush=True)
-    os._exit(RunFailed.exit_code)
-
-
-# Signs of life while ranks prepare: who dies then is named, though all others wait in torch for it.
-
-LOST: Final = 10.0
-"""Seconds without a sign of life after which a rank counts as lost; a busy one may miss some of its beats."""
-
-
-class Pulse:
-    """Within it, this rank gives signs of life, and its process ends when another rank gives none.
-
-    Arguments:
-        connect: gives a connection to the store, of its own: those that wait block all others on theirs.
-        done: the key of ranks that are through, and need give no more signs.
-        end: what ends the process, given the reason.
-        when: in words, when it may happen.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], Store],
-        rank: int,
-        cards: Sequence[Card],
-        done: str,
-        end: Callable[[str], None] | None = None,
-        when: str = ' outside of a step',
-    ) -> None:
-        self._when = when
-        self._connect = connect
-        self._rank = rank
-        self._cards = cards
-        self._done = done
-        self._end = end or leave
-        self._guard = Guard(LOST, self._unanswered, self._end)
-        self._through = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._through.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        try:
-            store = self._connect()
-            seen: dict[int, tuple[bytes, float]] = {}
-            number = 0
-            while not self._through.wait(PERIOD):
-                number += 1
-                with self._guard:
-                    store.set(f'simpar/pulse-{self._done}/{self._rank}', str(number))
-                    if lost := self._lost(store, seen):
-                        store.set('simpar/lost', self._told(lost))
-                    told = store.get('simpar/lost').decode() if store.check(['simpar/lost']) else ''
-                if told:
-                    self._end(told)
-                    return
-        # The store is gone, and with it who serves it.
-        except (RuntimeError, OSError, RunFailed):
-            if not self._through.is_set():
-                host = self._cards[0].host.name
-                self._end(f'rank 0 on {host}, or the launcher there, was lost: its store is gone')
-
-    def _unanswered(self) -> str:
-        """No answer within ``LOST`` seconds."""
-        host = self._cards[0].host.name
-        where = f'rank 0 on {host}, or the launcher there, cannot be reached'
-        return f'rank {self._rank}: {where}: its host or network is lost'
-
-    def _lost(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> list[int]:
-        """Ranks whose beat has not changed for long. Arguments: ``seen``, rank → its last beat and when that came."""
-        now = time.perf_counter()
-        # One rank looks at all, so that the store of a large world is not asked by everybody for everybody.
-        others = range(1, len(self._cards)) if self._rank == 0 else range(1 if self._rank == 1 else 0)
-        for rank in others:
-            key = f'simpar/pulse-{self._done}/{rank}'
-            beat = store.get(key) if store.check([key]) else b''
-            if rank not in seen or seen[rank][0] != beat:
-                seen[rank] = (beat, now)
-        # Who is through says no more, and is not lost.
-        quiet = [rank for rank, (_, since) in seen.items() if now - since > LOST]
-        return [rank for rank in quiet if not store.check([f'simpar/{self._done}/{rank}'])]
-
-    def _told(self, lost: Sequence[int]) -> str:
-        hosts = ', '.join(dict.fromkeys(self._cards[rank].host.name for rank in lost))
-        return f'{many("rank", lost)} on {hosts} died or lost the network{self._when}'
-
 
 # The store at which ranks meet that somebody else has started, and the clock that they agree on there.
 
@@ -250,7 +102,6 @@ SOONER: Final = 16
 """The first look at the store comes so many times sooner than later ones follow one another."""
 REFUSAL: Final = 10.0
 """Seconds for which a rank that will not run looks for the others."""
-Finish = Callable[[Execution, Sequence[Outcome]], None]
 KILLED: Final = 'was killed, or has ended without a word'
 
 
@@ -274,8 +125,7 @@ def run_external(
     """
     if net.kind == 'netns':
         raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
-    if launch.world != program.world:
-        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+    check_world(launch, program)
     sharpen_sleep()
     try:
         ranks = External(launch, program, timeout, asked(program, request, net), meet)
@@ -284,6 +134,12 @@ def run_external(
         return ranks.run(request, net)
     except RuntimeError as error:
         raise of_rank(launch, error) from error
+
+
+def check_world(launch: Launch, program: Program) -> None:
+    """Raise ``RunFailed`` where a launcher has started another number of ranks than a program has."""
+    if launch.world != program.world:
+        raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
 
 
 def of_rank(launch: Launch, error: RuntimeError) -> RunFailed:
@@ -316,7 +172,7 @@ class External:
     """What a rank knows of the others through the store."""
 
     def __init__(
-        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float
+        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float = INIT_TIMEOUT
     ) -> None:
         self._launch = launch
         self._rank = launch.rank
@@ -413,7 +269,8 @@ class External:
     def _pulse(self, done: str) -> Pulse:
         """Signs of life on a connection of its own. Arguments: ``done``, the key of those that are through."""
         again, prefix = replace(self._launch, served=True), f'run{self._runs - 1}'
-        return Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, self._cards, done)
+        hosts = [card.host.name for card in self._cards]
+        return Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, hosts, done)
 
     def _await(self, keys: list[str]) -> None:
         """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""

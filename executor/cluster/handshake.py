@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from executor import data
 from executor.devices.open import Survey, survey
 from executor.host import Host, Process, this_host, this_process
 from executor.ranks.request import INIT_TIMEOUT, Request, Stretch
+from executor.ranks.watchdog import Store, many
 from simpar import __version__
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed
@@ -92,8 +93,6 @@ def _over_a_network(addresses: list[str]) -> Iterator[str]:
 
 # The handshake of ranks that somebody else has started: before any collective, all must ask for the very same run.
 
-Store = Any
-"""A store of torch.distributed."""
 LINGER: Final = 5.0
 """Seconds for which rank 0, which may serve the store, waits until all have read why the run does not begin."""
 POLL: Final = 0.02
@@ -266,18 +265,6 @@ def _absent(
     here = ', '.join(dict.fromkeys(card.host.name for card in cards))
     on = f' (on {hosts})' if hosts else ''
     return f'{many(noun, missing)}{on} did not come within {seconds:g} s; here: {many(noun, came)} on {here}'
-
-
-def many(noun: str, numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 2``, ``ranks 0 to 7, 9``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    told = [f'{run[0]} to {run[-1]}' if len(run) > 2 else ', '.join(map(str, run)) for run in runs]
-    return f'{noun}{"s" if len(numbers) > 1 else ""} {", ".join(told)}'
 
 
 def _differences(cards: list[Card], noun: str) -> list[str]:

@@ -11,9 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
-from executor.cluster.handshake import Card, Store, address_towards, let_all_see, many
+from executor.cluster.handshake import Card, address_towards, let_all_see
 from executor.devices.open import Survey
 from executor.host import Host
+from executor.ranks.watchdog import Store, many
 from executor.tensors import TORCH
 from simpar.errors import RunFailed
 from simpar.memory import memory, sequential

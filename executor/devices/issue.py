@@ -18,13 +18,13 @@ import torch
 from executor.devices.memory import DeviceMemory
 from executor.devices.open import Device
 from executor.draws import Kept, constants
-from executor.hazards import clocks
 from executor.kernels import Context, context
 from executor.ranks.real import Computation, Start
 from executor.ranks.request import Part
 from executor.ranks.streams import failure_of
-from executor.ranks.transport import Transport
+from executor.ranks.transports import Transport
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
+from executor.validate import clocks
 from executor.walk import Slot, slots_of
 from simpar.program.needs import Instance, instance
 from simpar.trace import Times

@@ -29,7 +29,7 @@ INPUT: Final = -1
 class Dropped:
     """Tensors that the program has freed, by the stream that owns their memory, until that stream may reuse it.
 
-    Arguments: ``known``, shape [2 × slots, streams], as of ``hazards.clocks``; ``slots`` of a step.
+    Arguments: ``known``, shape [2 × slots, streams], as of ``validate.clocks``; ``slots`` of a step.
     """
 
     known: NDArray[np.int64]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from executor.devices.kinds import KINDS, Kind, in_threads
+from executor.devices import KINDS, Kind, in_threads
 from simpar.errors import RunFailed
 
 

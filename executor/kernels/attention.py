@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from executor.devices.kinds import KINDS
+from executor.devices import KINDS
 from executor.draws import on_device
 from executor.kernels.context import Context, document_of, held, in_order, left, mask_of, wide
 from simpar.program import OpClass

@@ -22,6 +22,8 @@ SMALL = 16384
 LATE = 1e-3
 """Seconds for which a message whose link is through may still be on its way before real time counts, not the link's."""
 
+Messages = Sequence[tuple[torch.Tensor, int]]
+"""Pairs (flat tensor, position of the peer)."""
 Add = Callable[[torch.Tensor, torch.Tensor], object]
 """Adds its second argument into its first, or takes the maximum, or does nothing where only sizes matter."""
 
@@ -92,11 +94,7 @@ class Channel:
         return dist.isend(out, self.members[target], group=group)
 
     def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        receives: Sequence[tuple[torch.Tensor, int]],
-        pace: Pace | None = None,
-        due: float | None = None,
+        self, sends: Messages, receives: Messages, pace: Pace | None = None, due: float | None = None
     ) -> float | None:
         """Send and receive at once, and return when all is done.
 
@@ -176,114 +174,16 @@ class Channel:
         return max(moment, float(theirs))
 
 
-def all_reduce(
-    channel: Channel, flat: torch.Tensor, reduce: str, pace: Pace | None = None, due: float | None = None
-) -> None:
-    """Reduce a flat tensor in place over the group."""
-    size, position = channel.size, channel.position
-    if size == 1:
-        return
-    # Below this size a message's fixed time outweighs its bytes, so one round with more bytes is quicker.
-    if flat.nbytes <= SMALL:
-        _exchange_reduce(channel, flat, REDUCE[reduce], pace, due)
-        return
-    # Unlike ``chunk``, this always gives ``size`` parts, some of them one element shorter.
-    chunks = list(flat.tensor_split(size))
-    due = _ring_reduce(channel, chunks, position, REDUCE[reduce], pace, due)
-    # The reduction leaves chunk position + 1 complete here, so the gather begins with that one.
-    _ring_gather(channel, chunks, position + 1, pace, due)
-
-
-def reduce_scatter(
-    channel: Channel, chunks: list[torch.Tensor], reduce: str, pace: Pace | None = None, due: float | None = None
-) -> torch.Tensor:
-    """The reduced chunk of this rank's position.
-
-    Arguments: ``chunks``, flat, one for each position, changed on the way.
-    """
-    # One earlier than in an all-reduce, so that the complete chunk is the one at this rank's own position.
-    _ring_reduce(channel, chunks, channel.position - 1, REDUCE[reduce], pace, due)
-    return chunks[channel.position]
-
-
-def all_gather(channel: Channel, own: torch.Tensor, pace: Pace | None = None, due: float | None = None) -> torch.Tensor:
-    """The flat tensors of all ranks, shape [size, elements], by position."""
-    gathered = own.new_empty((channel.size, own.numel()))
-    gathered[channel.position] = own
-    _ring_gather(channel, list(gathered), channel.position, pace, due)
-    return gathered
-
-
-def all_to_all(
-    channel: Channel, chunks: Sequence[torch.Tensor], pace: Pace | None = None, due: float | None = None
-) -> list[torch.Tensor]:
-    """The chunks that all ranks have for this one, by position: w − 1 rounds, each to and from another peer.
-
-    Arguments: ``chunks``, flat, one for each position, as long as the other ranks' for it.
-    """
-    size, position = channel.size, channel.position
-    received = [torch.empty_like(chunks[position]) for _ in chunks]
-    received[position].copy_(chunks[position])
-    for distance in range(1, size):
-        ahead, behind = (position + distance) % size, (position - distance) % size
-        due = channel.exchange([(chunks[ahead], ahead)], [(received[behind], behind)], pace, due)
-    return received
-
-
-def send_recv(
-    channel: Channel, out: torch.Tensor, into: torch.Tensor, pace: Pace | None = None, due: float | None = None
-) -> None:
-    """To the rank behind, and from the one before: a step of a ring."""
-    ahead, behind = (channel.position + 1) % channel.size, (channel.position - 1) % channel.size
-    channel.exchange([(out, ahead)], [(into, behind)], pace, due)
-
-
-def _exchange_reduce(channel: Channel, flat: torch.Tensor, reduce: Add, pace: Pace | None, due: float | None) -> None:
-    """Send everything to everybody; each rank reduces by position, so that all get the same bits."""
-    everything = [torch.empty_like(flat) for _ in range(channel.size)]
-    everything[channel.position].copy_(flat)
-    peers = [peer for peer in range(channel.size) if peer != channel.position]
-    channel.exchange([(flat, peer) for peer in peers], [(everything[peer], peer) for peer in peers], pace, due)
-    # Everybody starts with position 0's numbers and adds in order: floating-point sums depend on the order.
-    flat.copy_(everything[0])
-    for other in everything[1:]:
-        reduce(flat, other)
-
-
-def _ring_reduce(
-    channel: Channel, chunks: list[torch.Tensor], first: int, reduce: Add, pace: Pace | None, due: float | None
-) -> float | None:
-    """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank behind
-    sends; chunk ``first`` + 1 is then complete here. Returns since when it can be sent on."""
-    size = channel.size
-    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
-    # One buffer for all rounds; chunks may differ by an element.
-    scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
-    for step in range(size - 1):
-        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
-        received = scratch[: into.numel()]
-        due = channel.exchange([(out, ahead)], [(received, behind)], pace, due)
-        reduce(into, received)
-    return due
-
-
-def _ring_gather(
-    channel: Channel, chunks: list[torch.Tensor], first: int, pace: Pace | None, due: float | None
-) -> None:
-    """Take w − 1 rounds: send chunk ``first``, which is complete here, then each chunk that comes."""
-    size = channel.size
-    ahead, behind = (channel.position + 1) % size, (channel.position - 1) % size
-    for step in range(size - 1):
-        out, into = chunks[(first - step) % size], chunks[(first - step - 1) % size]
-        due = channel.exchange([(out, ahead)], [(into, behind)], pace, due)
-
-
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """The collectives of this file as the transport of a channel."""
+    """The collectives of a channel, as a transport; tensors of devices go through the host, which waits meanwhile.
+
+    Arguments: ``due``, since when the first sends could have gone; None: now.
+    """
 
     channel: Channel
     pace: Pace | None = None
+    due: float | None = None
 
     @property
     def size(self) -> int:
@@ -297,20 +197,95 @@ class Rings:
 
     def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
         """Reduce a flat tensor in place."""
-        all_reduce(self.channel, flat, reduce, self.pace)
-
-    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
-        """The flat tensors of all ranks, by position."""
-        return all_gather(self.channel, own, self.pace)
+        if self.size == 1:
+            return
+        here = flat.cpu()
+        # Below this size a message's fixed time outweighs its bytes, so one round with more bytes is quicker.
+        if here.nbytes <= SMALL:
+            self._exchange_reduce(here, REDUCE[reduce])
+        else:
+            # Unlike ``chunk``, this always gives ``size`` parts, some of them one element shorter.
+            chunks = list(here.tensor_split(self.size))
+            due = self._reduce(chunks, self.position, REDUCE[reduce])
+            # The reduction leaves chunk position + 1 complete here, so the gather begins with that one.
+            self._gather(chunks, self.position + 1, due)
+        if here is not flat:
+            flat.copy_(here)
 
     def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
-        """The reduced chunk of this rank's position."""
-        return reduce_scatter(self.channel, chunks, reduce, self.pace)
+        """The reduced chunk of this rank's position.
+
+        Arguments: ``chunks``, flat, one for each position, changed on the way.
+        """
+        here = [chunk.cpu() for chunk in chunks]
+        # One earlier than in an all-reduce, so that the complete chunk is the one at this rank's own position.
+        self._reduce(here, self.position - 1, REDUCE[reduce])
+        return here[self.position].to(chunks[0].device)
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all ranks, shape [size, elements], by position."""
+        gathered = torch.empty((self.size, own.numel()), dtype=own.dtype)
+        gathered[self.position] = own
+        self._gather(list(gathered), self.position, self.due)
+        return gathered.to(own.device)
 
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The chunks that all ranks have for this one, by position."""
-        return all_to_all(self.channel, chunks, self.pace)
+        """The chunks that all ranks have for this one, by position: w − 1 rounds, each to and from another peer.
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+        Arguments: ``chunks``, flat, one for each position, as long as the other ranks' for it.
+        """
+        here, due = [chunk.cpu() for chunk in chunks], self.due
+        received = [torch.empty_like(here[self.position]) for _ in chunks]
+        received[self.position].copy_(here[self.position])
+        for distance in range(1, self.size):
+            ahead, behind = (self.position + distance) % self.size, (self.position - distance) % self.size
+            due = self.channel.exchange([(here[ahead], ahead)], [(received[behind], behind)], self.pace, due)
+        return [chunk.to(chunks[0].device) for chunk in received]
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once."""
-        self.channel.exchange(sends, receives, self.pace)
+        here = [(_on_host(into), peer) for into, peer in receives]
+        self.channel.exchange([(out.cpu(), peer) for out, peer in sends], here, self.pace, self.due)
+        for (into, _), (received, _) in zip(receives, here, strict=True):
+            if received is not into:
+                into.copy_(received)
+
+    def _exchange_reduce(self, flat: torch.Tensor, reduce: Add) -> None:
+        """Send everything to everybody; each rank reduces by position, so that all get the same bits."""
+        everything = [torch.empty_like(flat) for _ in range(self.size)]
+        everything[self.position].copy_(flat)
+        peers = [peer for peer in range(self.size) if peer != self.position]
+        receives = [(everything[peer], peer) for peer in peers]
+        self.channel.exchange([(flat, peer) for peer in peers], receives, self.pace, self.due)
+        # Everybody starts with position 0's numbers and adds in order: floating-point sums depend on the order.
+        flat.copy_(everything[0])
+        for other in everything[1:]:
+            reduce(flat, other)
+
+    def _reduce(self, chunks: list[torch.Tensor], first: int, reduce: Add) -> float | None:
+        """w − 1 rounds: send chunk ``first``, ``first`` − 1, ... on, and reduce the one before it, which the rank
+        behind sends; chunk ``first`` + 1 is then complete here. Returns since when it can be sent on."""
+        due = self.due
+        # One buffer for all rounds; chunks may differ by an element.
+        scratch = torch.empty_like(max(chunks, key=torch.Tensor.numel))
+        for step in range(self.size - 1):
+            into = chunks[(first - step - 1) % self.size]
+            received = scratch[: into.numel()]
+            due = self._pass_on(chunks[(first - step) % self.size], received, due)
+            reduce(into, received)
+        return due
+
+    def _gather(self, chunks: list[torch.Tensor], first: int, due: float | None) -> None:
+        """Take w − 1 rounds: send chunk ``first``, which is complete here, then each chunk that comes."""
+        for step in range(self.size - 1):
+            due = self._pass_on(chunks[(first - step) % self.size], chunks[(first - step - 1) % self.size], due)
+
+    def _pass_on(self, out: torch.Tensor, into: torch.Tensor, due: float | None) -> float | None:
+        """One round: to the rank ahead, from the one behind."""
+        ahead, behind = (self.position + 1) % self.size, (self.position - 1) % self.size
+        return self.channel.exchange([(out, ahead)], [(into, behind)], self.pace, due)
+
+
+def _on_host(into: torch.Tensor) -> torch.Tensor:
+    """Memory of the host for what comes into a tensor: itself, where it is there."""
+    return into if into.is_cpu else torch.empty(into.shape, dtype=into.dtype)

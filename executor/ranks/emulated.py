@@ -15,8 +15,7 @@ from itertools import accumulate
 import torch
 
 from executor.host import Clock
-from executor.ranks import collectives
-from executor.ranks.collectives import Channel, Pace
+from executor.ranks.collectives import Channel, Pace, Rings
 from executor.ranks.link import Link
 from executor.ranks.streams import Work
 from simpar.cost.costs import Costs, entry_of
@@ -177,9 +176,10 @@ class EmulatedMachine:
             start = _meet(work.slot.op, channel, arrived)
             begin(start)
         elif self._slows:
-            channel.meet(arrived, _others(channel), begin)
+            others = [position for position in range(channel.size) if position != channel.position]
+            channel.meet(arrived, others, begin)
         channel.done = None
-        _transfer(work.slot.op, channel, self._pace(work), start)
+        _transfer(work.slot.op, Rings(channel, self._pace(work), start))
         # A meeting that no exchange has waited for would meet the next op's messages.
         channel.settle()
         # As of compute: the moment at which the link was through, not that at which a thread woke up for it.
@@ -202,11 +202,6 @@ class EmulatedMachine:
         return Pace(self._link, demand, float(self._costs.beside_compute[work.slot.index]), virtual=True)
 
 
-def _others(channel: Channel) -> list[int]:
-    """Positions of all that take part but this."""
-    return [position for position in range(channel.size) if position != channel.position]
-
-
 def _meet(op: OpClass, channel: Channel, arrived: float) -> float:
     """When the last participant arrived."""
     if op.kind == 'collective':
@@ -214,25 +209,19 @@ def _meet(op: OpClass, channel: Channel, arrived: float) -> float:
     return channel.later(arrived, (channel.position + op.peer) % channel.size)
 
 
-def _transfer(op: OpClass, channel: Channel, pace: Pace | None, due: float) -> None:
-    """An op's messages, of bytes that nobody reads."""
-    size, width = int(op.bytes), channel.size
+def _transfer(op: OpClass, rings: Rings) -> None:
+    """An op's messages, of bytes that nobody reads, so that they need not be set."""
+    full, size, position = torch.empty(int(op.bytes), dtype=torch.uint8), rings.size, rings.position
     if op.operator == 'all_reduce':
-        collectives.all_reduce(channel, _bytes(size), '', pace, due)
+        rings.all_reduce(full, '')
     elif op.operator == 'all_gather':
-        collectives.all_gather(channel, _bytes(size // width), pace, due)
+        rings.all_gather(full[: len(full) // size])
     elif op.operator == 'reduce_scatter':
-        collectives.reduce_scatter(channel, list(_bytes(size).tensor_split(width)), '', pace, due)
+        rings.reduce_scatter(list(full.tensor_split(size)), '')
     elif op.operator == 'all_to_all':
-        collectives.all_to_all(channel, _bytes(size).tensor_split(width), pace, due)
+        rings.all_to_all(full.tensor_split(size))
     elif op.operator == 'send_recv':
-        collectives.send_recv(channel, _bytes(size), _bytes(size), pace, due)
+        rings.exchange([(full, (position + 1) % size)], [(torch.empty_like(full), (position - 1) % size)])
     else:
-        peer = (channel.position + op.peer) % width
-        message = [(_bytes(size), peer)]
-        channel.exchange(message if op.kind == 'send' else [], message if op.kind == 'recv' else [], pace, due)
-
-
-def _bytes(size: int) -> torch.Tensor:
-    # Nobody reads the content, so it need not be set.
-    return torch.empty(size, dtype=torch.uint8)
+        message = [(full, (position + op.peer) % size)]
+        rings.exchange(message if op.kind == 'send' else [], message if op.kind == 'recv' else [])

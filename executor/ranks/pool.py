@@ -15,23 +15,24 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from executor import netns
-from executor.host import Clock, Process, pin, sharpen_sleep, this_process
+from executor.host import Clock, Process, memory_variables, pin, sharpen_sleep, this_process
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
 from executor.ranks.watchdog import BusyThreads, Failure, Seen, Status, death, explain
-from executor.state import Execution, assemble_run
+from executor.state import Execution, Finish, assemble_run
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
@@ -285,13 +286,22 @@ class Child(Talk):
 
 # The pool: ranks that are started once and run program after program, watched by the process that started them.
 
+
+@contextmanager
+def _variables(more: Mapping[str, str]) -> Iterator[None]:
+    """Within it, programs are started with these variables, too."""
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name in more:
+            del os.environ[name]
+
+
 GRACE: Final = 0.5
 """Seconds in which other ranks may still say what they know, once one has failed."""
 HEAD_START: Final = 0.01
 """Seconds from the moment that all ranks are ready until the program begins."""
-
-
-Finish = Callable[[Execution, Sequence[Outcome]], None]
 
 
 class Pool:
@@ -323,6 +333,8 @@ class Pool:
         self._context = multiprocessing.get_context('forkserver')
         # The server imports torch once; ranks are forked from it in milliseconds.
         self._context.set_forkserver_preload(['executor.ranks.pool'])
+        with _variables(memory_variables()):
+            forkserver.ensure_running()
         self._children: list[Child] = []
         self._hub: Child | None = None
         self._loaded: set[str] = set()
@@ -356,9 +368,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 
 from executor.checkpoint import write_rank
+from executor.devices import KINDS
 from executor.devices.issue import ISSUERS, DeviceRun
-from executor.devices.kinds import KINDS
 from executor.devices.open import open_device
-from executor.devices.transports import Groups, device_transports
-from executor.host import Clock, keep_memory, urgently
+from executor.host import Clock, urgently
 from executor.ranks.collectives import LATE, Channel
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.link import Link
 from executor.ranks.real import Computation, RealMachine, Start
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
+from executor.ranks.transports import Groups, device_transports
 from executor.ranks.watchdog import Failure, Status
 from executor.validate import communicators
 from simpar.cost.costs import Costs
@@ -97,8 +97,6 @@ class Rank:
         self.status = status
         self._store = store
         self._clock = clock
-        # Before the threads of streams and of gloo start.
-        keep_memory()
         # Longer than the watchdog's, which names rank and op, while gloo says only that time is up.
         self._timeout = datetime.timedelta(seconds=timeout + SLACK)
         self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None

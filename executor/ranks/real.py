@@ -19,7 +19,7 @@ from executor.ranks.collectives import Pace, Rings
 from executor.ranks.link import Link
 from executor.ranks.request import Part, Request, Stretch
 from executor.ranks.streams import Work
-from executor.ranks.transport import Transport, transfer
+from executor.ranks.transports import Transport, transfer
 from executor.tensors import TORCH, Packing, initial, inputs, kept, torch_dtype
 from executor.walk import Slot
 from simpar.errors import ProgramError

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import torch
 
 from executor.checkpoint import Trained
-from executor.devices.kinds import in_threads
+from executor.devices import in_threads
 from executor.draws import Batch
 from executor.ranks.watchdog import Fault
 from simpar.cost.costs import Costs

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from executor.devices.kinds import Kind
+from executor.devices import Kind
 from executor.host import yield_to_communication
 from executor.ranks.collectives import Channel
 from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Fault, Status

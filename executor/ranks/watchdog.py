@@ -1,20 +1,25 @@
-"""Watchdog: who is to blame when all ranks stop, told from what every stream did last and what the kernel says."""
+"""Supervision: what streams say of themselves, who is to blame when all stop, and ranks that watch one another."""
 
 from __future__ import annotations
 
 import mmap
+import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from executor.host import BUSY, BUSY_AMONG_OTHERS, cpu_use
+from executor.walk import peers
+from simpar.errors import RunFailed
 from simpar.files import naming
-from simpar.program import OpClass, Program
+from simpar.program import Program
 
 FAULTS: Final = ('kill', 'stall', 'stop', 'spin', 'resize')
 
@@ -223,18 +228,9 @@ def _head(program: Program, status: Status, rank: int, stream: int) -> Head:
         active=beat.state == RUNNING or _needs_finished(program, status, rank, beat),
         action=f'{program.action(role, beat.slot)} of step {beat.step}',
         last=last,
-        peers=_peers(program, op, rank),
+        peers=peers(program, op, rank),
         partition=op.partition,
     )
-
-
-def _peers(program: Program, op: OpClass, rank: int) -> tuple[int, ...]:
-    if op.kind == 'compute':
-        return ()
-    members = program.partitions[op.partition].members(rank)
-    if op.kind in ('send', 'recv'):
-        return (members[(members.index(rank) + op.peer) % len(members)],)
-    return tuple(member for member in members if member != rank)
 
 
 def _needs_finished(program: Program, status: Status, rank: int, beat: Beat) -> bool:
@@ -261,10 +257,13 @@ def table(program: Program, status: Status, seen: Seen) -> str:
         elif head.rank in seen.stopped:
             now += ' (stopped)'
         rows.append((str(head.rank), head.stream, head.last or 'nothing', now, waits))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return '\n'.join(
-        '  ' + ' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return '\n'.join(f'  {line}' for line in columns(rows, ' | '))
+
+
+def columns(rows: Sequence[Sequence[str]], between: str) -> list[str]:
+    """Rows of a table as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [between.join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def stalled(program: Program, status: Status, seen: Seen | None = None) -> list[str]:
@@ -357,9 +356,139 @@ def _failed(program: Program, failure: Failure) -> str:
         return f'rank {failure.rank} failed: {failure.what}'
     role = program.role(failure.rank)
     op = program.op(role, failure.slot)
-    peers = _peers(program, op, failure.rank)
-    others = f' with ranks {_list(peers)} (group {op.partition})' if peers else ''
+    met = peers(program, op, failure.rank)
+    others = f' with ranks {_list(met)} (group {op.partition})' if met else ''
     return (
         f'rank {failure.rank} failed in {program.action(role, failure.slot)} of step {failure.step}{others}: '
         f'{failure.what}'
     )
+
+
+# Ranks that nobody else watches: each ends where the store does not answer, or another rank gives no sign of life.
+
+Store = Any
+"""A store of torch.distributed."""
+PERIOD: Final = 0.5
+LOST: Final = 10.0
+"""Seconds without a sign of life after which a rank counts as lost; a busy one may miss some of its beats."""
+
+
+def leave(reason: str) -> None:
+    """End the process: its main thread is in torch's C++, which cannot be called back."""
+    print(RunFailed(reason), file=sys.stderr, flush=True)
+    os._exit(RunFailed.exit_code)
+
+
+@dataclass(slots=True, eq=False)
+class Guard:
+    """While it is entered, the process ends where that takes longer than ``patience`` seconds.
+
+    Arguments:
+        reason: told then, in words; called in a thread of its own, for the one that asks is in torch's C++.
+        end: what ends the process, given the reason.
+    """
+
+    patience: float
+    reason: Callable[[], str]
+    end: Callable[[str], None] = leave
+    _since: float | None = None
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._since = None
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(PERIOD)
+            since = self._since
+            if since is not None and time.perf_counter() - since > self.patience:
+                self.end(self.reason())
+                return
+
+
+@dataclass(eq=False)
+class Pulse:
+    """Within it, this rank gives signs of life, and its process ends when another rank gives none.
+
+    Arguments:
+        connect: gives a connection to the store, of its own: those that wait block all others on theirs.
+        hosts: their names, rank by rank.
+        done: the key of ranks that are through, and need give no more signs.
+        end: what ends the process, given the reason.
+        when: in words, when it may happen.
+    """
+
+    connect: Callable[[], Store]
+    rank: int
+    hosts: Sequence[str]
+    done: str
+    end: Callable[[str], None] = leave
+    when: str = ' outside of a step'
+
+    def __post_init__(self) -> None:
+        self._guard = Guard(LOST, lambda: f'rank {self.rank}: {self._served("cannot be reached")}', self.end)
+        self._through = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._through.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        try:
+            store = self.connect()
+            seen: dict[int, tuple[bytes, float]] = {}
+            number = 0
+            while not self._through.wait(PERIOD):
+                number += 1
+                with self._guard:
+                    store.set(f'simpar/pulse-{self.done}/{self.rank}', str(number))
+                    if lost := self._lost(store, seen):
+                        hosts = ', '.join(dict.fromkeys(self.hosts[rank] for rank in lost))
+                        store.set('simpar/lost', f'{many("rank", lost)} on {hosts} died or lost the network{self.when}')
+                    reason = store.get('simpar/lost').decode() if store.check(['simpar/lost']) else ''
+                if reason:
+                    self.end(reason)
+                    return
+        # The store is gone, and with it who serves it.
+        except (RuntimeError, OSError, RunFailed):
+            if not self._through.is_set():
+                self.end(self._served('was lost', 'its store is gone'))
+
+    def _served(self, what: str, why: str = 'its host or network is lost') -> str:
+        return f'rank 0 on {self.hosts[0]}, or the launcher there, {what}: {why}'
+
+    def _lost(self, store: Store, seen: dict[int, tuple[bytes, float]]) -> list[int]:
+        """Ranks whose beat has not changed for long. Arguments: ``seen``, rank → its last beat and when that came."""
+        now = time.perf_counter()
+        # One rank looks at all, so that the store of a large world is not asked by everybody for everybody.
+        others = range(1, len(self.hosts)) if self.rank == 0 else range(1 if self.rank == 1 else 0)
+        for rank in others:
+            key = f'simpar/pulse-{self.done}/{rank}'
+            beat = store.get(key) if store.check([key]) else b''
+            if rank not in seen or seen[rank][0] != beat:
+                seen[rank] = (beat, now)
+        # Who is through says no more, and is not lost.
+        quiet = [rank for rank, (_, since) in seen.items() if now - since > LOST]
+        return [rank for rank in quiet if not store.check([f'simpar/{self.done}/{rank}'])]
+
+
+def many(noun: str, numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2``, ``ranks 0 to 7, 9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f'{run[0]} to {run[-1]}' if len(run) > 2 else ', '.join(map(str, run)) for run in runs]
+    return f'{noun}{"s" if len(numbers) > 1 else ""} {", ".join(texts)}'

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from executor.draws import in_sequence, kept
-from executor.reference.model import Declared, Input, OfModel, Parameters, Slices
+from executor.reference.network import Declared, Input, OfModel, Parameters, Slices
 from simpar.model.library.experts import Experts
 from simpar.model.library.gpt import Transformer
 from simpar.workload import Workload

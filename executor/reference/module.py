@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from executor.draws import given, kept
-from executor.reference.model import Declared, Input, OfModel, Parameters
+from executor.reference.network import Declared, Input, OfModel, Parameters
 from simpar.model import Operator
 from simpar.model.dropout import KEYS
 from simpar.model.module import FromModule

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, cast
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch.nn import functional
 
-from executor.reference.model import Declared, Input, OfModel, Parameters, Slices
 from simpar.model import (
     INPUT,
     Add,
@@ -36,6 +36,41 @@ from simpar.model import (
     reads_of,
 )
 from simpar.workload import Workload
+
+# What the reference knows of a kind of model.
+
+Parameters = dict[str, torch.Tensor]
+Declared = tuple[str, tuple[int, ...], str]
+"""Name, shape and draw of a parameter."""
+
+
+class Slices(NamedTuple):
+    """Slices of a sequence that ranks hold: ``parts``; ``balanced``, context ranks with chunks from both ends, or 0."""
+
+    parts: int
+    balanced: int
+
+
+Input = tuple[str, str, tuple[int, ...], bool]
+"""Name, draw, shape, and whether it holds integers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfModel:
+    """A kind of model.
+
+    Arguments:
+        inputs: the model's inputs and its target.
+        loss: gives the loss of a copy from its inputs, its target, the keys that dropout draws from, and how many
+            slices of a sequence ranks hold.
+    """
+
+    inputs: Callable[[Workload], tuple[Input, ...]]
+    parameters: Callable[[Workload], Iterator[Declared]]
+    loss: Callable[..., torch.Tensor]
+
+
+# A ``network:``.
 
 DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses whose target is a tensor like the result."""

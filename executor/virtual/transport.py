@@ -19,7 +19,7 @@ from executor.devices.open import open_device
 from executor.draws import single_thread
 from executor.ranks.real import Start
 from executor.ranks.request import Outcome, Request
-from executor.ranks.transport import Transport
+from executor.ranks.transports import Transport
 from executor.state import Execution, assemble_run
 from executor.tensors import all_reduce
 from executor.validate import communicators

@@ -1,4 +1,8 @@
-"""What carries messages between devices: their own library, gloo through the host, or copies in place of messages."""
+"""What an op of communication does with its tensors, over any transport: ``Transport`` is the seam to what carries it.
+
+gloo's rings (``collectives``), the collectives of NCCL and HCCL, and those of virtual accelerators all have the same
+few calls, on flat tensors of one group.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,118 @@ import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
 from executor.devices.open import Device
-from executor.ranks.collectives import Channel, Rings
+from executor.ranks.collectives import Channel, Messages, Rings
 from executor.ranks.request import Request
-from executor.ranks.transport import Transport
-from executor.validate import communicators
+from executor.tensors import joined, slices_of
+from executor.validate import communicators, dims_of, exchange_of
 from simpar.errors import RunFailed
-from simpar.program import Program
+from simpar.program import OpClass, Program
 
 REDUCE: Final = {'sum': dist.ReduceOp.SUM, 'max': dist.ReduceOp.MAX}
 
 
+class Transport(Protocol):
+    """Collectives of one communicator, a (partition, stream)."""
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+
+    @property
+    def position(self) -> int:
+        """This rank's place among them."""
+
+    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
+        """Reduce a flat tensor in place."""
+
+    def all_gather(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The flat tensors of all ranks, by position."""
+
+    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
+        """The reduced chunk of this rank's position."""
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The chunks that all ranks have for this one, by position."""
+
+    def exchange(self, sends: Messages, receives: Messages) -> object:
+        """Send and receive at once."""
+
+
+def transfer(
+    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """Carry out a communication; returns what this rank gets.
+
+    Arguments: ``received``, memory for what comes, of a receive or an exchange of neighbours.
+    """
+    if op.operator == 'all_reduce':
+        # The reduction is in place, so a single tensor is copied first; several are copied by joining them.
+        flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
+        transport.all_reduce(flat, op.reduce)
+        return _apart(flat, reads)
+    if op.operator == 'all_gather':
+        gathered = transport.all_gather(_together(reads))
+        # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
+        of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
+        return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
+    if op.operator == 'reduce_scatter':
+        split = [tensor.chunk(transport.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+        # All tensors' shards for one position in one chunk: one collective for the whole op instead of one a tensor.
+        chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
+        own = transport.reduce_scatter(chunks, op.reduce)
+        return _apart(own, [shards[0] for shards in split])
+    if op.operator == 'all_to_all':
+        joins, splits, sizes = exchange_of(op)
+        slices = [slices_of(tensor, splits, sizes) for tensor in reads]
+        like = [shards[0] for shards in slices]
+        arrived = transport.all_to_all([_together(list(shards)) for shards in zip(*slices, strict=True)])
+        of_ranks = zip(*(_apart(flat, like) for flat in arrived), strict=True)
+        return [joined(shards, joins, sizes) for shards in of_ranks]
+    return _pass(op, transport, reads, received)
+
+
+def _pass(
+    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """A send, a receive, or both among neighbours, of one tensor."""
+    size, position = transport.size, transport.position
+    if op.kind == 'send':
+        transport.exchange([(_flat(reads[0]), (position + op.peer) % size)], [])
+        return []
+    if op.operator == 'send_recv':
+        received = torch.empty_like(reads[0], memory_format=torch.contiguous_format)
+        ahead, behind = (position + 1) % size, (position - 1) % size
+        transport.exchange([(_flat(reads[0]), ahead)], [(received.view(-1), behind)])
+        return [received]
+    assert received is not None
+    transport.exchange([], [(received.view(-1), (position + op.peer) % size)])
+    return [received]
+
+
+def _together(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One flat tensor; no copy of a single one."""
+    return torch.cat([_flat(tensor) for tensor in tensors]) if len(tensors) > 1 else _flat(tensors[0])
+
+
+def _apart(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of a flat tensor, in the shapes of others."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class Native:
-    """One rank's end of a communicator.
+    """One rank's end of a communicator of the device's own library.
 
     Arguments: ``members``, ranks by position.
     """
@@ -68,7 +165,7 @@ class Native:
         dist.all_to_all_single(received, torch.cat(list(chunks)), [length] * self.size, sizes, self.group)
         return list(received.split(length))
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+    def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once, as one batch."""
         # Both ends know the sizes, so both leave empty messages out.
         batch = [
@@ -80,55 +177,6 @@ class Native:
         for work in dist.batch_isend_irecv(batch) if batch else ():
             # On a device this has the current stream wait, not the host.
             work.wait()
-
-
-# gloo's rings between devices: messages go through the host, which waits for the stream meanwhile.
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """One rank's end of a communicator.
-
-    Arguments: ``rings``, that of the same tensors on the host.
-    """
-
-    rings: Rings
-
-    @property
-    def size(self) -> int:
-        """Ranks in the group."""
-        return self.rings.size
-
-    @property
-    def position(self) -> int:
-        """This rank's place among them."""
-        return self.rings.position
-
-    def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
-        """Reduce a flat tensor in place."""
-        here = flat.cpu()
-        self.rings.all_reduce(here, reduce)
-        flat.copy_(here)
-
-    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
-        """The flat tensors of all ranks, by position."""
-        return self.rings.all_gather(own.cpu()).to(own.device)
-
-    def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
-        """The reduced chunk of this rank's position."""
-        return self.rings.reduce_scatter([chunk.cpu() for chunk in chunks], reduce).to(chunks[0].device)
-
-    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The chunks that all ranks have for this one, by position."""
-        received = self.rings.all_to_all([chunk.cpu() for chunk in chunks])
-        return [chunk.to(chunks[0].device) for chunk in received]
-
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
-        """Send and receive at once."""
-        here = [(torch.empty(into.shape, dtype=into.dtype), peer) for into, peer in receives]
-        self.rings.exchange([(out.cpu(), peer) for out, peer in sends], here)
-        for (into, _), (received, _) in zip(receives, here, strict=True):
-            into.copy_(received)
 
 
 # Copies on the device in place of messages: one rank's part of a program runs alone, with traffic of the right
@@ -158,7 +206,7 @@ class Copies:
         """Chunks as long as its own."""
         return [chunks[self.position].clone() for _ in chunks]
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+    def exchange(self, sends: Messages, receives: Messages) -> None:
         """What is sent is copied; what comes is small and finite."""
         for tensor, _ in sends:
             tensor.clone()
@@ -191,7 +239,7 @@ def device_transports(
             raise RunFailed(
                 '--issue graph: messages by gloo wait for the host, which a graph cannot; write --issue eager'
             )
-        return {key: Staged(Rings(channel)) for key, channel in channels.items()}
+        return {key: Rings(channel) for key, channel in channels.items()}
     found: Transports = {}
     for partition, stream in communicators(program):
         for members in map(tuple, partition.groups_GP.tolist()):
