@@ -12,37 +12,15 @@ from typing import Final
 
 import torch
 
-from executor.kernels import (
-    attention,
-    context_attention,
-    linear,
-    loss,
-    mixture,
-    norm,
-    pointwise,
-    torch_call,
-    update,
-)
-from executor.kernels.context import DROPOUT
-from executor.kernels.context import Context as Context
-from executor.kernels.context import Kernel as Kernel
-from executor.kernels.context import context as context
-from executor.kernels.loss import LOSSES as LOSSES
+from executor.kernels import attention, linear, loss, mixture, norm, pointwise, torch_call, update
+from executor.kernels.context import DROPOUT, Context, Kernel, context
+from executor.kernels.loss import LOSSES
 from executor.tensors import Packing, torch_dtype
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program
 
-FAMILIES: Final = (
-    linear,
-    attention,
-    context_attention,
-    norm,
-    pointwise,
-    mixture,
-    loss,
-    update,
-    torch_call,
-)
+FAMILIES: Final = (linear, attention, norm, pointwise, mixture, loss, update, torch_call)
+__all__ = ['KERNELS', 'LOSSES', 'Bound', 'Context', 'bind', 'context', 'kernel']
 KERNELS: Final[dict[tuple[str, str], Kernel]] = {
     **DROPOUT,
     **{key: kernel for family in FAMILIES for key, kernel in family.KERNELS.items()},
