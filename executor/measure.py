@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,6 +51,32 @@ class Statistics:
     def cv(self) -> float:
         """The standard deviation over the mean."""
         return float(np.std(self.samples) / np.mean(self.samples))
+
+
+DIGITS: Final = 5
+"""Significant digits of a time: more would be noise."""
+
+
+def figures(samples: Any, low: float | None = None) -> dict[str, float] | None:
+    """What a reader must know of some repeats; None where there are none.
+
+    Arguments: ``low``, the number to use of them, where it is not their 10th percentile.
+    """
+    if not len(samples):
+        return None
+    statistics = Statistics(samples)
+    return {
+        'n': statistics.count,
+        'median': _short(statistics.median),
+        'p10': _short(statistics.p10),
+        'iqr': _short(statistics.iqr),
+        'cv': round(statistics.cv, 4),
+        **({} if low is None else {'low': _short(low)}),
+    }
+
+
+def _short(seconds: float) -> float:
+    return float(f'{seconds:.{DIGITS}g}')
 
 
 def steady_steps(execution: Execution) -> list[float]:

@@ -24,8 +24,9 @@ from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
 from proof import arguments
 
-from executor.bench.bench import Lines, bench_messages
+from executor.bench.bench import bench_messages
 from executor.bench.items import QUICK
+from executor.bench.rounds import Reporter
 from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
@@ -115,7 +116,7 @@ def _run(block: Block, rounds: int, part: Part) -> dict[str, Any]:
     """Calibrate, see which rows the cores can carry, measure, judge the repeats, and only then predict."""
     rows, net = block.rows(), parse_net(block.net)
     if 'record' not in part.known:
-        part.known['record'] = bench_messages(block.world, net, QUICK, Lines(), net_name=block.net, seed=block.seed)
+        part.known['record'] = bench_messages(block.world, net, QUICK, Reporter(), net_name=block.net, seed=block.seed)
         part.keep()
     record = part.known['record']
     with tempfile.TemporaryDirectory() as folder:

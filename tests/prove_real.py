@@ -28,9 +28,9 @@ from pooled_records import pooled
 from proof import arguments
 from prove_evidence import commit, cores, say
 
-from executor.bench.bench import Lines, bench, calibrated
+from executor.bench.bench import bench, calibrated
 from executor.bench.items import QUICK, TINY
-from executor.bench.rounds import AlonePool, InOrder, put
+from executor.bench.rounds import AlonePool, InOrder, Reporter, put
 from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
@@ -162,7 +162,7 @@ def _run(block: Block) -> dict[str, Any]:
 def _bench(block: Block, net: Net, programs: Sequence[Program]) -> dict[str, Any]:
     """The record of a calibration for programs, without the ops of their steps."""
     told = {'net_name': block.net, 'programs': programs, 'seed': block.seed}
-    return bench(WORLD, net, SIZES, Lines(), **told, favour=block.favour, in_order=False)
+    return bench(WORLD, net, SIZES, Reporter(), **told, favour=block.favour, in_order=False)
 
 
 def _told(row: Row, hardware: Cluster, samples: list[list[float]], shares: list[float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
-from executor.bench.bench import Lines, bench, bench_messages, schedule_programs
+from executor.bench.bench import bench, bench_messages, schedule_programs
 from executor.bench.items import (
     QUICK,
     TINY,
@@ -35,6 +35,7 @@ from executor.bench.rounds import (
     STEPS,
     InOrder,
     Ran,
+    Reporter,
     busiest,
     kernel_stretches,
     message_stretches,
@@ -239,7 +240,7 @@ def test_what_runs_beside_nothing_or_little_gives_no_factor():
 @pytest.fixture(scope='module')
 def record():
     programs = [job(copies=1, model=NETWORK), job(copies=2, model=NETWORK)]
-    return json.loads(json.dumps(bench(2, Net(), TINY, Lines(), programs=programs)))
+    return json.loads(json.dumps(bench(2, Net(), TINY, Reporter(), programs=programs)))
 
 
 def test_every_line_has_all_repeats_of_both_ranks(record):
@@ -410,7 +411,7 @@ def test_messages_that_differ_between_repeats_are_told():
 
 @pytest.mark.parametrize('world', [2, 3])
 def test_every_message_of_emulated_compute_is_measured(world):
-    record = bench_messages(world, parse_net('paced:1Gbit/s,100us'), TINY, Lines())
+    record = bench_messages(world, parse_net('paced:1Gbit/s,100us'), TINY, Reporter())
     rows = record['tables']['collective']
     assert {row['operator'] for row in rows} == set(KINDS)
     latency, rate = 100e-6, 125e6

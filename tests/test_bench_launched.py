@@ -11,11 +11,12 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.bench.__main__ import main
-from executor.bench.bench import Lines, bench
+from executor.bench.bench import bench
 from executor.bench.items import LEAST, TINY, look_at, program_of
 from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
 from executor.bench.ranks import HEAD, Journal, Timed, _per_host
+from executor.bench.rounds import Reporter
 from executor.cluster.preflight import Place
 from executor.host import Host
 from executor.validate import validate
@@ -46,7 +47,7 @@ def test_two_ranks_of_torchrun_write_one_profile(tmp_path):
 
 
 def test_virtual_accelerators_also_tell_launches_and_the_clock_under_load(tmp_path):
-    record = bench(2, Net(), LEAST, Lines(), on=look_at('virtual', 'gloo', ''))
+    record = bench(2, Net(), LEAST, Reporter(), on=look_at('virtual', 'gloo', ''))
     (tmp_path / 'record.json').write_text(json.dumps(record))
     write_profile(tmp_path / 'mine.yaml', calibrate(load_record(tmp_path / 'record.json')))
     profile = load_profile(tmp_path / 'mine.yaml')

@@ -5,57 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from executor.bench.items import (
-    CPU,
-    NAMED,
-    RINGS,
-    Item,
-    On,
-    Sizes,
-    grid_items,
-    look_at,
-    message_items,
-    program_items,
-    program_messages,
-    twice,
-    unique,
-)
-from executor.bench.kinds import (
-    Kind,
-    Messages,
-    Price,
-    at_once,
-    crossing,
-    crossing_rows,
-    kinds,
-    repeat,
-    rows,
-    stream_rows,
-)
+from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
-from executor.bench.rounds import (
-    AlonePool,
-    InOrder,
-    Reporter,
-    Samples,
-    environment,
-    figures,
-    machine,
-    measure_overlap,
-    of_device,
-    overlap_rows,
-    put,
-    sample,
-    table_rows,
-)
 from executor.cluster import Launch
 from executor.cluster.external import refuse_external
 from executor.cluster.handshake import software
@@ -74,55 +32,20 @@ from simpar.hardware.net import Net, parse_net
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-
-class Lines:
-    """One line when a part begins."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-
-    def part(self, name: str, turns: int) -> None:
-        """A part of so many turns begins."""
-        del turns
-        print(f'bench: {time.monotonic() - self._begin:4.0f} s: {name}', file=sys.stderr, flush=True)
-
-    def turn(self) -> None:
-        """Nothing is said of it."""
-
-
-class Bars:
-    """A bar for each part."""
-
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-        self._task: TaskID | None = None
-
-    def part(self, name: str, turns: int) -> None:
-        """A part of so many turns begins."""
-        self._task = self._shown.add_task(name, total=turns)
-
-    def turn(self) -> None:
-        """One turn of it is done."""
-        if self._task is not None:
-            self._shown.advance(self._task)
-
 
 @contextmanager
-def progress() -> Iterator[Reporter]:
+def progress() -> Iterator[rounds.Reporter]:
     """Says how far a bench has come while it is entered."""
     # A bar's control characters would fill a log file.
     if not sys.stderr.isatty():
-        yield Lines()
+        yield rounds.Reporter()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn('{task.description}'), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
-        yield Bars(shown)
+        yield rounds.Reporter(shown)
 
 
 # The programs of a schedule file whose exact ops are measured: its own, its baseline's, and those of other copies.
@@ -154,7 +77,9 @@ def _with_copies(path: Path, copies: int) -> Program | None:
 
 LONG = 3.0
 """With emulated compute there is time for messages so many times as long."""
-Tables = dict[str, list[dict[str, Any]]]
+Record = dict[str, Any]
+"""A JSON object."""
+Tables = dict[str, list[Record]]
 AT_ONCE = 4
 """Messages of several streams are so many times shorter than the longest."""
 CONTENDED = 0.2
@@ -164,17 +89,17 @@ CONTENDED = 0.2
 def bench(
     ranks: int,
     net: Net,
-    sizes: Sizes,
-    reporter: Reporter,
+    sizes: items.Sizes,
+    reporter: rounds.Reporter,
     *,
     net_name: str = 'none',
     programs: Sequence[Program] = (),
     seed: int = 0,
     favour: bool = False,
     in_order: bool = True,
-    on: On = CPU,
+    on: items.On = items.CPU,
     journal: Journal | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Measure this machine with so many ranks; the record as a JSON object.
 
     Arguments:
@@ -196,23 +121,23 @@ def bench(
         parts = [program for program in programs if program not in whole]
         record = measure(timer, sizes, reporter, net_name=net_name, programs=parts, talk=programs, seed=seed, on=on)
     if whole and in_order:
-        put(record['tables'], _steps(whole, ranks, sizes, reporter, record, favour=favour))
+        rounds.put(record['tables'], _steps(whole, ranks, sizes.trials, reporter, record, favour))
     return record
 
 
 def measure(
     timer: Timer,
-    sizes: Sizes,
-    reporter: Reporter,
+    sizes: items.Sizes,
+    reporter: rounds.Reporter,
     *,
     net_name: str,
     programs: Sequence[Program] = (),
     talk: Sequence[Program] = (),
     seed: int = 0,
-    on: On = CPU,
+    on: items.On = items.CPU,
     per_host: int = 0,
     cores: int = 0,
-) -> dict[str, Any]:
+) -> Record:
     """Measure ranks that are there, wherever they are; the record as a JSON object.
 
     Arguments:
@@ -220,27 +145,27 @@ def measure(
         per_host: ranks of a host; 0: all. ``cores`` that they may use; 0: those of this process.
     """
     ranks, net = timer.world, timer.net
-    computing = unique([*grid_items(sizes, ranks), *_exact(programs, ranks)])
-    talking = unique([*message_items(sizes, net, ranks, per_host), *_exact_messages(talk, ranks, per_host)])
+    computing = items.unique([*items.grid_items(sizes, ranks), *_exact(programs, ranks)])
+    talking = items.unique([*items.message_items(sizes, net, ranks, per_host), *_exact_messages(talk, ranks, per_host)])
     reporter.part(f'computation: {len(computing)} kernels', sizes.orders)
-    kernels = sample(timer, computing, sizes.orders, sizes.trials, seed, reporter.turn)
+    kernels = rounds.sample(timer, computing, sizes.orders, sizes.trials, seed, reporter.turn)
     reporter.part(f'communication: {len(talking)} collectives', sizes.orders)
-    messages = sample(timer, talking, sizes.orders, sizes.trials, seed, reporter.turn)
+    messages = rounds.sample(timer, talking, sizes.orders, sizes.trials, seed, reporter.turn)
     reporter.part('both at once', 2 * len(sizes.beside) * sizes.rounds)
-    beside = measure_overlap(timer, sizes, net.rate * sizes.message_seconds, reporter.turn, talk)
+    beside = rounds.measure_overlap(timer, sizes, net.rate * sizes.message_seconds, reporter.turn, talk)
     reporter.part('sends, exchanges and several streams', sizes.orders)
-    found = _kinds(ranks, net, sizes, sizes.message_seconds, besides=RINGS, per_host=per_host)
-    others = Messages(timer, found, None, seed)
-    notes = [*repeat(others, sizes.orders, reporter.turn), *timer.notes]
-    tables = table_rows([*computing, *talking], [*kernels, *messages])
-    tables['collective'] += rows(others, figures)
+    found = _kinds(ranks, net, sizes, sizes.message_seconds, besides=items.RINGS, per_host=per_host)
+    others = kinds.Messages(timer, found, None, seed)
+    notes = [*kinds.repeat(others, sizes.orders, reporter.turn), *timer.notes]
+    tables = rounds.table_rows([*computing, *talking], [*kernels, *messages])
+    tables['collective'] += kinds.rows(others)
     return {
-        **environment(ranks, net_name, on, per_host),
+        **rounds.environment(ranks, net_name, on, per_host),
         'tables': tables,
-        'overlap': overlap_rows(beside),
-        'streams': stream_rows(others, figures),
-        **({'crossing': crossing_rows(others, figures)} if 1 < (per_host or ranks) < ranks else {}),
-        **(of_device(timer, sizes, on, reporter) if not on.threads else {}),
+        'overlap': rounds.overlap_rows(beside),
+        'streams': kinds.stream_rows(others),
+        **({'crossing': kinds.crossing_rows(others)} if 1 < (per_host or ranks) < ranks else {}),
+        **(rounds.of_device(timer, sizes, on, reporter) if not on.threads else {}),
         'notes': [*notes, *(_notes(per_host or ranks, kernels, cores) if on.threads else on.notes)],
     }
 
@@ -248,13 +173,13 @@ def measure(
 def bench_messages(
     ranks: int,
     net: Net,
-    sizes: Sizes,
-    reporter: Reporter,
+    sizes: items.Sizes,
+    reporter: rounds.Reporter,
     *,
     net_name: str = 'none',
     seed: int = 0,
     journal: Journal | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Measure the messages of emulated compute with so many ranks; the record as a JSON object.
 
     Arguments and errors as of ``bench``.
@@ -266,23 +191,23 @@ def bench_messages(
     def costs(program: Program) -> Costs:
         return price(program, hardware)
 
-    wanted: Price = costs
+    wanted: kinds.Price = costs
     with TimedPool(ranks, net=net, pinned=True) as pool:
         timer = journal.over(pool) if journal else pool
-        messages = Messages(timer, _kinds(ranks, net, sizes, LONG * sizes.message_seconds), wanted, seed)
+        messages = kinds.Messages(timer, _kinds(ranks, net, sizes, LONG * sizes.message_seconds), wanted, seed)
         reporter.part(f'communication: {sum(map(len, messages.found))} messages', sizes.orders)
-        notes = [*repeat(messages, sizes.orders, reporter.turn), *timer.notes, *_shared(ranks)]
+        notes = [*kinds.repeat(messages, sizes.orders, reporter.turn), *timer.notes, *_shared(ranks)]
     return {
-        **environment(ranks, net_name),
+        **rounds.environment(ranks, net_name),
         'compute': 'emulated',
-        'tables': {'collective': rows(messages, figures)},
+        'tables': {'collective': kinds.rows(messages)},
         'overlap': [],
-        'streams': stream_rows(messages, figures),
+        'streams': kinds.stream_rows(messages),
         'notes': notes,
     }
 
 
-def calibrated(record: dict[str, Any], folder: Path) -> tuple[Calibration, Cluster]:
+def calibrated(record: Record, folder: Path) -> tuple[Calibration, Cluster]:
     """What a record becomes, written and read as a user's would be; the folder is made, and keeps its tables."""
     folder.mkdir()
     (folder / 'record.json').write_text(json.dumps(record), encoding='utf-8')
@@ -299,56 +224,61 @@ def given_cluster(ranks: int, net: Net) -> Cluster:
 
 
 def _kinds(
-    ranks: int, net: Net, sizes: Sizes, seconds: float, besides: Sequence[str] = (), per_host: int = 0
-) -> list[Kind]:
+    ranks: int, net: Net, sizes: items.Sizes, seconds: float, besides: Sequence[str] = (), per_host: int = 0
+) -> list[kinds.Kind]:
     """All kinds of messages but some, and several of the longest at once.
 
     Arguments: ``besides``, kinds that are not needed of neighbours.
     """
-    found = kinds(ranks, sizes.messages[::2], net, seconds, per_host)
+    found = kinds.kinds(ranks, sizes.messages[::2], net, seconds, per_host)
     longest = max(size for kind in found for size in kind.sizes)
     wanted = [kind for kind in found if kind.operator not in besides or kind.stride > 1]
-    across = crossing(ranks, longest, per_host) if 1 < (per_host or ranks) < ranks else []
-    return [*wanted, *at_once(ranks, longest // AT_ONCE, per_host), *across]
+    across = kinds.crossing(ranks, longest, per_host) if 1 < (per_host or ranks) < ranks else []
+    return [*wanted, *kinds.at_once(ranks, longest // AT_ONCE, per_host), *across]
 
 
 def _steps(
-    programs: Sequence[Program], ranks: int, sizes: Sizes, reporter: Reporter, record: dict[str, Any], *, favour: bool
+    programs: Sequence[Program],
+    ranks: int,
+    trials: int,
+    reporter: rounds.Reporter,
+    record: Record,
+    favour: bool,
 ) -> Tables:
     """Rows of the ops of programs, timed in the order of their steps. Arguments: ``record``, what is known so far."""
-    reporter.part(f'steps: {len(programs)} programs without messages', sizes.trials)
-    with AlonePool(ranks, favour=favour) as pool, TemporaryDirectory() as folder:
+    reporter.part(f'steps: {len(programs)} programs without messages', trials)
+    with rounds.AlonePool(ranks, favour=favour) as pool, TemporaryDirectory() as folder:
         hardware = calibrated(record, Path(folder) / 'before')[1]
-        steps = InOrder(pool, programs, lambda program: price(program, hardware))
-        for _ in range(sizes.trials):
+        steps = rounds.InOrder(pool, programs, lambda program: price(program, hardware))
+        for _ in range(trials):
             steps.round()
             reporter.turn()
     return steps.rows()
 
 
-def _exact(programs: Sequence[Program], ranks: int) -> list[Item]:
+def _exact(programs: Sequence[Program], ranks: int) -> list[items.Item]:
     """The compute ops of programs; a weight's gradient is also added to as often as a program does."""
-    found: list[Item] = []
+    found: list[items.Item] = []
     for index, program in enumerate(programs):
         times = program.copies * program.micro_batches
-        for item in program_items(program, ranks, f'job{index}'):
+        for item in items.program_items(program, ranks, f'job{index}'):
             found.append(item)
             # The first micro-batch creates a gradient, the others add to it, which reads one more tensor. ``weight``
             # mixes both times.
             if times > 1 and item.ops[-1].accumulates:
-                found.append(replace(twice(item), weight=times - 1))
+                found.append(replace(items.twice(item), weight=times - 1))
     return found
 
 
-def _exact_messages(programs: Sequence[Program], ranks: int, per_host: int) -> list[Item]:
+def _exact_messages(programs: Sequence[Program], ranks: int, per_host: int) -> list[items.Item]:
     return [
         item
         for index, program in enumerate(programs)
-        for item in program_messages(program, ranks, f'job{index}', per_host)
+        for item in items.program_messages(program, ranks, f'job{index}', per_host)
     ]
 
 
-def _notes(ranks: int, kernels: Sequence[Samples], cores: int) -> list[str]:
+def _notes(ranks: int, kernels: Sequence[rounds.Samples], cores: int) -> list[str]:
     """What a reader of the record must know."""
     notes = _shared(ranks, cores)
     contended = 1 - sum(float(found.quiet.sum()) for found in kernels) / sum(len(found.wall) for found in kernels)
@@ -373,7 +303,7 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
     try:
         on = _checked(options, launch)
         programs = schedule_programs(options.schedule) if options.schedule else []
-        kind = machine() if on.threads else on.name
+        kind = rounds.machine() if on.threads else on.name
         of = _identity(options, launch, programs)
         # Before minutes of measuring, and on rank 0 alone, which writes.
         journal = Journal(_folder(options), {**of, 'machine': kind}) if launch is None or launch.rank == 0 else None
@@ -393,7 +323,7 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
         raise
 
 
-def _checked(options: argparse.Namespace, launch: Launch | None) -> On:
+def _checked(options: argparse.Namespace, launch: Launch | None) -> items.On:
     """What is measured on, where flags go together."""
     problems = list(_problems(options, launch))
     if problems:
@@ -403,7 +333,7 @@ def _checked(options: argparse.Namespace, launch: Launch | None) -> On:
     net = parse_net(options.net)
     wanted = Wanted(options.device, options.transport, compute=options.compute, net=net)
     wanted.check(launch.by if launch else '', processes=True)
-    return look_at(options.device, options.transport, '' if options.dtype == 'fp32' else options.dtype)
+    return items.look_at(options.device, options.transport, '' if options.dtype == 'fp32' else options.dtype)
 
 
 def _problems(options: argparse.Namespace, launch: Launch | None) -> Iterator[Problem]:
@@ -452,10 +382,10 @@ def _identity(options: argparse.Namespace, launch: Launch | None, programs: Sequ
 
 
 def _alone(
-    options: argparse.Namespace, on: On, programs: Sequence[Program], journal: Journal, reporter: Reporter
-) -> dict[str, Any]:
+    options: argparse.Namespace, on: items.On, programs: Sequence[Program], journal: Journal, reporter: rounds.Reporter
+) -> Record:
     ranks, net, sizes = options.ranks or OWN, parse_net(options.net), _sizes(options)
-    more: dict[str, Any] = {'net_name': options.net, 'seed': options.seed, 'journal': journal}
+    more: Record = {'net_name': options.net, 'seed': options.seed, 'journal': journal}
     if options.compute == 'emulated':
         return bench_messages(ranks, net, sizes, reporter, **more)
     favour = options.favour_communication
@@ -465,7 +395,7 @@ def _alone(
 def _among(
     options: argparse.Namespace,
     launch: Launch,
-    on: On,
+    on: items.On,
     of: dict[str, str],
     programs: Sequence[Program],
     journal: Journal | None,
@@ -495,10 +425,10 @@ def _among(
 
 
 def _sizes(options: argparse.Namespace) -> Any:
-    return NAMED[options.sizes or ('quick' if options.quick else 'full')]
+    return items.NAMED[options.sizes or ('quick' if options.quick else 'full')]
 
 
-def _write(options: argparse.Namespace, record: dict[str, Any], journal: Journal) -> None:
+def _write(options: argparse.Namespace, record: Record, journal: Journal) -> None:
     """Write what was asked for; then the journal has done its work."""
     text = json.dumps(record) + '\n'
     if options.output:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from executor.bench.items import DRAWN, WIDTH, algorithm, group_sizes, hosts_of, rounded
 from executor.bench.ranks import Timed, Timer
+from executor.measure import figures
 from executor.ranks.collectives import SMALL
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
@@ -280,7 +281,7 @@ def together(run: Timed, warm_up: int) -> list[float]:
     return found
 
 
-def rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+def rows(messages: Messages) -> list[dict[str, Any]]:
     """A row for every message that was alone."""
     return [
         {
@@ -302,7 +303,7 @@ def rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, An
     ]
 
 
-def crossing_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+def crossing_rows(messages: Messages) -> list[dict[str, Any]]:
     """Two rows: seconds of an all-reduce of one rank of each host, alone and while all other ranks do the same."""
     found = []
     for kind, times in zip(messages.kinds[-2:], messages.found[-2:], strict=True):
@@ -312,7 +313,7 @@ def crossing_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dic
     return found
 
 
-def stream_rows(messages: Messages, figures: Callable[[Any], Any]) -> list[dict[str, Any]]:
+def stream_rows(messages: Messages) -> list[dict[str, Any]]:
     """A row for so many streams at once: bytes of all messages of one of them, and seconds until all are through."""
     return [
         {

@@ -118,9 +118,6 @@ class TimedPool(Pool):
         self._request = Request(favour=favour, device=device, transport=transport, dtype=dtype)
         super().__init__(world, **more)
 
-    def __enter__(self) -> TimedPool:
-        return self
-
     def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
         """Run a program for some steps, back to back; see ``Timer``."""
         compute: Compute = 'real' if costs is None else 'emulated'

@@ -6,35 +6,24 @@ import datetime
 import os
 import platform
 import random
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from executor.bench.items import (
-    COMMUNICATION,
-    COMPUTE,
-    CPU,
-    Item,
-    On,
-    Sizes,
-    collective,
-    matmul,
-    place_of,
-    program_items,
-    program_of,
-)
+from executor.bench import items as bench
 from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
 from executor.devices import KINDS
-from executor.measure import Statistics
+from executor.measure import Statistics, figures
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine, Start
@@ -53,6 +42,9 @@ from simpar.program import OpClass, Program, Role
 from simpar.program.op import Phase
 from simpar.trace import Span, Times, Trace
 from simpar.workload import Workload
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 WARM_UP = 2
 """Steps of every run that do not count."""
@@ -88,7 +80,12 @@ class Samples:
 
 
 def sample(
-    pool: Timer, items: Sequence[Item], orders: int, trials: int, seed: int, said: Callable[[], None] = lambda: None
+    pool: Timer,
+    items: Sequence[bench.Item],
+    orders: int,
+    trials: int,
+    seed: int,
+    said: Callable[[], None] = lambda: None,
 ) -> list[Samples]:
     """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
 
@@ -103,7 +100,7 @@ def sample(
         # item.
         order = list(items)
         shuffled.shuffle(order)
-        run = pool.timed(program_of(order, pool.world), WARM_UP + trials)
+        run = pool.timed(bench.program_of(order, pool.world), WARM_UP + trials)
         for name, wall, cpu in seconds_by_op(run):
             found[name].append((wall, cpu))
         said()
@@ -177,7 +174,7 @@ class Stretch:
 
 def measure_overlap(
     pool: Timer,
-    sizes: Sizes,
+    sizes: bench.Sizes,
     largest: float,
     said: Callable[[], None] = lambda: None,
     programs: Sequence[Program] = (),
@@ -193,7 +190,7 @@ def measure_overlap(
     found: list[Stretch] = []
     kinds: tuple[Kernels, ...] = ('matrix', 'memory')
     for operator in sizes.beside:
-        messages = [collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
+        messages = [bench.collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
         for what in kinds:
             pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), messages)
             found += pair.measure(what, operator, sizes.rounds, said)
@@ -216,16 +213,16 @@ def _often(program: Program) -> Iterator[tuple[OpClass, int]]:
     return ((program.op_classes[index], count) for index, count in times.items())
 
 
-def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item]:
+def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[bench.Item]:
     """The products of programs with most FLOPs, or those of their other ops that move most bytes.
 
     What a message takes from a kernel is also its cache, and sizes tell how much of one there is to lose.
     """
-    work: list[tuple[float, Item]] = []
+    work: list[tuple[float, bench.Item]] = []
     for index, program in enumerate(programs):
         often = {op.name: times for op, times in _often(program)}
         prefix = f'{what}{index}.'
-        for item in program_items(program, world, prefix[:-1]):
+        for item in bench.program_items(program, world, prefix[:-1]):
             op = item.ops[-1]
             least, amount = (LEAST_FLOPS, op.flops) if what == 'matrix' else (LEAST_BYTES, op.bytes)
             if (op.operator in MATRIX) == (what == 'matrix') and amount >= least:
@@ -233,22 +230,24 @@ def busiest(what: Kernels, programs: Sequence[Program], world: int) -> list[Item
     return [item for _, item in sorted(work, key=lambda one: -one[0])[:BUSIEST]]
 
 
-def kernels(what: Kernels) -> list[Item]:
+def kernels(what: Kernels) -> list[bench.Item]:
     """Matrix products, or ops bound by memory, of some hundred microseconds each or more."""
     if what == 'matrix':
-        return [matmul(m, n, k, phase) for m, n, k in ((256, 512, 512), (128, 512, 1024)) for phase in ('F', 'I', 'W')]
+        return [
+            bench.matmul(m, n, k, phase) for m, n, k in ((256, 512, 512), (128, 512, 1024)) for phase in ('F', 'I', 'W')
+        ]
     model = Transformer(layers=1, hidden=512, heads=8, vocab=1024, sequence=256)
-    items = program_items(lower(Workload(model=model, batch=4), Plan(), 1), 1, 'beside')
+    items = bench.program_items(lower(Workload(model=model, batch=4), Plan(), 1), 1, 'beside')
     return [item for item in items if item.ops[-1].operator in ('norm', 'gelu', 'residual')]
 
 
 class _Pair:
     """Kernels and messages, and the programs that run either and both; the two streams never wait for one another."""
 
-    def __init__(self, pool: Timer, kernels: list[Item], messages: list[Item]) -> None:
+    def __init__(self, pool: Timer, kernels: list[bench.Item], messages: list[bench.Item]) -> None:
         self._pool = pool
-        self._items = {COMPUTE: kernels, COMMUNICATION: messages}
-        self._alone = [program_of(items, pool.world) for items in self._items.values()]
+        self._items = {bench.COMPUTE: kernels, bench.COMMUNICATION: messages}
+        self._alone = [bench.program_of(items, pool.world) for items in self._items.values()]
         self._seconds: dict[str, list[float]] = {}
         # Once before the combined program is built: its lengths follow from the times alone.
         self._run_alone()
@@ -297,12 +296,12 @@ class _Pair:
         """Both at once; messages last longer than kernels, so that they are there beside the last kernel."""
         alone = self._usual()
         totals = {stream: sum(alone[item.name] for item in items) for stream, items in self._items.items()}
-        times = max(1, round(LEAST / totals[COMPUTE]))
+        times = max(1, round(LEAST / totals[bench.COMPUTE]))
         # Kernels take longer beside messages than alone. Messages get a margin, so that the last kernel does not run
         # alone.
-        lasting = LONGER * totals[COMPUTE] * times
-        messages = self._items[COMMUNICATION] * max(1, round(lasting / totals[COMMUNICATION]))
-        return program_of([*self._items[COMPUTE] * times, *messages], self._pool.world)
+        lasting = LONGER * totals[bench.COMPUTE] * times
+        messages = self._items[bench.COMMUNICATION] * max(1, round(lasting / totals[bench.COMMUNICATION]))
+        return bench.program_of([*self._items[bench.COMPUTE] * times, *messages], self._pool.world)
 
 
 def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[tuple[int, Span]]:
@@ -375,12 +374,10 @@ def covered(span: Span, busy: Intervals) -> float:
 
 FORMAT: Final = 'simpar bench 1'
 TABLES: Final = ('matmul', 'attention', 'operator', 'collective')
-DIGITS: Final = 5
-"""Significant digits of a time: more would be noise."""
 FAMILIES: Final = {'x86_64': 'x86', 'amd64': 'x86', 'aarch64': 'ARM', 'arm64': 'ARM'}
 
 
-def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, list[dict[str, Any]]]:
+def table_rows(items: Sequence[bench.Item], samples: Sequence[Samples]) -> dict[str, list[dict[str, Any]]]:
     """Rows of every table, in the order of the items."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for item, found in zip(items, samples, strict=True):
@@ -398,30 +395,12 @@ def table_rows(items: Sequence[Item], samples: Sequence[Samples]) -> dict[str, l
     return tables
 
 
-def figures(samples: Any, low: float | None = None) -> dict[str, float] | None:
-    """What a reader must know of some repeats; None where there are none.
-
-    Arguments: ``low``, the number to use of them, where it is not their 10th percentile.
-    """
-    if not len(samples):
-        return None
-    statistics = Statistics(samples)
-    return {
-        'n': statistics.count,
-        'median': _short(statistics.median),
-        'p10': _short(statistics.p10),
-        'iqr': _short(statistics.iqr),
-        'cv': round(statistics.cv, 4),
-        **({} if low is None else {'low': _short(low)}),
-    }
-
-
 def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
     """One row for everything that was measured beside something else; ``factor`` of its time alone."""
     return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor.samples)} for one in found]
 
 
-def environment(ranks: int, net: str, on: On = CPU, per_host: int = 0) -> dict[str, Any]:
+def environment(ranks: int, net: str, on: bench.On = bench.CPU, per_host: int = 0) -> dict[str, Any]:
     """Where the times are from, in general words."""
     return {
         'format': FORMAT,
@@ -452,10 +431,6 @@ def memory() -> int:
         return 0
 
 
-def _short(seconds: float) -> float:
-    return float(f'{seconds:.{DIGITS}g}')
-
-
 # What a device has and a processor has not: a host that issues to it, and a clock that sinks under load.
 
 LEAST_SIZE: Final = 8
@@ -472,17 +447,28 @@ EARLY, LATE = 0.1, 0.25
 """Shares of the time under load: at its beginning, when the clock is still high, and at its end."""
 
 
-class Reporter(Protocol):
-    """Learns how far a bench has come."""
+@dataclass(slots=True, eq=False)
+class Reporter:
+    """Says how far a bench has come: by a bar for each part, or in a log by one line when it begins."""
+
+    bars: Progress | None = None
+    _begin: float = field(default_factory=time.monotonic)
+    _task: TaskID | None = None
 
     def part(self, name: str, turns: int) -> None:
         """A part of so many turns begins."""
+        if self.bars is None:
+            print(f'bench: {time.monotonic() - self._begin:4.0f} s: {name}', file=sys.stderr, flush=True)
+        else:
+            self._task = self.bars.add_task(name, total=turns)
 
     def turn(self) -> None:
         """One turn of it is done."""
+        if self.bars is not None and self._task is not None:
+            self.bars.advance(self._task)
 
 
-def of_device(timer: Timer, sizes: Sizes, on: On, reporter: Reporter) -> dict[str, Any]:
+def of_device(timer: Timer, sizes: bench.Sizes, on: bench.On, reporter: Reporter) -> dict[str, Any]:
     """Rows of a record: what the host takes to issue an op, eagerly and captured, and the clock under load."""
     modes = ['eager', *(['graph'] if KINDS[on.device].graphs else [])]
     reporter.part(f'launches: {" and ".join(modes)}', len(modes) * len(PHASES))
@@ -499,9 +485,9 @@ def of_device(timer: Timer, sizes: Sizes, on: On, reporter: Reporter) -> dict[st
 
 def _launch(timer: Timer, mode: str, phase: Phase) -> dict[str, Any]:
     """Seconds that an op takes of the host, and those of a step beside its ops."""
-    item = matmul(LEAST_SIZE, LEAST_SIZE, LEAST_SIZE, phase)
+    item = bench.matmul(LEAST_SIZE, LEAST_SIZE, LEAST_SIZE, phase)
     few, many = (
-        _steps(timer.timed(program_of([item] * count, timer.world), DEVICE_WARM_UP + DEVICE_STEPS, issue=mode))
+        _steps(timer.timed(bench.program_of([item] * count, timer.world), DEVICE_WARM_UP + DEVICE_STEPS, issue=mode))
         for count in MANY
     )
     slopes = (many - few) / (MANY[1] - MANY[0])
@@ -516,10 +502,10 @@ def _steps(run: Timed) -> Times:
     return np.asarray(np.diff(ends, axis=1)[:, DEVICE_WARM_UP - 1 :])
 
 
-def _under_load(timer: Timer, sizes: Sizes) -> dict[str, Any]:
+def _under_load(timer: Timer, sizes: bench.Sizes) -> dict[str, Any]:
     """Seconds of a large product at the beginning and at the end of a time in which a device does nothing else."""
-    item = matmul(sizes.load, sizes.load, sizes.load, 'F')
-    program = program_of([item] * AT_ONCE, timer.world)
+    item = bench.matmul(sizes.load, sizes.load, sizes.load, 'F')
+    program = bench.program_of([item] * AT_ONCE, timer.world)
     first = timer.timed(program, DEVICE_WARM_UP + 1)
     once = float(np.median(_products(first)[:, -AT_ONCE:]))
     steps = DEVICE_WARM_UP + max(DEVICE_STEPS, round(sizes.load_seconds / (AT_ONCE * once)))
@@ -598,9 +584,6 @@ class AlonePool(Pool):
         self._favour = favour
         super().__init__(world, pinned=True, timeout=60.0)
 
-    def __enter__(self) -> AlonePool:
-        return self
-
     def pause(self, program: Program, seconds: Sequence[Times]) -> None:
         """Sleep for so long where a program has a message. Arguments: ``seconds``, see ``message_seconds``."""
         for one, mine in enumerate(seconds):
@@ -674,7 +657,7 @@ class InOrder:
             for op in program.op_classes:
                 row = _row(op.name, mine)
                 if row:
-                    table, key = place_of(op)
+                    table, key = bench.place_of(op)
                     tables.setdefault(table, []).append({**key, **row})
         return tables
 

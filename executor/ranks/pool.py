@@ -22,7 +22,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -304,6 +304,9 @@ HEAD_START: Final = 0.01
 """Seconds from the moment that all ranks are ready until the program begins."""
 
 
+Own = TypeVar('Own', bound='Pool')
+
+
 class Pool:
     """``world`` processes on this machine, one a rank, that keep their process groups from program to program.
 
@@ -365,7 +368,7 @@ class Pool:
             self.close(grace=0.0)
             raise
 
-    def __enter__(self) -> Pool:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -9,32 +9,7 @@ from typing import Final, NamedTuple, cast
 import torch
 from torch.nn import functional
 
-from simpar.model import (
-    INPUT,
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Operator,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    SquaredRelu,
-    Transpose,
-    layer_names,
-    network_shapes,
-    reads_of,
-)
+from simpar import model as operators
 from simpar.workload import Workload
 
 # What the reference knows of a kind of model.
@@ -76,99 +51,101 @@ DIFFERENCES: Final = {'mse': functional.mse_loss, 'mae': functional.l1_loss}
 """Losses whose target is a tensor like the result."""
 
 
-def network_parameters(model: Network, batch: int) -> Iterator[Declared]:
+def network_parameters(model: operators.Network, batch: int) -> Iterator[Declared]:
     """Name, shape and draw of every parameter."""
-    shapes, weight = network_shapes(model, batch), f'normal:{model.init_std}'
-    for name, layer in zip(layer_names(model), model.layers, strict=True):
-        if isinstance(layer, Dense | Conv2d):
-            window = (layer.kernel,) * 2 if isinstance(layer, Conv2d) else ()
+    shapes, weight = operators.network_shapes(model, batch), f'normal:{model.init_std}'
+    for name, layer in zip(operators.layer_names(model), model.layers, strict=True):
+        if isinstance(layer, operators.Dense | operators.Conv2d):
+            window = (layer.kernel,) * 2 if isinstance(layer, operators.Conv2d) else ()
             yield f'{name}.weight', (layer.outputs, layer.inputs, *window), weight
             if layer.bias:
                 yield f'{name}.bias', (layer.outputs,), 'zeros'
-        elif isinstance(layer, LayerNorm | RmsNorm):
+        elif isinstance(layer, operators.LayerNorm | operators.RmsNorm):
             yield f'{name}.gain', shapes[name][-1:], 'ones'
-            if isinstance(layer, LayerNorm):
+            if isinstance(layer, operators.LayerNorm):
                 yield f'{name}.bias', shapes[name][-1:], 'zeros'
-        elif isinstance(layer, Embedding):
+        elif isinstance(layer, operators.Embedding):
             yield f'{name}.weight', (layer.vocab, layer.width), weight
 
 
-def network_inputs(model: Network, batch: int, *, classes: bool, mnist: bool) -> tuple[Input, Input]:
+def network_inputs(model: operators.Network, batch: int, *, classes: bool, mnist: bool) -> tuple[Input, Input]:
     """The input and the target.
 
     Arguments:
         classes: the target is a class for each row of the last result, not a tensor like it.
         mnist: both are drawn from its samples.
     """
-    *_, result = network_shapes(model, batch).values()
+    *_, result = operators.network_shapes(model, batch).values()
     first, digits = model.layers[0], 'mnist' if mnist else ''
-    tokens = isinstance(first, Embedding)
-    drawn = f'tokens:{first.vocab}' if isinstance(first, Embedding) else digits or 'normal:1'
-    x = (INPUT, drawn, (batch, *model.sample), tokens)
+    tokens = isinstance(first, operators.Embedding)
+    drawn = f'tokens:{first.vocab}' if isinstance(first, operators.Embedding) else digits or 'normal:1'
+    x = (operators.INPUT, drawn, (batch, *model.sample), tokens)
     if classes:
         return x, ('labels', digits or f'classes:{result[-1]}', result[:-1], True)
     return x, ('target', 'normal:1', result, False)
 
 
-def network_result(model: Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
+def network_result(model: operators.Network, parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
     """What the last layer gives."""
-    values = {INPUT: x}
-    for name, layer, reads in zip(layer_names(model), model.layers, reads_of(model), strict=True):
+    values = {operators.INPUT: x}
+    for name, layer, reads in zip(operators.layer_names(model), model.layers, operators.reads_of(model), strict=True):
         # Layers see their parameters by short names, as torch modules do.
         own = {key.removeprefix(f'{name}.'): of for key, of in parameters.items() if key.startswith(f'{name}.')}
         x = values[name] = _result(layer, own, *(values[read] for read in reads))
     return x
 
 
-def _result(layer: Operator, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
+def _result(layer: operators.Operator, own: Parameters, *reads: torch.Tensor) -> torch.Tensor:
     """A layer of its own parameters and of what it reads."""
     # An operator may have another name, and be a class of its own for it: then what it is made from tells.
     result = next(_RESULTS[kind] for kind in type(layer).__mro__ if kind in _RESULTS)
     return result(layer, own, *reads)
 
 
-def _convolved(layer: Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:
+def _convolved(layer: operators.Conv2d, own: Parameters, x: torch.Tensor) -> torch.Tensor:
     return functional.conv2d(x, own['weight'], own.get('bias'), layer.stride, layer.padding)
 
 
-def _matmul(layer: MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _matmul(layer: operators.MatMul, _: Parameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a.mT if layer.transpose_a else a, b.mT if layer.transpose_b else b)
 
 
-def _reduced(layer: Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
+def _reduced(layer: operators.Reduce, _: Parameters, x: torch.Tensor) -> torch.Tensor:
     return (torch.mean if layer.mean else torch.sum)(x, layer.dims, layer.keep)
 
 
 _RESULTS: Final[dict[type, Callable[..., torch.Tensor]]] = {
-    Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
-    LayerNorm: lambda layer, own, x: functional.layer_norm(x, x.shape[-1:], own['gain'], own['bias'], layer.epsilon),
-    RmsNorm: lambda layer, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], layer.epsilon),
-    Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
-    Conv2d: _convolved,
-    MatMul: _matmul,
-    Reduce: _reduced,
-    Reshape: lambda layer, _, x: x.reshape(layer.shape),
-    Transpose: lambda layer, _, x: x.permute(layer.permutation),
-    Flatten: lambda _, __, x: x.flatten(1),
-    Mul: lambda layer, _, x: layer.factor * x,
-    Add: lambda _, __, x, z: x + z,
-    Multiply: lambda _, __, x, z: x * z,
-    Relu: lambda _, __, x: functional.relu(x),
-    Gelu: lambda _, __, x: functional.gelu(x),
-    Silu: lambda _, __, x: functional.silu(x),
-    SquaredRelu: lambda _, __, x: functional.relu(x) ** 2,
-    Softmax: lambda _, __, x: functional.softmax(x, -1),
+    operators.Dense: lambda _, own, x: functional.linear(x, own['weight'], own.get('bias')),
+    operators.LayerNorm: lambda layer, own, x: functional.layer_norm(
+        x, x.shape[-1:], own['gain'], own['bias'], layer.epsilon
+    ),
+    operators.RmsNorm: lambda layer, own, x: functional.rms_norm(x, x.shape[-1:], own['gain'], layer.epsilon),
+    operators.Embedding: lambda _, own, x: functional.embedding(x, own['weight']),
+    operators.Conv2d: _convolved,
+    operators.MatMul: _matmul,
+    operators.Reduce: _reduced,
+    operators.Reshape: lambda layer, _, x: x.reshape(layer.shape),
+    operators.Transpose: lambda layer, _, x: x.permute(layer.permutation),
+    operators.Flatten: lambda _, __, x: x.flatten(1),
+    operators.Mul: lambda layer, _, x: layer.factor * x,
+    operators.Add: lambda _, __, x, z: x + z,
+    operators.Multiply: lambda _, __, x, z: x * z,
+    operators.Relu: lambda _, __, x: functional.relu(x),
+    operators.Gelu: lambda _, __, x: functional.gelu(x),
+    operators.Silu: lambda _, __, x: functional.silu(x),
+    operators.SquaredRelu: lambda _, __, x: functional.relu(x) ** 2,
+    operators.Softmax: lambda _, __, x: functional.softmax(x, -1),
 }
 """By kind, a layer's result of its own parameters and what it reads."""
 
 
 def _inputs(workload: Workload) -> tuple[Input, Input]:
     classes, mnist = workload.loss not in DIFFERENCES, workload.data == 'mnist'
-    return network_inputs(cast('Network', workload.model), workload.batch, classes=classes, mnist=mnist)
+    return network_inputs(cast('operators.Network', workload.model), workload.batch, classes=classes, mnist=mnist)
 
 
 def _parameters(workload: Workload) -> Iterator[Declared]:
-    return network_parameters(cast('Network', workload.model), workload.batch)
+    return network_parameters(cast('operators.Network', workload.model), workload.batch)
 
 
 def _loss(
@@ -179,7 +156,7 @@ def _loss(
     keys: torch.Tensor,
     slices: Slices,
 ) -> torch.Tensor:
-    y = network_result(cast('Network', workload.model), parameters, x)
+    y = network_result(cast('operators.Network', workload.model), parameters, x)
     return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
 
 
