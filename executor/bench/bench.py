@@ -385,7 +385,7 @@ def _alone(
     options: argparse.Namespace, on: items.On, programs: Sequence[Program], journal: Journal, reporter: rounds.Reporter
 ) -> Record:
     ranks, net, sizes = options.ranks or OWN, parse_net(options.net), _sizes(options)
-    more: Record = {'net_name': options.net, 'seed': options.seed, 'journal': journal}
+    more: dict[str, Any] = {'net_name': options.net, 'seed': options.seed, 'journal': journal}
     if options.compute == 'emulated':
         return bench_messages(ranks, net, sizes, reporter, **more)
     favour = options.favour_communication

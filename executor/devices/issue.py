@@ -55,6 +55,7 @@ class Marks:
         return cls([event() for _ in range(count)], [event() for _ in range(count)])
 
 
+@dataclass(eq=False)
 class Issuer:
     """Issues a rank's role to the streams of its device.
 
@@ -63,20 +64,14 @@ class Issuer:
         watch: is told of every op.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        device: Device,
-        transports: Mapping[tuple[str, str], Transport],
-        *,
-        watch: Watch | None = None,
-    ) -> None:
-        role = start.program.role(start.rank)
-        self.start = start
-        self._device = device
+    start: Start
+    device: Device
+    transports: Mapping[tuple[str, str], Transport]
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        start, device, role = self.start, self.device, self.start.program.role(self.start.rank)
         self._module = device.module
-        self._transports = transports
-        self._watch = watch
         self.slots = slots_of(start.program, role)
         self._module.set_device(device.name)
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
@@ -85,7 +80,7 @@ class Issuer:
         self.memory = DeviceMemory(start, device, clocks(role))
         where = replace(context(start.program, start.rank), device=device.name)
         self.computation = Computation(start, self.memory, where)
-        self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in slots_of(start.program, role)]
+        self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in self.slots]
         self._marks: dict[int, Marks] = {}
         self._before: list[Any] = []
         self._steps_over = 0
@@ -96,7 +91,7 @@ class Issuer:
 
     def take_thread(self) -> None:
         """Have the calling thread issue to this device."""
-        self._module.set_device(self._device.name)
+        self._module.set_device(self.device.name)
 
     def progress(self, stream: int, slots: list[int]) -> tuple[int, int]:
         """The step in which a stream is, and how many of its slots there are over; asks, and does not wait."""
@@ -113,7 +108,7 @@ class Issuer:
         Arguments: ``last``, the step whose gradients are kept for the answer.
         """
         self.computation.remembered, self.computation.gradients = last, {}
-        self._module.synchronize(self._device.name)
+        self._module.synchronize(self.device.name)
         event = self._module.Event(enable_timing=True)
         event.record(self.streams[0])
         event.synchronize()
@@ -143,12 +138,12 @@ class Issuer:
                 self.memory.at(step, slot.position, slot.stream)
                 with self._module.stream(stream):
                     marks.begin[slot.position].record(stream)
-                    if self._watch is not None:
-                        self._watch(slot, step, stream)
+                    if self.watch is not None:
+                        self.watch(slot, step, stream)
                     if slot.op.kind == 'compute':
                         self.computation.compute(slot, step, where.at(*slot.part))
                     else:
-                        transport = self._transports[self._channels[slot.position]]
+                        transport = self.transports[self._channels[slot.position]]
                         self.computation.communicate(slot, step, transport)
                     self._recorded(slot, stream, marks)
 
@@ -191,7 +186,7 @@ class Issuer:
         """Wait for all that was issued."""
         for step in list(self._marks):
             self.harvest(step)
-        self._module.synchronize(self._device.name)
+        self._module.synchronize(self.device.name)
         gradients = self.computation.gradients
         self.computation.gradients = {name: tensor.cpu() for name, tensor in gradients.items()}
 
@@ -300,18 +295,20 @@ class Captured:
     gradients: dict[str, torch.Tensor]
 
 
+@dataclass(eq=False)
 class GraphIssuer(Issuer):
     """Issues a rank's role as captured graphs; arguments as of ``Issuer``, and ``keep``, whether gradients are."""
 
-    def __init__(self, *arguments: Any, keep: bool = True, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._keep = keep
+    keep: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._done: dict[int, Any] | None = None
         self._captured: dict[int, Captured] = {}
         self._tails: dict[int, Any] = {}
         self._constants: Kept = {}
         self._pool = self._module.graph_pool_handle()
-        self._launches = self._module.Stream(self._device.name)
+        self._launches = self._module.Stream(self.device.name)
         self._needed = {need for slot in self.slots for need in slot.needs}
         self._live = set(self._live_instances())
 
@@ -363,17 +360,17 @@ class GraphIssuer(Issuer):
     def _capture(self, step: int) -> Captured:
         """The step's ops as a graph, which has not run yet."""
         # Once for each graph: from here on no memory of the steps before is in use but what lives on.
-        self._module.synchronize(self._device.name)
+        self._module.synchronize(self.device.name)
         self.memory.over(step - 1)
         with self._module.stream(self._copies):
             inputs = self.memory.feed(step)
-            number = torch.full((), self.start.first + step, dtype=torch.float64, device=self._device.name)
+            number = torch.full((), self.start.first + step, dtype=torch.float64, device=self.device.name)
         self._launches.wait_stream(self._copies)
         graph, before, computation = self._graph(), self.memory.instances(), self.computation
         event = self._module.Event
         marks = Marks.of(len(self.slots), lambda: event(enable_timing=True, external=True))
         # Whether a replay is the last is not known when it is captured.
-        last, computation.remembered = computation.remembered, None if self._keep else -1
+        last, computation.remembered = computation.remembered, None if self.keep else -1
         gradients, computation.gradients = computation.gradients, {}
         self._done = {slot: event() for slot in self._needed}
         try:
@@ -393,7 +390,7 @@ class GraphIssuer(Issuer):
         return Captured(graph, marks, inputs, number, computation.losses.pop(step, {}), found)
 
     def _graph(self) -> Any:
-        return getattr(self._module, self._device.kind.graphs)()
+        return getattr(self._module, self.device.kind.graphs)()
 
     def _fork_and_join(self, step: int, marks: Marks, number: torch.Tensor) -> None:
         """Issue the ops to their streams, all of which leave the launching one and come back to it."""

@@ -70,6 +70,7 @@ class Machines:
     emulated: Callable[..., EmulatedMachine] = EmulatedMachine
 
 
+@dataclass(eq=False)
 class Rank:
     """One rank of a world.
 
@@ -80,31 +81,24 @@ class Rank:
         machines: what runs the ops of streams that are threads.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        store: dist.Store,
-        net: Net,
-        status: Status,
-        timeout: float,
-        clock: Clock,
-        machines: Machines | None = None,
-    ) -> None:
-        self._machines = machines or Machines()
-        self.rank = rank
-        self.world = world
-        self.status = status
-        self._store = store
-        self._clock = clock
+    rank: int
+    world: int
+    store: dist.Store
+    net: Net
+    status: Status
+    timeout: float
+    clock: Clock
+    machines: Machines
+
+    def __post_init__(self) -> None:
         # Longer than the watchdog's, which names rank and op, while gloo says only that time is up.
-        self._timeout = datetime.timedelta(seconds=timeout + SLACK)
-        self._link = Link(clock, net.rate, net.latency) if net.kind == 'paced' else None
+        self._timeout = datetime.timedelta(seconds=self.timeout + SLACK)
+        self._link = Link(self.clock, self.net.rate, self.net.latency) if self.net.kind == 'paced' else None
         self._groups: dict[tuple[tuple[int, ...], int, str], dist.ProcessGroup] = {}
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
         self._communicators: Groups = {}
         self._held: dict[str, torch.Tensor] | None = None
-        self.local = int(os.environ.get('LOCAL_RANK', rank))
+        self._local = int(os.environ.get('LOCAL_RANK', self.rank))
 
     def load(self, program: Program) -> None:
         """Open the channels that a program needs; all ranks must have the same program."""
@@ -113,7 +107,7 @@ class Rank:
         if not dist.is_initialized():
             dist.init_process_group(
                 'gloo',
-                store=dist.PrefixStore('simpar', self._store),
+                store=dist.PrefixStore('simpar', self.store),
                 rank=self.rank,
                 world_size=self.world,
                 timeout=datetime.timedelta(seconds=INIT_TIMEOUT),
@@ -133,7 +127,7 @@ class Rank:
                 ordinal = used[members] = used.get(members, -1) + 1
                 upward, downward = (self._group(members, ordinal, way) for way in ('up', 'down'))
                 if self.rank in members:
-                    channels[partition.name, stream] = Channel(members, self.rank, upward, downward, self._clock)
+                    channels[partition.name, stream] = Channel(members, self.rank, upward, downward, self.clock)
         return channels
 
     def _group(self, members: tuple[int, ...], ordinal: int, way: str) -> dist.ProcessGroup:
@@ -171,7 +165,7 @@ class Rank:
             begin = agree()
             job.begin(begin)
             # All ranks begin at one moment, so that traces have one zero.
-            self._clock.sleep_until(begin)
+            self.clock.sleep_until(begin)
             job.start(begin)
             watch(job)
         keep = computation if request.keep else None
@@ -197,10 +191,10 @@ class Rank:
         machine: EmulatedMachine | RealMachine
         if request.compute == 'real':
             start = Start.of(program, self.rank, request, self._held)
-            machine = self._machines.real(start, self._clock, self._link, keep=request.keep)
+            machine = self.machines.real(start, self.clock, self._link, keep=request.keep)
         else:
             costs = cast('Costs', request.costs)
-            machine = self._machines.emulated(program, costs, self.rank, self._clock, self._link)
+            machine = self.machines.emulated(program, costs, self.rank, self.clock, self._link)
         streams = Streams(
             program, self.rank, request.steps, machine, self._channels[program.hash], self.status, request.faults,
             favour=favour, queues=request.queues,
@@ -212,12 +206,12 @@ class Rank:
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         told = set_queues(KINDS[request.device], request.queues, streams)
-        device = open_device(request.device, self.local)
+        device = open_device(request.device, self._local)
         channels, groups = self._channels[program.hash], self._communicators
         transports = device_transports(program, self.rank, device, channels, request, self._timeout, groups)
         start = Start.of(program, self.rank, request, self._held)
         issuer = ISSUERS[request.issue](start, device, transports)
-        return told, issuer.computation, DeviceRun(issuer, self.status, self._clock.now)
+        return told, issuer.computation, DeviceRun(issuer, self.status, self.clock.now)
 
 
 def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:

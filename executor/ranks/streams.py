@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -140,6 +140,7 @@ class _Stream:
         self.changed = threading.Condition()
 
 
+@dataclass(eq=False)
 class Streams:
     """One run of a rank's role.
 
@@ -150,44 +151,36 @@ class Streams:
         queues: how many work queues its device has, which streams share; 0: one for each.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        rank: int,
-        steps: int,
-        machine: Machine,
-        channels: Channels,
-        status: Status,
-        faults: Sequence[Fault] = (),
-        *,
-        favour: bool = False,
-        queues: int = 0,
-    ) -> None:
-        role = program.role(rank)
-        self._action = partial(program.action, role)
-        self._rank = rank
-        self._steps = steps
-        self._machine = machine
-        self._channels = channels
-        self._status = status
-        self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == rank}
-        slots = slots_of(program, role)
+    program: Program
+    rank: int
+    steps: int
+    machine: Machine
+    channels: Channels
+    status: Status
+    faults: InitVar[Sequence[Fault]] = ()
+    favour: bool = False
+    queues: InitVar[int] = 0
+
+    def __post_init__(self, faults: Sequence[Fault], queues: int) -> None:
+        role = self.program.role(self.rank)
+        self._action = partial(self.program.action, role)
+        self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == self.rank}
+        slots = slots_of(self.program, role)
         self._streams = [
             _Stream(index, name, [slots[slot] for slot in row])
             for index, (name, row) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
         ]
         # A stream is in order, so "need has finished" is a comparison of one counter.
         self._place = {slot.position: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
-        self._favour = favour
         self._queues = queues_by_slot(role, queues)
-        self.arrive_KS: Times = np.zeros((steps, len(role)))
-        self.end_KS: Times = np.zeros((steps, len(role)))
+        self.arrive_KS: Times = np.zeros((self.steps, len(role)))
+        self.end_KS: Times = np.zeros((self.steps, len(role)))
         self.failures: list[Failure] = []
         self._threads: list[threading.Thread] = []
 
     def begin(self, moment: float) -> None:
         """Tell the machine when the program begins."""
-        self._machine.begin(moment)
+        self.machine.begin(moment)
 
     def start(self, begin: float) -> None:
         """Start all streams of a program that begins at ``begin``, by the clock of the machine."""
@@ -215,10 +208,10 @@ class Streams:
         stream.thread = threading.get_native_id()
         torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
-            if self._favour and self._computes(stream):
+            if self.favour and self._computes(stream):
                 yield_to_communication()
             last = begin
-            for step in range(self._steps):
+            for step in range(self.steps):
                 for slot in stream.slots:
                     at = slot.position
                     last = self._one(stream, step, slot, last)
@@ -227,7 +220,7 @@ class Streams:
         except Cancelled:
             pass
         except Exception as error:
-            self._fail(failure_of(self._rank, step, at, error))
+            self._fail(failure_of(self.rank, step, at, error))
 
     def _computes(self, stream: _Stream) -> bool:
         # Computation that came before all else would starve the threads of gloo, which share its core.
@@ -242,14 +235,14 @@ class Streams:
         queue = self._queues.get(at)
         if queue:
             ready = max(ready, self._wait_for_turn(queue, step, at))
-        work = Work(slot, step, None if slot.op.kind == 'compute' else self._channels[slot.op.partition, stream.name])
-        arrived = self._machine.arrive(work, ready)
+        work = Work(slot, step, None if slot.op.kind == 'compute' else self.channels[slot.op.partition, stream.name])
+        arrived = self.machine.arrive(work, ready)
         if queue:
             queue.leave(arrived)
         if self._faults:
             work = self._break(work)
         self._say(stream, RUNNING, step, at)
-        end = self._machine.run(work, arrived)
+        end = self.machine.run(work, arrived)
         self.arrive_KS[step, at], self.end_KS[step, at] = arrived, end
         with stream.changed:
             stream.finished += 1
@@ -259,7 +252,7 @@ class Streams:
     def _say(self, stream: _Stream, state: int, step: int, slot: int) -> None:
         """Tell the watchdog what a stream does."""
         beat = Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
-        self._status.set(self._rank, stream.index, beat)
+        self.status.set(self.rank, stream.index, beat)
 
     def _wait_for_needs(self, step: int, slot: Slot) -> float:
         """Wait for a slot's needs; return when the last of them ended."""

@@ -128,17 +128,12 @@ class Native:
 
     group: Any
     members: tuple[int, ...]
-    rank: int
+    position: int
 
     @property
     def size(self) -> int:
         """Ranks in the group."""
         return len(self.members)
-
-    @property
-    def position(self) -> int:
-        """This rank's place among them."""
-        return self.members.index(self.rank)
 
     def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
         """Reduce a flat tensor in place."""
@@ -256,7 +251,7 @@ def device_transports(
                     device_id=device.name if device.kind.numbered else None,
                 )
             if rank in members:
-                found[partition.name, stream] = Native(groups[key], members, rank)
+                found[partition.name, stream] = Native(groups[key], members, members.index(rank))
     return found
 
 

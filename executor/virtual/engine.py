@@ -104,6 +104,7 @@ QUEUE: Final = 20000
 """Tasks that may wait on a stream before the host that issues them must wait itself, as drivers have it."""
 
 
+@dataclass(slots=True, eq=False)
 class Task:
     """One entry of a stream.
 
@@ -112,13 +113,10 @@ class Task:
         tick: its number on its stream, from 1.
     """
 
-    __slots__ = ('ready', 'run', 'tick', 'what')
-
-    def __init__(self, what: str, run: Callable[[], object], ready: Callable[[], bool] | None, tick: int) -> None:
-        self.what = what
-        self.run = run
-        self.ready = ready
-        self.tick = tick
+    what: str
+    run: Callable[[], object]
+    ready: Callable[[], bool] | None
+    tick: int
 
 
 class Touch(NamedTuple):

@@ -79,26 +79,21 @@ class Communicator:
     wanted: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
 
 
+@dataclass(frozen=True, slots=True)
 class VirtualTransport:
     """One rank's end of a communicator.
 
-    Arguments: ``device``, the number of its virtual accelerator.
+    Arguments: ``device``, its virtual accelerator.
     """
 
-    def __init__(self, communicator: Communicator, position: int, device: int) -> None:
-        self._communicator = communicator
-        self._device = torch.device('virtual', device)
-        self._position = position
+    communicator: Communicator
+    position: int
+    device: torch.device
 
     @property
     def size(self) -> int:
         """Ranks in the group."""
-        return self._communicator.size
-
-    @property
-    def position(self) -> int:
-        """This rank's place among them."""
-        return self._position
+        return self.communicator.size
 
     def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
         """Reduce a flat tensor in place."""
@@ -112,19 +107,19 @@ class VirtualTransport:
 
     def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
         """The reduced chunk of this rank's position."""
-        own = torch.empty_like(chunks[self._position])
+        own = torch.empty_like(chunks[self.position])
         self._meet('reduce_scatter', reduce, chunks, [own], lambda brought: _scattered(brought, reduce))
         return own
 
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The chunks that all ranks have for this one, by position."""
-        received = [torch.empty_like(chunks[self._position]) for _ in chunks]
+        received = [torch.empty_like(chunks[self.position]) for _ in chunks]
         self._meet('all_to_all', '', list(chunks), received, _exchanged)
         return received
 
     def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
         """Send and receive at once, as one batch."""
-        what = f'a message on {self._communicator.name}'
+        what = f'a message on {self.communicator.name}'
         touched = touches([tensor for tensor, _ in sends], [tensor for tensor, _ in receives])
         out, into = ([(_cells(tensor), peer) for tensor, peer in messages] for messages in (sends, receives))
 
@@ -132,11 +127,11 @@ class VirtualTransport:
             queue.touch_all(touched, what)
             self._exchange(queue, out, into)
 
-        state.current_queue(self._device).whenever(put)
+        state.current_queue(self.device).whenever(put)
 
     def _exchange(self, queue: Queue, sends: Cells_to, receives: Cells_to) -> None:
         """Put a batch of messages on a stream."""
-        shared, mine = self._communicator, self._position
+        shared, mine = self.communicator, self.position
         messages: list[tuple[Message, Callable[[], Message | None]]] = []
         for tensor, peer in sends:
             messages.append(_posted(shared.sent[mine, peer], shared.wanted[mine, peer], tensor, queue))
@@ -169,7 +164,7 @@ class VirtualTransport:
         touched = touches(brings, gets)
         form = (kind, reduce, *(sum(tensor.numel() for tensor in brings),))
         own, results = ([_cells(tensor) for tensor in tensors] for tensors in (brings, gets))
-        state.current_queue(self._device).whenever(lambda queue: self._seat(queue, form, own, results, touched, work))
+        state.current_queue(self.device).whenever(lambda queue: self._seat(queue, form, own, results, touched, work))
 
     def _seat(
         self,
@@ -181,14 +176,14 @@ class VirtualTransport:
         work: Callable[[list[Cells]], list[Cells]],
     ) -> None:
         """Put a collective on a stream."""
-        shared = self._communicator
+        shared = self.communicator
         what = f'{form[0]} on {shared.name}'
         queue.touch_all(touched, what)
-        number = shared.issued[self._position]
-        shared.issued[self._position] += 1
+        number = shared.issued[self.position]
+        shared.issued[self.position] += 1
         seat = Seat(form, brings, gets, queue)
         seats = shared.meetings.setdefault(number, {})
-        seats[self._position] = seat
+        seats[self.position] = seat
         state.lanes[queue.device].append(seat)
 
         def ready() -> bool:
@@ -360,5 +355,5 @@ def _transports(program: Program) -> list[dict[tuple[str, str], Transport]]:
         for members in partition.groups_GP.tolist():
             shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members))
             for position, rank in enumerate(members):
-                found[rank][partition.name, stream] = VirtualTransport(shared, position, rank)
+                found[rank][partition.name, stream] = VirtualTransport(shared, position, torch.device('virtual', rank))
     return found
