@@ -8,16 +8,25 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from executor.cluster import Launch, detect
-from executor.cluster.external import REFUSAL, common_clock, refuse_external, run_external, store_of
-from executor.cluster.handshake import asked, let_all_see, local_address, refuse, shake_hands
-from executor.cluster.preflight import Place, bytes_of_ranks, clocks_apart, places_of, preflight
+from executor.cluster.external import REFUSAL, common_clock, refuse_external, run_external, store_of, wall_clocks
+from executor.cluster.meeting import (
+    Place,
+    asked,
+    bytes_of_ranks,
+    clocks_apart,
+    let_all_see,
+    local_address,
+    places_of,
+    preflight,
+    refuse,
+    shake_hands,
+)
 from executor.devices import KINDS
 from executor.draws import module_of
 from executor.measure import FIRST_STEADY, Perform, in_turns
@@ -292,9 +301,8 @@ def _met(options: argparse.Namespace, launch: Launch, hosts: list[str], program:
     needs = bytes_of_ranks(program, options.dtype)
     notes = preflight(store, own, cards, places, needs)
     clock, _ = common_clock(store, own, count)
-    store.set(f'simpar/wall/{own}', repr(time.time() - clock.now()))
-    walls = {index * each: float(store.get(f'simpar/wall/{index}')) for index in range(count)}
-    notes += clocks_apart(places, walls)
+    walls = wall_clocks(store, own, count, clock)
+    notes += clocks_apart(places, {index * each: wall for index, wall in enumerate(walls)})
     if own == 0:
         _show_json(places, needs, notes) if options.json else _show_places(places, needs, notes)
     let_all_see(store, own, range(count), 'left')

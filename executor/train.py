@@ -17,8 +17,7 @@ from executor import checkpoint as kept
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
 from executor.cluster import Launch, detect
 from executor.cluster.external import External, check_world, of_rank
-from executor.cluster.handshake import asked
-from executor.cluster.preflight import bytes_of_ranks
+from executor.cluster.meeting import asked, bytes_of_ranks
 from executor.draws import Batch, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted

@@ -17,7 +17,7 @@ from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
 from executor.bench.ranks import HEAD, Journal, Timed, _per_host
 from executor.bench.rounds import Reporter
-from executor.cluster.preflight import Place
+from executor.cluster.meeting import Place
 from executor.host import Host
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile

@@ -203,7 +203,7 @@ def shaken(job, *flags):
     """What each of two threads, as ranks whose commands differ by some flags, is told; and after how many seconds."""
     import torch.distributed as dist
 
-    from executor.cluster import handshake
+    from executor.cluster import meeting
     from executor.commands import load_job, request_of
 
     store, found, begin = dist.HashStore(), {}, time.perf_counter()
@@ -212,12 +212,12 @@ def shaken(job, *flags):
         options = parser().parse_args(['run', str(job), *more])
         try:
             loaded = load_job(options)
-            wanted = handshake.asked(loaded.program, request_of(options, loaded), options.net)
-            found[rank] = handshake.shake_hands(store, rank, 2, 'localhost', wanted)
+            wanted = meeting.asked(loaded.program, request_of(options, loaded), options.net)
+            found[rank] = meeting.shake_hands(store, rank, 2, 'localhost', wanted)
         except RunFailed as error:
             found[rank] = str(error)
         except SimparError as error:
-            handshake.refuse(store, rank, 2, str(error))
+            meeting.refuse(store, rank, 2, str(error))
 
     threads = [threading.Thread(target=meet, args=arguments) for arguments in ((0, ()), (1, flags))]
     for thread in threads:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from executor.cluster.handshake import interface_of, interface_to, local_address, loopback
+from executor.cluster.meeting import interface_of, interface_to, local_address, loopback
 
 
 def test_addresses_of_this_host():
@@ -36,7 +36,7 @@ for number in 1 2; do
     ip link add e$number type veth peer name far$number; ip link set far$number up
     ip addr add 10.78.$number.1/24 dev e$number; ip link set e$number up
 done
-exec "$0" -c 'from executor.cluster.handshake import interface_to as to
+exec "$0" -c 'from executor.cluster.meeting import interface_to as to
 print(to(["10.78.2.7"]), to(["10.78.1.9"]), to(["127.0.1.1", "10.78.2.3"]), to(["10.78.1.1"]))'
 """
     if shutil.which('unshare') is None or shutil.which('ip') is None:

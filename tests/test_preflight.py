@@ -14,8 +14,8 @@ pytestmark = pytest.mark.torch
 
 import torch.distributed as dist
 
-from executor.cluster import handshake, preflight
-from executor.cluster.handshake import Card
+from executor.cluster import meeting
+from executor.cluster.meeting import Card
 from executor.devices.open import Survey
 from executor.host import Host, Process, free_memory, this_host
 from executor.ranks import watchdog
@@ -49,7 +49,7 @@ def each_in_a_thread(jobs):
 
 
 def places(of, *ranks):
-    return preflight.places_of(of, ranks or [(index,) for index in range(len(of))])
+    return meeting.places_of(of, ranks or [(index,) for index in range(len(of))])
 
 
 def test_missing_ranks_are_named_with_their_hosts():
@@ -57,7 +57,7 @@ def test_missing_ranks_are_named_with_their_hosts():
     hosts = ('node0', 'node0', 'node1', 'node1', 'node2')
 
     def come(rank):
-        return handshake.shake_hands(store, rank, 5, 'localhost', {}, seconds=0.3, where=hosts.__getitem__)
+        return meeting.shake_hands(store, rank, 5, 'localhost', {}, seconds=0.3, where=hosts.__getitem__)
 
     here = this_host().name
     told = each_in_a_thread([lambda: come(0), lambda: come(4)])
@@ -66,9 +66,9 @@ def test_missing_ranks_are_named_with_their_hosts():
 
 
 def test_memory_that_a_host_lacks_is_told_in_bytes():
-    (line,) = preflight.too_little(places(cards('a', 'b')), [3 * GB, 9 * GB])
+    (line,) = meeting.too_little(places(cards('a', 'b')), [3 * GB, 9 * GB])
     assert line.startswith('b (rank 1) needs about 9 GB of memory, but has 8 GB free; ')
-    assert preflight.too_little(places(cards('a', free=0)), [9 * GB]) == []
+    assert meeting.too_little(places(cards('a', free=0)), [9 * GB]) == []
 
 
 def test_memory_of_a_rank_is_that_of_its_shards(tmp_path):
@@ -85,41 +85,41 @@ workload:
   optimizer: {{momentum: {{learning_rate: 0.1, momentum: 0.9}}}}
 plan: {{data: 4, zero: 3}}
 """
-    full = preflight.bytes_of_ranks(load_case(text).program, 'fp64')
+    full = meeting.bytes_of_ranks(load_case(text).program, 'fp64')
     shards = 3 * 2 * size * size * 8 / 4
     # Beside them, at most both gathered weights and one full gradient.
-    assert shards <= full[0] - preflight.RANK_BYTES <= shards + 3.5 * size * size * 8
+    assert shards <= full[0] - meeting.RANK_BYTES <= shards + 3.5 * size * size * 8
     assert full == full[:1] * 4
-    half = preflight.bytes_of_ranks(load_case(text).program, '')
-    assert 1.8 < (full[0] - preflight.RANK_BYTES) / (half[0] - preflight.RANK_BYTES) <= 2
+    half = meeting.bytes_of_ranks(load_case(text).program, '')
+    assert 1.8 < (full[0] - meeting.RANK_BYTES) / (half[0] - meeting.RANK_BYTES) <= 2
 
 
 def test_more_ranks_than_cores_and_clocks_apart_are_notes():
     of = places(cards('a', 'b', cores=1), (0, 1), (2,))
-    assert preflight.crowded(of) == (
+    assert meeting.crowded(of) == (
         'more ranks than cores: a (ranks 0, 1) has 1 cores; ranks take turns, and times mean little',
     )
-    assert preflight.clocks_apart(of, {0: 100.0, 2: 100.9}) == ()
-    (note,) = preflight.clocks_apart(of, {0: 100.0, 2: 103.5})
+    assert meeting.clocks_apart(of, {0: 100.0, 2: 100.9}) == ()
+    (note,) = meeting.clocks_apart(of, {0: 100.0, 2: 103.5})
     assert note.startswith('the clock of b is 3.5 s ahead of that of a')
 
 
 def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeypatch):
     of = cards('a', 'b', 'c')
-    monkeypatch.setattr(preflight, 'address_towards', lambda *_: '127.0.0.1')
+    monkeypatch.setattr(meeting, 'address_towards', lambda *_: '127.0.0.1')
 
     def check():
         store = dist.HashStore()
-        jobs = [lambda own=own: preflight.preflight(store, own, of, places(of), [0] * 3) for own in range(3)]
+        jobs = [lambda own=own: meeting.preflight(store, own, of, places(of), [0] * 3) for own in range(3)]
         return each_in_a_thread(jobs)
 
     assert check() == [()] * 3
-    knock = preflight.knock
+    knock = meeting.knock
     # A firewall before b: its door is closed to all others.
     doors = {}
-    monkeypatch.setattr(preflight, 'REACH', 0.2)
+    monkeypatch.setattr(meeting, 'REACH', 0.2)
 
-    class Door(preflight.Door):
+    class Door(meeting.Door):
         def __init__(self, address):
             super().__init__(address)
             if threading.current_thread().name.startswith('b'):
@@ -128,16 +128,16 @@ def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeyp
     def behind(address, port, seconds):
         return 'no answer' if port in doors else knock(address, port, seconds)
 
-    monkeypatch.setattr(preflight, 'Door', Door)
-    monkeypatch.setattr(preflight, 'knock', behind)
+    monkeypatch.setattr(meeting, 'Door', Door)
+    monkeypatch.setattr(meeting, 'knock', behind)
     store = dist.HashStore()
 
     def of_b():
         threading.current_thread().name = 'b'
-        return preflight.preflight(store, 1, of, places(of), [0] * 3)
+        return meeting.preflight(store, 1, of, places(of), [0] * 3)
 
-    jobs = [lambda: preflight.preflight(store, 0, of, places(of), [0] * 3), of_b,
-            lambda: preflight.preflight(store, 2, of, places(of), [0] * 3)]  # fmt: skip
+    jobs = [lambda: meeting.preflight(store, 0, of, places(of), [0] * 3), of_b,
+            lambda: meeting.preflight(store, 2, of, places(of), [0] * 3)]  # fmt: skip
     told = each_in_a_thread(jobs)
     assert told[0] == told[1] == told[2]
     lines = told[0].splitlines()
@@ -148,10 +148,10 @@ def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeyp
 
 
 def test_a_door_that_is_closed_is_not_reached():
-    door = preflight.Door('127.0.0.1')
-    assert preflight.knock('127.0.0.1', door.port, 1.0) == ''
+    door = meeting.Door('127.0.0.1')
+    assert meeting.knock('127.0.0.1', door.port, 1.0) == ''
     door.close()
-    assert preflight.knock('127.0.0.1', door.port, 0.3) == 'Connection refused'
+    assert meeting.knock('127.0.0.1', door.port, 0.3) == 'Connection refused'
 
 
 def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
@@ -188,7 +188,7 @@ def on_devices(*surveys):
 
 def test_devices_that_are_missing_too_few_or_full_are_named():
     def told(*surveys):
-        return preflight.wrong_devices(on_devices(*surveys), [3 * GB] * 4)
+        return meeting.wrong_devices(on_devices(*surveys), [3 * GB] * 4)
 
     two = Survey('cuda', count=2, free=(8 * GB, 8 * GB))
     assert told(Survey(), Survey()) == told(two, two) == []
@@ -199,10 +199,10 @@ def test_devices_that_are_missing_too_few_or_full_are_named():
     # One device for two ranks: gloo goes through the host, unless the other host would go another way.
     one = Survey('cuda', count=1, free=(8 * GB,))
     assert told(one, one) == []
-    assert preflight.shared(on_devices(one, one))[0].startswith('more ranks than devices: a (ranks 0, 1) has 1; b')
+    assert meeting.shared(on_devices(one, one))[0].startswith('more ranks than devices: a (ranks 0, 1) has 1; b')
     assert 'a (ranks 0, 1) has 1 of cuda for 2 ranks' in told(one, two)[0]
     assert len(told(replace(one, native=True), replace(one, native=True))) == 2
-    apart = preflight.shared(on_devices(replace(two, driver='550'), replace(two, driver='570')))
+    apart = meeting.shared(on_devices(replace(two, driver='550'), replace(two, driver='570')))
     assert apart == ('drivers of cuda differ: 550 on a (ranks 0, 1), 570 on b (ranks 2, 3)',)
 
 

@@ -16,7 +16,7 @@ from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
 from executor.cluster import Launch
 from executor.cluster.external import refuse_external
-from executor.cluster.handshake import software
+from executor.cluster.meeting import software
 from executor.devices import in_threads
 from executor.host import this_host
 from executor.options import Wanted, in_one_process

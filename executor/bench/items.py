@@ -19,6 +19,7 @@ from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
 from simpar.plans import Plan
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
+from simpar.program.collectives import COLLECTIVES
 from simpar.program.op import Phase
 from simpar.workload import Adam, Workload
 
@@ -180,6 +181,7 @@ ANY_SIZE: Final = frozenset({'embedding', 'ce_sum', 'cross_entropy'})
 LOGARITHMS: Final = frozenset({'ce_loss', 'log'})
 """Operators that may not read negative numbers."""
 Key = Mapping[str, int | str]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -539,6 +541,31 @@ def rounded(size: int, ranks: int) -> int:
     return -(-size // (WIDTH * ranks)) * WIDTH * ranks
 
 
+def message_op(
+    name: str, operator: str, size: int, partition: str, ranks: int, reads: Names, writes: Names, frees: Names = ()
+) -> OpClass:
+    """A collective in groups of so many ranks, or an end of a send; ``size``, bytes of the full vector."""
+    row, attributes = COLLECTIVES.get(operator), dict[str, int | float | str | bool]()
+    if row and 'shard' in (row.gives, row.gets):
+        attributes = {'dim': 0}
+    elif operator == 'all_to_all':
+        attributes = {'joins': '0', 'cuts': '0', 'sizes': str(ranks)}
+    return OpClass(
+        name=name,
+        kind='collective' if row else 'send' if operator == 'send' else 'recv',
+        operator=operator,
+        phase='F',
+        bytes=float(size),
+        partition=partition,
+        peer={'send': 1, 'recv': -1}.get(operator, 0),
+        reduce='sum' if row and row.adds else '',
+        reads=reads,
+        writes=writes,
+        frees=frees,
+        attributes=attributes,
+    )
+
+
 def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
     """A collective of fp32 numbers.
 
@@ -546,28 +573,12 @@ def collective(operator: str, members: int, size: int, hosts: int = 1) -> Item:
         size: bytes of the full vector, rounded up to whole numbers for every member.
         hosts: how many a group touches.
     """
-    full = rounded(size, members) // WIDTH
-    shard = full // members
-    shape, out = {
-        'all_reduce': (full, full),
-        'all_gather': (shard, full),
-        'reduce_scatter': (full, shard),
-    }[operator]
+    full, row = rounded(size, members), COLLECTIVES[operator]
+    shape, out = (int(row.part(side, full // WIDTH, members)) for side in (row.gives, row.gets))
     name = f'{operator}.{members}.{size}'
     read, written = operand((shape,)), result(f'{name}>out', (out,))
-    op = OpClass(
-        name=name,
-        kind='collective',
-        operator=operator,
-        phase='F',
-        bytes=float(WIDTH * full),
-        partition=partition_name(members),
-        reduce='' if operator == 'all_gather' else 'sum',
-        reads=(read.name,),
-        writes=(written.name,),
-        frees=(written.name,),
-        attributes={} if operator == 'all_reduce' else {'dim': 0},
-    )
+    of = partition_name(members)
+    op = message_op(name, operator, full, of, members, (read.name,), (written.name,), (written.name,))
     return _collective_item(op, members, (read, written), hosts)
 
 

@@ -13,19 +13,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.bench.items import DRAWN, WIDTH, algorithm, group_sizes, hosts_of, rounded
+from executor.bench.items import DRAWN, WIDTH, algorithm, group_sizes, hosts_of, message_op, rounded
 from executor.bench.ranks import Timed, Timer
 from executor.measure import figures
 from executor.ranks.collectives import SMALL
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
+from simpar.program.collectives import COLLECTIVES
 from simpar.trace import Times
 
-KINDS: Final = ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv', 'send')
+KINDS: Final = (*COLLECTIVES, 'send')
 GROUP: Final = 'group'
-ONE_SHARD: Final = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
-"""Sides of a collective that are one rank's slice."""
 STREAMS: Final = (2, 3)
 """How many all-reduces run at once."""
 
@@ -124,14 +123,18 @@ def program_of(kind: Kind, world: int, *, computes: bool) -> Program:
             OpClass(name='compute', kind='compute', operator='relu', phase='F', bytes=4.0, dtype='fp32')
         )
     ends = ('send', 'recv') if pairs else (kind.operator,)
+    sides = ('full', 'full') if pairs else (COLLECTIVES[kind.operator].gives, COLLECTIVES[kind.operator].gets)
     for name in names:
         for place, size in enumerate(kind.sizes):
-            for part in ('in', 'out'):
-                splits = (Split(0, name),) if (kind.operator, part) in ONE_SHARD else ()
+            for part, side in zip(('in', 'out'), sides, strict=True):
+                splits = (Split(0, name),) if side == 'shard' else ()
                 tensor = Tensor(f'{part}.{name}.{place}', 'state', (size // WIDTH,), 'fp32', splits=splits)
                 builder.add_tensor(replace(tensor, initial=DRAWN if part == 'in' else 'zeros'))
             for end in ends:
-                builder.add_op_class(_op(end, name, place, size, kind.ranks))
+                reads = () if end == 'recv' else (f'in.{name}.{place}',)
+                writes = () if end == 'send' else (f'out.{name}.{place}',)
+                op = message_op(f'{end}.{name}.{place}', end, size, name, kind.ranks, reads, writes)
+                builder.add_op_class(op)
     # A send has one pair of all ranks: the others stand by, as in a pipeline.
     talking = [rank for group in kind.talking(world) for rank in group]
     roles = {'send': talking[:1], 'recv': talking[1:]} if pairs else {kind.operator: sorted(talking)}
@@ -151,25 +154,6 @@ def _slots(role: str, names: Sequence[str], kind: Kind, *, computes: bool) -> li
     for place in range(len(kind.sizes) if role != 'idle' else 0):
         slots += [(f'{role}.{name}.{place}', name, 0, 0) for name in names]
     return slots
-
-
-def _op(operator: str, stream: str, place: int, size: int, ranks: int) -> OpClass:
-    attributes: dict[str, int | float | str | bool] = {'dim': 0} if operator in ('all_gather', 'reduce_scatter') else {}
-    if operator == 'all_to_all':
-        attributes = {'joins': '0', 'cuts': '0', 'sizes': str(ranks)}
-    return OpClass(
-        name=f'{operator}.{stream}.{place}',
-        kind='send' if operator == 'send' else 'recv' if operator == 'recv' else 'collective',
-        operator=operator,
-        phase='F',
-        bytes=float(size),
-        partition=stream,
-        peer={'send': 1, 'recv': -1}.get(operator, 0),
-        reduce='sum' if operator in ('all_reduce', 'reduce_scatter') else '',
-        reads=() if operator == 'recv' else (f'in.{stream}.{place}',),
-        writes=() if operator == 'send' else (f'out.{stream}.{place}',),
-        attributes=attributes,
-    )
 
 
 # Messages by kind, number of ranks and size: every collective, and sends; alone, and on several streams at once.

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from executor.bench.items import matmul, program_of
 from executor.cluster import Launch
 from executor.cluster.external import External, of_rank, store_of
-from executor.cluster.preflight import Place, places_of
+from executor.cluster.meeting import Place, places_of
 from executor.host import pin, sharpen_sleep
 from executor.ranks.emulated import EmulatedMachine
 from executor.ranks.pool import Pool

@@ -18,8 +18,21 @@ import torch
 import torch.distributed as dist
 
 from executor.cluster import Launch
-from executor.cluster.handshake import POLL, Card, asked, interface_to, let_all_see, on_host, refuse, shake_hands
-from executor.cluster.preflight import bytes_of_ranks, clocks_apart, knock, places_of, preflight
+from executor.cluster.meeting import (
+    POLL,
+    Card,
+    asked,
+    bytes_of_ranks,
+    clocks_apart,
+    interface_to,
+    knock,
+    let_all_see,
+    on_host,
+    places_of,
+    preflight,
+    refuse,
+    shake_hands,
+)
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
@@ -59,6 +72,12 @@ def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
     store.set(f'simpar/ping/{rank}/{turn}', b'1')
     stamped = float(store.get(f'simpar/pong/{rank}/{turn}'))
     return sent, stamped, time.perf_counter()
+
+
+def wall_clocks(store: Store, own: int, count: int, clock: Clock) -> list[float]:
+    """The wall clock of each of those that meet at one moment, the zero of their common clock."""
+    store.set(f'simpar/wall/{own}', repr(time.time() - clock.now()))
+    return [float(store.get(f'simpar/wall/{index}')) for index in range(count)]
 
 
 def store_of(launch: Launch, seconds: float = INIT_TIMEOUT, noun: str = 'rank') -> Store:
@@ -199,12 +218,8 @@ class External:
         """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
         places = places_of(self._cards, [(rank,) for rank in range(len(self._cards))])
         self._notes += preflight(self._store, self._rank, self._cards, places, needs)
-        self._notes += clocks_apart(places, self._wall_clocks())
-
-    def _wall_clocks(self) -> dict[int, float]:
-        """Rank → its wall clock at one moment, the zero of the ranks' common clock."""
-        self._store.set(f'simpar/wall/{self._rank}', repr(time.time() - self._clock.now()))
-        return {rank: float(self._store.get(f'simpar/wall/{rank}')) for rank in range(len(self._cards))}
+        walls = wall_clocks(self._store, self._rank, len(self._cards), self._clock)
+        self._notes += clocks_apart(places, dict(enumerate(walls)))
 
     def run(self, request: Request, net: Net, finish: Finish | None = None) -> Execution | None:
         """Run once, or one stretch of a training, and go on together with the others.

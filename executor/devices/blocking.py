@@ -72,15 +72,5 @@ def synchronize(device: object = None) -> None:
     """All has run."""
 
 
-def memory_allocated(device: object = None) -> int:
-    """Not known."""
-    return 0
-
-
-def max_memory_allocated(device: object = None) -> int:
-    """Not known."""
-    return 0
-
-
 def install() -> None:
     """Torch knows the CPU."""

@@ -51,10 +51,6 @@ class Stream:
         queue, tick = self.queue, self.queue.issued
         queue.engine.wait_for(dict(queue.known), lambda: queue.done >= tick)
 
-    def query(self) -> bool:
-        """Whether all of it has run."""
-        return not self.queue.tasks
-
 
 class Event:
     """A point of a stream; ``record`` again moves it.
@@ -92,10 +88,6 @@ class Event:
         tick, source = self.tick, self.queue
         join(queue.known, self.known)
         queue.put(f'waiting for task {tick} of {source.name}', _nothing, lambda: source.done >= tick)
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Let a stream wait for it."""
-        (stream or current_stream()).wait_event(self)
 
     def query(self) -> bool:
         """Whether the point is reached."""

@@ -84,10 +84,6 @@ class Races:
         kept.append(access)
         self._past[place] = kept
 
-    def forget(self, place: Hashable) -> None:
-        """A place that is no more."""
-        self._past.pop(place, None)
-
     def check(self) -> None:
         """Raises ``Race`` where there was any."""
         if self.found:
