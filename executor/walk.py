@@ -39,23 +39,37 @@ class Slot:
     needs: tuple[int, ...]
     carried: tuple[int, ...]
 
+    def awaits(self, step: int) -> list[tuple[int, int]]:
+        """(step, slot) of what must have finished before it may start in a step; the first has no step before it."""
+        return [(step, need) for need in self.needs] + [(step - 1, need) for need in self.carried if step]
 
-def slots_of(program: Program, role: Role) -> list[Slot]:
-    """A role's slots, in issue order."""
-    needs, carried, streams = role.needs(), role.carried(), role.stream.tolist()
-    indices, micro_batches, copies = (column.tolist() for column in (role.op_class, role.micro_batch, role.copy))
-    return [
-        Slot(
-            position=slot,
-            index=indices[slot],
-            op=program.op_classes[indices[slot]],
-            stream=streams[slot],
-            part=(micro_batches[slot], copies[slot]),
-            needs=tuple(need for need in needs[slot] if streams[need] != streams[slot] or need > slot),
-            carried=tuple(need for need in carried[slot] if streams[need] != streams[slot]),
-        )
-        for slot in range(len(role))
-    ]
+
+class Order:
+    """A role as every machine walks it: its slots in issue order, and those of each stream."""
+
+    def __init__(self, program: Program, role: Role) -> None:
+        needs, carried, streams = role.needs(), role.carried(), role.stream.tolist()
+        columns = zip(*(column.tolist() for column in (role.op_class, role.micro_batch, role.copy)), strict=True)
+        self.slots = [
+            Slot(
+                position=slot,
+                index=index,
+                op=program.op_classes[index],
+                stream=streams[slot],
+                part=(micro_batch, copy),
+                needs=tuple(need for need in needs[slot] if streams[need] != streams[slot] or need > slot),
+                carried=tuple(need for need in carried[slot] if streams[need] != streams[slot]),
+            )
+            for slot, (index, micro_batch, copy) in enumerate(columns)
+        ]
+        self.streams = [[self.slots[slot] for slot in row] for row in role.by_stream().rows()]
+        self._place = {slot.position: at for row in self.streams for at, slot in enumerate(row)}
+
+    def count(self, step: int, slot: int) -> tuple[int, int]:
+        """A slot's stream, and how many of its ops, of all steps, have finished when the slot of a step has."""
+        stream = self.slots[slot].stream
+        # A stream is in order, so "need has finished" is a comparison of one counter.
+        return stream, step * len(self.streams[stream]) + self._place[slot] + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -116,11 +130,7 @@ class Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._finished = [[0] * len(program.role(rank)) for rank in range(program.world)]
-        slots = [slots_of(program, role) for role in program.roles]
-        rows = [
-            [[slots[at][slot] for slot in row] for row in role.by_stream().rows()]
-            for at, role in enumerate(program.roles)
-        ]
+        rows = [Order(program, role).streams for role in program.roles]
         self._streams = [
             Stream(rank, name, row)
             for rank, role in enumerate(program.role_of_rank.tolist())
@@ -159,10 +169,8 @@ class Walk:
 
     def _missing(self, stream: Stream) -> list[int]:
         """The slots that the head of a stream still needs."""
-        finished, head, step = self._finished[stream.rank], stream.head, stream.step
-        missing = [need for need in head.needs if finished[need] <= step]
-        # A carried need refers to the step before, so the first step has none.
-        return missing + [need for need in head.carried if finished[need] < step]
+        finished = self._finished[stream.rank]
+        return [need for step, need in stream.head.awaits(stream.step) if finished[need] <= step]
 
     def _start(self, stream: Stream) -> None:
         """Do the op at the head of a stream, or wait in it for the other participants."""

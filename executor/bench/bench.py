@@ -238,12 +238,7 @@ def _kinds(
 
 
 def _steps(
-    programs: Sequence[Program],
-    ranks: int,
-    trials: int,
-    reporter: rounds.Reporter,
-    record: Record,
-    favour: bool,
+    programs: Sequence[Program], ranks: int, trials: int, reporter: rounds.Reporter, record: Record, favour: bool
 ) -> Tables:
     """Rows of the ops of programs, timed in the order of their steps. Arguments: ``record``, what is known so far."""
     reporter.part(f'steps: {len(programs)} programs without messages', trials)

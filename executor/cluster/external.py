@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Final
 
 import torch
@@ -412,29 +412,15 @@ class External:
 
 
 def _packed(outcome: Outcome) -> bytes:
-    content = {
-        'arrive': torch.from_numpy(outcome.arrive_KS),
-        'end': torch.from_numpy(outcome.end_KS),
-        'notes': list(outcome.notes),
-        'losses': outcome.losses,
-        'parameters': outcome.parameters,
-        'gradients': outcome.gradients,
-        'written': outcome.written,
-    }
+    content = {one.name: getattr(outcome, one.name) for one in fields(outcome)}
+    times = {name: torch.from_numpy(content[name]) for name in ('arrive_KS', 'end_KS')}
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({**content, **times, 'notes': list(outcome.notes)}, buffer)
     return buffer.getvalue()
 
 
 def _unpacked(content: bytes) -> Outcome:
     # Only tensors and plain values: the store is open to the network, and pickles could run code.
     found = torch.load(io.BytesIO(content), weights_only=True)
-    return Outcome(
-        arrive_KS=found['arrive'].numpy(),
-        end_KS=found['end'].numpy(),
-        notes=tuple(found['notes']),
-        losses=found['losses'],
-        parameters=found['parameters'],
-        gradients=found['gradients'],
-        written=found['written'],
-    )
+    times = {name: found[name].numpy() for name in ('arrive_KS', 'end_KS')}
+    return Outcome(**{**found, **times, 'notes': tuple(found['notes'])})

@@ -25,7 +25,7 @@ from executor.ranks.streams import failure_of
 from executor.ranks.transports import Transport
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
 from executor.validate import clocks
-from executor.walk import Slot, slots_of
+from executor.walk import Order, Slot
 from simpar.program.needs import Instance, instance
 from simpar.trace import Times
 
@@ -72,11 +72,12 @@ class Issuer:
     def __post_init__(self) -> None:
         start, device, role = self.start, self.device, self.start.program.role(self.start.rank)
         self._module = device.module
-        self.slots = slots_of(start.program, role)
+        self.order = Order(start.program, role)
+        self.slots = self.order.slots
         self._module.set_device(device.name)
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
         self._copies = self._module.Stream(device.name)
-        self._ends = [slots[-1] for slots in role.by_stream().rows() if len(slots)]
+        self._ends = [slots[-1].position for slots in self.order.streams if slots]
         self.memory = DeviceMemory(start, device, clocks(role))
         where = replace(context(start.program, start.rank), device=device.name)
         self.computation = Computation(start, self.memory, where)
@@ -134,7 +135,7 @@ class Issuer:
         with torch.no_grad():
             for slot in self.slots:
                 stream, self.at = self.streams[slot.stream], slot.position
-                self._wait_for_needs(slot, stream, marks)
+                self._wait_for_needs(slot, step, stream, marks)
                 self.memory.at(step, slot.position, slot.stream)
                 with self._module.stream(stream):
                     marks.begin[slot.position].record(stream)
@@ -147,13 +148,10 @@ class Issuer:
                         self.computation.communicate(slot, step, transport)
                     self._recorded(slot, stream, marks)
 
-    def _wait_for_needs(self, slot: Slot, stream: Any, marks: Marks) -> None:
+    def _wait_for_needs(self, slot: Slot, step: int, stream: Any, marks: Marks) -> None:
         """Have a stream wait for the ops of other streams that an op needs."""
-        for need in slot.needs:
-            stream.wait_event(marks.end[need])
-        # The first step has none before it.
-        for need in slot.carried if self._before else ():
-            stream.wait_event(self._before[need])
+        for at, need in slot.awaits(step):
+            stream.wait_event(marks.end[need] if at == step else self._before[need])
 
     def _recorded(self, slot: Slot, stream: Any, marks: Marks) -> None:
         """An op is issued."""
@@ -220,7 +218,7 @@ class DeviceRun:
         self._rank = start.rank
         self._steps = start.steps
         self._status = status
-        self._slots = [list(row) for row in start.program.role(start.rank).by_stream().rows()]
+        self._slots = [[slot.position for slot in row] for row in issuer.order.streams]
         self._thread = threading.Thread(target=self._run, name='host', daemon=True)
         self._step = 0
         self.failures: list[Failure] = []
@@ -400,10 +398,10 @@ class GraphIssuer(Issuer):
         for stream in self.streams:
             self._launches.wait_stream(stream)
 
-    def _wait_for_needs(self, slot: Slot, stream: Any, marks: Marks) -> None:
+    def _wait_for_needs(self, slot: Slot, step: int, stream: Any, marks: Marks) -> None:
         """Inside of a graph events are its own; what the step before has left is met by its end."""
         if self._done is None:
-            super()._wait_for_needs(slot, stream, marks)
+            super()._wait_for_needs(slot, step, stream, marks)
             return
         for need in slot.needs:
             stream.wait_event(self._done[need])

@@ -503,11 +503,7 @@ class Pool:
         return outcomes
 
     def _gather(
-        self,
-        word: str,
-        timeout: float,
-        children: Sequence[Child] | None = None,
-        program: Program | None = None,
+        self, word: str, timeout: float, children: Sequence[Child] | None = None, program: Program | None = None
     ) -> list[Any]:
         """Collect what every rank answers to ``word``.
 

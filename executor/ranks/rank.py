@@ -137,11 +137,7 @@ class Rank:
         return self._groups[key]
 
     def run(
-        self,
-        program: Program,
-        request: Request,
-        agree: Callable[[], float],
-        watch: Callable[[Watched], None],
+        self, program: Program, request: Request, agree: Callable[[], float], watch: Callable[[Watched], None]
     ) -> Outcome:
         """Run a loaded program.
 

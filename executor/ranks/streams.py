@@ -23,7 +23,7 @@ from executor.devices import Kind
 from executor.host import yield_to_communication
 from executor.ranks.collectives import Channel
 from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Fault, Status
-from executor.walk import Slot, slots_of
+from executor.walk import Order, Slot
 from simpar.engine.queues import queues_of
 from simpar.errors import RunFailed
 from simpar.program import Program, Role
@@ -165,13 +165,11 @@ class Streams:
         role = self.program.role(self.rank)
         self._action = partial(self.program.action, role)
         self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == self.rank}
-        slots = slots_of(self.program, role)
+        self._order = Order(self.program, role)
         self._streams = [
-            _Stream(index, name, [slots[slot] for slot in row])
-            for index, (name, row) in enumerate(zip(role.streams, role.by_stream().rows(), strict=True))
+            _Stream(index, name, slots)
+            for index, (name, slots) in enumerate(zip(role.streams, self._order.streams, strict=True))
         ]
-        # A stream is in order, so "need has finished" is a comparison of one counter.
-        self._place = {slot.position: (stream, at) for stream in self._streams for at, slot in enumerate(stream.slots)}
         self._queues = queues_by_slot(role, queues)
         self.arrive_KS: Times = np.zeros((self.steps, len(role)))
         self.end_KS: Times = np.zeros((self.steps, len(role)))
@@ -256,11 +254,7 @@ class Streams:
 
     def _wait_for_needs(self, step: int, slot: Slot) -> float:
         """Wait for a slot's needs; return when the last of them ended."""
-        ends = [self._wait_for(step, need) for need in slot.needs]
-        if step:
-            # Needs carried over from the step before; the first step has none.
-            ends += [self._wait_for(step - 1, need) for need in slot.carried]
-        return max(ends, default=0.0)
+        return max((self._wait_for(*need) for need in slot.awaits(step)), default=0.0)
 
     def _wait_for_turn(self, queue: Queue, step: int, slot: int) -> float:
         """Wait until a slot is first in its work queue; return when the one before it has left."""
@@ -273,9 +267,8 @@ class Streams:
         return queue.moment
 
     def _wait_for(self, step: int, need: int) -> float:
-        stream, at = self._place[need]
-        # How many ops of that stream must have finished, all steps counted.
-        count = step * len(stream.slots) + at + 1
+        index, count = self._order.count(step, need)
+        stream = self._streams[index]
         # Looked at without the lock first: most needs have long been met.
         if stream.finished < count:
             with stream.changed:

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from executor.host import BUSY, BUSY_AMONG_OTHERS, cpu_use
-from executor.walk import peers
+from executor.walk import Order, peers
 from simpar.errors import RunFailed
 from simpar.files import naming
 from simpar.program import Program
@@ -203,47 +201,33 @@ class Head:
 
 def heads(program: Program, status: Status, busy: Mapping[tuple[int, int], float] | None = None) -> list[Head]:
     """The heads of all streams of all ranks. Arguments: ``busy``, see ``Seen``."""
+    orders = [Order(program, role) for role in program.roles]
     return [
-        replace(_head(program, status, rank, stream), busy=(busy or {}).get((rank, stream), 0.0))
-        for rank in range(program.world)
-        for stream in range(len(program.role(rank).streams))
+        replace(_head(program, orders[role], status, rank, stream), busy=(busy or {}).get((rank, stream), 0.0))
+        for rank, role in enumerate(program.role_of_rank.tolist())
+        for stream in range(len(program.roles[role].streams))
     ]
 
 
-def _head(program: Program, status: Status, rank: int, stream: int) -> Head:
-    role, beat = program.role(rank), status.get(rank, stream)
-    queue = np.flatnonzero(role.stream == stream).tolist()
-    last = ''
+def _head(program: Program, order: Order, status: Status, rank: int, stream: int) -> Head:
+    role, beat, slots, last = program.role(rank), status.get(rank, stream), order.streams[stream], ''
     if beat.finished:
-        step, at = divmod(beat.finished - 1, len(queue))
-        last = f'{program.action(role, queue[at])} of step {step}'
+        step, at = divmod(beat.finished - 1, len(slots))
+        last = f'{program.action(role, slots[at].position)} of step {step}'
     # The slot is stale then.
     if beat.state == THROUGH:
         return Head(rank, role.streams[stream], beat, False, '', last, (), '')
-    op = program.op(role, beat.slot)
+    op, needs = program.op(role, beat.slot), [order.count(*need) for need in order.slots[beat.slot].awaits(beat.step)]
     return Head(
         rank=rank,
         stream=role.streams[stream],
         beat=beat,
-        active=beat.state == RUNNING or _needs_finished(program, status, rank, beat),
+        active=beat.state == RUNNING or all(status.get(rank, other).finished >= count for other, count in needs),
         action=f'{program.action(role, beat.slot)} of step {beat.step}',
         last=last,
         peers=peers(program, op, rank),
         partition=op.partition,
     )
-
-
-def _needs_finished(program: Program, status: Status, rank: int, beat: Beat) -> bool:
-    role = program.role(rank)
-    needs = [(beat.step, need) for need in role.needs()[beat.slot]]
-    needs += [(beat.step - 1, need) for need in role.carried()[beat.slot] if beat.step]
-    for step, need in needs:
-        stream = int(role.stream[need])
-        queue = np.flatnonzero(role.stream == stream).tolist()
-        # The same count as the streams wait for.
-        if status.get(rank, stream).finished <= step * len(queue) + queue.index(need):
-            return False
-    return True
 
 
 def table(program: Program, status: Status, seen: Seen) -> str:
