@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from executor.cluster import Launch, detect
-from executor.cluster.external import REFUSAL, common_clock, refuse_external, run_external, store_of, wall_clocks
+from executor.cluster.external import REFUSAL, common_clock, launched, refuse_external, store_of, wall_clocks
 from executor.cluster.meeting import (
     Place,
     asked,
@@ -184,8 +184,9 @@ def _performed(options: argparse.Namespace, job: Job, perform: Perform) -> tuple
 def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[Execution, ...]:
     """Run as one of the ranks that a launcher has started: the plan alone, for which they were started."""
     request = request_of(options, job)
-    timing = (options.net, options.timeout)
-    execution = run_external(launch, job.program, request, *timing, meet=options.meet, check=not options.no_preflight)
+    timing = (options.net, options.timeout, options.meet)
+    with launched(launch, job.program, *timing, check=not options.no_preflight) as perform:
+        execution = perform(request, None)
     if execution is None:
         return ()
     measured = options.measured

@@ -16,8 +16,7 @@ import torch
 from executor import checkpoint as kept
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
 from executor.cluster import Launch, detect
-from executor.cluster.external import External, check_world, of_rank
-from executor.cluster.meeting import asked, bytes_of_ranks
+from executor.cluster.external import launched
 from executor.draws import Batch, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted
@@ -170,19 +169,8 @@ def of_pool(pool: Pool, program: Program) -> Iterator[Perform]:
 @contextmanager
 def of_launch(launch: Launch, program: Program, timeout: float) -> Iterator[Perform]:
     """The one rank that this process is; the ranks that are not 0 get empty results."""
-    ranks: External | None = None
-
-    def perform(request: Request) -> Result:
-        nonlocal ranks
-        if ranks is None:
-            ranks = External(launch, program, timeout, asked(program, request, Net()))
-            ranks.preflight(bytes_of_ranks(program, request.dtype))
-        return ranks.run(request, Net(), _finish_of(program, request)) or Result((), {}, {})
-
-    try:
-        yield perform
-    except RuntimeError as error:
-        raise of_rank(launch, error) from error
+    with launched(launch, program, Net(), timeout) as perform:
+        yield lambda request: perform(request, _finish_of(program, request)) or Result((), {}, {})
 
 
 def _save(program: Program, request: Request, result: Result, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -293,7 +281,6 @@ def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wan
     if wanted.in_one_process:
         return on_virtual(program)
     if launch is not None:
-        check_world(launch, program)
         return of_launch(launch, program, timeout)
     if processes:
         return of_pool(Pool(program.world, timeout=timeout), program)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from executor.bench.items import matmul, program_of
 from executor.cluster import Launch
-from executor.cluster.external import External, of_rank, store_of
+from executor.cluster.external import External, errors_of, store_of
 from executor.cluster.meeting import Place, places_of
 from executor.host import pin, sharpen_sleep
 from executor.ranks.emulated import EmulatedMachine
@@ -237,10 +237,8 @@ class LaunchedPool(External):
             torch.set_num_threads(1)
         self._meeting = launch
         nothing = program_of([matmul(TINY, TINY, TINY, 'F')], launch.world)
-        try:
+        with errors_of(launch):
             super().__init__(launch, nothing, timeout, wanted, meet)
-        except RuntimeError as error:
-            raise of_rank(launch, error) from error
         self.net = net
         self.world = launch.world
         self._request = request
@@ -348,10 +346,8 @@ class LaunchedPool(External):
 
     def _turn(self, program: Program, steps: int, issue: str, finish: Any) -> Any:
         self._program = program
-        try:
+        with errors_of(self._meeting):
             execution = self.run(replace(self._request, steps=steps, issue=issue), self.net, finish)
-        except RuntimeError as error:
-            raise of_rank(self._meeting, error) from error
         return execution.trace if execution else None
 
     def _finish(self, outcome: Outcome, request: Request, finish: Any) -> Any:

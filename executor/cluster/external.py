@@ -9,30 +9,15 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from executor.cluster import Launch
-from executor.cluster.meeting import (
-    POLL,
-    Card,
-    asked,
-    bytes_of_ranks,
-    clocks_apart,
-    interface_to,
-    knock,
-    let_all_see,
-    on_host,
-    places_of,
-    preflight,
-    refuse,
-    shake_hands,
-)
+from executor.cluster import Launch, meeting
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
@@ -92,7 +77,7 @@ def store_of(launch: Launch, seconds: float = INIT_TIMEOUT, noun: str = 'rank') 
         # A name that nobody knows would be asked for again and again for a minute.
         socket.getaddrinfo(launch.host, launch.port)
         # torch waits twice as long as it is told to, and prints its C++ stack.
-        if not serve and (reason := knock(launch.host, launch.port, seconds)):
+        if not serve and (reason := meeting.knock(launch.host, launch.port, seconds)):
             server = f'the launcher on {launch.host}' if launch.served else f'{noun} 0 (on {launch.host})'
             raise RunFailed(
                 f'{noun} {launch.rank}: nothing answers at {place} ({reason}): {server} did not come within '
@@ -124,17 +109,11 @@ REFUSAL: Final = 10.0
 KILLED: Final = 'was killed, or has ended without a word'
 
 
-def run_external(
-    launch: Launch,
-    program: Program,
-    request: Request,
-    net: Net,
-    timeout: float,
-    *,
-    meet: float = INIT_TIMEOUT,
-    check: bool = True,
-) -> Execution | None:
-    """Run a program as one rank of ``launch``; rank 0 gets the Execution, the others None.
+@contextmanager
+def launched(
+    launch: Launch, program: Program, net: Net, timeout: float, meet: float = INIT_TIMEOUT, *, check: bool = True
+) -> Iterator[Callable[[Request, Finish | None], Execution | None]]:
+    """Within it, this process is one rank of ``launch``: what runs a request; rank 0 gets the Execution, others None.
 
     Arguments:
         timeout: seconds without progress after which the run has failed.
@@ -144,43 +123,47 @@ def run_external(
     """
     if net.kind == 'netns':
         raise RunFailed(f'--net netns needs ranks of its own, but {launch.by} has started them; leave it out')
-    check_world(launch, program)
-    sharpen_sleep()
-    try:
-        ranks = External(launch, program, timeout, asked(program, request, net), meet)
-        if check:
-            ranks.preflight(bytes_of_ranks(program, request.dtype))
-        return ranks.run(request, net)
-    except RuntimeError as error:
-        raise of_rank(launch, error) from error
-
-
-def check_world(launch: Launch, program: Program) -> None:
-    """Raise ``RunFailed`` where a launcher has started another number of ranks than a program has."""
     if launch.world != program.world:
         raise RunFailed(f'the job is for {program.world} ranks, but {launch.by} has started {launch.world}')
+    sharpen_sleep()
+    ranks: External | None = None
+
+    def perform(request: Request, finish: Finish | None = None) -> Execution | None:
+        nonlocal ranks
+        if ranks is None:
+            ranks = External(launch, program, timeout, meeting.asked(program, request, net), meet)
+            if check:
+                ranks.preflight(meeting.bytes_of_ranks(program, request.dtype))
+        return ranks.run(request, net, finish)
+
+    with errors_of(launch):
+        yield perform
 
 
-def of_rank(launch: Launch, error: RuntimeError) -> RunFailed:
-    """An error of torch's, as that of a rank."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return RunFailed(f'rank {launch.rank}: {reason}')
+@contextmanager
+def errors_of(launch: Launch) -> Iterator[None]:
+    """Within it, errors of torch's are those of a rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunFailed(f'rank {launch.rank}: {reason}') from error
 
 
 def refuse_external(launch: Launch, reason: str) -> None:
     """Tell the other ranks of a launch why this one will not run, so that they do not wait for it."""
     # They have a timeout of their own where the store cannot be reached.
     with suppress(SimparError, RuntimeError):
-        refuse(store_of(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
+        meeting.refuse(store_of(launch, REFUSAL), launch.rank, launch.world, reason.splitlines()[0])
 
 
-def _set_interface(host: str, rank: int, cards: Sequence[Card]) -> None:
+def _set_interface(host: str, rank: int, cards: Sequence[meeting.Card]) -> None:
     """Let gloo talk over the interface that leads to the store, or to ranks on other hosts."""
     # gloo otherwise takes the interface of the host's own name, which often is the loopback's, also among hosts.
     if 'GLOO_SOCKET_IFNAME' in os.environ:
         return
     others = [card.address for card in cards if card.process.host != cards[rank].process.host]
-    name = interface_to([host, *others])
+    name = meeting.interface_to([host, *others])
     if not name and not others:
         name = 'lo0' if os.uname().sysname == 'Darwin' else 'lo'
     if name:
@@ -191,7 +174,7 @@ class External:
     """What a rank knows of the others through the store."""
 
     def __init__(
-        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float = INIT_TIMEOUT
+        self, launch: Launch, program: Program, timeout: float, wanted: Mapping[str, str], meet: float
     ) -> None:
         self._launch = launch
         self._rank = launch.rank
@@ -203,7 +186,7 @@ class External:
         # Where torchrun's agent serves the store, it outlives rank 0.
         self._served = launch.served
         # Before any group is made: ranks that want different runs would hang in different collectives.
-        self._cards = shake_hands(
+        self._cards = meeting.shake_hands(
             self._store, launch.rank, launch.world, launch.host, wanted, seconds=meet, where=launch.where
         )
         # From here on ranks wait for work of one another, not for hosts that may not come.
@@ -216,10 +199,10 @@ class External:
 
     def preflight(self, needs: Sequence[int]) -> None:
         """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
-        places = places_of(self._cards, [(rank,) for rank in range(len(self._cards))])
-        self._notes += preflight(self._store, self._rank, self._cards, places, needs)
+        places = meeting.places_of(self._cards, [(rank,) for rank in range(len(self._cards))])
+        self._notes += meeting.preflight(self._store, self._rank, self._cards, places, needs)
         walls = wall_clocks(self._store, self._rank, len(self._cards), self._clock)
-        self._notes += clocks_apart(places, dict(enumerate(walls)))
+        self._notes += meeting.clocks_apart(places, dict(enumerate(walls)))
 
     def run(self, request: Request, net: Net, finish: Finish | None = None) -> Execution | None:
         """Run once, or one stretch of a training, and go on together with the others.
@@ -249,7 +232,7 @@ class External:
         """Let rank 0, which may serve the store, go last."""
         self._store.set(f'simpar/left/{self._rank}', b'1')
         if self._rank == 0:
-            let_all_see(self._store, 0, range(self._program.world), 'left')
+            meeting.let_all_see(self._store, 0, range(self._program.world), 'left')
 
     def _finish(self, outcome: Outcome, request: Request, finish: Finish | None) -> Execution | None:
         world = self._program.world
@@ -290,7 +273,7 @@ class External:
     def _await(self, keys: list[str]) -> None:
         """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
         # The more ranks, the less often each asks; at first more often, for most have come by then.
-        pause = longest = max(POLL, self._program.world / 5000)
+        pause = longest = max(meeting.POLL, self._program.world / 5000)
         pause /= SOONER
         while not self._store.check(keys):
             time.sleep(pause)
@@ -393,7 +376,7 @@ class External:
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
             elif age > SILENT and not told:
-                host = on_host(card, self._cards)
+                host = meeting.on_host(card, self._cards)
                 since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
                 quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet

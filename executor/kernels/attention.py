@@ -110,8 +110,8 @@ def attention_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 
 def _whole(op: OpClass, where: Context, qkv: torch.Tensor, keys: Tensors) -> Part:
     """All queries and keys of a sequence, in the order in which context ranks hold it."""
-    tokens = in_order(op, qkv.shape[1])
-    return Part(op, where, *split_forward(op, where, [qkv]), keys, (tokens, tokens))
+    (q, kv), tokens = split_forward(op, where, [qkv]), in_order(op, qkv.shape[1])
+    return Part(op, where, q, kv, keys, (tokens, tokens))
 
 
 def split(op: OpClass, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
