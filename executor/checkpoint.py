@@ -329,9 +329,9 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
     path, digest = folder / LIST, folder / DIGEST
     try:
         text = read_regular(path, MOST_BYTES)
-        told = read_regular(digest, len(text) + 1024).split()[:1] if digest.exists() else []
+        stated = read_regular(digest, len(text) + 1024).split()[:1] if digest.exists() else []
         # Before it is parsed: a changed byte is damage, whether or not it reads as a list still.
-        if told and told != [hashlib.sha256(text).hexdigest().encode()]:
+        if stated and stated != [hashlib.sha256(text).hexdigest().encode()]:
             return None, Problem(str(path), f'is damaged: its digest is not the one in {DIGEST}')
         found = Contents.model_validate_json(text)
     except OSError as error:
@@ -340,7 +340,7 @@ def _list_of(folder: Path) -> tuple[Contents | None, Problem]:
         first = error.errors()[0]
         place = '.'.join(map(str, first['loc'])) or 'the file'
         return None, Problem(str(path), f'is not the list of a checkpoint: {place}: {first["msg"]}')
-    if not told and found.format != OLD:
+    if not stated and found.format != OLD:
         return None, Problem(str(path), f'is damaged: it has no digest in {DIGEST}')
     for name, stored in found.tensors.items():
         if not all(_FILE.fullmatch(chunk.file) for chunk in stored.chunks):
@@ -386,9 +386,9 @@ def parameters_of(folder: Path, contents: Contents, program: Program) -> dict[st
 
 
 def _full(folder: Path, contents: Contents, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    told = module_name(name)
-    dtype = getattr(torch, contents.tensors[told].dtype) if told in contents.tensors else torch.float32
-    piece = Piece(told, shape, tuple(0 for _ in shape), shape, torch.empty(shape, dtype=dtype))
+    own = module_name(name)
+    dtype = getattr(torch, contents.tensors[own].dtype) if own in contents.tensors else torch.float32
+    piece = Piece(own, shape, tuple(0 for _ in shape), shape, torch.empty(shape, dtype=dtype))
     for chunk in _overlapping(folder, contents, piece):
         here, there = _common(piece, chunk)
         piece.values[here].copy_(_values(folder, chunk)[there])
@@ -461,13 +461,13 @@ def _content(folder: Path, chunk: Chunk) -> bytes:
 
 def _own(program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Iterable[Piece]:
     """The pieces of a rank that no lower rank has."""
-    told: set[tuple[str, tuple[int, ...]]] = set()
+    seen: set[tuple[str, tuple[int, ...]]] = set()
     for tensor in kept(program, rank):
         # Replicas: the lowest of the ranks whose shards begin at one place writes.
         if _first_holder(program, tensor.name, rank) == rank:
             for piece in pieces(program, rank, tensor, held[tensor.name]):
-                if (piece.name, piece.offsets) not in told:
-                    told.add((piece.name, piece.offsets))
+                if (piece.name, piece.offsets) not in seen:
+                    seen.add((piece.name, piece.offsets))
                     yield piece
 
 

@@ -343,9 +343,9 @@ def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) ->
 def _devices(place: Place) -> str:
     """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
     found = place.devices
-    told = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
-    told += [f'driver {found.driver}'] if found.driver else []
-    return ', '.join([*told, *(f'{topic} {version}' for topic, version in found.versions.items())])
+    parts = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
+    parts += [f'driver {found.driver}'] if found.driver else []
+    return ', '.join([*parts, *(f'{topic} {version}' for topic, version in found.versions.items())])
 
 
 def _show_places(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:

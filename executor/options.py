@@ -64,11 +64,14 @@ class Wanted:
 
 
 def add_device_flags(verb: argparse.ArgumentParser) -> None:
-    """``--device`` and what belongs to it."""
+    """``--device`` and ``--transport``."""
     verb.add_argument('--device', choices=tuple(KINDS), default='cpu', help='what computes (default: cpu)')
     verb.add_argument(
         '--transport', choices=TRANSPORTS, default='', help='what carries messages (default: native on devices)'
     )
+
+
+def _issue(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--issue', choices=ISSUES, default='eager', help='op by op, or as captured graphs')
     verb.add_argument(
         '--order', type=int, metavar='SEED', help='virtual: run streams in a random one of the legal orders'
@@ -177,6 +180,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
     add_device_flags(verb)
+    _issue(verb)
     verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
     # Of `simpar measure`: so many steps that count, in turns with the baseline where that has a file.
@@ -192,6 +196,7 @@ def _preflight(verb: argparse.ArgumentParser) -> None:
     _meeting(verb)
     _dtype(verb)
     add_device_flags(verb)
+    _issue(verb)
     # What a run takes besides, and hosts need not agree on.
     verb.set_defaults(
         compute='real',

@@ -129,8 +129,8 @@ def assemble_run(
         [outcome.gradients for outcome in outcomes],
     )
     # All ranks log the same note, e.g. on generated data; a reader wants it once.
-    told = tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes))))
-    return Execution(result.losses, result.parameters, result.gradients, trace=trace, notes=told)
+    notes = tuple(dict.fromkeys((*notes, *(note for outcome in outcomes for note in outcome.notes))))
+    return Execution(result.losses, result.parameters, result.gradients, trace=trace, notes=notes)
 
 
 def full_result(

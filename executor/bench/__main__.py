@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.cluster import detect, is_launched
-from executor.devices import KINDS
 from executor.host import keep_memory
-from executor.options import DTYPES, TIME, TRANSPORTS, guarded, leave, parsed
+from executor.options import DTYPES, TIME, add_device_flags, guarded, leave, parsed
 from simpar.hardware.net import USAGE, parse_net
 
 
@@ -41,10 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument('--seed', type=int, default=0, help='of the shuffled orders (default: 0)')
     top.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
-    top.add_argument('--device', choices=tuple(KINDS), default='cpu', help='what computes (default: cpu)')
-    top.add_argument(
-        '--transport', choices=TRANSPORTS, default='', help='what carries messages (default: native on devices)'
-    )
+    add_device_flags(top)
     top.add_argument('--dtype', choices=DTYPES, default='fp32', help='of products and all else (default: fp32)')
     top.add_argument(
         '--meet', type=TIME, default=60.0, metavar='TIME', help='in which launched ranks must come (default: 60s)'

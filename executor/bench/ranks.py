@@ -18,7 +18,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -282,17 +281,15 @@ class LaunchedPool(External):
         self._stack.enter_context(Pulse(connect, self._rank, hosts, 'over', when=''))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with suppress(RuntimeError):
-            told = '' if kind is None else (str(error).splitlines() or [kind.__name__])[0]
+            reason = '' if error is None else (str(error).splitlines() or [type(error).__name__])[0]
             if self._rank == 0:
-                self._say({'stop': told})
-            if told:
+                self._say({'stop': reason})
+            if reason:
                 # Most know why by themselves by then; those that wait for this rank are told by their pulse.
                 time.sleep(LATER)
-                self._base.set('bench/simpar/lost', f'rank {self._rank} stopped: {told}')
+                self._base.set('bench/simpar/lost', f'rank {self._rank} stopped: {reason}')
             else:
                 self._base.set(f'bench/simpar/over/{self._rank}', b'1')
         self._stack.close()
@@ -323,8 +320,8 @@ class LaunchedPool(External):
         self._jobs += 1
 
     def _cpu_of(self, program: Program, one: int, steps: int) -> Times:
-        told = np.frombuffer(self._store.get(f'simpar/cpu/{one}'))
-        return told.reshape(2, -1, max(len(program.role(one)), 1)) if len(told) else np.zeros((2, steps, 0))
+        numbers = np.frombuffer(self._store.get(f'simpar/cpu/{one}'))
+        return numbers.reshape(2, -1, max(len(program.role(one)), 1)) if len(numbers) else np.zeros((2, steps, 0))
 
     # all others
 
@@ -372,8 +369,8 @@ def _per_host(places: list[Place]) -> int:
     """Ranks of a host. Raises ``RunFailed`` where hosts have unlike numbers of them, or ranks lie scattered."""
     counts = {len(place.ranks) for place in places}
     if len(counts) > 1:
-        told = ', '.join(f'{len(place.ranks)} on {place}' for place in places)
-        raise RunFailed(f'hosts have unlike numbers of ranks ({told}); a profile has as many on each: start as many')
+        numbers = ', '.join(f'{len(place.ranks)} on {place}' for place in places)
+        raise RunFailed(f'hosts have unlike numbers of ranks ({numbers}); a profile has as many on each: start as many')
     (per_host,) = counts
     for place in places:
         first = place.ranks[0]
@@ -471,8 +468,8 @@ class Journal:
 def _require_same(folder: Path, found: Mapping[str, str], of: Mapping[str, str]) -> None:
     topics = [topic for topic in {**found, **of} if found.get(topic) != of.get(topic)]
     if topics:
-        told = ', '.join(f'{topic} ({found.get(topic, "none")}, now {of.get(topic, "none")})' for topic in topics)
-        what = f'holds the runs of another bench: {told}'
+        apart = ', '.join(f'{topic} ({found.get(topic, "none")}, now {of.get(topic, "none")})' for topic in topics)
+        what = f'holds the runs of another bench: {apart}'
         raise ScheduleError(Problem(str(folder), what, 'delete the folder, or give the flags of then'))
 
 

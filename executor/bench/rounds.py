@@ -529,8 +529,6 @@ def _products(run: Timed) -> Times:
 
 STEPS: Final = 4
 """Steps of a run that count."""
-Place = tuple[str, tuple[tuple[str, int | str], ...]]
-"""A table, and the columns of a line of it."""
 
 
 class AloneMachine(RealMachine):
@@ -684,8 +682,8 @@ def _row(name: str, ranks: Sequence[_Steps]) -> dict[str, Any]:
     if not count:
         return {}
     one = sum(weight * seconds for weight, seconds in low) / count
-    told = {'wall': figures(np.concatenate(wall), low=one), 'cpu': figures(np.concatenate(cpu))}
-    return {'weight': count, **told, 'quiet': 1.0}
+    seconds = {'wall': figures(np.concatenate(wall), low=one), 'cpu': figures(np.concatenate(cpu))}
+    return {'weight': count, **seconds, 'quiet': 1.0}
 
 
 def own_seconds(role: Role, order: Sequence[int], ran: Ran) -> Times:
@@ -748,8 +746,8 @@ def put(tables: dict[str, list[dict[str, Any]]], rows: dict[str, list[dict[str, 
 
 def _columns(row: dict[str, Any]) -> tuple[tuple[str, int | str], ...]:
     # One line of a table may hold several phases: all of them are of steps, or none.
-    told = ('wall', 'cpu', 'weight', 'quiet', *(() if 'operator' in row else ('phase',)))
-    return tuple(sorted((key, value) for key, value in row.items() if key not in told))
+    values = ('wall', 'cpu', 'weight', 'quiet', *(() if 'operator' in row else ('phase',)))
+    return tuple(sorted((key, value) for key, value in row.items() if key not in values))
 
 
 def _alone_file(folder: Path, one: int) -> Path:

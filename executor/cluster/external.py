@@ -367,15 +367,15 @@ class External:
                 if self._store.check([f'simpar/busy/{rank}']):
                     found = json.loads(self._store.get(f'simpar/busy/{rank}'))
                     busy |= {(of, stream): share for of, stream, share in found}
-                told = self._store.check([f'simpar/failures/{rank}'])
-                if told:
+                has_failed = self._store.check([f'simpar/failures/{rank}'])
+                if has_failed:
                     reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
                     failures += [Failure(**failure) for failure in reported]
             state = card.process.state
             if state == 'stopped':
                 stopped.add(rank)
             # A rank that has said why it failed may have ended since.
-            elif age > SILENT and not told:
+            elif age > SILENT and not has_failed:
                 host = meeting.on_host(card, self._cards)
                 since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
                 quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'

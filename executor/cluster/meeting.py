@@ -67,8 +67,8 @@ def interface_of(address: str) -> str:
 def address_of(interface: str) -> str:
     """The address of an interface; empty where it is down or has none that the kernel tells (IPv6, or not Linux)."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', interface.encode()[:15]))
-        return socket.inet_ntoa(told[20:24])
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
     return ''
 
 
@@ -252,9 +252,9 @@ def _exchange(
         while not store.check([f'simpar/card/{other}']):
             if time.perf_counter() > until:
                 came = [one for one in range(world) if store.check([f'simpar/card/{one}'])]
-                told = _absent(store, world, came, seconds, where, noun)
+                reason = _absent(store, world, came, seconds, where, noun)
                 let_all_see(store, rank, came, 'given-up')
-                raise RunFailed(told)
+                raise RunFailed(reason)
             time.sleep(POLL)
     return [Card.read(store.get(f'simpar/card/{other}').decode()) for other in range(world)]
 
@@ -280,9 +280,11 @@ def _differences(cards: list[Card], noun: str) -> list[str]:
         # A program that differs is explained by whatever else differs.
         topics = [topic for topic in topics if topic != 'program'] or topics
         if topics:
-            told = ', '.join(f'{topic} ({card.asked.get(topic, "?")}, not {first.get(topic, "?")})' for topic in topics)
+            apart = ', '.join(
+                f'{topic} ({card.asked.get(topic, "?")}, not {first.get(topic, "?")})' for topic in topics
+            )
             lines.append(
-                f'{noun} {rank} {on_host(card, cards)}was asked for another run than {noun} 0: {told}; '
+                f'{noun} {rank} {on_host(card, cards)}was asked for another run than {noun} 0: {apart}; '
                 f'give every {noun} the same command'
             )
     return lines
@@ -428,8 +430,8 @@ def shared(places: Sequence[Place]) -> tuple[str, ...]:
     notes = [f'more ranks than devices: {"; ".join(found)}; messages go by gloo through the host'] if found else []
     drivers = {place.devices.driver: place for place in places if place.devices.driver}
     if len(drivers) > 1:
-        told = ', '.join(f'{version} on {place}' for version, place in drivers.items())
-        notes.append(f'drivers of {places[0].devices.kind} differ: {told}')
+        versions = ', '.join(f'{version} on {place}' for version, place in drivers.items())
+        notes.append(f'drivers of {places[0].devices.kind} differ: {versions}')
     return tuple(notes)
 
 
@@ -497,9 +499,9 @@ def unreachable(
             store.set(f'simpar/unreachable/{mine}', failed or ' ')
             # The door stays open until all have knocked.
             store.wait([f'simpar/unreachable/{index}' for index in range(len(places))])
-    told = [store.get(f'simpar/unreachable/{index}').decode().strip() for index in range(len(places))]
+    answers = [store.get(f'simpar/unreachable/{index}').decode().strip() for index in range(len(places))]
     remedy = 'open the ports between the hosts, or name the right interface by GLOO_SOCKET_IFNAME'
-    return [f'{line}; {remedy}' for text in told for line in text.splitlines()]
+    return [f'{line}; {remedy}' for text in answers for line in text.splitlines()]
 
 
 def _door(mine: int, cards: Sequence[Card], places: Sequence[Place]) -> Door:

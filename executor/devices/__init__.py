@@ -28,12 +28,12 @@ class Kind:
 
     name: str
     module: str
-    needs: str
-    numbered: bool
     backend: str
-    pins: bool
-    graphs: str
     tried: str
+    needs: str = ''
+    numbered: bool = True
+    pins: bool = False
+    graphs: str = ''
     queues: str = ''
     attention: str = ''
     note: str = ''
@@ -41,55 +41,17 @@ class Kind:
 
 FLASH: Final = '_scaled_dot_product_flash_attention_for_cpu'
 """Virtual accelerators compute on the CPU, too."""
-KINDS: Final = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name='cpu',
-            module='executor.devices.blocking',
-            needs='',
-            numbered=False,
-            backend='gloo',
-            pins=False,
-            graphs='',
-            tried='in the test suite',
-            attention=FLASH,
-        ),
-        Kind(
-            name='cuda',
-            module='torch.cuda',
-            needs='',
-            numbered=True,
-            backend='nccl',
-            pins=True,
-            graphs='CUDAGraph',
-            queues='CUDA_DEVICE_MAX_CONNECTIONS',
-            tried='built, not run',
-        ),
-        Kind(
-            name='npu',
-            module='torch.npu',
-            needs='torch_npu',
-            numbered=True,
-            backend='hccl',
-            pins=True,
-            graphs='',
-            tried='built, not run',
-        ),
-        Kind(
-            name='virtual',
-            module='executor.virtual',
-            needs='',
-            numbered=True,
-            backend='virtual',
-            pins=False,
-            graphs='Graph',
-            tried='in the test suite',
-            attention=FLASH,
-            note='virtual accelerators show values and order; their times are those of a simulation in Python',
-        ),
-    )
-}
+NOTE: Final = 'virtual accelerators show values and order; their times are those of a simulation in Python'
+_ROWS: Final = (
+    Kind('cpu', 'executor.devices.blocking', 'gloo', 'in the test suite', numbered=False, attention=FLASH),
+    Kind(
+        'cuda', 'torch.cuda', 'nccl', 'built, not run',
+        pins=True, graphs='CUDAGraph', queues='CUDA_DEVICE_MAX_CONNECTIONS',
+    ),
+    Kind('npu', 'torch.npu', 'hccl', 'built, not run', needs='torch_npu', pins=True),
+    Kind('virtual', 'executor.virtual', 'virtual', 'in the test suite', graphs='Graph', attention=FLASH, note=NOTE),
+)  # fmt: skip
+KINDS: Final = {kind.name: kind for kind in _ROWS}
 
 
 def in_threads(device: str, transport: str) -> bool:

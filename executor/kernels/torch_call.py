@@ -74,12 +74,12 @@ def _run(op: OpClass, reads: list[torch.Tensor], held: list[torch.Tensor], shape
     local = [count, *shape[1:]]
     results: list[torch.Tensor] = []
 
-    def value(told: Any) -> Any:
-        if isinstance(told, list):
-            return [value(one) for one in told]
-        if not isinstance(told, dict):
-            return told
-        ((kind, which),) = told.items()
+    def value(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [value(one) for one in argument]
+        if not isinstance(argument, dict):
+            return argument
+        ((kind, which),) = argument.items()
         if kind == 'dtype':
             return _DTYPES.get(which, floating)
         if kind == 'shape':

@@ -107,7 +107,7 @@ STATES: Final = {'sgd': 0, 'momentum': 1, 'adam': 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Given:
+class _Operands:
     """What an update reads, by kind.
 
     Arguments:
@@ -162,10 +162,10 @@ class _Given:
 
 def sgd(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """→ weights...[, masters...]"""
-    given = _given(op, tensors)
+    operands = _operands(op, tensors)
     # SGD is linear in its gradients, so unscaling and clipping go into the rate.
-    given.change(given.gradients, float(op.attributes['learning_rate']) * given.factor)
-    return given.cast()
+    operands.change(operands.gradients, float(op.attributes['learning_rate']) * operands.factor)
+    return operands.cast()
 
 
 def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
@@ -173,19 +173,19 @@ def momentum(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
 
     g has weight_decay · w added; with ``nesterov``, w −= learning_rate · (g + momentum · v).
     """
-    given = _given(op, tensors)
-    (v,), gradients = given.states, given.scaled()
+    operands = _operands(op, tensors)
+    (v,), gradients = operands.states, operands.scaled()
     decay, mu = float(op.attributes['weight_decay']), float(op.attributes['momentum'])
     if decay:
         # Before the momentum, as torch's SGD does it (L2, not decoupled).
-        torch._foreach_add_(gradients, _like(given.exact, gradients), alpha=decay)
+        torch._foreach_add_(gradients, _like(operands.exact, gradients), alpha=decay)
     torch._foreach_mul_(v, mu)
     torch._foreach_add_(v, gradients)
     if op.attributes['nesterov']:
         torch._foreach_add_(gradients, v, alpha=mu)
     change = gradients if op.attributes['nesterov'] else v
-    given.change(change, float(op.attributes['learning_rate']))
-    return given.cast()
+    operands.change(change, float(op.attributes['learning_rate']))
+    return operands.cast()
 
 
 def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
@@ -194,15 +194,15 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     With ``weight_decay``, weights first lose learning_rate · weight_decay of themselves: AdamW, Loshchilov and Hutter
     2019, algorithm 2.
     """
-    given = _given(op, tensors)
-    m, v = given.states
+    operands = _operands(op, tensors)
+    m, v = operands.states
     # Where steps may be skipped, the bias correction counts updates, not steps.
-    step = where.step + 1 if given.count is None else given.count.add_(1).double().reshape(())
+    step = where.step + 1 if operands.count is None else operands.count.add_(1).double().reshape(())
     rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
     if decay:
         # Decoupled decay comes first, as in torch's AdamW.
-        torch._foreach_mul_(given.exact, 1 - rate * decay)
-    gradients = _like(given.gradients, m) if given.plain else given.scaled()
+        torch._foreach_mul_(operands.exact, 1 - rate * decay)
+    gradients = _like(operands.gradients, m) if operands.plain else operands.scaled()
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)
@@ -212,11 +212,11 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     torch._foreach_div_(denominator, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
-    given.change(change, rate / (1 - beta1**step))
-    return given.cast()
+    operands.change(change, rate / (1 - beta1**step))
+    return operands.cast()
 
 
-def _given(op: OpClass, tensors: Tensors) -> _Given:
+def _operands(op: OpClass, tensors: Tensors) -> _Operands:
     """Sort what an update reads by kind."""
     attributes = op.attributes
     # Read from the back: what is optional stands last, so its places are known.
@@ -230,8 +230,8 @@ def _given(op: OpClass, tensors: Tensors) -> _Given:
     gradients, weights, *states = _by_kind(tensors, kinds)
     exact = states.pop() if attributes.get('master_weights') else weights
     # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
-    given = _Given(gradients, weights, states, exact, count, factor(op, squares), overflow, [])
-    return replace(given, before=saved(overflow, given.written))
+    operands = _Operands(gradients, weights, states, exact, count, factor(op, squares), overflow, [])
+    return replace(operands, before=saved(overflow, operands.written))
 
 
 def _by_kind(tensors: Tensors, kinds: int) -> list[Tensors]:

@@ -153,9 +153,9 @@ class Rank:
         # Only while data are read: that is when the executor's modules have something to say.
         with _Log() as log:
             if request.threads:
-                told, computation, job = self._in_threads(program, request, favour=favour)
+                notes, computation, job = self._in_threads(program, request, favour=favour)
             else:
-                told, computation, job = self._on_device(program, request)
+                notes, computation, job = self._on_device(program, request)
         # Real computation must not come before all else; where messages are favoured, its threads make themselves nice.
         with urgently() if favour or request.compute == 'emulated' else nullcontext():
             begin = agree()
@@ -168,7 +168,7 @@ class Rank:
         return Outcome(
             arrive_KS=job.arrive_KS - begin,
             end_KS=job.end_KS - begin,
-            notes=(*told, *log.lines, *_too_slow(self.rank, channels.values())),
+            notes=(*notes, *log.lines, *_too_slow(self.rank, channels.values())),
             losses=[computation.losses[step] for step in range(request.steps)] if computation else [],
             parameters=keep.parameters() if keep else {},
             gradients=keep.gradients if keep else {},
@@ -201,13 +201,13 @@ class Rank:
         """An accelerator, whose streams take the place of threads."""
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
-        told = set_queues(KINDS[request.device], request.queues, streams)
+        notes = set_queues(KINDS[request.device], request.queues, streams)
         device = open_device(request.device, self._local)
         channels, groups = self._channels[program.hash], self._communicators
         transports = device_transports(program, self.rank, device, channels, request, self._timeout, groups)
         start = Start.of(program, self.rank, request, self._held)
         issuer = ISSUERS[request.issue](start, device, transports)
-        return told, issuer.computation, DeviceRun(issuer, self.status, self.clock.now)
+        return notes, issuer.computation, DeviceRun(issuer, self.status, self.clock.now)
 
 
 def _too_slow(rank: int, channels: Iterable[Channel]) -> list[str]:

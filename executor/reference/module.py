@@ -86,12 +86,12 @@ def _called(operator: TorchCall, parameters: Parameters, reads: list[torch.Tenso
     shape = [spec.shape[0] * reads[0].shape[0] // spec.rows, *spec.shape[1:]]
     made: list[torch.Tensor] = []
 
-    def value(told: Any) -> Any:
-        if isinstance(told, list):
-            return [value(one) for one in told]
-        if not isinstance(told, dict):
-            return told
-        ((kind, which),) = told.items()
+    def value(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [value(one) for one in argument]
+        if not isinstance(argument, dict):
+            return argument
+        ((kind, which),) = argument.items()
         if kind == 'dtype':
             return integer.get(which, dtype)
         return shape if kind == 'shape' else {'read': reads, 'held': held, 'call': made}[kind][which]
