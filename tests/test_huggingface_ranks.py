@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytest.importorskip('transformers', reason='needs the extra test')
 
+from extras import Later
 from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import AXES, PLANS, SAMPLE, SIX, Oracle, groups, plan_for, ranks
 from prove_huggingface import AUX_LOSS, MARGIN, NARROW, NARROW_FLOOR, PAGE, WIDE
@@ -17,6 +17,7 @@ from executor.ranks.pool import Pool
 from simpar.lower import lower
 
 pytestmark = pytest.mark.torch
+Later('transformers', 'test')
 IN_PROCESS = {
     'qwen3': 'gather, tensor, sequence, pipeline, copies, recompute',
     'mixtral': 'heads, expert, pipeline, copies, zero 2',

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytest.importorskip('transformers', reason='needs the extra test')
 
+from extras import Later
 from huggingface_cases import MIXTURES, SEQUENCE, Unnarrowed, schedule_of, their_names, transformers_model
 
 from executor.draws import batch_of, single_thread
@@ -17,6 +17,7 @@ from simpar.lower import lower
 from simpar.plans import Plan
 
 pytestmark = pytest.mark.torch
+Later('transformers', 'test')
 TOLERANCE = 1e-10
 MARGIN = 1e-5
 """Between the scores of the last expert that a token goes to and of the first that it does not: far above rounding."""

@@ -5,17 +5,16 @@ from itertools import product
 from unittest import mock
 
 import pytest
-
-torch = pytest.importorskip('torch', reason='needs the extra torch')
-pytestmark = pytest.mark.torch
-
-from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-from torch.distributed.pipelining.stage import PipelineStage
+from extras import Later
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import faults, named_order, parse_action, read_csv, with_communication, write_csv
 from simpar.pipeline.order import COMMUNICATION, SHARDING, Order
+
+pytestmark = pytest.mark.torch
+schedules, visualizer, stages = (
+    Later(f'torch.distributed.pipelining.{name}', 'torch') for name in ('schedules', '_schedule_visualizer', 'stage')
+)
 
 ONE, TWO, SEVERAL = (1,), (2,), (2, 3)
 """Chunks on a rank; where they are several, the points of the grid take turns."""
@@ -56,7 +55,7 @@ def from_zero(row, micro_batches):
 def theirs(name, ranks, micro_batches, chunks):
     """torch's computations, or None where it refuses."""
     try:
-        table = rows(get_schedule_ops({**SINGLE, **MULTI}[name][0], ranks, micro_batches, chunks))
+        table = rows(visualizer.get_schedule_ops({**SINGLE, **MULTI}[name][0], ranks, micro_batches, chunks))
     except ValueError:
         return None
     table = only(table, SHARDING)
@@ -112,7 +111,7 @@ def test_the_whole_lowering_of_torch_is_met_where_shards_stand_in_the_order(name
             placement = named_order(name, ranks, micro_batches).placement
         except ScheduleError:
             continue
-        lowered = rows(get_schedule_ops(MULTI[name][0], ranks, micro_batches, 2, with_comms=True))
+        lowered = rows(visualizer.get_schedule_ops(MULTI[name][0], ranks, micro_batches, 2, with_comms=True))
         assert any(action.kind == 'UNSHARD' for action in lowered[0])
         order = Order(only(lowered, COMMUNICATION), placement, micro_batches)
         assert with_communication(order).actions == lowered
@@ -146,7 +145,7 @@ def test_torchs_own_dry_run_ends(name, receive):
 
 def runtime(order):
     """torch's runtime with as many stages as the order has on a rank; no process, no model."""
-    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage = mock.create_autospec(stages.PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, order.ranks, order.stages, None
     return schedules._PipelineScheduleRuntime([stage] * len(order.stages_of(0)), order.micro_batches)
 
@@ -170,7 +169,7 @@ def test_torch_reads_what_is_written(name, tmp_path):
 def test_what_torch_writes_is_read(name, tmp_path):
     order = named_order(name, 4, 8)
     writer = runtime(order)
-    writer.pipeline_order = dict(enumerate(get_schedule_ops(MULTI[name][0], 4, 8, 2)))
+    writer.pipeline_order = dict(enumerate(visualizer.get_schedule_ops(MULTI[name][0], 4, 8, 2)))
     writer._prepare_schedule_with_comms(writer.pipeline_order)
     writer._dump_csv(str(tmp_path / 'order.csv'), 'compute_only')
     assert read_csv(tmp_path / 'order.csv') == order

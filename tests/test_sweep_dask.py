@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from extras import Later
 from sweep_cases import run, write
 
 from simpar.errors import RunFailed, ScheduleError
@@ -22,7 +23,7 @@ from simpar.sweep import load_sweep
 from simpar.sweep.identity import content_key, identity
 from simpar.sweep.table import as_csv
 
-distributed = pytest.importorskip('distributed', reason='needs the extra `cluster`')
+distributed = Later('distributed', 'cluster')
 SWEEP = f'{{plan.copies: [1, 2, 3], cluster.links.nvlink: {[1 + n / 8 for n in range(10)]}}}'
 """Thirty rows, of which ten cannot be and are not predicted."""
 PREDICTED = 20

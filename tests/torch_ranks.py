@@ -8,20 +8,19 @@ from pathlib import Path
 
 import torch
 from rank_jobs import fork
-from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional
 
 from executor.draws import batch_of, draw
 from simpar.model import Dense
 
 CLASSES = {
-    'gpipe': schedules.ScheduleGPipe,
-    '1f1b': schedules.Schedule1F1B,
-    'interleaved-1f1b': schedules.ScheduleInterleaved1F1B,
-    'looped-bfs': schedules.ScheduleLoopedBFS,
-    'interleaved-zero-bubble': schedules.ScheduleInterleavedZeroBubble,
-    'zb-v': schedules.ScheduleZBVZeroBubble,
-    'dualpipe-v': schedules.ScheduleDualPipeV,
+    'gpipe': 'ScheduleGPipe',
+    '1f1b': 'Schedule1F1B',
+    'interleaved-1f1b': 'ScheduleInterleaved1F1B',
+    'looped-bfs': 'ScheduleLoopedBFS',
+    'interleaved-zero-bubble': 'ScheduleInterleavedZeroBubble',
+    'zb-v': 'ScheduleZBVZeroBubble',
+    'dualpipe-v': 'ScheduleDualPipeV',
 }
 
 
@@ -67,8 +66,10 @@ def recorded(stage, done):
 
 def scheduled(job, stages, loss, folder):
     """torch's own schedule of this name, or its runtime with an order that we have written."""
+    from torch.distributed.pipelining import schedules
+
     if job['order'] in CLASSES:
-        kind = CLASSES[job['order']]
+        kind = getattr(schedules, CLASSES[job['order']])
         one = not issubclass(kind, schedules.PipelineScheduleMulti)
         return kind(stages[0] if one else stages, job['micro_batches'], loss_fn=loss)
     runtime = schedules._PipelineScheduleRuntime(stages, job['micro_batches'], loss_fn=loss)
@@ -77,6 +78,8 @@ def scheduled(job, stages, loss, folder):
 
 
 def run(job, rank, folder):
+    from torch.distributed.pipelining import PipelineStage
+
     workload, seed, placement = job['workload'], job['seed'], job['placement']
     modules, done, losses = model(workload, seed), [], []
     mine = [stage for stage, holder in enumerate(placement) if holder == rank]
