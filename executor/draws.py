@@ -22,7 +22,7 @@ import torch
 from executor import data
 from executor.devices import KINDS
 from simpar.errors import ProgramError
-from simpar.janitor import remove_at_the_end
+from simpar.files import remove_at_the_end
 
 Kept = dict[object, torch.Tensor]
 _CONSTANTS: Final[ContextVar[tuple[Kept, bool] | None]] = ContextVar('constants', default=None)

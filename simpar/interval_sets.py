@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.distinct import distinct
-
 Intervals = NDArray[np.float64]
 
 
@@ -50,7 +48,7 @@ def minus(intervals: Intervals, others: Intervals) -> Intervals:
     if not len(mine) or not len(holes):
         return mine
     # Between two neighbouring edges, each of both sets covers all or nothing.
-    edges = distinct(np.concatenate((mine.ravel(), holes.ravel())))
+    edges = np.unique(np.concatenate((mine.ravel(), holes.ravel())))
     segments = np.column_stack((edges[:-1], edges[1:]))
     return union(segments[_covered(segments, mine) & ~_covered(segments, holes)])
 

@@ -18,7 +18,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.distinct import distinct
 from simpar.interval_sets import Intervals, fold, length, minus, seconds_of, union
 from simpar.pipeline.order import Action, Kind, overlap
 from simpar.program import OpClass, Program, Role
@@ -243,7 +242,7 @@ def named_streams(program: Program, role: Role) -> dict[str, list[int]]:
     """The streams of a role as readers name them: one by one, but together all that only send, and only receive."""
     named: dict[str, list[int]] = {}
     for index, name in enumerate(role.streams):
-        ops = distinct(role.op_class[role.stream == index])
+        ops = np.unique(role.op_class[role.stream == index])
         kinds = {program.op_classes[op].kind for op in ops.tolist()}
         # Pipelines have many streams that only send or receive; one by one they would fill the screen.
         joint = {frozenset({'send'}): SENDS, frozenset({'recv'}): RECEIVES}.get(frozenset(kinds), name)

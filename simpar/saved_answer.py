@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from simpar import __version__
-from simpar.case import Case
+from simpar.case import Case, written_out
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware.profile import figures_of
 from simpar.headline import change_in_words
@@ -27,7 +27,6 @@ from simpar.stacks import load_stack
 from simpar.sweep.identity import source_content
 from simpar.trace_files import SavedTrace
 from simpar.units import format_size, format_time
-from simpar.written_out import written_out
 
 FORMAT: Final = 'simpar difference 1'
 Part = Literal['simpar', 'profile', 'schedule']

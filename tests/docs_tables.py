@@ -12,9 +12,35 @@ from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 from simpar.huggingface import families
 from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
-from simpar.model.table import HEAD, operator_table
+from simpar.model.operators import OPERATORS
+from simpar.model.operators.base import Operator
 from simpar.schedule import schedule_schema
 from simpar.torch_module.rules import aten_table
+
+HEAD = (
+    '| layer | what it is | as MindSpore has it | inputs of its strategy | stays unsharded | bound by |',
+    '|---|---|---|---|---|---|',
+)
+BOUND = {
+    'matrix': 'matrix units',
+    'attention': 'its own table',
+    'streaming': 'bytes moved',
+    'view': 'nothing: a view',
+}
+"""What bounds an operator, in words."""
+
+
+def operator_table() -> list[str]:
+    """The lines of the table, a row for each operator in the order of the registry."""
+    return [*HEAD, *map(_row, OPERATORS)]
+
+
+def _row(kind: type[Operator]) -> str:
+    told = (kind.__doc__ or '').partition('\n')[0]
+    named = ', '.join(f'`{primitive.name}`' for primitive in kind.primitives.values())
+    cells = (f'`{kind.key}`', told, named, kind.inputs_told, kind.unsharded, BOUND[kind.pricing()])
+    return f'| {" | ".join(cells)} |'
+
 
 DOCS = Path(__file__).parent.parent / 'docs'
 STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('strategies', 'models', 'import'))

@@ -8,7 +8,7 @@ from engine_cases import role_of
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
-from simpar.engine.deadlock import name_ranks
+from simpar.engine.reference import name_ranks
 from simpar.errors import Deadlock
 from simpar.program import OpClass, Partition, Program
 

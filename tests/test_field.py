@@ -12,7 +12,7 @@ import statistics
 import pytest
 from field_page import APART, FOLDER, predicted, signs
 
-from simpar.memory.fit import ABOVE
+from simpar.memory.memory import ABOVE
 
 MEDIAN = 0.12
 """Of the absolute errors of rows with all settings, at most."""

@@ -142,7 +142,7 @@ def left_in(folder, seconds=5.0):
 
 def test_folders_go_with_a_process_that_is_killed(tmp_path):
     script = (
-        'import os, signal, tempfile; from pathlib import Path; from simpar.janitor import remove_at_the_end\n'
+        'import os, signal, tempfile; from pathlib import Path; from simpar.files import remove_at_the_end\n'
         'for _ in range(2):\n'
         '    folder = Path(tempfile.mkdtemp(prefix="two words ", dir=os.environ["TMPDIR"]))\n'
         '    remove_at_the_end(folder); (folder / "file").write_text("x")\n'

@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
-        *('lazy', 'errors', 'units', 'distinct', 'kept', 'interval_sets', 'files', 'keys', 'janitor', 'compiler'),
-        *('kernels', 'shipped', 'document', 'collector'),
+        *('lazy', 'errors', 'units', 'interval_sets', 'files', 'keys', 'compiler'),
+        *('kernels', 'shipped', 'document'),
     ],
     [
         *('program', 'layout', 'model', 'workload', 'plans', 'session'),
@@ -16,12 +16,12 @@ FLOORS = [
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [
-        *('throughput', 'budget', 'strategy_search', 'schedule', 'clocks', 'interval'),
+        *('throughput', 'strategy_search', 'schedule', 'clocks', 'interval'),
         *('predict', 'diagnosis', 'recording', 'report', 'page'),
     ],
     [
-        *('resolve', 'ablation', 'size', 'case', 'written_out', 'sweep', 'planner'),
-        *('comparison', 'gain', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
+        *('resolve', 'ablation', 'size', 'case', 'sweep', 'planner'),
+        *('comparison', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],
 ]

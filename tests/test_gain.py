@@ -11,10 +11,9 @@ from worked import worked_costs, worked_program
 
 from simpar import cli
 from simpar.case import load_case, on_net
-from simpar.comparison import compare, comparison_to_dict
+from simpar.comparison import Gain, compare, comparison_to_dict, gain_line, gain_of, gain_to_dict, render_gain, side_of
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
-from simpar.gain import Gain, gain_line, gain_of, gain_to_dict, render_gain, side_of
 from simpar.hardware.net import parse_net
 from simpar.metrics import metrics
 from simpar.trace import joined, step_that_counts

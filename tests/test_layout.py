@@ -8,7 +8,7 @@ from layout_cases import WORLDS, layouts
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, mapped
-from simpar.layout.axis import group_of, merged, rank_groups, size_of
+from simpar.layout.layout import group_of, merged, rank_groups, size_of
 
 
 def test_a_layout_by_names_cuts_dims_by_one_alias_or_several():

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import simpar
-from simpar.budget import Budget
 from simpar.case import case_of
 from simpar.cli import main
 from simpar.planner import load_planning
@@ -20,6 +19,7 @@ from simpar.planner.space import KEYS
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
 from simpar.sweep.outcome import predicted
+from simpar.throughput import Budget
 from tests.test_planner import FILE
 
 

@@ -9,7 +9,7 @@ import pytest
 from golden_shapes import bare
 
 from simpar.layout import mapped, redistribute, replicated
-from simpar.layout.axis import group_of
+from simpar.layout.layout import group_of
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from simpar.case import load_case
+from simpar.case import load_case, written_out
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plans import Plan
@@ -14,7 +14,6 @@ from simpar.resolve import find_strategies
 from simpar.resolve.strategies import weighed
 from simpar.strategy_search.graph import workload_graph
 from simpar.workload import Workload
-from simpar.written_out import written_out
 
 PROFILE = load_profile('ascend910a-8')
 GPT = Workload(model=Transformer(layers=2, hidden=24, heads=6, vocab=36, sequence=12), batch=24)

@@ -8,7 +8,7 @@ import pytest
 from golden_shapes import is_view_of
 
 from simpar.layout import operators
-from simpar.layout.axis import group_of
+from simpar.layout.layout import group_of
 from simpar.lower import lower
 from simpar.model import Dense, Network
 from simpar.plans import Plan

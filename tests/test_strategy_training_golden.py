@@ -13,7 +13,7 @@ import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
 from simpar.layout import operators
-from simpar.layout.axis import axes_name
+from simpar.layout.layout import axes_name
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Relu
 

@@ -13,8 +13,7 @@ import pytest
 from fresh_rows import told
 
 from simpar.cost.price import Communicated
-from simpar.kept import Facts, Kept
-from simpar.session import Session
+from simpar.session import Kept, Session
 from simpar.sweep import load_sweep
 
 FILE = """\
@@ -176,22 +175,3 @@ def test_a_result_is_that_of_its_key_even_if_another_thread_asks_in_between():
     key = Slow()
     assert kept.get(key, lambda: 'mine') == 'mine'
     assert kept.get(key, lambda: 'made again') == 'mine'
-
-
-def test_facts_of_many_are_those_of_each():
-    asked = []
-    fact = Facts(lambda one: asked.append(one) or len(asked), most=2)
-    one, other, third = [1], [1], [2]
-    assert fact.each([one, other, one]) == [1, 2, 1]
-    # All is forgotten when full, but for what was found before.
-    assert fact.each([one, third, other]) == [1, 3, 2]
-    assert fact.each([third]) == [3]
-
-
-def test_facts_are_of_the_very_object():
-    asked = []
-    fact = Facts(lambda one: asked.append(one) or len(asked), most=2)
-    one, other = [1], [1]
-    assert [fact(one), fact(other), fact(one), fact(other)] == [1, 2, 1, 2]
-    # When it is full, all is forgotten.
-    assert [fact([3]), fact(one)] == [3, 4]

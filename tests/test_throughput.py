@@ -6,9 +6,8 @@ import random
 import pytest
 
 from simpar import cli, load_case
-from simpar.budget import Budget, parse_budget, run_line, training_run
 from simpar.report import render, to_dict
-from simpar.throughput import Throughput
+from simpar.throughput import Budget, Throughput, parse_budget, run_line, training_run
 
 GPT = """
 simpar: 1

@@ -9,8 +9,7 @@ import yaml
 from small_schedules import small_schedule
 
 from simpar import cli
-from simpar.case import case_of, load_case
-from simpar.written_out import written_out
+from simpar.case import case_of, load_case, written_out
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))

@@ -39,9 +39,8 @@ from executor.ranks.watchdog import Pulse, Store
 from executor.state import assemble_run
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, RunFailed, ScheduleError
-from simpar.files import read_regular, write_atomically
+from simpar.files import read_regular, remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
-from simpar.janitor import remove_at_the_end
 from simpar.program import Program
 from simpar.program.text import format_program, parse_program
 from simpar.trace import Times, Trace

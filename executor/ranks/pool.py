@@ -36,8 +36,8 @@ from executor.state import Execution, Finish, assemble_run
 from executor.validate import validate
 from simpar.cost.costs import Costs
 from simpar.errors import RunFailed, SimparError
+from simpar.files import remove_at_the_end
 from simpar.hardware.net import Net
-from simpar.janitor import remove_at_the_end
 from simpar.program import Program
 
 LOOPBACK: Final = '127.0.0.1'

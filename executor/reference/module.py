@@ -15,9 +15,8 @@ from torch.nn import functional
 from executor.draws import given, kept
 from executor.reference.network import Declared, Input, OfModel, Parameters
 from simpar.model import Operator
-from simpar.model.dropout import KEYS
 from simpar.model.module import FromModule
-from simpar.model.operators.stream import Dropout
+from simpar.model.operators.stream import KEYS, Dropout
 from simpar.model.operators.torch_call import ModuleEmbedding, ModuleLinear, TorchCall
 from simpar.workload import Workload
 

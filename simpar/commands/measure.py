@@ -27,12 +27,23 @@ from simpar.commands.common import (
     schedule_text,
     start,
 )
-from simpar.comparison import Comparison, compare, comparison_to_dict, render_comparison
+from simpar.comparison import (
+    Comparison,
+    Gain,
+    Side,
+    compare,
+    comparison_to_dict,
+    gain_line,
+    gain_of,
+    gain_table,
+    gain_to_dict,
+    render_comparison,
+    render_gain,
+    side_of,
+)
 from simpar.errors import Problem, ScheduleError, dotted
-from simpar.files import write_atomically
-from simpar.gain import Gain, Side, gain_line, gain_of, gain_table, gain_to_dict, render_gain, side_of
+from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
-from simpar.janitor import remove_at_the_end
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference

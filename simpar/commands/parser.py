@@ -72,7 +72,7 @@ def limit(text: str) -> str:
 
 def training(text: str) -> str:
     """One item of a training, as it was written."""
-    from simpar.budget import parse_budget
+    from simpar.throughput import parse_budget
 
     try:
         # Alone no item has to be all that is needed.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from simpar.budget import Budget, parse_budget, run_line, run_to_dict, training_run
-from simpar.case import Case, check_memory, memory_notes, on_net
+from simpar.case import Case, check_memory, memory_notes, on_net, written_out
 from simpar.clocks import at_full_clocks
 from simpar.commands.common import (
     SHORT,
@@ -42,8 +41,8 @@ from simpar.pipeline import StageTimes, automatic_order
 from simpar.plans import Plan
 from simpar.predict import Prediction
 from simpar.profiles import cluster, load_profile
+from simpar.throughput import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.workload import Transformer, Workload
-from simpar.written_out import written_out
 
 if TYPE_CHECKING:
     from simpar.trace_files import SavedTrace

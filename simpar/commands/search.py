@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from simpar.budget import parse_budget
 from simpar.commands.common import PICTURES, Line, Progress, check_picture, graph_of, make_folders, print_answer
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.files import write_atomically
@@ -17,6 +16,7 @@ from simpar.planner.plan import Planned, explained, sizes
 from simpar.planner.render import render, render_sizes, saved, sizes_to_dict, to_dict
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
 from simpar.sweep.markdown import as_markdown, side_by_side
+from simpar.throughput import parse_budget
 from simpar.units import format_time
 
 

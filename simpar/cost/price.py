@@ -30,8 +30,8 @@ from simpar.cost.costs import (
 )
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster, Profile
-from simpar.kept import Kept, Same
 from simpar.program import OpClass, Program
+from simpar.session import Kept, Same
 from simpar.units import quantise
 
 BLOM: Final = 0.375

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import Block, ByKey, Communication, Costs, Entries, each_message
-from simpar.distinct import distinct
 from simpar.program import OpClass, Partition, Program
 
 Numbers = NDArray[np.int64]
@@ -98,7 +97,7 @@ class Representatives:
         if (partition, representative) not in self._among:
             groups = self.groups[partition]
             members = groups.ranks[groups.places[0, self.ranks[representative][0]]]
-            self._among[partition, representative] = tuple(distinct(self._of_rank[members]).tolist())
+            self._among[partition, representative] = tuple(np.unique(self._of_rank[members]).tolist())
         return self._among[partition, representative]
 
     def peer(self, partition: str, representative: int, offset: int) -> int:
@@ -316,7 +315,7 @@ def _refined(program: Program, costs: Costs, exchanges: list[_Exchanges]) -> tup
     over = _mixed(np.zeros(len(costs.links), dtype=np.uint64))
     count = (0, 0)
     while True:
-        now = (len(distinct(ranks)), len(distinct(over)))
+        now = (len(np.unique(ranks)), len(np.unique(over)))
         # Refining only ever splits, so that as many colours are the same colours.
         if now == count:
             return _by_first(ranks), _by_first(over)
@@ -358,7 +357,7 @@ def _mixed(values: Hashes) -> Hashes:
 
 def _by_first(hashes: Hashes) -> Colours:
     """Numbers by first occurrence."""
-    values = distinct(hashes)
+    values = np.unique(hashes)
     which = np.searchsorted(values, hashes)
     first = np.full(len(values), len(hashes))
     np.minimum.at(first, which, np.arange(len(hashes)))

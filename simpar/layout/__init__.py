@@ -1,7 +1,7 @@
 """Layouts of tensors on ranks, rules by which operators may be sharded, and redistribution between layouts."""
 
-from simpar.layout.axis import Axis as Axis
 from simpar.layout.frame import Step as Step
+from simpar.layout.layout import Axis as Axis
 from simpar.layout.layout import Layout as Layout
 from simpar.layout.layout import TensorLayout as TensorLayout
 from simpar.layout.layout import mapped as mapped

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from simpar.layout.axis import Axis
 from simpar.layout.frame import NOWHERE, Frame, Step, StepKind, Walk, places
+from simpar.layout.layout import Axis
 
 MOST_PARTS: Final = 10
 """Axes move in parts where at most so many parts have to move, those of 1024 ranks (50 ms); else they move unsplit."""

@@ -18,8 +18,8 @@ from functools import cache
 from math import prod
 from typing import Final
 
-from simpar.layout.axis import Axis
 from simpar.layout.frame import Frame, State, Step, Walk
+from simpar.layout.layout import Axis
 
 # The order in which MindSpore's compiler goes over what it still has to do.
 #

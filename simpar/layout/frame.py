@@ -15,8 +15,7 @@ from itertools import pairwise
 from math import prod
 from typing import Final, Literal, cast
 
-from simpar.layout.axis import Axis, size_of
-from simpar.layout.layout import TensorLayout
+from simpar.layout.layout import Axis, TensorLayout, size_of
 from simpar.program.collectives import COLLECTIVES
 
 # Steps of a redistribution: one collective, or local work, of the ranks along some axes.

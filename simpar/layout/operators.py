@@ -13,8 +13,7 @@ from itertools import islice, product
 from math import gcd, log2, prod
 
 from simpar.errors import Infeasible
-from simpar.layout.axis import Axis, size_of
-from simpar.layout.layout import TensorLayout, mapped
+from simpar.layout.layout import Axis, TensorLayout, mapped, size_of
 from simpar.layout.redistribution import Redistribution, redistribute
 
 # The valid strategies that are nearest to one that cannot be.

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simpar.collector import without_collector
 from simpar.errors import Infeasible
 from simpar.lower.graph.chunks import sequence_chunks_fit
 from simpar.lower.graph.loss import sum_loss
@@ -84,19 +83,18 @@ def lower(
     plan = with_passes(plan)
     if isinstance(plan.stages, str):
         raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
-    with without_collector():
-        if order is None:
-            # Before the order: it has counts that this checks.
-            folded_plan, order = folded(workload, plan, world), order_of(plan)
-            way = TWO_HOMES if has_two_homes(plan) else Plan().order
-        else:
-            folded_plan, order, way = plan, _fitting(order, plan), Plan().order
-        # From here on the order itself is what counts, and of its name whether stages have two homes.
-        plan = replace(folded_plan, order=way)
-        if workload.phase == 'forward':
-            order = forward_order(order)
-        order = with_messages(order, plan)
-        return _Assembly(workload, plan, world, order, session or Session()).program()
+    if order is None:
+        # Before the order: it has counts that this checks.
+        folded_plan, order = folded(workload, plan, world), order_of(plan)
+        way = TWO_HOMES if has_two_homes(plan) else Plan().order
+    else:
+        folded_plan, order, way = plan, _fitting(order, plan), Plan().order
+    # From here on the order itself is what counts, and of its name whether stages have two homes.
+    plan = replace(folded_plan, order=way)
+    if workload.phase == 'forward':
+        order = forward_order(order)
+    order = with_messages(order, plan)
+    return _Assembly(workload, plan, world, order, session or Session()).program()
 
 
 def with_messages(order: Order, plan: Plan) -> Order:

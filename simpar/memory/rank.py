@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.distinct import distinct
 from simpar.memory.changes import Moments, Window, changes
 from simpar.memory.lifetimes import NONE, Lifetimes
 from simpar.program import Program, Role
@@ -297,7 +296,7 @@ class RankMemory:
         """Bytes of some lives over time, summed by label."""
         since, until, size = self.since[rows], self.until[rows], self.lives.bytes[rows]
         # The times at which something begins or ends.
-        edges = distinct(np.concatenate(([0.0], since, until)))
+        edges = np.unique(np.concatenate(([0.0], since, until)))
         held = np.zeros((len(edges), len(names)), dtype=np.int64)
         # ``add.at``, not ``+=``: several lives may begin at one edge, and indexed addition would count one of them.
         np.add.at(held, (np.searchsorted(edges, since), labels), size)

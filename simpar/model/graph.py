@@ -12,16 +12,14 @@ from pydantic import Field
 from simpar.document import Key, OneOf
 from simpar.errors import Problem
 from simpar.model.keys import Deviation, Width
-from simpar.model.model import Asked, Graph, Model, Source
-from simpar.model.network_fits import network_fits
-from simpar.model.node import Node
+from simpar.model.model import Asked, Graph, Model, Node, Source
 from simpar.model.operators import KINDS
 from simpar.model.operators.base import Operator
 from simpar.model.operators.embedding import Embedding
 from simpar.model.operators.linear import Dense
 from simpar.model.operators.pointwise import Mul, Relu
 from simpar.model.operators.shape import Flatten
-from simpar.model.shapes import INPUT, layer_names, layers_of, network_shapes, reads_of
+from simpar.model.shapes import INPUT, layer_names, layers_of, network_fits, network_shapes, reads_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from simpar.document import Key
 from simpar.errors import Problem
-from simpar.model.node import Node
 from simpar.model.operators.base import Operator, Trained
 from simpar.model.ops import NAMED
 from simpar.model.primitive import Shape
@@ -184,3 +183,27 @@ class Model(ABC):
     @abstractmethod
     def problems(self, asked: Asked) -> Iterator[Problem]:
         """What of it does not fit itself, the loss, the data or the degrees, each at the key to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of a graph.
+
+    Arguments:
+        name: of the operator in programs, and of its result for those that read it.
+        operator: with its axes and ops.
+        reads: names of nodes or inputs.
+        layer: which of the layers that stages are counted in it belongs to; -1: before them, their count: behind them.
+        result: name of the tensor that it makes, if it is another than its own.
+    """
+
+    name: str
+    operator: Operator
+    reads: tuple[str, ...]
+    layer: int = 0
+    result: str = ''
+
+    @property
+    def value(self) -> str:
+        """The name of the tensor that it makes."""
+        return self.result or self.name

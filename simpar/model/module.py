@@ -11,11 +11,9 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import AfterValidator, Field
 
 from simpar.errors import Problem
-from simpar.model.dropout import DRAW, KEYS
-from simpar.model.model import Asked, Graph, Model, Source
-from simpar.model.node import Node
+from simpar.model.model import Asked, Graph, Model, Node, Source
 from simpar.model.operators.base import Operator
-from simpar.model.operators.stream import Dropout
+from simpar.model.operators.stream import DRAW, KEYS, Dropout
 from simpar.model.operators.torch_call import AtenSpec, Held, ModuleEmbedding, ModuleLinear, TorchCall
 
 FORMAT: Final = 'simpar module 1'

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import expm1, isfinite
 from typing import Any, Final
 
-from simpar.budget import Budget, Run
 from simpar.case import case_of, cluster_of
 from simpar.errors import SimparError
 from simpar.lazy import card, dataframe
@@ -18,7 +17,7 @@ from simpar.predict import Prediction, predict
 from simpar.schedule import Schedule
 from simpar.sweep.outcome import Figures, Outcome
 from simpar.sweep.run import Way, predict_all
-from simpar.throughput import Throughput
+from simpar.throughput import Budget, Run, Throughput
 from simpar.units import format_size, format_time
 from simpar.workload import Transformer
 

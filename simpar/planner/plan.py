@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
-from simpar.budget import Budget, parse_budget, training_run
 from simpar.case import case_of, cluster_of
 from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
@@ -43,6 +42,7 @@ from simpar.sweep.journal import Wanted
 from simpar.sweep.outcome import Outcome
 from simpar.sweep.processes import cores
 from simpar.sweep.run import Note, Way, predict_all, rare_collections
+from simpar.throughput import Budget, parse_budget, training_run
 
 Tell = Callable[[Answer], None]
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from simpar import report
-from simpar.budget import run_to_dict
 from simpar.document import Source, dump, is_path, override, read
 from simpar.errors import SimparError
 from simpar.headline import change_in_words, than
@@ -37,6 +36,7 @@ from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_schedule, written
 from simpar.schedule.framework import is_named, run_as
 from simpar.stacks import load_stack
+from simpar.throughput import run_to_dict
 from simpar.units import format_count, format_duration, format_size, format_time
 
 if TYPE_CHECKING:

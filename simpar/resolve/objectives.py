@@ -9,7 +9,7 @@ from typing import Final
 
 from simpar.cost.costs import CollectiveModel, ComputeModel
 from simpar.layout import Axis, TensorLayout, redistribute
-from simpar.layout.axis import group_of, merged
+from simpar.layout.layout import group_of, merged
 from simpar.layout.operators import reshape
 from simpar.layout.redistribution import Method
 from simpar.model.operators import OP_CLASSES, PRIMITIVES

@@ -18,7 +18,7 @@ from simpar.lower.graph.record import counts_of, has_strategies, with_strategies
 from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
-from simpar.model.node import Node
+from simpar.model.model import Node
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.pipeline.orders import AUTOMATIC

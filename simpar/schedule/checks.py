@@ -9,7 +9,7 @@ from math import prod
 from typing import Final
 
 from simpar.document import Key
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, divisors, multiple
 from simpar.lower.graph.chunks import sequence_chunks_fit
 from simpar.lower.graph.record import SHOWN, has_strategies, matches
 from simpar.lower.graph.stages import has_two_homes, order_of_a_half, two_homes_fit
@@ -17,7 +17,6 @@ from simpar.lower.passes.optimizer_parallel import conflicts
 from simpar.lower.passes.recompute import attention_cores
 from simpar.lower.roles import overlap_conflicts
 from simpar.model import Conv2d, Dense, Operator, Sharded
-from simpar.model.advice import divisors, multiple
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
 from simpar.pipeline.order import Order

@@ -24,10 +24,9 @@ from simpar.document import (
     put,
     read,
 )
-from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError, divisors
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
-from simpar.model.advice import divisors
 from simpar.profiles import profile_path
 from simpar.schedule.checks import batch_fits, check
 from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents

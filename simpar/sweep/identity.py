@@ -13,9 +13,9 @@ from typing import Final
 from simpar import __version__
 from simpar.document import dump
 from simpar.errors import ProfileError
-from simpar.kept import Kept, Same
 from simpar.profiles import COLUMNS, load_profile, profile_path
 from simpar.schedule import Schedule, written
+from simpar.session import Kept, Same
 
 
 def identity(schedule: Schedule) -> str:

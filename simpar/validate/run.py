@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.case import case_of
-from simpar.collector import without_collector
 from simpar.document import Tree
 from simpar.errors import ProfileError, SimparError
 from simpar.interval import Spread, bound_by, device_class, spread_among, streaming_share
@@ -95,9 +94,7 @@ def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
     """Predict one row, unless that would take more than the limit."""
     began = process_time()
     try:
-        # What a row has built is let go when it is done, most of it without the collector.
-        with without_collector():
-            found = predicted(row, limit)
+        found = predicted(row, limit)
     except Skipped as why:
         return Outcome(row=row, skipped=str(why))
     # A profile or a stack that is wrong is wrong for every row.

@@ -16,8 +16,7 @@ from simpar.layout import TensorLayout
 from simpar.lower.graph.context import TOKENS, ContextSplit, Core
 from simpar.lower.tape import Tape, Value
 from simpar.model.model import Graph
-from simpar.model.operators.attention import Attention
-from simpar.model.operators.context import CHUNK_ATTENTION
+from simpar.model.operators.attention import CHUNK_ATTENTION, Attention
 from simpar.model.operators.stream import Position
 from simpar.pipeline.orders import ORDERS
 from simpar.plans import Plan

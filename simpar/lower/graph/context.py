@@ -20,17 +20,19 @@ from math import gcd
 
 from simpar.errors import Infeasible
 from simpar.layout import TensorLayout
-from simpar.layout.axis import minus, size_of
+from simpar.layout.layout import minus, size_of
 from simpar.lower.graph.move import Mover
 from simpar.lower.tape import Tape, Value
-from simpar.model.operators.attention import Attention, AttentionScores, Heads
-from simpar.model.operators.context import (
+from simpar.model.operators.attention import (
     CONTEXT_ATTENTION,
     CONTEXT_SCORES,
     CONTEXT_VALUES,
     JOIN_KEYS,
     REPEAT_KV,
     SPLIT_QKV,
+    Attention,
+    AttentionScores,
+    Heads,
 )
 from simpar.program.op import Attribute, Phase
 from simpar.program.tensor import BYTES

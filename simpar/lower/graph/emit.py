@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simpar.layout import TensorLayout, replicated
-from simpar.layout.axis import size_of
+from simpar.layout.layout import size_of
 from simpar.lower.graph.move import Mover
 from simpar.lower.tape import Tape, Value
 from simpar.model.ops import NAMED, Ops, Parameter, Work

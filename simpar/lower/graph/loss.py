@@ -11,7 +11,7 @@ from math import prod
 from typing import Final
 
 from simpar.layout import TensorLayout, operators
-from simpar.layout.axis import Axis, size_of
+from simpar.layout.layout import Axis, size_of
 from simpar.layout.operators import ONE, Operator, Strategy
 from simpar.lower.graph.emit import Site, emit
 from simpar.lower.graph.move import Mover

@@ -8,7 +8,7 @@ from math import gcd, prod
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.axis import merged, minus, size_of, union
+from simpar.layout.layout import merged, minus, size_of, union
 from simpar.layout.operators import ONE, Operator, Strategy
 from simpar.lower.tape import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
-from simpar.layout.axis import minus
+from simpar.layout.layout import minus
 from simpar.layout.operators import Operator as Rule
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
@@ -27,12 +27,10 @@ from simpar.lower.mesh import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted
-from simpar.model.dropout import KEYS
 from simpar.model.keys import Layouts
-from simpar.model.model import Graph, Model, Source
-from simpar.model.node import Node
+from simpar.model.model import Graph, Model, Node, Source
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
-from simpar.model.operators.stream import Bias
+from simpar.model.operators.stream import KEYS, Bias
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
 from simpar.workload import Transformer, Workload

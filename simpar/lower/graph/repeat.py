@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from simpar.layout import Axis, TensorLayout
 from simpar.lower.tape import Rule, Tape, Value
-from simpar.model.node import Node
+from simpar.model.model import Node
 from simpar.model.operators.base import Operator
 from simpar.program import OpClass, Tensor
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from simpar.errors import Infeasible, Problem
 from simpar.layout import Axis, TensorLayout
-from simpar.layout.axis import merged, minus, size_of
+from simpar.layout.layout import merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
 from simpar.lower.mesh import PIPELINE

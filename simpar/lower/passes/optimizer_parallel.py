@@ -17,7 +17,7 @@ from math import prod
 from typing import Final, Literal
 
 from simpar.errors import Infeasible, Problem
-from simpar.layout.axis import minus
+from simpar.layout.layout import minus
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.plans import Plan
 from simpar.program import OpClass, Partition, Split, Tensor

@@ -18,10 +18,8 @@ from typing import Final
 from simpar.errors import Infeasible
 from simpar.lower.tape import Tape, layer_of
 from simpar.model import MatMul, Softmax
-from simpar.model.model import Graph
-from simpar.model.node import Node
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
-from simpar.model.operators.context import CHUNK_ATTENTION
+from simpar.model.model import Graph, Node
+from simpar.model.operators.attention import CHUNK_ATTENTION, Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.plans import Plan
 from simpar.program import OpClass
 

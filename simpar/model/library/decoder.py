@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from simpar.model.dropout import KEYS
 from simpar.model.library.experts import mixture_nodes
 from simpar.model.library.latent import OF_HEADS, latent_parts
-from simpar.model.node import Node
+from simpar.model.model import Node
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax, Heads
 from simpar.model.operators.base import Operator
 from simpar.model.operators.embedding import Embedding
@@ -23,7 +22,7 @@ from simpar.model.operators.norm import LayerNorm, RmsNorm
 from simpar.model.operators.pointwise import Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
 from simpar.model.operators.qk_norm import QkNorm
 from simpar.model.operators.rotary import Rotary
-from simpar.model.operators.stream import Dropout, Position, Residual
+from simpar.model.operators.stream import KEYS, Dropout, Position, Residual
 
 if TYPE_CHECKING:
     from simpar.model.library.gpt import Transformer

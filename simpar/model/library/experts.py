@@ -9,10 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.errors import Problem
+from simpar.errors import Problem, divisors
 from simpar.keys import described
-from simpar.model.advice import divisors
-from simpar.model.node import Node
+from simpar.model.model import Node
 from simpar.model.operators.base import Operator
 from simpar.model.operators.experts import Combine, Dispatch, GroupedProduct, SigmoidGate
 from simpar.model.operators.linear import Product

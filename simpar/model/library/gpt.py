@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from simpar.errors import Problem
+from simpar.errors import Problem, divisors, multiple
 from simpar.keys import described
-from simpar.model.advice import divisors, multiple
 from simpar.model.documents import packed
-from simpar.model.dropout import DRAW, KEYS
 from simpar.model.keys import Deviation
 from simpar.model.library.decoder import TOKENS, decoder_nodes
 from simpar.model.library.experts import Experts, mixture_problems
 from simpar.model.library.latent import latent_problems
 from simpar.model.library.rope import LongRope, rope_problems, rotation_of
-from simpar.model.model import Asked, Graph, Model, Source
-from simpar.model.node import Node
+from simpar.model.model import Asked, Graph, Model, Node, Source
 from simpar.model.operators.attention import Heads
 from simpar.model.operators.rotary import Rotation
+from simpar.model.operators.stream import DRAW, KEYS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

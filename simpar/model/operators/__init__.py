@@ -6,7 +6,6 @@ from typing import Final
 
 from simpar.model.operators import (
     attention,
-    context,
     conv,
     embedding,
     experts,
@@ -88,11 +87,11 @@ KINDS: Final = {kind.key: kind for kind in OPERATORS}
 """By key of a file."""
 OP_CLASSES: Final[dict[str, Primitive]] = {
     name: primitive for kind in (*OF_LIBRARY, *OPERATORS) for name, primitive in kind.primitives.items()
-} | context.OP_CLASSES  # fmt: skip
+} | attention.OF_CONTEXT  # fmt: skip
 """By the operator of an op class in the forward, what it is to MindSpore."""
 PRIMITIVES: Final = {
     one.name: one for kind in (*OPERATORS, *OF_LIBRARY) for one in kind.primitives.values()
-} | {one.name: one for one in (*loss.OF_LOSSES, *context.OP_CLASSES.values())}  # fmt: skip
+} | {one.name: one for one in (*loss.OF_LOSSES, *attention.OF_CONTEXT.values())}  # fmt: skip
 """By MindSpore's name."""
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from simpar.layout import TensorLayout
-from simpar.layout.axis import size_of
+from simpar.layout.layout import size_of
 from simpar.layout.operators import ONE
 from simpar.layout.operators import Operator as Axes
 from simpar.model.documents import dims_of, seen, told
-from simpar.model.dropout import dropped
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
+from simpar.model.operators.stream import dropped
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 from simpar.program.op import Attribute
@@ -334,3 +335,29 @@ def _product(local: Local, scores: str, features: int) -> tuple[int, int, int, f
     sequence = local.shape('qkv')[1]
     rows = local.elements(scores) // sequence
     return rows, sequence, features, 2.0 * rows * sequence * features
+
+
+CONTEXT_ATTENTION: Final = 'context_attention'
+"""Attention of a rank's queries with keys and values that are there."""
+SPLIT_QKV: Final = 'split_qkv'
+"""Queries apart from keys and values, which go to other ranks; backward their gradients become one again."""
+REPEAT_KV: Final = 'repeat_kv'
+"""Groups of heads as several with fewer queries, each with the group's key and value; backward these are summed."""
+CONTEXT_SCORES: Final = 'context_scores'
+"""Unfused: a rank's queries times keys that are there; backward also the gradient of their values."""
+CONTEXT_VALUES: Final = 'context_values'
+"""Unfused: probabilities of a rank's queries times values that are there, added to those before."""
+CHUNK_ATTENTION: Final = 'chunk_attention'
+"""Attention of one chunk of a sequence with keys and values of all chunks so far."""
+JOIN_KEYS: Final = 'join_keys'
+"""Unfused: blocks of scores, or of their gradients, one for each rank's keys, as one."""
+OF_CONTEXT: Final = {
+    CONTEXT_ATTENTION: AttentionCore('ContextAttention', 'attention'),
+    SPLIT_QKV: Qkv('SplitQkv'),
+    REPEAT_KV: Qkv('RepeatKv'),
+    CONTEXT_SCORES: AttentionCore('ContextScores', 'matrix'),
+    CONTEXT_VALUES: AttentionCore('ContextValues', 'matrix'),
+    CHUNK_ATTENTION: AttentionCore('ChunkAttention', 'attention'),
+    JOIN_KEYS: AttentionCore('JoinKeys'),
+}
+"""By the operator of an op class, what bounds it."""

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from simpar.layout import TensorLayout
-from simpar.layout.axis import size_of
+from simpar.layout.layout import size_of
 from simpar.layout.operators import ONE
 from simpar.layout.operators import Operator as Axes
 from simpar.model.keys import Aliases, SplitCounts

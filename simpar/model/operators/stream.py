@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from simpar.layout import TensorLayout
 from simpar.layout.operators import ONE
 from simpar.layout.operators import Operator as Axes
 from simpar.model.documents import told as told_of
-from simpar.model.dropout import dropped
 from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
+from simpar.program.op import Attribute
 
 
 class AlongRows(Primitive):
@@ -196,3 +197,23 @@ class Bias(SameShape, Trained):
             W=Work(operator='bias', reads=('dy',), flops=elements),
             parameters=(bias.on(layout),),
         )
+
+
+KEYS: Final = 'dropout.keys'
+"""The input with one integer a sample."""
+DRAW: Final = f'tokens:{2**62}'
+
+
+def dropped(local: Local, probability: float, site: str, layout: TensorLayout) -> Attributes:
+    """What a kernel must know to draw.
+
+    Arguments: ``layout`` of the mask: one dim behind the batch may be sharded.
+    """
+    found: dict[str, Attribute] = {'dropout': probability, 'site': site}
+    if local.balanced:
+        found['balanced'] = local.balanced
+    for dim, axes in enumerate(layout.dims):
+        # Keys are split with the batch, so dim 0 needs no offset; of the others one at most is split.
+        if dim and axes:
+            return {**found, 'cut': dim, 'partition': local.partition(layout, dim)}
+    return found

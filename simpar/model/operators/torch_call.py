@@ -10,10 +10,9 @@ from simpar.layout import TensorLayout
 from simpar.layout.operators import Operator as Axes
 from simpar.model.operators.base import Operator, Sharded, Step, operator
 from simpar.model.operators.embedding import GATHER, Embedding
-from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product
+from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product, product_ops
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
-from simpar.model.products import product_ops
 
 GIVEN = 'given:'
 """What begins the draw of a tensor whose values the module has."""
