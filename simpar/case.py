@@ -31,7 +31,7 @@ from simpar.predict import Prediction, Told, predict
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
-from simpar.resolve.settle import settled_plan, settled_workload
+from simpar.resolve.resolve import settled_plan, settled_workload
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule, written
 from simpar.schedule.checks import counts_fit
 from simpar.schedule.schedule import with_changes

@@ -21,4 +21,4 @@ def dataframe(answer: Any, *kind: str) -> Any:
 
 def interactive(answer: Any, ranks: Sequence[int]) -> Any:
     """What a notebook shows of an answer to zoom in and to point at."""
-    return importlib.import_module('simpar.notebook.interactive').Interactive(answer, tuple(ranks))
+    return importlib.import_module('simpar.notebook.sliders').Interactive(answer, tuple(ranks))

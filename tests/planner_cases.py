@@ -13,7 +13,7 @@ from simpar.planner.search import Path
 from simpar.planner.space import Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
-from simpar.sweep.outcome import Outcome, predicted
+from simpar.sweep.answer import Outcome, predicted
 
 MODELS: list[dict[str, Any]] = [
     {'layers': 4, 'hidden': 1024, 'heads': 8, 'vocab': 8192, 'sequence': 512},

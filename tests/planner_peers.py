@@ -30,7 +30,7 @@ from simpar.planner.plan import Planning
 from simpar.planner.space import space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from simpar.units import format_time
 from tests.proof import arguments
 

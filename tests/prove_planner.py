@@ -22,7 +22,7 @@ from simpar.planner import load_planning
 from simpar.planner.judge import Judge
 from simpar.planner.search import search
 from simpar.planner.space import KEYS
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from tests.planner_cases import drawn_path, drawn_space, enumerable_space, is_steady, least, outcomes
 from tests.proof import arguments
 

@@ -38,7 +38,7 @@ from simpar.planner.search import search
 from simpar.planner.space import Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
-from simpar.sweep.outcome import Figures, Outcome, infeasible
+from simpar.sweep.answer import Figures, Outcome, infeasible
 from simpar.units import format_time
 
 NET, RANKS, STEPS, BEHIND = 'paced:100MB/s,1ms', 4, 5, 0.02

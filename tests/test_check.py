@@ -27,7 +27,7 @@ from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.pipeline import parse_action
 from simpar.pipeline.checks import check_order
 from simpar.pipeline.order import Order
-from simpar.resolve.settle import settled_workload
+from simpar.resolve.resolve import settled_workload
 from simpar.schedule import load_schedule
 
 SCHEDULE = """

@@ -12,7 +12,7 @@ import pytest
 from example_sweeps import ROOT, answer
 
 from simpar.cli import parser
-from simpar.sweep.markdown import side_by_side
+from simpar.sweep.table import side_by_side
 
 DOCUMENT = ROOT / 'docs' / 'optimizer_parallel.md'
 PLACE = re.compile(r'^ {4,}(?P<command>simpar sweep .*--markdown.*)\n\n(?P<table>(?:\|.*\n)+)', re.MULTILINE)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.pipeline.arrays import KINDS, NONE, arrays_of
-from simpar.pipeline.messages import gives, needs
+from simpar.pipeline.messages import KINDS, NONE, arrays_of, gives, needs
 from simpar.pipeline.orders import named_order
 from simpar.planner.clock import timed
 

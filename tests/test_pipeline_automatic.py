@@ -14,7 +14,7 @@ from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, automatic_order, check_order, named_order, peak_live, step_time
 from simpar.pipeline.automatic import RULES, Setting, last_ends, shortlist
 from simpar.pipeline.checks import peak_of_letters
-from simpar.pipeline.clock import run, tasks
+from simpar.pipeline.clock import Recurrence, run
 from simpar.pipeline.closed_forms import alternate, backwards, forwards, split, with_weights
 from simpar.pipeline.order import Action, loop, make_order
 from simpar.pipeline.zero_bubble import letters, of_letters
@@ -33,7 +33,7 @@ def test_bubble_is_at_most_that_of_the_paper(row, name, share):
     order = check_order(automatic_order(micro_batches, times, share * ranks, kept))
     assert max(peak_live(order, kept)) <= share * ranks
     busy = micro_batches * (times.forward[0] + times.input[0] + times.weight[0])
-    cost = run(tasks(order), times)[0].longest
+    cost = run(Recurrence.of(order), times)[0].longest
     assert round((cost - busy) / cost, 4) <= float(row[name])
 
 
@@ -86,7 +86,7 @@ def test_orders_of_the_shortlist_end_when_the_clock_says(question, rules, most):
     for rows in shortlist(setting, rules, most):
         order = check_order(of_letters(rows, m))
         assert max(peak_live(order, kept)) <= limit
-        assert last_ends(rows, times, 3) == [max(step.end) for step in run(tasks(order), times, 3)]
+        assert last_ends(rows, times, 3) == [max(step.end) for step in run(Recurrence.of(order), times, 3)]
 
 
 def test_ranks_that_wait_for_ever_end_at_no_time():

@@ -8,7 +8,7 @@ from pipeline_ticks import cold, longest, steady, ticks
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import StageTimes, named_order, peak_live, step_time
-from simpar.pipeline.clock import run, tasks
+from simpar.pipeline.clock import Recurrence, run
 
 GOLDEN = Path(__file__).parent / 'golden'
 
@@ -114,7 +114,9 @@ def test_bubble_of_dualpipe_v(p):
         for f, w in ((1, 1), (2, 0), (2, 1)):
             expected = 2 * m * (2 * f + w) + (p - 1) * (f + 2 * (f + w) - 3 * w)
             ran = run(
-                tasks(named_order('dualpipe-v', p, m)), StageTimes.uniform(2 * p, float(f), float(f), float(w)), 3
+                Recurrence.of(named_order('dualpipe-v', p, m)),
+                StageTimes.uniform(2 * p, float(f), float(f), float(w)),
+                3,
             )
             assert ran[0].longest == max(ran[0].end) == max(ran[2].end) - max(ran[1].end) == expected
 
@@ -133,7 +135,7 @@ def test_the_clock_agrees_with_the_ticks(name):
         for t in TIMES:
             times = StageTimes.uniform(order.stages, *map(float, t.values()))
             begin, end = ticks(order, t, steps=3)
-            for number, step in enumerate(run(tasks(order), times, 3)):
+            for number, step in enumerate(run(Recurrence.of(order), times, 3)):
                 assert step.begin == tuple(begin[rank, number] for rank in range(p))
                 assert step.end == tuple(end[rank, number] for rank in range(p))
             assert step_time(order, times) == steady(order, **t)
@@ -142,12 +144,12 @@ def test_the_clock_agrees_with_the_ticks(name):
 def test_an_overlap_gives_both_results_at_its_end():
     times = StageTimes.uniform(4, 2.0, 3.0, 1.0)
     order = named_order('dualpipe-v', 2, 4)
-    assert run(tasks(order), times)[0].end >= tuple(
+    assert run(Recurrence.of(order), times)[0].end >= tuple(
         ticks(order, {'F': 2, 'I': 3, 'W': 1})[1][rank, 0] for rank in (0, 1)
     )
-    todo = tasks(order)
+    todo = Recurrence.of(order)
     seventh = [task for task in todo.in_turn if task.rank == 0][7]
-    assert todo.seconds(times.forward, times.input, times.weight)[seventh.work] == 2.0 + 3.0 + 1.0
+    assert todo.lasts(times.forward, times.input, times.weight)[seventh.work] == 2.0 + 3.0 + 1.0
     assert order.actions[0][7].kind == 'OVERLAP_F_B'
 
 
@@ -162,7 +164,7 @@ def test_bubble_rates_of_the_paper_to_its_last_digit(row, name):
     ranks, micro_batches = int(row['ranks']), int(row['micro_batches'])
     times = StageTimes.uniform(ranks, *(float(row[column]) for column in ('T_F', 'T_I', 'T_W', 'T_comm')))
     busy = micro_batches * (times.forward[0] + times.input[0] + times.weight[0])
-    cost = run(tasks(named_order(name, ranks, micro_batches)), times)[0].longest
+    cost = run(Recurrence.of(named_order(name, ranks, micro_batches)), times)[0].longest
     assert round((cost - busy) / cost, 4) == pytest.approx(float(row[name]), abs=1e-9)
 
 
@@ -171,7 +173,7 @@ def test_travel_counts_between_ranks_only():
     times = StageTimes.uniform(4, 1.0, 1.0, 1.0, 10.0)
     down_and_up = named_order('zb-v', 2, 1)
     assert ' '.join(map(str, down_and_up.actions[1])) == '1F0 2F0 2I0 2W0 1I0 1W0'
-    first = run(tasks(down_and_up), times)[0]
+    first = run(Recurrence.of(down_and_up), times)[0]
     assert first.begin == (0.0, 11.0)
     assert max(first.end) == 4 + 4 + 4 * 10 + 2
 

@@ -139,13 +139,6 @@ def first_step(F, B, travel, micro_batches):
     return max(b(r, micro_batches - 1) for r in range(ranks))
 
 
-def test_few_rows_are_in_use():
-    """Where 1F1B has some thousand results, the rows of a rank and of its neighbour are enough."""
-    kept = Recurrence.of(named_order('1f1b', 16, 64))
-    assert len(kept.code) == 2 * 16 * 64
-    assert kept.rows - kept.given <= 3 * 16
-
-
 @pytest.mark.parametrize(
     ('shapes', 'what'),
     [

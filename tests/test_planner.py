@@ -24,7 +24,7 @@ from simpar.planner.space import KEYS
 from simpar.planner.workers import Round, workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, paths, small_space
 
 FILE = """

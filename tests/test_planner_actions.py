@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from simpar.case import cluster_of
-from simpar.pipeline.arrays import KINDS
+from simpar.pipeline.messages import KINDS
 from simpar.pipeline.orders import named_order
 from simpar.planner.clock import moments_of, timed
 from simpar.planner.judge import Judge
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from tests.planner_cases import MODELS, small_space
 
 

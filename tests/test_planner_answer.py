@@ -18,7 +18,7 @@ from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from simpar.throughput import Budget
 from tests.test_planner import FILE
 

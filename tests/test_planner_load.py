@@ -13,7 +13,7 @@ from simpar.planner.sample import load_of, outermost
 from simpar.planner.space import KEYS
 from simpar.profiles import cluster, load_profile
 from simpar.schedule import load_schedule
-from simpar.sweep.outcome import predicted
+from simpar.sweep.answer import predicted
 from tests.planner_cases import MODELS, least, small_space
 
 SPEEDS = Speeds(matrix=0.8, memory=0.5, collective=0.5)

@@ -21,8 +21,7 @@ from simpar.lower import lower
 from simpar.metrics import metrics
 from simpar.plans import Plan
 from simpar.plot import timeline, write_figure
-from simpar.plot.panel import COLOURS
-from simpar.plot.view import KINDS, share, view
+from simpar.plot.panel import COLOURS, KINDS, share, view
 from simpar.workload import Transformer, Workload
 
 PROGRAM = worked_program()

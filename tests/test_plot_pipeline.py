@@ -12,8 +12,7 @@ from simpar.interval_sets import length
 from simpar.lower.lower import order_of
 from simpar.metrics import metrics
 from simpar.plot import timeline, write_figure
-from simpar.plot.pipeline_panel import COLOURS, LANE
-from simpar.plot.pipeline_view import KINDS, pipeline_view
+from simpar.plot.pipeline_panel import COLOURS, KINDS, LANE, pipeline_view
 
 NAMES = ('plan', 'baseline')
 

@@ -27,7 +27,7 @@ from simpar.model.library.blocks import block_network
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
-from simpar.resolve.settle import settled_workload
+from simpar.resolve.resolve import settled_workload
 from simpar.resolve.strategies import Proposal, least_first, sent_bytes
 from simpar.schedule import load_schedule
 from simpar.workload import Workload

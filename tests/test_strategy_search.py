@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.errors import Infeasible, ScheduleError
+from simpar.errors import ScheduleError
 from simpar.model import (
     Add,
     Dense,
@@ -34,7 +34,6 @@ from simpar.strategy_search import (
     Bytes,
     Choice,
     GraphBuilder,
-    Memory,
     double_recursive,
     evaluate,
     exact,
@@ -120,18 +119,17 @@ def graphs(draw):
     return build.graph(draw(st.sampled_from(['full_batch', 'data_parallel'])))
 
 
-def combinations(graph, devices, memory=None, objective=None):
-    """Cost and memory of every combination, added up here; a tensor with several readers goes the cheapest way."""
-    objective, memory = objective or Bytes(), memory or Memory()
+def combinations(graph, devices, objective=None):
+    """Cost of every combination, added up here; a tensor with several readers goes the cheapest way."""
+    objective = objective or Bytes()
     options = [candidates(graph, operator, devices) for operator in graph.operators]
     for picks in product(*options):
         own = sum(
             objective.operator(graph, operator, pick, devices)
             for operator, pick in zip(graph.operators, picks, strict=True)
         )
-        used = sum(memory.of(graph, operator, pick) for operator, pick in zip(graph.operators, picks, strict=True))
         handed = sum(handing(graph, name, options, picks, objective) for name in graph.readers if name in graph.writer)
-        yield own + handed, used
+        yield own + handed
 
 
 def handing(graph, name, options, picks, objective):
@@ -162,19 +160,7 @@ def handing(graph, name, options, picks, objective):
 def test_exact_is_the_least_of_all_combinations(graph, devices):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:
         return
-    assert exact(graph, devices).cost == pytest.approx(min(cost for cost, _ in combinations(graph, devices)), rel=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(graphs(), st.floats(0, 1))
-def test_exact_within_a_memory_is_the_least_of_those_that_fit(graph, share):
-    every = list(combinations(graph, 2))
-    least, most = min(used for _, used in every), max(used for _, used in every)
-    limit = least + share * (most - least)
-    found = exact(graph, 2, memory=Memory(limit=limit))
-    assert found.memory <= limit
-    assert found.cost == pytest.approx(min(cost for cost, used in every if used <= limit), rel=1e-9)
-    assert found.bound <= found.cost * (1 + 1e-9)
+    assert exact(graph, devices).cost == pytest.approx(min(combinations(graph, devices)), rel=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
@@ -198,24 +184,6 @@ def test_ranked_keeps_what_is_fixed_and_has_the_best_of_all_that_do(graph, data)
     assert all(one.choices[name] == choice for one in found)
     alike = [one.cost for one in every if one.choices[name] == choice]
     assert found[0].cost == pytest.approx(alike[0], rel=1e-12)
-
-
-def test_a_memory_that_nothing_fits_into_is_infeasible():
-    graph = transformer_blocks(2, 8, 16, 2, 64)
-    with pytest.raises(Infeasible, match='the least is'):
-        exact(graph, 2, memory=Memory(limit=1000))
-
-
-def test_less_memory_costs_more_and_the_gap_is_told():
-    graph = transformer_blocks(4, 16, 32, 4, 128, layers=2)
-    free = exact(graph, 4)
-    costs = [free.cost]
-    for share in (0.95, 0.9, 0.85):
-        found = exact(graph, 4, memory=Memory(limit=share * free.memory))
-        assert found.memory <= share * free.memory
-        assert free.cost <= found.bound <= found.cost
-        costs.append(found.cost)
-    assert costs == sorted(costs)
 
 
 def test_fixed_operators_stay_as_they_are():

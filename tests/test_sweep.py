@@ -26,9 +26,8 @@ from simpar.program import OpClass
 from simpar.report import to_dict
 from simpar.schedule import load_rows, load_schedule, written
 from simpar.sweep import load_sweep
-from simpar.sweep.markdown import as_markdown, side_by_side
 from simpar.sweep.plot import bars
-from simpar.sweep.table import best_summary, render, short_keys
+from simpar.sweep.table import as_markdown, best_summary, render, short_keys, side_by_side
 from simpar.sweep.table import to_dict as sweep_json
 
 
@@ -343,7 +342,7 @@ def test_an_against_that_is_never_a_schedule_is_wrong(tmp_path, capsys):
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('simpar.sweep.outcome.predicted', lambda schedule: pytest.fail('predicted'))
+    monkeypatch.setattr('simpar.sweep.answer.predicted', lambda schedule: pytest.fail('predicted'))
     assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', 'x.gif') == 2
     assert '.png' in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ from sweep_cases import run, write
 from simpar.errors import RunFailed, ScheduleError
 from simpar.sweep import dask as on_dask
 from simpar.sweep import load_sweep
-from simpar.sweep.identity import content_key, identity
+from simpar.sweep.journal import content_key, identity
 from simpar.sweep.table import as_csv
 
 distributed = Later('distributed', 'cluster')

@@ -14,8 +14,8 @@ from sweep_cases import NETWORK, run, write
 from simpar.errors import ScheduleError
 from simpar.profiles import profile_folder
 from simpar.sweep import Outcome, load_sweep
+from simpar.sweep.answer import Figures, predicted
 from simpar.sweep.journal import HEAD, Journal, Wanted
-from simpar.sweep.outcome import Figures, predicted
 
 SWEEP = '{plan.copies: [1, 2, 3, 4], cluster.links.nvlink: [1, 0.5]}'
 """Eight rows of which two cannot be; six are predicted."""
@@ -135,7 +135,7 @@ def changed_order(path, monkeypatch):
 
 
 def changed_simpar(path, monkeypatch):
-    monkeypatch.setattr('simpar.sweep.identity.source_content', lambda: 'another')
+    monkeypatch.setattr('simpar.sweep.journal.source_content', lambda: 'another')
 
 
 CHANGES = [changed_schedule, changed_profile, changed_table, changed_order, changed_simpar]

@@ -17,8 +17,7 @@ from simpar.commands.common import Progress
 from simpar.errors import Infeasible, SimparError
 from simpar.sweep import load_sweep
 from simpar.sweep import run as running
-from simpar.sweep.processes import _runs
-from simpar.sweep.run import Way, predict_all
+from simpar.sweep.run import Way, _runs, predict_all
 from simpar.units import format_duration
 
 SWEEP = '{plan.copies: [1, 2, 3, 4], cluster.links.nvlink: [1, 0.5, 0.25]}'
@@ -98,15 +97,15 @@ def test_processes_are_started_where_they_repay(each, rows, apart, monkeypatch):
 
 SLOW = """\
 import signal, sys, time
-from simpar.sweep import processes, run
-real = processes.predicted
+from simpar.sweep import run
+real = run.predicted
 
 def slow(schedule, session=None):
     time.sleep(0.15)
     return real(schedule, session)
 
 # Processes import this file, too.
-processes.predicted = run.predicted = slow
+run.predicted = slow
 if __name__ == '__main__':
     from simpar.cli import entry
     # What a shell starts in the background begins with interrupts ignored, and so does all that it starts.

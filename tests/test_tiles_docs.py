@@ -13,7 +13,7 @@ import pytest
 
 from simpar.cli import parser
 from simpar.sweep import load_sweep
-from simpar.sweep.markdown import as_markdown, side_by_side
+from simpar.sweep.table import as_markdown, side_by_side
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / 'docs' / 'tiles.md'

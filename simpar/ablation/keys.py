@@ -10,7 +10,7 @@ from simpar.errors import SimparError
 from simpar.keys import row_of
 from simpar.lower.roles import overlap_of, with_passes
 from simpar.plans import Plan
-from simpar.resolve.settle import settled_plan, settled_workload
+from simpar.resolve.resolve import settled_plan, settled_workload
 from simpar.schedule import Schedule
 from simpar.workload import MODEL, OPTIMIZERS, Workload
 

@@ -26,7 +26,7 @@ from simpar.lower.tape import layer_of
 from simpar.pipeline.order import Order
 from simpar.plans import Plan
 from simpar.program import OpClass, Program
-from simpar.resolve.settle import recomputes
+from simpar.resolve.resolve import recomputes
 from simpar.schedule import Schedule
 from simpar.workload import Workload
 

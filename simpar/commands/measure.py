@@ -71,7 +71,7 @@ def draw_difference(
     path: Path, predicted: Trace, measured: Trace, comparison: Comparison, gain: Gain | None = None
 ) -> None:
     """Write the picture, with the gain in its title where there is one; raises ``OSError``."""
-    from simpar.notebook.measured import difference_picture
+    from simpar.notebook.compared import difference_picture
     from simpar.plot import write_figure
 
     make_folders(path)

@@ -15,7 +15,7 @@ from simpar.planner import Answer, Planning, load_planning
 from simpar.planner.plan import Planned, explained, sizes
 from simpar.planner.render import render, render_sizes, saved, sizes_to_dict, to_dict
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
-from simpar.sweep.markdown import as_markdown, side_by_side
+from simpar.sweep.table import as_markdown, side_by_side
 from simpar.throughput import parse_budget
 from simpar.units import format_time
 

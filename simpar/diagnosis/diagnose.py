@@ -8,13 +8,9 @@ from typing import Final
 import numpy as np
 
 from simpar.cost.costs import Costs
-from simpar.diagnosis.busy import busy
-from simpar.diagnosis.cause import Cause
-from simpar.diagnosis.fault import Bench
-from simpar.diagnosis.level import Level, joined, level, misfit, scale
-from simpar.diagnosis.own import Own, own_times, steady
-from simpar.diagnosis.sites import Sites, sites_of
-from simpar.diagnosis.suspects import suspects
+from simpar.diagnosis.causes import Bench, Cause
+from simpar.diagnosis.sites import Level, Own, Sites, joined, level, misfit, own_times, scale, sites_of, steady
+from simpar.diagnosis.suspects import busy, suspects
 from simpar.engine import simulate
 from simpar.errors import Deadlock
 from simpar.program import Program

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.diagnosis.cause import Cause
+from simpar.diagnosis.causes import Cause
 from simpar.diagnosis.diagnose import LEAST, Diagnosis
-from simpar.diagnosis.place import Place
+from simpar.diagnosis.places import Place
 from simpar.units import format_time
 
 _PHASES = {

@@ -9,14 +9,16 @@ Sends and receives are kernels while they transfer, as the metrics count them. A
 ``PP:2F0``, as torch.distributed.pipelining writes it.
 """
 
-from simpar.kineto.write import KERNEL_NAMES as KERNEL_NAMES
-from simpar.kineto.write import PREDICTED_PID as PREDICTED_PID
-from simpar.kineto.write import Style as Style
-from simpar.kineto.write import chosen_ranks as chosen_ranks
-from simpar.kineto.write import events as events
-from simpar.kineto.write import in_the_merged_file as in_the_merged_file
-from simpar.kineto.write import link_counters as link_counters
-from simpar.kineto.write import write_kineto as write_kineto
+from simpar.kineto.write import (
+    KERNEL_NAMES,
+    PREDICTED_PID,
+    Style,
+    chosen_ranks,
+    events,
+    in_the_merged_file,
+    link_counters,
+    write_kineto,
+)
 
 __all__ = [
     'KERNEL_NAMES',

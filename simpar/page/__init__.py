@@ -1,5 +1,5 @@
 """Page: an answer as one HTML file that stands alone: no server, no network, no other file."""
 
-from simpar.page.page import answer_page as answer_page
+from simpar.page.page import answer_page
 
 __all__ = ['answer_page']

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from math import floor, inf
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from simpar.units import quantise
 # full.
 
 
-Letter = Literal['F', 'I', 'W']
 Letters = tuple[str, ...]
 """Each rank's work as letters F, I, W, micro-batches in order."""
 
@@ -90,38 +89,49 @@ _MARGIN: Final = 1 + 1e-9
 """Far more than sums of seconds can be rounded by: a walk is left off only where it is longer beyond doubt."""
 
 
+class Case(NamedTuple):
+    """What to find an order for, as a kernel reads it.
+
+    Arguments: ``seconds``, shape [3, ranks], of F, I and W; ``hops``, to the next rank; ``limits``, activations;
+    ``first``, when the first gradient can come; ``work``, seconds of all actions of a rank.
+    """
+
+    seconds: Array
+    hops: Array
+    limits: Array
+    first: Array
+    work: Array
+
+
+class Walk(NamedTuple):
+    """What a walk writes.
+
+    Arguments: ``ends``, shape [3, ranks, micro-batches]; ``done``, how many of each kind; ``clock``, by rank when it is
+    free, when it began and how long it idled; ``asleep``; ``heap`` and ``place``, times and ranks that may go on.
+    """
+
+    ends: Array
+    done: Array
+    clock: Array
+    asleep: Array
+    heap: Array
+    place: Array
+
+
 @kernel
-def _shortest(
-    rules: Array,
-    seconds: Array,
-    hops: Array,
-    limits: Array,
-    first: Array,
-    rows: Array,
-    places: Array,
-    found: Array,
-    ends: Array,
-    done: Array,
-    clock: Array,
-    work: Array,
-    asleep: Array,
-    heap: Array,
-    place: Array,
-) -> None:
+def _shortest(rules: Array, case: Any, walk: Any, rows: Array, places: Array, found: Array) -> None:
     """The shortest different rows that rules give, shortest first, of equal ones that of the first rule first.
 
     Arguments: ``places``, which of ``rows`` are the shortest, and behind them one for the rule that is tried;
-    ``found``, the seconds of each, infinite at first; ``work``, seconds of all actions of a rank.
+    ``found``, the seconds of each, infinite at first.
     """
     most = len(found)
-    for rule in range(len(rules)):
-        given = rules[rule]
-        facts = (given[0], given[1] != 0.0, given[2] != 0.0, given[3], int(given[4]), given[5])
+    for number in range(len(rules)):
+        values = rules[number]
+        rule = (values[0], values[1] != 0.0, values[2] != 0.0, values[3], int(values[4]), values[5])
         tried = places[most]
-        longest = _walk(
-            facts, seconds, hops, limits, first, rows[tried], ends, done, clock, work, asleep, heap, place, found[-1]
-        )
-        if longest >= found[-1] or _is_known(rows, places, found, longest):
+        longest = _walk(rule, case, walk, rows[tried], found[-1])
+        if longest >= found[-1] or _is_among(rows, places, found, longest):
             continue
         # The last one makes room, and its rows are written by the next rule.
         at, places[most] = most - 1, places[most - 1]
@@ -132,46 +142,32 @@ def _shortest(
 
 
 @part
-def _is_known(rows: Array, places: Array, found: Array, longest: float) -> bool:
+def _is_among(rows: Array, places: Array, found: Array, longest: float) -> bool:
     """Whether the rows that were tried last are among the shortest."""
     tried = rows[places[len(found)]]
-    known = False
+    same = False
     for at in range(len(found)):
-        if found[at] == longest and not known:
-            known = True
+        if found[at] == longest and not same:
+            same = True
             other = rows[places[at]]
             for rank in range(len(tried)):
                 for action in range(tried.shape[1]):
                     if other[rank, action] != tried[rank, action]:
-                        known = False
-    return known
+                        same = False
+    return same
 
 
 @part
-def _walk(
-    rules: Any,
-    seconds: Array,
-    hops: Array,
-    limits: Array,
-    first: Array,
-    rows: Array,
-    ends: Array,
-    done: Array,
-    clock: Array,
-    work: Array,
-    asleep: Array,
-    heap: Array,
-    place: Array,
-    bound: float,
-) -> float:
+def _walk(rule: Any, case: Any, walk: Any, rows: Array, bound: float) -> float:
     """Seconds of the rank that takes longest; infinite where it is left off, being longer than ``bound``."""
     ranks, actions = rows.shape
+    done, clock, heap, place = walk.done, walk.clock, walk.heap, walk.place
     size = 0
     for rank in range(ranks):
         for kind in range(3):
             done[kind, rank] = 0
         clock[0, rank], clock[1, rank], clock[2, rank] = 0.0, np.inf, 0.0
-        asleep[rank] = False
+        walk.asleep[rank] = False
         size = _push(heap, place, size, 0.0, rank)
     longest = -np.inf
     while size:
@@ -181,27 +177,27 @@ def _walk(
         # A rank may be in the heap several times; only an entry at or behind its last work counts.
         if now < clock[0, rank] or at >= actions:
             continue
-        kind, wake = _choose(rules, seconds, hops, limits, first, rows, ends, done, clock, rank, now)
+        kind, wake = _choose(rule, case, walk, rows, rank, now)
         if kind == _NONE:
-            asleep[rank] = True
+            walk.asleep[rank] = True
             if wake < np.inf:
                 size = _push(heap, place, size, wake, rank)
             continue
         if at:
             clock[2, rank] += now - clock[0, rank]
             # A rank takes as long as it works and idles, and idles ever longer.
-            if work[rank] + clock[2, rank] > bound * _MARGIN:
+            if case.work[rank] + clock[2, rank] > bound * _MARGIN:
                 longest = np.inf
                 break
         clock[1, rank] = min(clock[1, rank], now)
         rows[rank, at] = kind
-        clock[0, rank] = now + seconds[kind, rank]
-        ends[kind, rank, done[kind, rank]] = clock[0, rank]
+        clock[0, rank] = now + case.seconds[kind, rank]
+        walk.ends[kind, rank, done[kind, rank]] = clock[0, rank]
         done[kind, rank] += 1
         size = _push(heap, place, size, clock[0, rank], rank)
         other = rank + 1 if kind == _F else rank - 1 if kind == _I else -1
-        if 0 <= other < ranks and asleep[other]:
-            asleep[other] = False
+        if 0 <= other < ranks and walk.asleep[other]:
+            walk.asleep[other] = False
             size = _push(heap, place, size, max(clock[0, other], now), other)
     for rank in range(ranks):
         longest = max(longest, clock[0, rank] - clock[1, rank])
@@ -209,22 +205,12 @@ def _walk(
 
 
 @part
-def _choose(
-    rules: Any,
-    seconds: Array,
-    hops: Array,
-    limits: Array,
-    first: Array,
-    rows: Array,
-    ends: Array,
-    done: Array,
-    clock: Array,
-    rank: int,
-    now: float,
-) -> tuple[int, float]:
-    gap, level, turns, _, _, _ = rules
-    forward, full = _forward(rules, seconds, hops, limits, first, ends, done, rank, now)
-    gradient = _gradient(hops, ends, done, rank)
+def _choose(rule: Any, case: Any, walk: Any, rows: Array, rank: int, now: float) -> tuple[int, float]:
+    """What a rank does next, or ``_NONE``; and when it looks again."""
+    gap, level, turns, _, _, _ = rule
+    done = walk.done
+    forward, full = _forward(rule, case, walk, rank, now)
+    gradient = _gradient(case, walk, rank)
     kind, wake = _NONE, now
     if gradient <= now:
         at = done[0, rank] + done[1, rank] + done[2, rank]
@@ -233,37 +219,29 @@ def _choose(
         kind = _F
     else:
         wake = min(forward, gradient)
-        if done[_W, rank] < done[_I, rank] and (full or _fills(gap, level, seconds, clock, rank, wake - now)):
+        if done[_W, rank] < done[_I, rank] and (full or _fills(gap, level, case, walk, rank, wake - now)):
             kind = _W
     return kind, wake
 
 
 @part
-def _forward(
-    rules: Any,
-    seconds: Array,
-    hops: Array,
-    limits: Array,
-    first: Array,
-    ends: Array,
-    done: Array,
-    rank: int,
-    now: float,
-) -> tuple[float, bool]:
-    _, _, _, delay, ahead, kept = rules
+def _forward(rule: Any, case: Any, walk: Any, rank: int, now: float) -> tuple[float, bool]:
+    """When the next forward may begin, and whether memory alone holds it back."""
+    _, _, _, delay, ahead, kept = rule
+    done, limits = walk.done, case.limits
     count, back = done[_F, rank], done[_I, rank]
     arrives = 0.0
     if rank:
-        arrives = ends[_F, rank - 1, count] + hops[rank - 1] if count < done[_F, rank - 1] else np.inf
+        arrives = walk.ends[_F, rank - 1, count] + case.hops[rank - 1] if count < done[_F, rank - 1] else np.inf
     begin, full = arrives, False
-    if count == ends.shape[2] or arrives == np.inf:
+    if count == walk.ends.shape[2] or arrives == np.inf:
         begin = np.inf
     else:
         hop = len(limits) - rank
-        lasts = seconds[_F, rank]
+        lasts = case.seconds[_F, rank]
         slack = delay * lasts if lasts else 0.0
         most = hop if ahead == 1 else 2 * hop - 1
-        late = max(arrives, now) + lasts > first[rank] + slack
+        late = max(arrives, now) + lasts > case.first[rank] + slack
         if (ahead and count - back >= most) or (count and not back and late):
             begin = np.inf
         elif count + 1 - back + kept * (back - done[_W, rank]) > limits[rank]:
@@ -272,25 +250,28 @@ def _forward(
 
 
 @part
-def _gradient(hops: Array, ends: Array, done: Array, rank: int) -> float:
-    count, found = done[_I, rank], np.inf
+def _gradient(case: Any, walk: Any, rank: int) -> float:
+    """When the next gradient of an input may begin."""
+    done, ends = walk.done, walk.ends
+    count, begin = done[_I, rank], np.inf
     if count < done[_F, rank]:
         if rank + 1 == done.shape[1]:
-            found = ends[_F, rank, count]
+            begin = ends[_F, rank, count]
         elif count < done[_I, rank + 1]:
-            found = ends[_I, rank + 1, count] + hops[rank]
-    return found
+            begin = ends[_I, rank + 1, count] + case.hops[rank]
+    return begin
 
 
 @part
-def _fills(gap: float, level: bool, seconds: Array, clock: Array, rank: int, idle: float) -> bool:
-    found: bool = idle >= gap * seconds[_W, rank]
-    if level and not found:
-        most = clock[2, 0]
-        for one in clock[2]:
+def _fills(gap: float, level: bool, case: Any, walk: Any, rank: int, idle: float) -> bool:
+    """Whether a W fills so much idle time."""
+    fills: bool = idle >= gap * case.seconds[_W, rank]
+    if level and not fills:
+        most = walk.clock[2, 0]
+        for one in walk.clock[2]:
             most = max(most, one)
-        found = clock[2, rank] + idle > most
-    return found
+        fills = walk.clock[2, rank] + idle > most
+    return fills
 
 
 @part
@@ -375,27 +356,25 @@ _LETTERS: Final = np.frombuffer(b'FIW', dtype=np.uint8)
 def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letters]:
     """The shortest different orders of some rules, at most so many; of equal ones that of the first rule first."""
     ranks, actions = setting.ranks, 3 * setting.micro_batches
-    seconds, hops = _given(setting.times)
+    seconds, hops = _arrays(setting.times)
     facts = np.array([(one.gap, one.level, one.turns, one.delay, one.ahead, setting.kept) for one in rules], np.float64)
     limits, first = np.array(setting.limits, dtype=np.float64), np.array(setting.first_gradients())
-    rows, found = np.zeros((most + 1, ranks, actions), dtype=np.int8), np.full(most, np.inf)
-    places = np.arange(most + 1)
+    case = Case(seconds, hops, limits, first, seconds.sum(axis=0) * setting.micro_batches)
     ends, done = np.zeros((3, ranks, setting.micro_batches)), np.zeros((3, ranks), dtype=np.int64)
-    # By rank: when it is free, when it began, how long it idled.
-    clock, work = np.zeros((3, ranks)), seconds.sum(axis=0) * setting.micro_batches
     # Each action takes one entry off the heap and puts at most two there.
     size = ranks * (actions + 1) + 1
     heap, place, asleep = np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(ranks, dtype=np.bool_)
+    walk = Walk(ends, done, np.zeros((3, ranks)), asleep, heap, place)
+    rows, found = np.zeros((most + 1, ranks, actions), dtype=np.int8), np.full(most, np.inf)
+    places = np.arange(most + 1)
     # Every rule is a walk of its own over the same few arrays.
-    _shortest.compiled(
-        facts, seconds, hops, limits, first, rows, places, found, ends, done, clock, work, asleep, heap, place
-    )
+    _shortest.compiled(facts, case, walk, rows, places, found)
     return [_letters(rows[at]) for at in places[:most][found < np.inf]]
 
 
 def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
     """When the last rank ends each of some steps that are run back to back; −1 where ranks wait for ever."""
-    seconds, hops = _given(times)
+    seconds, hops = _arrays(times)
     codes = np.array([np.frombuffer(row.encode(), dtype=np.uint8) for row in rows])
     kinds = ((codes == _LETTERS[1]) + 2 * (codes == _LETTERS[2])).astype(np.int8)
     ends, done = np.zeros((3, len(rows), kinds.shape[1])), np.zeros((3, len(rows)), dtype=np.int64)
@@ -405,7 +384,7 @@ def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
     return found
 
 
-def _given(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _arrays(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # A gap that no stage has, so that the array is there for a single rank too.
     return np.array([times.forward, times.input, times.weight]), np.array([*times.communication, 0.0])
 

@@ -15,7 +15,7 @@ from simpar.planner.space import KEYS, Space
 from simpar.plans import Plan
 from simpar.predict import Prediction, predict
 from simpar.schedule import Schedule
-from simpar.sweep.outcome import Figures, Outcome
+from simpar.sweep.answer import Figures, Outcome
 from simpar.sweep.run import Way, predict_all
 from simpar.throughput import Budget, Run, Throughput
 from simpar.units import format_size, format_time

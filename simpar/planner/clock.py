@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel
-from simpar.pipeline.arrays import KINDS, NONE, Arrays, arrays_of
-from simpar.pipeline.order import Order
-from simpar.program.csr import Csr
+from simpar.pipeline import Order
+from simpar.pipeline.messages import KINDS, NONE, Arrays, arrays_of
+from simpar.program import Csr
 
 
 @kernel

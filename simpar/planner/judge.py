@@ -13,7 +13,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
-from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
+from simpar.pipeline import AUTOMATIC, ORDERS, family
 from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Sample, Samples

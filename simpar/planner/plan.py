@@ -37,11 +37,9 @@ from simpar.planner.workers import workers
 from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.contents import FIXED, FREE, Planner
-from simpar.sweep.identity import content_key, identity, places
-from simpar.sweep.journal import Wanted
-from simpar.sweep.outcome import Outcome
-from simpar.sweep.processes import cores
-from simpar.sweep.run import Note, Way, predict_all, rare_collections
+from simpar.sweep.answer import Outcome
+from simpar.sweep.journal import Wanted, content_key, identity, places
+from simpar.sweep.run import Note, Way, cores, predict_all, rare_collections
 from simpar.throughput import Budget, parse_budget, training_run
 
 Tell = Callable[[Answer], None]

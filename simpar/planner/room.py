@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.pipeline.arrays import KINDS
+from simpar.pipeline.messages import KINDS
 from simpar.planner.clock import Moments, Timed, moments_of
 from simpar.planner.sample import STANDING, Sample, Standing
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from simpar.planner.judge import GUESS, Asked, Judge
 from simpar.planner.space import DEGREES, TIME, Judged, Refusal, Space, refused
-from simpar.sweep.outcome import Outcome
+from simpar.sweep.answer import Outcome
 
 # Start: plans that are likely good, found by changing keys of a plan while that helps.
 #

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from simpar.document import dotted
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.pipeline import mindspore
-from simpar.pipeline.orders import AUTOMATIC, ORDERS, family
+from simpar.pipeline import AUTOMATIC, ORDERS, family, mindspore
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
 from simpar.schedule import Schedule

@@ -16,16 +16,16 @@ from time import perf_counter
 from typing import Any, Final, cast
 
 from simpar.case import cluster_of
-from simpar.errors import RunFailed
 from simpar.planner.judge import Asked, Judge
 from simpar.planner.sample import Made
 from simpar.planner.space import Judged, Space
 from simpar.schedule import Schedule
 from simpar.session import Session
-from simpar.sweep.outcome import predicted
-from simpar.sweep.processes import Coming, context, uninterrupted
+from simpar.sweep.answer import predicted
+from simpar.sweep.run import Coming, end, received, start
 
 Path = tuple[int, ...]
+DIED: Final = 'a process that judges nodes'
 REPAYS: Final = 2.0
 """Seconds of judging here, after which processes are started."""
 TOGETHER: Final = 16
@@ -43,6 +43,7 @@ class Workers:
     def __init__(self, space: Space, judge: Judge, jobs: int) -> None:
         self._space, self._judge, self._jobs = space, judge, jobs
         self._started: list[_Worker] = []
+        self._processes: dict[Connection, BaseProcess] = {}
         self._spent = 0.0
 
     def judge(self, asked: Sequence[Asked]) -> list[Judged]:
@@ -82,16 +83,10 @@ class Workers:
             other.news += own if other is worker else [*own, *made]
 
     def _start(self) -> None:
-        started = context()
         # All that were made before.
         known = self._judge.samples.give()
-        with uninterrupted():
-            for number in range(1, self._jobs):
-                mine, other = started.Pipe()
-                process = started.Process(target=_work, args=(other, self._space, gc.get_threshold()), daemon=True)
-                process.start()
-                other.close()
-                self._started.append(_Worker(mine, process, number, [*known]))
+        self._processes = start(self._jobs - 1, _work, self._space)
+        self._started += [_Worker(one, number, [*known]) for number, one in enumerate(self._processes, 1)]
 
     @property
     def ready(self) -> bool:
@@ -114,15 +109,11 @@ class Workers:
             # Where nobody is busy, a wait would have no end.
             ready = wait([*busy], 0.0 if left else None) if busy else []
             for connection in cast(list[Connection], ready):
-                yield busy.pop(connection), _received(connection)
+                yield busy.pop(connection), received(connection, DIED)
 
     def close(self) -> None:
         """End all processes, also in the middle of nodes that nobody waits for."""
-        for worker in self._started:
-            worker.connection.close()
-            worker.process.terminate()
-        for worker in self._started:
-            worker.process.join()
+        end(self._processes)
         self._started.clear()
 
 
@@ -161,7 +152,6 @@ class _Worker:
     """
 
     connection: Connection
-    process: BaseProcess
     part: int
     news: list[Made]
     out: deque[list[int]] = field(default_factory=deque)
@@ -178,7 +168,7 @@ class _Worker:
         """Take what it has answered, or ``wait`` for it where nothing came yet; returns the samples that it made."""
         found: list[Made] = []
         while self.out and (wait or self.connection.poll()):
-            made, judged = _received(self.connection)
+            made, judged = received(self.connection, DIED)
             round_.found |= zip(self.out.popleft(), judged, strict=True)
             found += made
             wait = False
@@ -206,21 +196,10 @@ def _share_of(space: Space, path: Path) -> int:
     return hash((*(place.get(key, 0) for key in ('tensor', 'sequence_parallel', 'context', 'expert')), slices))
 
 
-def _received(connection: Connection) -> Any:
-    try:
-        found = connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise RunFailed('a process that judges nodes died; try fewer --jobs') from None
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
 def _work(connection: Connection, space: Space, threshold: tuple[int, int, int]) -> None:
     """Judge or predict what comes, until the process that asked closes the connection or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    # As the process that asked: plans make many objects that live long.
     gc.set_threshold(*threshold)
     judge, session = Judge(space, cluster_of(space.base)), Session()
     coming: SimpleQueue[Any] = SimpleQueue()

@@ -1,6 +1,6 @@
 """Figures: the timeline of one steady step."""
 
-from simpar.plot.frame import write_figure as write_figure
-from simpar.plot.page import timeline as timeline
+from simpar.plot.frame import write_figure
+from simpar.plot.page import timeline
 
 __all__ = ['timeline', 'write_figure']

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 from simpar.headline import headline
 from simpar.metrics import is_pipeline
 from simpar.plot.frame import BETWEEN, BOTTOM, HATCH, TOP, WIDTH, Frame, new_figure, saving, time_unit, title
-from simpar.plot.panel import COLOURS, Panel
+from simpar.plot.panel import COLOURS, EASY, VISIBLE, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
-from simpar.plot.view import EASY, VISIBLE, Kind, View, view
 from simpar.trace import Trace
 from simpar.units import format_time
 

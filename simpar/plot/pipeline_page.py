@@ -26,8 +26,17 @@ from simpar.plot.frame import (
     time_unit,
     title,
 )
-from simpar.plot.pipeline_panel import CHUNK_WHITE, COLOURS, COPY_WHITE, PipelinePanel, labels_fit
-from simpar.plot.pipeline_view import BoxKind, PipelineView, Row, pipeline_view
+from simpar.plot.pipeline_panel import (
+    CHUNK_WHITE,
+    COLOURS,
+    COPY_WHITE,
+    BoxKind,
+    PipelinePanel,
+    PipelineView,
+    Row,
+    labels_fit,
+    pipeline_view,
+)
 from simpar.trace import Trace
 from simpar.units import format_time
 

@@ -1,7 +1,6 @@
 """Resolving: the only step that asks a profile. It makes every choice that a plan leaves open, and a plan again."""
 
-from simpar.resolve.resolve import resolve as resolve
-from simpar.resolve.strategies import Strategies as Strategies
-from simpar.resolve.strategies import find_strategies as find_strategies
+from simpar.resolve.resolve import resolve
+from simpar.resolve.strategies import Strategies, find_strategies
 
 __all__ = ['Strategies', 'find_strategies', 'resolve']

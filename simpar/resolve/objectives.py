@@ -18,7 +18,7 @@ from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
 from simpar.program import OpClass
 from simpar.program.op import OpKind, Phase
-from simpar.strategy_search.graph import Graph, Operator
+from simpar.strategy_search import Graph, Operator
 from simpar.strategy_search.objective import Bytes, Candidate, redistribution_bytes
 from simpar.strategy_search.rules import Bits, counts, used
 

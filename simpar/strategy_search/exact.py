@@ -5,16 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, prod
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import Infeasible
 from simpar.model.operators.loss import DATASET
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.objective import Bytes, Candidate, Objective, candidates, fixed_candidates
-from simpar.strategy_search.rules import Bits, Choice, used
+from simpar.strategy_search.rules import Bits, Choice
 
 Table = NDArray[np.float64]
 Part = tuple[Table, tuple[int, ...]]
@@ -187,7 +186,7 @@ def _sum(sizes: Sequence[int], parts: Sequence[Part]) -> Table:
 
 
 Layouts = tuple[Bits, ...]
-# Bounds the enumeration: beyond it ``ranked`` returns fewer, and a limit of memory leaves a gap to the bound.
+# Bounds the enumeration: beyond it ``ranked`` returns fewer.
 STEPS = 20_000
 
 
@@ -198,41 +197,10 @@ class Found:
     Arguments:
         choices: by operator name.
         cost: in the objective's unit (bytes a device, or seconds).
-        memory: bytes a device, of parameters with what belongs to them, and of activations.
-        bound: no choices within the memory cost less; ``cost`` − ``bound`` is the gap of the memory constraint.
     """
 
     choices: Mapping[str, Choice]
     cost: float
-    memory: float
-    bound: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """How memory counts.
-
-    Arguments:
-        limit: bytes a device.
-        per_parameter: bytes an element of a parameter, with its gradient and states.
-        per_activation: bytes an element of an operator's output.
-
-    Does not model: buffers, and what is freed.
-    """
-
-    limit: float = inf
-    per_parameter: float = 16.0
-    per_activation: float = 4.0
-
-    def of(self, graph: Graph, operator: Operator, candidate: Candidate) -> float:
-        """Bytes of an operator's parameters and output on one device."""
-        total = 0.0
-        for name, layout in zip(operator.reads, candidate.inputs, strict=True):
-            if name in graph.parameters:
-                total += self.per_parameter * prod(graph.shapes[name]) * 0.5 ** len(used(layout))
-        if operator.writes and operator.primitive != DATASET:
-            total += self.per_activation * prod(graph.output_shape(operator)) * 0.5 ** len(used(candidate.output))
-        return total
 
 
 def exact(
@@ -241,7 +209,6 @@ def exact(
     objective: Objective | None = None,
     *,
     fixed: Mapping[str, Choice] | None = None,
-    memory: Memory | None = None,
 ) -> Found:
     """The strategies that cost least, of all that ``candidates`` lists.
 
@@ -250,13 +217,12 @@ def exact(
         devices: how many, a power of two.
         objective: what is minimised; bytes unless given.
         fixed: choices of operators that a user split, by name.
-        memory: what must not be exceeded, in bytes a device.
 
-    A tensor that several operators read may be redistributed once for all of them. With a memory limit the result is
-    the optimum where ``cost`` = ``bound``. Raises Infeasible where nothing fits into the memory.
+    A tensor that several operators read may be redistributed once for all of them.
     """
-    problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, memory or Memory())
-    return problem.best() if problem.memory.limit == inf else problem.within_memory()
+    problem = _Problem(graph, devices, objective or Bytes(), fixed or {})
+    search = Elimination(problem.sizes, problem.factors())
+    return Found(problem.choices(search.best()), search.least)
 
 
 def ranked(
@@ -271,12 +237,12 @@ def ranked(
 
     Arguments: ``fixed``, operators that a user split. Raises ``ScheduleError`` where one of these cannot be split so.
     """
-    problem = _Problem(graph, devices, objective or Bytes(), fixed or {}, Memory())
+    problem = _Problem(graph, devices, objective or Bytes(), fixed or {})
     found: list[Found] = []
-    for cost, picks in Elimination(problem.sizes, problem.factors(0.0)).solutions(STEPS):
+    for cost, picks in Elimination(problem.sizes, problem.factors()).solutions(STEPS):
         choices = problem.choices(picks)
         if all(choices != other.choices for other in found):
-            found.append(Found(choices, cost, problem.memory_of(picks), found[0].cost if found else cost))
+            found.append(Found(choices, cost))
         if len(found) == count:
             break
     return found
@@ -298,7 +264,6 @@ class _Problem:
     devices: int
     objective: Objective
     fixed: Mapping[str, Choice]
-    memory: Memory
     options: list[list[Candidate]] = field(default_factory=list)
     shared: dict[str, int] = field(default_factory=dict)
     layouts: list[Layouts] = field(default_factory=list)
@@ -354,9 +319,9 @@ class _Problem:
         position = self.graph.operators[place].reads.index(name)
         return [option.inputs[position] for option in self.options[place]]
 
-    def factors(self, price: float) -> list[Factor]:
-        """Tables of the cost, with memory at a price a byte."""
-        made = [Factor((place,), self.priced(place, price)) for place in range(len(self.options))]
+    def factors(self) -> list[Factor]:
+        """Tables of the cost."""
+        made = [Factor((place,), self.own(place)) for place in range(len(self.options))]
         for name, readers in self.graph.readers.items():
             if name not in self.graph.writer:
                 continue
@@ -374,13 +339,6 @@ class _Problem:
             ]
         return made
 
-    def priced(self, place: int, price: float) -> Table:
-        """Cost of each candidate of an operator, with its memory at a price."""
-        key = ('priced', self.kind(self.graph.operators[place]), price)
-        if key not in self.made:
-            self.made[key] = self.own(place) + price * self.bytes(place)
-        return self.made[key]
-
     def own(self, place: int) -> Table:
         """The objective's cost of each candidate of an operator."""
         operator = self.graph.operators[place]
@@ -389,15 +347,6 @@ class _Problem:
             costs = [
                 self.objective.operator(self.graph, operator, option, self.devices) for option in self.options[place]
             ]
-            self.made[key] = np.array(costs)
-        return self.made[key]
-
-    def bytes(self, place: int) -> Table:
-        """Memory of each candidate of an operator."""
-        operator = self.graph.operators[place]
-        key = ('memory', self.kind(operator))
-        if key not in self.made:
-            costs = [self.memory.of(self.graph, operator, option) for option in self.options[place]]
             self.made[key] = np.array(costs)
         return self.made[key]
 
@@ -428,63 +377,3 @@ class _Problem:
         # Picks beyond the operators are layouts of shared tensors, which no plan writes: zip drops them.
         names = self.graph.names
         return {name: options[pick].choice for name, options, pick in zip(names, self.options, picks, strict=False)}
-
-    def memory_of(self, picks: Sequence[int]) -> float:
-        return float(sum(self.bytes(place)[picks[place]] for place in range(len(self.options))))
-
-    def best(self) -> Found:
-        """The optimum without a limit of memory."""
-        found = Elimination(self.sizes, self.factors(0.0))
-        picks = found.best()
-        return Found(self.choices(picks), found.least, self.memory_of(picks), found.least)
-
-    def within_memory(self) -> Found:
-        """The optimum within the memory: a price a byte that just suffices, then all that may still be better."""
-        price = self.price()
-        solver = Elimination(self.sizes, self.factors(price))
-        best: Found | None = None
-        bound = inf
-        for sum_, picks in solver.solutions(STEPS):
-            memory = self.memory_of(picks)
-            # Lagrange: what fits needs at most the limit, so its cost is at least its sum less the price of all of
-            # it.
-            bound = sum_ - price * self.memory.limit
-            # Sums in another order differ in their last bits, which must not keep the search from ending.
-            if best is not None and bound >= best.cost * (1 - 1e-12):
-                bound = best.cost
-                break
-            if memory <= self.memory.limit and (best is None or sum_ - price * memory < best.cost):
-                best = Found(self.choices(picks), sum_ - price * memory, memory, bound)
-        else:
-            bound = min(bound, best.cost) if best is not None and bound < inf else bound
-        if best is None:
-            raise self.too_small()
-        return Found(best.choices, best.cost, best.memory, min(bound, best.cost))
-
-    def price(self) -> float:
-        """The least price of a byte, to one part in 2³⁰, at which the optimum fits; 0 where it fits for nothing."""
-        if self.fits(0.0):
-            return 0.0
-        high = 1.0
-        # In large steps first: the unit of the price is the objective's, bytes or seconds.
-        while not self.fits(high):
-            high *= 16
-            # At such a price memory alone decides: what still does not fit is taken to fit nowhere.
-            if high > 1e12:
-                raise self.too_small()
-        low = high / 16 if high > 1 else 0.0
-        # ``high`` always fits and ``low`` never does.
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.fits(middle) else (middle, high)
-        return high
-
-    def fits(self, price: float) -> bool:
-        return self.memory_of(Elimination(self.sizes, self.factors(price)).best()) <= self.memory.limit
-
-    def too_small(self) -> Infeasible:
-        least = sum(float(self.bytes(place).min()) for place in range(len(self.options)))
-        return Infeasible(
-            f'strategy search: no strategies on {self.devices} devices fit into {self.memory.limit:.4g} bytes a '
-            f'device; the least is {least:.4g}'
-        )

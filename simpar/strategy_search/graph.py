@@ -9,7 +9,7 @@ from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
 from simpar.layout.operators import Operator as Axes
-from simpar.model import Flatten
+from simpar.model import Flatten, LayerNorm, Transpose
 from simpar.model.library.cross_entropy import (
     COUNT,
     CROSS_ENTROPY,
@@ -25,8 +25,6 @@ from simpar.model.operators import PRIMITIVES
 from simpar.model.operators.base import PLAIN
 from simpar.model.operators.base import Operator as ModelOperator
 from simpar.model.operators.loss import DATASET
-from simpar.model.operators.norm import LayerNorm
-from simpar.model.operators.shape import Transpose
 from simpar.model.ops import Parameter
 from simpar.model.primitive import Call, Primitive, Shape
 from simpar.workload import Workload

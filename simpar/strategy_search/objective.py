@@ -9,8 +9,8 @@ from functools import lru_cache
 from math import inf, prod
 from typing import Protocol
 
+from simpar.model import Shape
 from simpar.model.operators.loss import DATASET
-from simpar.model.primitive import Shape
 from simpar.strategy_search.graph import Graph, Operator
 from simpar.strategy_search.rules import Bits, Choice, Rule, ShardedOperator, counts, device_bits, rule, split_of, used
 

@@ -10,7 +10,7 @@ from operator import mul
 
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.layout.operators import Operator as Axes
-from simpar.model.primitive import Shape, Strategy
+from simpar.model import Shape, Strategy
 from simpar.strategy_search.graph import Graph, Operator
 
 Bits = tuple[tuple[int, ...], ...]

@@ -18,9 +18,9 @@ from simpar import __version__
 from simpar.errors import Problem, ProfileError, RunFailed, ScheduleError
 from simpar.profiles import profile_folder, profile_path
 from simpar.schedule import Schedule
-from simpar.sweep.identity import read_content, source_content
-from simpar.sweep.outcome import Outcome, predicted
-from simpar.sweep.processes import Coming, Place
+from simpar.sweep.answer import Outcome, predicted
+from simpar.sweep.journal import read_content, source_content
+from simpar.sweep.run import Coming, Place
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -13,10 +13,8 @@ from simpar.document import one_screen
 from simpar.errors import Problem, ScheduleError
 from simpar.schedule import Row, Schedule, load_rows
 from simpar.schedule.framework import run_as
-from simpar.sweep.answer import Result, SweepAnswer, gain_over
-from simpar.sweep.identity import content_key, identity, places
-from simpar.sweep.journal import Wanted
-from simpar.sweep.outcome import Outcome, infeasible
+from simpar.sweep.answer import Outcome, Result, SweepAnswer, gain_over, infeasible
+from simpar.sweep.journal import Wanted, content_key, identity, places
 from simpar.sweep.run import Note, Progress, Way, predict_all
 
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from simpar.diagnosis.cells import Cells
-from simpar.diagnosis.sites import Mask, Sites
-from simpar.program import OpClass
+from simpar.diagnosis.sites import Ints, Level, Mask, Own, Sites
+from simpar.program import OpClass, Program
+from simpar.trace import Times
 
 FIRST: Final = 8
 """Sets of ranks whose ops are looked at one by one."""
@@ -121,3 +121,50 @@ def _crossed(kinds: list[Place], ranks: list[tuple[int, ...]]) -> Iterator[Place
 
 def _distinct(words: Iterator[str]) -> list[str]:
     return list(dict.fromkeys(words))
+
+
+# Cells: sites of one rank, op class and channel taken together, so that many places are weighed quickly.
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of a program; shape [M] each.
+
+    Arguments:
+        rank, op, channel, computes, channels: as of ``Sites``.
+        seen, told: seconds of all runs of a cell; what several sites tell counts once.
+        count: how many ops that are.
+    """
+
+    program: Program
+    rank: Ints
+    op: Ints
+    channel: Ints
+    computes: Mask
+    channels: tuple[tuple[int, ...], ...]
+    seen: Times
+    told: Times
+    count: Times
+
+    def on(self, ranks: tuple[int, ...]) -> Mask:
+        """Shape [M], whether a cell is on one of these ranks; on any where none is named."""
+        return np.isin(self.rank, ranks) if ranks else np.ones(len(self.rank), dtype=bool)
+
+
+def cells_of(seen: Level, told: Own, sites: Sites, among: Mask) -> Cells:
+    """The cells of the sites in ``among``."""
+    rank, op, channel = (each[among] for each in (sites.rank, sites.op, sites.channel))
+    key = (rank * len(sites.program.op_classes) + op) * (len(sites.channels) + 1) + channel + 1
+    _, first, cell = np.unique(key, return_index=True, return_inverse=True)
+    share = sites.share[among]
+    return Cells(
+        program=sites.program,
+        rank=rank[first],
+        op=op[first],
+        channel=channel[first],
+        computes=sites.computes[among][first],
+        channels=sites.channels,
+        seen=np.bincount(cell, seen.run[among] * share).astype(np.float64),
+        told=np.bincount(cell, told.run[among] * share).astype(np.float64),
+        count=np.bincount(cell, share).astype(np.float64),
+    )
