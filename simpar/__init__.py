@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simpar.cost.price import Effects as Effects
     from simpar.cost.price import price as price
     from simpar.engine import simulate as simulate
+    from simpar.exporting.export import export as export
     from simpar.model import Network as Network
     from simpar.model.library.gpt import Transformer as Transformer
     from simpar.notebook.compared import compare as compare
@@ -59,6 +60,7 @@ _HOMES: Final = {
     'Workload': 'simpar.workload',
     'case_of': 'simpar.case',
     'cluster': 'simpar.profiles',
+    'export': 'simpar.exporting.export',
     'from_module': 'simpar.torch_module',
     'load_case': 'simpar.case',
     'load_profile': 'simpar.profiles',

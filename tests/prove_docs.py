@@ -45,6 +45,7 @@ SCHEDULES = {'sweep.md': STAGES, 'schedule.md': TUTORIAL, 'run_on_cluster.md': T
 """What schedule.yaml is on a page, in place of the pair."""
 FOUR_RANKS = {'torchrun --nproc-per-node 4': ('devices: 2', 'devices: 4'), 'torchrun --nproc-per-node 8': ('', '')}
 BESIDE = {
+    'my_train.sh': 'tests/launch_files/megatron_llama3_8b_fp8.sh',
     'config.json': 'examples/llama3_8b.json',
     'llama3_8b.json': 'examples/llama3_8b.json',
     'my_machine.yaml': 'hw_profiles/cpu-gloo/profile.yaml',

@@ -41,6 +41,7 @@ FLAGS = {
     'schema': [],
     'completion': ['shell'],
     'import': ['--cluster', '--for', '--full', '--json', '--model', '--output', '--save', '--set', 'file'],
+    'export': ['--given', '--json', '--onto', '--output', '--set', '--to', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],

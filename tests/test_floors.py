@@ -20,7 +20,7 @@ FLOORS = [
         *('predict', 'diagnosis', 'recording', 'report', 'page'),
     ],
     [
-        *('resolve', 'ablation', 'size', 'case', 'sweep', 'planner'),
+        *('resolve', 'ablation', 'size', 'case', 'exporting', 'sweep', 'planner'),
         *('comparison', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],

@@ -45,7 +45,19 @@ def imported(
     ``model``, path of a config.json in the place of the file's model; ``arguments`` of a script.
     Raises ``ScheduleError``.
     """
-    text = _text(path)
+    return imported_text(_text(path), path, given=given, profile=profile, model=model, arguments=arguments)
+
+
+def imported_text(
+    text: str,
+    path: Path,
+    *,
+    given: Mapping[str, str],
+    profile: str = '',
+    model: str = '',
+    arguments: Sequence[str] = (),
+) -> Import:
+    """What the text of a file says. Arguments and errors as of ``imported``; ``path``, its name."""
     read = _toml if path.suffix == '.toml' else _json if path.suffix == '.json' else _script
     if path.suffix in ('.yaml', '.yml'):
         read = _yaml

@@ -1,0 +1,88 @@
+"""``simpar export FILE --to FRAMEWORK``: the plan as another framework's own flags, file or lines of code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from simpar.commands.common import print_json
+from simpar.errors import Problem, ScheduleError
+from simpar.exporting.export import Export, Unsaid, export
+from simpar.exporting.onto import onto
+from simpar.files import write_atomically
+from simpar.schedule import load_schedule
+
+
+def export_command(options: argparse.Namespace) -> int:
+    """Write the file, or edit the user's own; what the framework cannot say is told first."""
+    given = dict(_given(options.given)) if options.onto else {}
+    if options.given and not options.onto:
+        raise ScheduleError(Problem('--given', 'is of the file of --onto', 'leave it out'))
+    schedule = load_schedule(options.file, options.set)
+    if not options.onto:
+        made = export(schedule, options.to)
+        written = write_export(made, options.output) if options.output else []
+        if options.json:
+            print_json(export_json(made, written))
+            return 0
+        tell(made.framework, made.unsaid)
+        if options.output:
+            sys.stdout.write(''.join(f'wrote {path}\n' for path in written))
+        else:
+            sys.stdout.write(made.text)
+            for name, text in made.beside.items():
+                sys.stdout.write(f'\n# {name}\n{text}')
+        return 0
+    edited = onto(schedule, options.to, options.onto, given=given)
+    target = options.output or options.onto
+    write_atomically(target, edited.text)
+    if options.json:
+        unsaid = [asdict(one) for one in edited.unsaid]
+        print_json(
+            {'framework': edited.framework, 'difference': edited.difference, 'unsaid': unsaid, 'written': str(target)}
+        )
+        return 0
+    tell(edited.framework, edited.unsaid)
+    sys.stdout.write(edited.difference or f'{options.onto} says the plan already\n')
+    return 0
+
+
+def write_export(made: Export, path: Path) -> list[Path]:
+    """Write a file, and those that stand beside it; their paths."""
+    write_atomically(path, made.text)
+    beside = [path.parent / name for name in made.beside]
+    for one, text in zip(beside, made.beside.values(), strict=True):
+        write_atomically(one, text)
+    return [path, *beside]
+
+
+def export_json(made: Export, written: list[Path]) -> dict[str, Any]:
+    """An export for programs."""
+    return {
+        'framework': made.framework, 'text': made.text, 'beside': dict(made.beside),
+        'settings': {one.name: one.value for one in made.settings}, 'unsaid': [asdict(one) for one in made.unsaid],
+        'needs': list(made.needs), 'written': [str(path) for path in written],
+    }  # fmt: skip
+
+
+def tell(framework: str, unsaid: tuple[Unsaid, ...]) -> None:
+    """Say on the standard error what a framework cannot say."""
+    for one in unsaid:
+        print(f'{framework}: {one}', file=sys.stderr)
+
+
+def _given(words: list[str]) -> Mapping[str, str]:
+    """Variables of the user's file."""
+    given = {}
+    for word in words:
+        name, sign, value = word.partition('=')
+        if not sign or not name.strip():
+            raise ScheduleError(
+                Problem(f'--given {word[:60]}', 'not a name and a value', 'write e.g. --given NNODES=8')
+            )
+        given[name.strip()] = value
+    return given

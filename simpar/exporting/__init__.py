@@ -1,0 +1,1 @@
+"""Exporting: the plan of a schedule in a framework's own words."""

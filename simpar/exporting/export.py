@@ -1,0 +1,178 @@
+"""Export: a case in a framework's own words, read back as import reads it; what comes back otherwise is listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.case import Case
+from simpar.errors import Problem, ScheduleError
+from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
+from simpar.exporting.settings import FOLDER, Said, Target, Values, values_of
+from simpar.files import read_csv
+from simpar.importing.mapping import Import, schedule_text
+from simpar.importing.megatron import MEGATRON, MINDSPEED
+from simpar.importing.read import imported_text
+from simpar.plans import Plan
+from simpar.schedule import Schedule, load_schedule
+
+TARGETS: Final = {
+    one.name: one
+    for one in (
+        Target(
+            name='megatron', title='Megatron-LM', source=MEGATRON, settings=megatron_flags, text=script, suffix='.sh'
+        ),
+        Target(
+            name='mindspeed',
+            title='MindSpeed-LLM',
+            source=MINDSPEED,
+            settings=mindspeed_flags,
+            text=script,
+            suffix='.sh',
+        ),
+    )
+}
+OF_FRAMEWORK: Final = ('cluster.stack', 'cluster.profile', 'cluster.nodes', 'cluster.devices', 'workload.model')
+"""What a file of a framework never says, or says by the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    """A key that a framework cannot say as it is.
+
+    Arguments: ``value`` of the schedule; ``nearest``, what the written file comes to; ``note``, why, or what to do.
+    """
+
+    key: str
+    value: Any
+    nearest: Any
+    note: str = ''
+
+    def __str__(self) -> str:
+        note = f' ({self.note})' if self.note else ''
+        return f'{self.key}: {_shown(self.value)} is not said; what is written is {_shown(self.nearest)}{note}'
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A plan in a framework's own words.
+
+    Arguments: ``framework``, its title; ``text`` of the file, ``suffix`` of its name; ``settings`` that it has;
+    ``unsaid``, what it cannot say; ``needs``, the versions that have its settings; ``beside``, further files by name.
+    """
+
+    framework: str
+    text: str
+    suffix: str
+    settings: tuple[Said, ...]
+    unsaid: tuple[Unsaid, ...] = ()
+    needs: tuple[str, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def export(case: Case | Schedule, to: str) -> Export:
+    """The plan of a case or schedule as a framework's own flags, file or lines of code.
+
+    Arguments: ``to``, one of ``TARGETS``.
+    Raises ``ScheduleError`` where the framework has no words for the model, or is none that simpar writes for.
+    """
+    target = target_of(to)
+    values = values_of(case if isinstance(case, Schedule) else case.schedule)
+    said = target.settings(values)
+    unsaid = tuple(different(values, read_back(target, said, values), target=target))
+    needs = tuple(needs_of(target, said))
+    text = target.text(said, values, _head(target, values, unsaid, needs))
+    return Export(target.title, text, target.suffix, tuple(said), unsaid, needs, target.beside(said, values))
+
+
+def target_of(to: str) -> Target:
+    """A framework by its name. Raises ``ScheduleError``."""
+    if to not in TARGETS:
+        raise ScheduleError(Problem('--to', f'no framework that simpar writes for (got {to[:40]!r})', _known()))
+    return TARGETS[to]
+
+
+def _known() -> str:
+    return f'write one of {", ".join(TARGETS)}'
+
+
+def read_back(target: Target, said: list[Said], values: Values) -> Values:
+    """What import makes of the file. Raises ``ScheduleError`` where it is no schedule."""
+    made = reimported(target, target.text(said, values, ()), values)
+    return values_of(load_schedule(schedule_text(made, target.name)))
+
+
+def reimported(target: Target, text: str, values: Values) -> Import:
+    """What import makes of a text of the framework, on the cluster of the case."""
+    name = f'{target.name}{target.suffix}'
+    return imported_text(text, Path(name), given={}, profile=str(values.every['cluster.profile']))
+
+
+def different(values: Values, back: Values, *, target: Target | None = None, full: bool = False) -> Iterator[Unsaid]:
+    """Keys of a case that come back with another value.
+
+    Arguments: ``target``, whose notes are told; ``full``, whether keys that only the other one has count, too.
+    """
+    rows = read_csv(FOLDER / 'unsaid.csv')
+    notes = {row['key']: row['note'] for row in rows if target is not None and target.name in row['frameworks'].split()}
+    for key in dict.fromkeys([*values.every, *(back.every if full else ())]):
+        if key in OF_FRAMEWORK or (key.startswith('workload.optimizer.') and '.adamw.' not in key):
+            continue
+        mine, other = (_value(one, key) for one in (values, back))
+        if not same(key, mine, other, values):
+            yield Unsaid(key, mine, other, notes.get(key, ''))
+
+
+def _value(values: Values, key: str) -> Any:
+    """A value; of a key of the plan that has no effect its default."""
+    if key in values.every:
+        return values.every[key]
+    return getattr(Plan(), key.removeprefix('plan.'), None) if key.startswith('plan.') else None
+
+
+def same(key: str, one: Any, other: Any, values: Values) -> bool:
+    """Whether two values of a key come to the same."""
+    if key == 'workload.transformer.pad_vocab':
+        words = values.model('vocab')
+        return bool(-(-words // one) * one == -(-words // other) * other)
+    if key in ('plan.zero', 'plan.hsdp'):
+        # Words for what is sharded and when it is gathered, which have keys of their own.
+        return True
+    if key == 'workload.optimizer' and {one, other} == {'adam', 'adamw'}:
+        return not bool(values.work('optimizer.adamw.weight_decay'))
+    if key == 'workload.transformer.positions':
+        return bool((one or values.model('sequence')) == (other or values.model('sequence')))
+    if isinstance(one, float) or isinstance(other, float):
+        return bool(one == other) or (bool(one) and bool(other) and abs(one - other) <= 1e-9 * abs(one))
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return list(one) == list(other)
+    return bool(one == other)
+
+
+def needs_of(target: Target, said: list[Said]) -> Iterator[str]:
+    """The versions that first had the settings that are written, as the tables of import have them."""
+    if target.source is None:
+        return
+    rows = target.source.table.rows
+    since: dict[str, list[str]] = {}
+    for one in said:
+        if one.name in rows and rows[one.name].since:
+            since.setdefault(rows[one.name].since, []).append(one.name)
+    yield from (f'{version}: {", ".join(names)}' for version, names in since.items())
+
+
+def _head(target: Target, values: Values, unsaid: tuple[Unsaid, ...], needs: tuple[str, ...]) -> tuple[str, ...]:
+    """Comments before all: where it comes from, what the framework cannot say, and which versions have its settings."""
+    lines = [f'Written by simpar export from {values.named or "a schedule"} for {target.title}.']
+    lines += [f'Not said: {one}' for one in unsaid]
+    return (*lines, *(f'Since {one}' for one in needs))
+
+
+def _shown(value: Any) -> str:
+    return 'nothing' if value is None else json.dumps(value, default=str)

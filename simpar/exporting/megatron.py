@@ -1,0 +1,281 @@
+"""Flags of Megatron-LM and MindSpeed that say a plan, and the script that starts it.
+
+Names, types and mutual checks are those of NVIDIA/Megatron-LM d98e8a64dd megatron/training/arguments.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import combinations
+from typing import Final
+
+from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
+from simpar.importing.megatron import MEGATRON, MINDSPEED, biases, mindspeed_biases, recompute, stages_of
+from simpar.importing.settings import Entry, Source
+
+_MODULES: Final = ('core_attn', 'layernorm', 'mla_up_proj', 'mlp', 'moe_act', 'moe', 'shared_experts')
+_PARTS: Final = ('MODEL', 'TRAINING', 'PLAN')
+_BIAS: Final = ('disable-bias-linear', 'add-qkv-bias', 'add-dense-bias', 'add-output-layer-bias')
+_LAYOUT: Final = 'pipeline-model-parallel-layout'
+_LAUNCH: Final = ('nnodes', 'nproc-per-node', 'cuda-device-max-connections')
+"""What the script says outside of the trainer's flags."""
+
+
+def flags(values: Values, source: Source) -> list[Said]:
+    """The flags of Megatron-LM, or of MindSpeed beside them. Raises ``ScheduleError`` for a model that has none."""
+    need_transformer(values, source.name)
+    said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values), *_experts(values)]
+    said += _training(values)
+    said += [one for rule in (_launch, _tiles, _pipeline, _sharding) for one in rule(values)]
+    said += _window(values, source)
+    if source is MINDSPEED and values.model('attention', '') == 'flash':
+        said.append(Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL'))
+    said += _biases(said, values, source)
+    return [*said, *_recompute(said, values, source)]
+
+
+def _facts(values: Values, source: Source) -> Iterator[str]:
+    """Words for what rows of the table need."""
+    tests = {
+        'rotary': values.model('position', '') == 'rotary',
+        'kv_lora_rank': values.model('kv_lora_rank'),
+        'q_lora_rank': values.model('q_lora_rank'),
+        'experts': values.model('experts.count'),
+        'groups': values.model('experts.groups', 1) > 1,
+        'scaled': values.model('experts.scaling_factor', 1) != 1,
+        'context': values.plan('context') > 1,
+        'tensor': values.plan('tensor') > 1,
+        '16 bits': values.work('precision', '') in ('bf16', 'fp16'),
+        'fp16': values.work('precision', '') == 'fp16',
+        'mindspeed': source is MINDSPEED,
+    }
+    return (word for word, holds in tests.items() if holds)
+
+
+def _model(values: Values) -> Iterator[Said]:
+    """Heads, positions and vocabulary."""
+    say = partial(Said, part='MODEL')
+    if values.model('kv_heads') not in (0, values.model('heads')):
+        yield say('group-query-attention', True, (f'{T}.kv_heads',))
+        yield say('num-query-groups', values.model('kv_heads'), (f'{T}.kv_heads',))
+    if values.model('kv_lora_rank'):
+        yield say('multi-latent-attention', True, (f'{T}.kv_lora_rank',))
+    learned = values.model('positions') if values.model('position', '') == 'learned' else 0
+    yield say('max-position-embeddings', learned or values.model('sequence'), (f'{T}.positions',))
+    scaling = values.model('rope_scaling', [])
+    # Whole numbers alone: its type is int.
+    if len(scaling) == 1 and float(scaling[0]).is_integer():
+        yield say('rotary-seq-len-interpolation-factor', plain(scaling[0]), (f'{T}.rope_scaling',))
+    elif len(scaling) == 4:
+        yield say('use-rope-scaling', True, (f'{T}.rope_scaling',))
+        yield say('rope-scaling-factor', scaling[0], (f'{T}.rope_scaling',))
+    yield say('vocab-size', values.model('vocab'), (f'{T}.vocab',))
+    rows = values.model('pad_vocab', 1) // values.plan('tensor')
+    yield say('make-vocab-size-divisible-by', max(1, rows), (f'{T}.pad_vocab',))
+
+
+def _window(values: Values, source: Source) -> Iterator[Said]:
+    """Windows of all layers, or of all but every so-manieth."""
+    say, window = partial(Said, part='MODEL', keys=(f'{T}.window',)), values.model('window')
+    widths = list(window) if isinstance(window, (list, tuple)) else [window]
+    width = max(widths)
+    if not width:
+        return
+    if source is MINDSPEED:
+        yield say('sliding-window-size', width)
+        if widths == [width, 0]:
+            yield say('interleave-sliding-window', True)
+        return
+    yield say('window-size', f'{width - 1},0')
+    if widths == [width] * (len(widths) - 1) + [0]:
+        yield say('window-attn-skip-freq', len(widths))
+    elif len(widths) > 1:
+        yield say('window-attn-skip-freq', str([int(one > 0) for one in widths]).replace(' ', ''))
+
+
+def _experts(values: Values) -> Iterator[Said]:
+    """Which layers have experts, their balance, and how tokens get to them."""
+    if not values.model('experts.count'):
+        return
+    say = partial(Said, part='MODEL')
+    every, dense = values.model('experts.every', 1), values.model('experts.first_dense')
+    if dense:
+        layers = values.model('layers')
+        yield say('moe-layer-freq', f'([0]*{dense}+[1]*{layers - dense})', (f'{T}.experts.first_dense',))
+    elif every > 1:
+        yield say('moe-layer-freq', every, (f'{T}.experts.every',))
+    loss, keys = values.model('experts.aux_loss'), (f'{T}.experts.aux_loss', f'{T}.experts.aux_group')
+    kind = {'rank': 'aux_loss', 'sample': 'seq_aux_loss'}.get(values.model('experts.aux_group', 'rank'), 'aux_loss')
+    yield say('moe-router-load-balancing-type', kind if loss else 'none', keys)
+    if loss:
+        yield say('moe-aux-loss-coeff', loss, keys[:1])
+    yield Said('moe-token-dispatcher-type', 'alltoall', ('plan.expert',), 'PLAN')
+
+
+def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
+    """The flags that come nearest to the products that add a bias, as import reads them."""
+    wanted = set(values.model('bias', ()))
+    names = _BIAS if source is MINDSPEED else _BIAS[:2]
+    tried = [one for count in range(len(names) + 1) for one in combinations(names, count)]
+
+    def apart(chosen: tuple[str, ...]) -> int:
+        extra = [Said(name, True, ()) for name in chosen]
+        given = read_as([*said, *extra], source.table)
+        rules = (biases, mindspeed_biases) if source is MINDSPEED else (biases,)
+        read = [one.value for rule in rules for one in rule(given) if isinstance(one, Entry)]
+        silent = ['qkv', 'proj', 'ffn']
+        return len(wanted ^ set(read[-1] if read else silent))
+
+    nearest = min(tried, key=apart)
+    return (Said(name, True, (f'{T}.bias',), 'MODEL') for name in nearest)
+
+
+def _training(values: Values) -> Iterator[Said]:
+    """The batch, and the recipe of 8 bits."""
+    say = partial(Said, part='TRAINING')
+    yield say('micro-batch-size', values.small, ('plan.micro_batches',))
+    yield say('global-batch-size', values.work('batch'), ('workload.batch',))
+    if values.work('fp8', 'none') != 'none':
+        yield say('fp8-recipe', 'tensorwise', ('workload.fp8',))
+
+
+def _launch(values: Values) -> Iterator[Said]:
+    """Nodes, devices of each, and work queues."""
+    nodes = values.every['cluster.nodes']
+    yield Said('nnodes', nodes, ('cluster.nodes',))
+    yield Said('nproc-per-node', values.ranks // nodes, ('cluster.devices',))
+    if queues := values.every.get('cluster.work_queues'):
+        yield Said('cuda-device-max-connections', queues, ('cluster.work_queues',))
+
+
+def _tiles(values: Values) -> Iterator[Said]:
+    if values.plan('tiles') > 1 and values.plan('sequence_parallel'):
+        yield Said('tp-comm-overlap', True, ('plan.tiles',), 'PLAN')
+
+
+def _pipeline(values: Values) -> Iterator[Said]:
+    """Chunks of a rank, layers of stages and messages between them."""
+    ranks, chunks, layers = values.plan('pipeline'), values.plan('chunks') or 1, values.model('layers')
+    if ranks < 2:
+        return
+    say = partial(Said, part='PLAN')
+    stages = list(values.plan('stages'))
+    count = ranks * chunks
+    if not stages and layers % count == 0:
+        stages = [layers // count] * count
+    keys = ('plan.chunks', 'plan.stages', 'plan.order')
+    by_layout = [say(_LAYOUT, _layout(stages), keys)] if stages else []
+    by_number = [say('num-virtual-stages-per-pipeline-rank', chunks, keys)] if chunks > 1 else []
+    ends = [
+        say(name, stages[at], keys) for name, at in _ENDS if stages and chunks == 1 and stages[at] != stages[1 % ranks]
+    ]
+    accounts = [say(name, True, keys) for name in _ACCOUNTS]
+    forms = [by_number, *([*by_number, one] for one in accounts), [*by_number, *accounts], ends, by_layout]
+    base = [Said('pipeline-model-parallel-size', ranks, ()), Said('num-layers', layers, ())]
+    for form in forms:
+        read = stages_of(read_as([*base, *form], MEGATRON.table))
+        if read.chunks == chunks and read.layers == stages:
+            yield from form
+            break
+    if chunks > 1 and values.plan('exchange') == 'fused':
+        yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
+
+
+_ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipeline-num-layers', -1))
+_ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
+
+
+def _layout(stages: list[int]) -> str:
+    """Stages as ``Et*3|t*4|t*3L``: embedding, layers of each, loss."""
+    words = [f't*{count}' if count > 1 else 't' * count for count in stages]
+    words[0], words[-1] = f'E{words[0]}', f'{words[-1]}L'
+    return '|'.join(words)
+
+
+def _sharding(values: Values) -> Iterator[Said]:
+    """ZeRO's first stage by the distributed optimizer, the others by Megatron-FSDP; gathers under the next forward."""
+    say, stage = partial(Said, part='PLAN', keys=('plan.zero', 'plan.shard')), values.sharded
+    if stage:
+        yield say('use-distributed-optimizer', True)
+    if stage > 1:
+        yield say('use-megatron-fsdp', True)
+        yield say('data-parallel-sharding-strategy', ('optim_grads', 'optim_grads_params')[stage - 2])
+    # Megatron-LM checks that gathers overlap only where sums of gradients do.
+    if stage and values.plan('reduce_gradients') == 'overlapped' and (stage < 3 or values.plan('prefetch')):
+        yield Said('overlap-param-gather', True, ('plan.gather', 'plan.prefetch'), 'PLAN')
+
+
+def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
+    """Granularity and modules; of patterns those modules whose operators are among them, as import reads them."""
+    wanted = values.plan('recompute')
+    say, granularity = partial(Said, part='PLAN', keys=('plan.recompute',)), 'recompute-granularity'
+    if wanted in ('none', (), []):
+        return []
+    if wanted == 'selective':
+        return [say(granularity, wanted)]
+    full = [say(granularity, 'full'), say('recompute-method', 'uniform'), say('recompute-num-layers', 1)]
+    if wanted == 'full':
+        return full
+    patterns = set(wanted)
+
+    def read(form: list[Said]) -> set[str]:
+        rules = recompute(read_as([*said, *form], source.table))
+        entries = [one.value for one in rules if isinstance(one, Entry)]
+        return set(entries[-1]) if entries and isinstance(entries[-1], list) else set()
+
+    whole = {one.split('.')[0] for one in patterns if one.endswith('.*')}
+    for count in range(1, len(whole) + 1):
+        block = [full[0], say('recompute-method', 'block'), say('recompute-num-layers', count)]
+        if read(block) == patterns:
+            return block
+    chosen = [one for one in _MODULES if (of := read(_modules(say, [one]))) and of <= patterns]
+    return _modules(say, chosen) if chosen else full if whole else []
+
+
+def _modules(say: partial[Said], chosen: list[str]) -> list[Said]:
+    # Of attention alone import says selective; beside the others it says patterns.
+    listed = chosen if chosen != ['core_attn'] else [*chosen, *chosen]
+    return [say('recompute-granularity', 'selective'), say('recompute-modules', listed)]
+
+
+# the script
+
+
+def script(said: Iterable[Said], values: Values, head: tuple[str, ...], *, trainer: str = 'pretrain_gpt.py') -> str:
+    """The script that starts a training by torchrun."""
+    given = list(said)
+    launch = {one.name: one.value for one in given if one.name in _LAUNCH}
+    lines = ['#!/bin/bash', *(f'# {line}'.rstrip() for line in head), 'set -euo pipefail', '']
+    if queues := launch.get('cuda-device-max-connections'):
+        lines += [f'export CUDA_DEVICE_MAX_CONNECTIONS={queues}', '']
+    for part in _PARTS:
+        lines += [f'{part}=(', *(f'    {flag_of(one)}' for one in given if one.part == part), ')']
+    arrays = ' '.join(f'"${{{part}[@]}}"' for part in _PARTS)
+    lines += [
+        '# Data, tokenizer and checkpoints are yours: give them behind the name of this script.',
+        'torchrun \\',
+        f'    --nnodes {launch["nnodes"]} --nproc-per-node {launch["nproc-per-node"]} --node-rank ${{NODE_RANK:-0}} \\',
+        '    --master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} \\',
+        f'    {trainer} "$@" {arrays}',
+    ]
+    return '\n'.join(lines) + '\n'
+
+
+def flag_of(one: Said) -> str:
+    """A setting as words of a command."""
+    if one.value is True:
+        return f'--{one.name}'
+    words = one.value if isinstance(one.value, list) else [one.value]
+    return ' '.join([f'--{one.name}', *(shlex.quote(word_of(word)) for word in words)])
+
+
+def megatron_flags(values: Values) -> list[Said]:
+    """Of Megatron-LM."""
+    return flags(values, MEGATRON)
+
+
+def mindspeed_flags(values: Values) -> list[Said]:
+    """Of MindSpeed-LLM."""
+    return flags(values, MINDSPEED)

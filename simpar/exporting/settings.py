@@ -1,0 +1,206 @@
+"""Settings of a framework that say the keys of a schedule: the tables of import, read from right to left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from simpar.ablation.rules import facts_of, inert_keys
+from simpar.case import case_of, written_out
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_csv
+from simpar.importing.settings import Setting, SettingRow, Settings, Source, Table
+from simpar.plans import Plan
+from simpar.schedule import Schedule
+
+FOLDER: Final = Path(__file__).parent / 'tables'
+T: Final = 'workload.transformer'
+_OPTIMIZER: Final = 'workload.optimizer'
+
+
+class Said(NamedTuple):
+    """A setting of a framework.
+
+    Arguments: ``value``, True for a bare flag; ``keys`` of the schedule that it says; ``part``, under which heading it
+    is written.
+    """
+
+    name: str
+    value: Any
+    keys: tuple[str, ...]
+    part: str = ''
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a case says, every choice made, by dotted key; keys without effect are not among them.
+
+    Arguments: ``ranks`` in all; ``named``, the name of the schedule's file.
+    """
+
+    every: Mapping[str, Any]
+    ranks: int
+    named: str = ''
+
+    def plan(self, key: str) -> Any:
+        """A value of the plan; its default where it has no effect."""
+        return self.every.get(f'plan.{key}', getattr(Plan(), key))
+
+    def model(self, key: str, default: Any = 0) -> Any:
+        """A value of the transformer; a default where it has none."""
+        value = self.every.get(f'{T}.{key}', default)
+        return default if value is None else value
+
+    def work(self, key: str, default: Any = 0) -> Any:
+        """A value of the workload."""
+        return self.every.get(f'workload.{key}', default)
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether the model is one of sizes, not of layers or a module."""
+        return f'{T}.layers' in self.every
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer."""
+        return str(self.every.get(_OPTIMIZER, 'sgd'))
+
+    @property
+    def sharded(self) -> int:
+        """How many of states, gradients and weights are sharded over the data ranks: the stage of ZeRO."""
+        return len(self.every.get('plan.shard', ()))
+
+    @property
+    def small(self) -> int:
+        """Samples of a data rank in a micro-batch, all copies together."""
+        return max(1, int(self.work('batch')) // max(1, int(self.plan('data')) * int(self.plan('micro_batches'))))
+
+
+def values_of(schedule: Schedule) -> Values:
+    """The values of a schedule. Raises ``ScheduleError`` where it does not fit its cluster."""
+    case = case_of(_short(schedule))
+    tree = written_out(case)
+    inert = inert_keys(facts_of(case.schedule, case.workload, case.plan, case.program))
+    flat: dict[str, Any] = {}
+    for part in ('cluster', 'workload', 'plan'):
+        flat |= dict(_flat(tree[part], part))
+    name = next((key.split('.')[2] for key in flat if key.startswith(f'{_OPTIMIZER}.')), '')
+    # The tables of import have the keys of adamw.
+    for key in [one for one in flat if one.startswith(f'{_OPTIMIZER}.{name}.')]:
+        flat.setdefault(key.replace(f'.{name}.', '.adamw.'), flat[key])
+    if name == 'adam':
+        # It is adamw whose weights do not decay.
+        flat['workload.optimizer.adamw.weight_decay'] = 0.0
+    kept = {key: value for key, value in flat.items() if key not in inert}
+    kept |= {'workload.batch': schedule.workload.batch, 'plan.micro_batches': schedule.plan.micro_batches}
+    origin = case.schedule.where().partition(':')[0].rpartition('/')[2]
+    return Values({**kept, _OPTIMIZER: name}, case.cluster.world, origin)
+
+
+def _short(schedule: Schedule) -> Schedule:
+    """The schedule with fewer micro-batches and no baseline: which keys count does not hang on their number."""
+    plan, batch = schedule.plan, schedule.workload.batch
+    enough = 2 * plan.pipeline
+    every = plan.pipeline if plan.micro_batches % plan.pipeline == 0 else 1
+    counts = (one for one in range(enough, plan.micro_batches) if plan.micro_batches % one == 0 and one % every == 0)
+    count = next(counts, plan.micro_batches)
+    fewer = replace(schedule.workload, batch=batch * count // plan.micro_batches)
+    return replace(schedule, plan=replace(plan, micro_batches=count), workload=fewer, against={})
+
+
+def _flat(node: Any, at: str) -> Iterator[tuple[str, Any]]:
+    """Values by dotted key; what the user names, such as strategies and links, is one value."""
+    if isinstance(node, Mapping) and not at.startswith('plan.') and at.count('.') < 4 and not at.endswith('.links'):
+        for key, value in node.items():
+            yield from _flat(value, f'{at}.{key}')
+    else:
+        yield at, node
+
+
+def spoken(row: SettingRow, values: Values, part: str = '', form: str = '') -> Said | None:
+    """The setting of a row that says what its key is; None where it says nothing, or a rule has to say it.
+
+    Arguments: ``form`` of its value, as tables of import write it, in the place of the row's.
+    """
+    value, form = values.every.get(row.key), form or row.value
+    kind, _, least = form.partition(' > ')
+    if value is None or not form:
+        return None
+    if kind in ('count', 'number'):
+        return None if least and not value > 0 else Said(row.setting, value, (row.key,), part)
+    if kind == 'switch':
+        return Said(row.setting, True, (row.key,), part) if value else None
+    wanted = str(value).lower() if isinstance(value, bool) else str(value)
+    if form.startswith('= '):
+        return Said(row.setting, True, (row.key,), part) if form[2:] == wanted else None
+    words = (pair.split(': ') for pair in form.split(', '))
+    word = next((word for word, of_word in words if of_word == wanted and word != '*'), None)
+    return Said(row.setting, word, (row.key,), part) if word is not None else None
+
+
+def direct(table: str, of_import: Table, values: Values, facts: Iterable[str]) -> Iterator[Said]:
+    """What single settings say, in the order of a table of export.
+
+    Arguments: ``table``, its name; ``of_import``, what settings are; ``facts``, words for what the table's rows need.
+    """
+    known = set(facts)
+    for row in read_csv(FOLDER / f'{table}.csv'):
+        needs = row['needs'].split(' & ') if row['needs'] else []
+        if all((one.removeprefix('!') in known) != one.startswith('!') for one in needs):
+            said = spoken(of_import.rows[row['setting']], values, row['part'], row['value'])
+            if said is not None and not _is_single(said):
+                yield said
+
+
+def _is_single(said: Said) -> bool:
+    """Whether it is a degree of one, which every framework has where nothing is said."""
+    key = said.keys[0]
+    return key.startswith('plan.') and said.value is not True and said.value == 1
+
+
+def read_as(said: Iterable[Said], table: Table) -> Settings:
+    """What import makes of settings: its rules then say what they come to."""
+    return Settings([Setting(one.name, one.value, 'export') for one in said], table)
+
+
+def plain(value: Any) -> Any:
+    """A number without a needless point; all else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+
+
+def word_of(value: Any) -> str:
+    """A value as one word of a command."""
+    value = plain(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A framework that a plan is written for.
+
+    Arguments:
+        name: on the command line.
+        title: as its users say it.
+        source: how a file of it is read back; None where simpar reads none.
+        settings: what it says of the values of a case.
+        text: a file of settings, with a head of comments.
+        suffix: of the file.
+        beside: further files, by name.
+    """
+
+    name: str
+    title: str
+    source: Source | None
+    settings: Callable[[Values], list[Said]]
+    text: Callable[[list[Said], Values, tuple[str, ...]], str]
+    suffix: str
+    beside: Callable[[list[Said], Values], Mapping[str, str]] = field(default=lambda _said, _values: {})
+
+
+def need_transformer(values: Values, title: str) -> None:
+    """Raise ``ScheduleError`` where the model is one of layers or a module, which a framework has no settings for."""
+    if not values.is_transformer:
+        what = f'a model of layers or a module, and {title} has settings for transformers alone'
+        raise ScheduleError(Problem('workload', what, 'write --to mindspore, which has lines for a plan of any model'))

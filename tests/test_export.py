@@ -1,0 +1,197 @@
+"""A plan goes out in a framework's words and comes back; what does not is listed; own files change in few lines."""
+
+import argparse
+import csv
+import random
+import shlex
+from pathlib import Path
+
+import pytest
+from launch_sources import FOLDER, SOURCES, given_beside
+
+from simpar.case import case_of
+from simpar.cli import main
+from simpar.errors import ScheduleError
+from simpar.exporting.export import TARGETS, different, export, read_back, reimported
+from simpar.exporting.onto import onto
+from simpar.exporting.settings import values_of
+from simpar.importing.mapping import schedule_text
+from simpar.importing.read import imported
+from simpar.schedule import load_schedule
+
+ARGUMENTS = Path(__file__).parent / 'recorded' / 'megatron_arguments.csv'
+"""Facts of NVIDIA/Megatron-LM d98e8a64dd: names, types, choices and counts of words of its arguments."""
+
+
+def drawn(framework, seed):
+    """A schedule whose plan the framework can say."""
+    dice = random.Random(f'{framework} {seed}')
+    tensor, pipeline, context = dice.choice((1, 2, 4)), dice.choice((1, 2, 4)), dice.choice((1, 1, 2))
+    if tensor * pipeline * context > 8:
+        context = 1
+    data = 16 // (tensor * pipeline * context)
+    layers = 8
+    sizes = {
+        'layers': layers, 'hidden': 64, 'heads': 8, 'kv_heads': dice.choice((4, 8)), 'vocab': 256, 'sequence': 32,
+        'ffn': 128, 'norm': dice.choice(('rms_norm', 'layer_norm')), 'position': dice.choice(('rotary', 'learned')),
+        'activation': dice.choice(('swiglu', 'gelu', 'squared_relu')), 'tied': dice.random() < 0.5,
+        'bias': dice.choice(([], ['qkv'], ['qkv', 'proj', 'ffn'])), 'dropout': dice.choice((0, 0.1)) * (context == 1),
+        'attention': dice.choice(('flash', 'unfused')), 'pad_vocab': tensor,
+    }  # fmt: skip
+    plan = {'data': data, 'tensor': tensor, 'pipeline': pipeline, 'context': context}
+    if tensor > 1:
+        plan['sequence_parallel'] = dice.random() < 0.7
+    if context > 1:
+        plan['context_kind'] = dice.choice(('ring', 'all_to_all', 'all_gather'))
+        plan['context_kind'] = 'ring' if plan['context_kind'] == 'all_to_all' and tensor > 1 else plan['context_kind']
+    plan['micro_batches'] = dice.choice((4, 8)) if pipeline > 1 else dice.choice((1, 2))
+    if pipeline > 1:
+        plan['fusion'] = 'stage'
+    if pipeline > 1 and dice.random() < 0.4:
+        plan |= {'order': 'interleaved-1f1b', 'chunks': 2, 'exchange': 'separate', 'receive': 'late'}
+    elif pipeline == 2 and dice.random() < 0.5:
+        plan['stages'] = dice.choice(([3, 5], [5, 3]))
+    plan['zero'] = dice.choice((0, 1)) if pipeline > 1 else dice.choice((0, 1, 2, 3))
+    plan['reduce_gradients'] = dice.choice(('overlapped', 'end'))
+    plan['recompute'] = dice.choice(('none', 'full', 'selective', ['layer*.norm?']))
+    if dice.random() < 0.3 and context == 1:
+        sizes |= {
+            'experts': {
+                'count': 4, 'top_k': 2, 'ffn': 64, 'aux_loss': dice.choice((0, 0.01)),
+                'score': dice.choice(('softmax', 'sigmoid')),
+            },
+            'bias': [], 'dropout': 0,
+        }  # fmt: skip
+        plan['expert'] = dice.choice([one for one in (1, 2, 4) if data % one == 0])
+    workload = {
+        'transformer': sizes, 'batch': 2 * data * plan['micro_batches'], 'precision': 'bf16',
+        'gradients': dice.choice(('fp32', 'bf16')), 'clip_norm': 1.0,
+        'optimizer': {'adamw': {'master_weights': True, 'weight_decay': 0.1, 'learning_rate': 3e-4}},
+    }  # fmt: skip
+    return {
+        'simpar': 1, 'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
+        'workload': workload, 'plan': plan, 'against': {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('seed', range(16))
+def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
+    schedule = load_schedule(drawn('megatron', seed))
+    made = export(schedule, 'megatron')
+    assert made.unsaid == ()
+    values = values_of(schedule)
+    back = load_schedule(schedule_text(reimported(TARGETS['megatron'], made.text, values), 'megatron.sh'))
+    mine, other = case_of(schedule), case_of(back)
+    # The kind of program, not our own list of what is said, is the judge.
+    assert mine.program.hash == other.program.hash
+    assert read_by_its_arguments(made) is not None
+
+
+def read_by_its_arguments(made):
+    """The flags as a parser of Megatron-LM's own arguments reads them; one that it does not know raises."""
+    kinds = {'int': int, 'float': float, 'str': str, 'AttnBackend': str, 'tuple_type': str, 'moe_freq_type': str}
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for row in csv.DictReader(ARGUMENTS.open(encoding='utf-8')):
+        if row['type'] == 'switch':
+            parser.add_argument(f'--{row["flag"]}', action='store_true')
+        else:
+            more = {'nargs': row['nargs']} if row['nargs'] else {}
+            more |= {'choices': row['choices'].split()} if row['choices'] else {}
+            parser.add_argument(f'--{row["flag"]}', type=kinds[row['type']], **more)
+    arrays = made.text.partition('MODEL=(')[2].partition('# Data')[0]
+    words = [word for word in shlex.split(arrays) if word not in ('(', ')', 'TRAINING=(', 'PLAN=(')]
+    found, rest = parser.parse_known_args(words)
+    assert rest == []
+    checked_by_megatron(found)
+    return found
+
+
+def checked_by_megatron(found):
+    """Checks of its validate_args that are about these flags."""
+    if found.overlap_param_gather:
+        assert found.use_distributed_optimizer
+        assert found.overlap_grad_reduce
+    assert found.max_position_embeddings >= found.seq_length
+    assert not (found.bf16 and found.fp16)
+    if found.sequence_parallel:
+        assert found.tensor_model_parallel_size > 1
+    if found.num_virtual_stages_per_pipeline_rank:
+        assert found.pipeline_model_parallel_size > 1
+    one_of = (found.num_virtual_stages_per_pipeline_rank, found.pipeline_model_parallel_layout)
+    assert sum(one is not None for one in one_of) <= 1
+    if found.recompute_granularity == 'selective':
+        assert found.recompute_method is None
+    if found.use_megatron_fsdp:
+        assert found.use_distributed_optimizer
+
+
+SCRIPTS = {name: name.partition('_')[0] for name in SOURCES if name.endswith('.sh') and 'deepseek3' not in name}
+
+
+@pytest.mark.parametrize(('name', 'framework'), SCRIPTS.items())
+def test_a_public_script_goes_out_and_comes_back(name, framework):
+    schedule = load_schedule(schedule_text(imported(FOLDER / name, given=given_beside(name)), name), ['against={}'])
+    made = export(schedule, framework)
+    assert made.unsaid == ()
+    values = values_of(schedule)
+    assert not list(different(values, read_back(TARGETS[framework], list(made.settings), values), full=True))
+
+
+@pytest.mark.parametrize(('name', 'framework'), SCRIPTS.items())
+def test_a_script_that_says_the_plan_is_not_touched(name, framework):
+    schedule = load_schedule(schedule_text(imported(FOLDER / name, given=given_beside(name)), name))
+    edited = onto(schedule, framework, FOLDER / name)
+    assert edited.difference == ''
+    assert edited.text == (FOLDER / name).read_text(encoding='utf-8')
+
+
+CHANGES = [
+    {'plan.recompute': 'full'},
+    {'plan.tensor': 2, 'plan.sequence_parallel': True},
+    {'plan.micro_batches': 4},
+    {'plan.zero': 0, 'plan.gather': 'after-update', 'plan.reduce_gradients': 'end'},
+    {'workload.batch': 64, 'plan.micro_batches': 8},
+    {'plan.reduce_gradients': 'end'},
+    {'workload.gradients': 'fp32'},
+]
+
+
+@pytest.mark.parametrize('change', CHANGES, ids=' '.join)
+def test_only_the_lines_of_a_change_change(change, tmp_path):
+    own = tmp_path / 'own.sh'
+    text = (FOLDER / 'megatron_llama3_8b_fp8.sh').read_text(encoding='utf-8')
+    own.write_text(text, encoding='utf-8')
+    made = schedule_text(imported(own, given={}), own.name)
+    words = [f'{key}={value}' for key, value in change.items()]
+    edited = onto(load_schedule(made, ['against={}', *words]), 'megatron', own)
+    changed = [line for line in edited.difference.splitlines() if line[:1] in '+-' and line[:3] not in ('+++', '---')]
+    assert 0 < len(changed) <= 8
+    own.write_text(edited.text, encoding='utf-8')
+    again = load_schedule(schedule_text(imported(own, given={}), own.name))
+    # Where nothing is sharded no gather is said.
+    for key in [one for one in change if one != 'plan.gather']:
+        value, found = change[key], again.value(key)
+        assert str(found).lower() == str(value).lower(), key
+
+
+def test_what_megatron_cannot_say_is_listed_with_the_nearest(capsys):
+    assert main(['export', 'examples/llama3_8b_h100.yaml', '--to', 'megatron']) == 0
+    told = capsys.readouterr()
+    assert 'plan.copies: 2 is not said; what is written is 1' in told.err
+    assert '# Not said: plan.copies: 2' in told.out
+
+
+def test_a_model_of_layers_has_no_flags():
+    with pytest.raises(ScheduleError, match='a model of layers or a module'):
+        export(load_schedule('examples/multi_copy.yaml'), 'megatron')
+
+
+def test_an_unknown_framework_is_refused(capsys):
+    assert main(['export', 'examples/multi_copy.yaml', '--to', 'jax']) == 2
+    assert 'write one of megatron' in capsys.readouterr().err
+
+
+def test_a_file_of_another_launcher_is_refused(tmp_path):
+    schedule = load_schedule('examples/llama3_8b_h100.yaml')
+    with pytest.raises(ScheduleError, match='a file of MindSpeed, not of Megatron-LM'):
+        onto(schedule, 'megatron', FOLDER / 'mindspeed_llama2_7b.sh')
