@@ -91,7 +91,7 @@ def read_by_its_arguments(made):
     """The flags as a parser of Megatron-LM's own arguments reads them; one that it does not know raises."""
     kinds = {'int': int, 'float': float, 'str': str, 'AttnBackend': str, 'tuple_type': str, 'moe_freq_type': str}
     parser = argparse.ArgumentParser(exit_on_error=False)
-    for row in csv.DictReader(ARGUMENTS.open(encoding='utf-8')):
+    for row in csv.DictReader(ARGUMENTS.read_text(encoding='utf-8').splitlines()):
         if row['type'] == 'switch':
             parser.add_argument(f'--{row["flag"]}', action='store_true')
         else:
