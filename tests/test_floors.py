@@ -17,7 +17,7 @@ FLOORS = [
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [
         *('throughput', 'strategy_search', 'schedule', 'clocks', 'interval'),
-        *('predict', 'diagnosis', 'recording', 'report', 'page'),
+        *('predict', 'diagnosis', 'traces', 'recording', 'report', 'page'),
     ],
     [
         *('resolve', 'ablation', 'size', 'case', 'exporting', 'sweep', 'planner'),

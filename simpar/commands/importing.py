@@ -20,6 +20,7 @@ from typing import Any, Final
 from simpar.calibrate import require_profile_path
 from simpar.case import Case, cluster_of, load_case
 from simpar.commands.common import print_answer, print_json
+from simpar.commands.trace import trace_lines
 from simpar.cost.price import price
 from simpar.document import override
 from simpar.document.tree import parse
@@ -33,12 +34,14 @@ from simpar.importing.settings import MAPPED
 from simpar.kineto.read import Busy, Recording, busy, is_recording, read_recordings
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
+from simpar.recording.ascend import join_ascend
 from simpar.recording.join import Join, Joined, join, named, program_key
 from simpar.recording.profile import write_measured
 from simpar.recording.trace import measured_trace
 from simpar.schedule import check_against_cluster, load_schedule
 from simpar.size import Limit
 from simpar.trace_files import save_trace
+from simpar.traces import is_trace, read_traces
 from simpar.units import format_time
 from simpar.workload import Transformer
 
@@ -50,6 +53,8 @@ def import_command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
     if is_recording(options.file):
         return import_trace(options)
+    if is_trace(options.file):
+        return import_ascend(options)
     useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
     if useless:
         what = f'is of recordings of a profiler, and {options.file} is none'
@@ -162,6 +167,27 @@ def import_trace(options: argparse.Namespace) -> int:
     return 0
 
 
+def import_ascend(options: argparse.Namespace) -> int:
+    """The same of Ascend's exports: kernels are told by type and shapes, and times of slots are not known."""
+    problems = list(_useless_flags(options))
+    if options.save:
+        problems.append(Problem('--save', 'a table of kernels does not say which layer each is of', 'leave it out'))
+    if problems:
+        raise ScheduleError(problems)
+    traces = read_traces(options.file)
+    if not options.schedule:
+        what = 'is a recording, and names no schedule to be joined with'
+        raise ScheduleError(Problem(str(options.file), what, f'simpar trace {options.file}, or write --for SCHEDULE'))
+    case = load_case(options.schedule)
+    beside = _written(options, case, join_ascend(case.program, traces), 'Ascend')
+    print_answer(
+        options,
+        lambda: _joined_json(beside),
+        lambda: ''.join(f'{line}\n' for line in (*trace_lines(traces), '', *_table(beside))),
+    )
+    return 0
+
+
 def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
     """Flags that would change nothing."""
     for flag, given in (('--set', options.set), ('--model', options.model), ('--cluster', options.cluster)):
@@ -176,26 +202,26 @@ def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
 
 def _joined(options: argparse.Namespace, recordings: Sequence[Recording]) -> _Beside:
     case = load_case(options.schedule)
-    found = join(case.program, recordings)
+    beside = _written(options, case, join(case.program, recordings), _device(recordings))
+    if not options.save:
+        return beside
+    trace, saved = measured_trace(case.program, recordings)
+    save_trace(options.save, trace)
+    return replace(beside, saved=saved)
+
+
+def _written(options: argparse.Namespace, case: Case, found: Join, device: str) -> _Beside:
+    """What was joined beside the prediction, and the profile of it where one is asked for."""
     if not found.lines:
-        raise ScheduleError(
-            Problem(
-                str(options.file),
-                f'holds no op of {options.schedule}',
-                'record with record_shapes=True; check the batch',
-            )
-        )
+        what, instead = f'holds no op of {options.schedule}', 'record with record_shapes=True; check the batch'
+        raise ScheduleError(Problem(str(options.file), what, instead))
     step, priced = step_of(case.program, case.cluster), _priced(case)
-    saved = 0.0
-    if options.save:
-        trace, saved = measured_trace(case.program, recordings)
-        save_trace(options.save, trace)
     if not options.output:
-        return _Beside(found, step, priced, saved=saved)
-    source = f'{options.file.name}, recorded ops of {_device(recordings)}, read {datetime.now(timezone.utc):{DATE}}'
+        return _Beside(found, step, priced)
+    source = f'{options.file.name}, recorded ops of {device}, read {datetime.now(timezone.utc):{DATE}}'
     files = write_measured(options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision))
     again = load_case(options.schedule, [f'cluster.profile={options.output.resolve()}'])
-    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster), saved)
+    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster))
 
 
 def _priced(case: Case) -> dict[Any, float]:
@@ -229,7 +255,7 @@ def _rank(recording: Recording, found: Busy) -> str:
         return f'{head}: no device was recorded; its ops are told by its threads'
     share = ', '.join(
         f'{name} {seconds / found.span:.1%}'
-        for name, seconds in (('compute', found.compute), ('exposed', found.exposed), ('idle', found.idle))
+        for name, seconds in (('compute', found.compute), ('other kernels alone', found.exposed), ('idle', found.idle))
     )
     overlap = f'; {found.overlap:.1%} of communication lies beside compute' if found.communication else ''
     return f'{head}: {format_time(found.span)} of whole steps: {share}{overlap}'
@@ -275,11 +301,12 @@ def _json(recordings: Sequence[Recording], beside: _Beside | None) -> dict[str, 
         {'rank': each.rank, 'world': each.world, 'device': each.device, 'steps': len(each.steps), **asdict(busy(each))}
         for each in recordings
     ]
-    if not beside:
-        return {'ranks': ranks}
+    return {'ranks': ranks, **(_joined_json(beside) if beside else {})}
+
+
+def _joined_json(beside: _Beside) -> dict[str, Any]:
     found = beside.join
     return {
-        'ranks': ranks,
         'step': {'recorded': found.step, 'predicted': beside.step, 'matched': found.matched},
         'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
         'missing': dict(_missing(found)),

@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.interval_sets import Intervals, length, minus, union
+from simpar.kineto.names import KernelKind, kind_of
 
 MOST_BYTES: Final = 2**31
 """Of a recording, unpacked."""
 MICROSECOND: Final = 1e-6
 STEP: Final = re.compile(r'ProfilerStep#\d+')
-KernelKind = Literal['compute', 'communication', 'memory', 'other']
-_COMMUNICATION = re.compile(r'nccl.*Kernel|hccl|gloo:')
-_MEMORY = re.compile(r'Memcpy|Memset|dma')
-_NO_COMPUTE = re.compile(r'.*Memcpy|Memset|.*Sync')
+DEVICE: Final = frozenset({'kernel', 'gpu_memcpy', 'gpu_memset', 'memcpy', 'memset', 'mtia_ccp_events'})
+"""Categories, in lower case, of what runs on a device; launches and waits of a host may have a stream, too."""
+_COPIES: Final = DEVICE - {'kernel', 'mtia_ccp_events'}
 Event = Mapping[str, Any]
 
 
@@ -51,12 +51,13 @@ class Interval:
 
     @property
     def kind(self) -> KernelKind:
-        """Of a kernel, by its name, as Holistic Trace Analysis tells them apart."""
-        if _COMMUNICATION.match(self.name):
-            return 'communication'
-        if _MEMORY.match(self.name):
-            return 'memory'
-        return 'other' if _NO_COMPUTE.match(self.name) else 'compute'
+        """Of a kernel, by its category or its name."""
+        return 'memory' if self.category.lower() in _COPIES else kind_of(self.name)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it ran on a device; launches and waits of a host may name a stream, too."""
+        return self.category.lower() in DEVICE
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +96,12 @@ class Recording:
         if len(self.steps) < 2:
             return self.kernels
         last = max(step.start for step in self.steps)
-        launched = {_correlation(each) for each in self.host if each.start < last} - {None}
-        return tuple(kernel for kernel in self.kernels if _correlation(kernel) in launched)
+        launched = {correlation(each) for each in self.host if each.start < last} - {None}
+        return tuple(kernel for kernel in self.kernels if correlation(kernel) in launched)
 
 
-def _correlation(each: Interval) -> int | None:
+def correlation(each: Interval) -> int | None:
+    """What a launch and its kernel have in common; None for what has none."""
     found = each.args.get('correlation')
     try:
         return None if found is None else int(found)
@@ -152,7 +154,7 @@ def read_recording(path: Path) -> Recording:
     intervals = sorted(found, key=lambda each: (each.start, -each.end))
     devices = root.get('deviceProperties') or [{}]
     name = devices[0].get('name', '') if isinstance(devices, list) and isinstance(devices[0], dict) else ''
-    kernels = tuple(each for each in intervals if 'stream' in each.args)
+    kernels = tuple(each for each in intervals if each.on_device)
     if not intervals:
         raise ScheduleError(Problem(str(path), 'has no event that lasts', 'record at least one step by torch.profiler'))
     return Recording(
@@ -161,7 +163,7 @@ def read_recording(path: Path) -> Recording:
         device=str(name) if kernels else '',
         origin=origin * MICROSECOND,
         kernels=kernels,
-        host=tuple(each for each in intervals if 'stream' not in each.args),
+        host=tuple(each for each in intervals if not each.on_device),
     )
 
 

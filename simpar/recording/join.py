@@ -308,7 +308,7 @@ def join(program: Program, recordings: Sequence[Recording]) -> Join:
         found[one.key].append(one.seconds)
     of_rank = [(recording.steps and len(recording.steps)) or 1 for recording in recordings]
     steps = sum(of_rank)
-    wanted = Counter(_keys(program, recordings[0].rank))
+    wanted = Counter(keys_of(program, recordings[0].rank))
     lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
     known = {line.key for line in lines}
     ends = [each.seconds for recording in recordings for each in recording.steps]
@@ -322,7 +322,7 @@ def join(program: Program, recordings: Sequence[Recording]) -> Join:
     )
 
 
-def _keys(program: Program, rank: int) -> Iterator[Key]:
+def keys_of(program: Program, rank: int) -> Iterator[Key]:
     """The key of every op of a rank in one step, but of those that launch nothing and of messages."""
     role = program.role(rank % program.world)
     for index in role.op_class.tolist():

@@ -46,6 +46,9 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) 
     tree |= {'name': path.stem, 'description': f'{profile.name}, with {source}', 'tables': tables}
     if factor := _backward(found):
         tree['device']['attention']['backward'] = {'value': factor, 'source': source, 'grade': 'measured'}
+    if not found.host:
+        # What was recorded in steps of a training ran at the clock that the device keeps under that load.
+        tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}
     head = f'# {profile.name} with the ops of a recording: {source}.\n'
     write_atomically(path, head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
     return [path, *written]

@@ -1,0 +1,241 @@
+"""What torch_npu's, MindSpore's and CANN's profilers export as text; docs/ascend_recordings.md has the columns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.errors import Problem, ScheduleError
+from simpar.files import read_regular
+from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, RankTrace, kernels_of
+
+MOST_BYTES: Final = 2**31
+COMPUTING: Final = frozenset({'AI_CORE', 'AI_VECTOR_CORE', 'MIX_AIC', 'MIX_AIV', 'AI_CPU', 'DSA_SQE', 'N/A'})
+"""Cores whose tasks compute; at Level0 no core is told, and what is no collective computes."""
+TALKING: Final = frozenset({'HCCL', 'COMMUNICATION'})
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    # What is read: its name in kernel_details.csv, then in msprof's op_summary.csv.
+    'name': ('Name', 'Op Name'),
+    'type': ('Type', 'OP Type'),
+    'core': ('Accelerator Core', 'Task Type'),
+    'begin': ('Start Time(us)', 'Task Start Time(us)'),
+    'lasts': ('Duration(us)', 'Task Duration(us)'),
+    'stream': ('Stream ID',),
+    'step': ('Step Id',),
+    'shapes': ('Input Shapes',),
+    'results': ('Output Shapes',),
+}
+NEEDED: Final = ('name', 'begin', 'lasts')
+TOTALS: Final[Mapping[str, str]] = {
+    # A figure of ours: its column in step_trace_time.csv.
+    'span': 'Stage',
+    'computing': 'Computing',
+    'communication': 'Communication',
+    'overlapped': 'Overlapped',
+    'exposed': 'Communication(Not Overlapped)',
+    'idle': 'Free',
+}
+_GROUP = re.compile(r'__(\d+)_\d+(?:_\d+)?$')
+_RANK = re.compile(r'_(\d+)$')
+
+
+def nanoseconds(text: str) -> int:
+    """Microseconds as exports write them, ``1700000000881410.320<TAB>``, exactly: a double would lose 0.25 us.
+
+    Raises ``ValueError`` for what is no number.
+    """
+    whole, _, part = text.strip().partition('.')
+    if not whole.lstrip('-').isdigit() or (part and not part.isdigit()):
+        raise ValueError(f'no number of microseconds: {text!r}')
+    return int(whole) * 1000 + int((part + '000')[:3]) * (-1 if whole.startswith('-') else 1)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, ``.gz`` or not, without the byte order mark that some exports have."""
+    try:
+        data = read_regular(path, MOST_BYTES)
+        if path.name.endswith('.gz'):
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(MOST_BYTES + 1)
+        return data.decode('utf-8-sig')
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
+
+
+def rows_of(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a CSV file, each cell without blanks around it."""
+    lines = list(csv.reader(io.StringIO(text_of(path))))
+    if len(lines) < 2:
+        raise ScheduleError(Problem(str(path), 'has no row', 'record at least one step'))
+    return [cell.strip() for cell in lines[0]], [line for line in lines[1:] if line]
+
+
+def read_kernel_details(path: Path) -> RankTrace:
+    """Of ``kernel_details.csv``, or of msprof's ``op_summary_*.csv``: a row a kernel."""
+    head, lines = rows_of(path)
+    place = {key: next((head.index(name) for name in names if name in head), -1) for key, names in COLUMNS.items()}
+    lacking = [COLUMNS[key][0] for key in NEEDED if place[key] < 0]
+    if lacking:
+        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+    steps: dict[str, int] = {}
+    rows, strange = [], set[str]()
+    for number, line in enumerate(lines, 2):
+        cells = {key: line[at].strip() if 0 <= at < len(line) else '' for key, at in place.items()}
+        try:
+            begin, lasts = nanoseconds(cells['begin']), nanoseconds(cells['lasts'])
+        except ValueError as error:
+            what = f'{error}; write it as the export has it'
+            raise ScheduleError(Problem(f'{path}:{number}', what)) from None
+        core, name = cells['core'], cells['name']
+        talks = core in TALKING or name.startswith('hcom_')
+        if not talks and core and core not in COMPUTING:
+            strange.add(core)
+            continue
+        step = steps.setdefault(cells['step'], len(steps)) if cells['step'] else NO_STEP
+        group = _GROUP.search(name)
+        kind = COMMUNICATION if talks else COMPUTE
+        own = (
+            name,
+            cells['type'],
+            cells['stream'],
+            group[1] if group and talks else '',
+            cells['shapes'],
+            cells['results'],
+        )
+        rows.append((begin, begin + lasts, kind, step, *own))
+    notes = (f'tasks of {", ".join(sorted(strange))} neither compute nor communicate',) if strange else ()
+    return RankTrace(
+        source=str(path), format='kernel_details.csv', rank=0, kernels=kernels_of(rows), steps=tuple(steps), notes=notes
+    )
+
+
+def read_step_times(path: Path) -> list[RankTrace]:
+    """Of ``step_trace_time.csv``: the profiler's own totals, a rank's or, of a cluster's analysis, each rank's."""
+    head, lines = rows_of(path)
+    lacking = [column for column in TOTALS.values() if column not in head]
+    if lacking:
+        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+    ranks: dict[int, list[tuple[str, dict[str, float]]]] = {}
+    for number, line in enumerate(lines, 2):
+        cells = dict(zip(head, line, strict=False))
+        if cells.get('Type', 'rank').strip() != 'rank':
+            continue
+        try:
+            rank = int(cells.get('Index') or 0)
+            total = {key: float(cells[column]) * 1000 for key, column in TOTALS.items()}
+        except (KeyError, ValueError):
+            raise ScheduleError(Problem(f'{path}:{number}', 'has no numbers where times should be')) from None
+        ranks.setdefault(rank, []).append((cells.get('Step', '').strip(), {**total, 'copies': 0.0}))
+    return [
+        RankTrace(
+            source=str(path),
+            format='step_trace_time.csv',
+            rank=rank,
+            steps=tuple(name for name, _ in steps),
+            totals=tuple(total for _, total in steps),
+            notes=('the profiler wrote totals alone: no kernel is known',),
+        )
+        for rank, steps in sorted(ranks.items())
+    ]
+
+
+# Tasks of trace_view.json by the process that they are shown in.
+
+_HARDWARE: Final = 'Ascend Hardware'
+_HCCL: Final = frozenset({'HCCL', 'Communication'})
+_STEP = re.compile(r'ProfilerStep#(\d+)')
+
+
+def read_trace_view(path: Path) -> RankTrace:
+    """Of ``trace_view.json`` or msprof's ``msprof_*.json``: tasks of the hardware, and a lane for each group."""
+    try:
+        events = json.loads(text_of(path))
+    except ValueError as error:
+        raise ScheduleError(Problem(str(path), f'is no JSON: {error}', 'export it again')) from None
+    events = [event for event in events if isinstance(event, dict)]
+    process = _names(events, 'process_name')
+    lanes = {
+        (event.get('pid'), event.get('tid')): str(event.get('args', {}).get('name', ''))
+        for event in events
+        if event.get('name') == 'thread_name'
+    }
+    marked = sorted(_marked(path, events))
+    rows = list(_tasks(path, events, process, lanes, [begin for begin, _ in marked]))
+    if not rows:
+        raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
+    return RankTrace(
+        source=str(path),
+        format='trace_view.json',
+        rank=0,
+        kernels=kernels_of(rows),
+        steps=tuple(name for _, name in marked),
+    )
+
+
+def _names(events: Sequence[Mapping[str, Any]], kind: str) -> dict[Any, str]:
+    return {
+        event.get('pid'): str(event.get('args', {}).get('name', '')) for event in events if event.get('name') == kind
+    }
+
+
+def _lasting(path: Path, event: Mapping[str, Any]) -> tuple[int, int]:
+    try:
+        begin = nanoseconds(str(event['ts']))
+        return begin, begin + round(float(event['dur']) * 1000)
+    except (KeyError, TypeError, ValueError):
+        raise ScheduleError(Problem(str(path), f'{event.get("name")!r} has no times ts and dur')) from None
+
+
+def _marked(path: Path, events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """Begin and number of each step."""
+    for event in events:
+        if event.get('ph') == 'X' and (found := _STEP.fullmatch(str(event.get('name')))):
+            yield _lasting(path, event)[0], found[1]
+
+
+def _tasks(
+    path: Path, events: Sequence[Mapping[str, Any]], process: Mapping[Any, str], lanes: Mapping[Any, str],
+    steps: Sequence[int],
+) -> Iterator[tuple[int, int, int, int, str, str, str, str, str, str]]:  # fmt: skip
+    for event in events:
+        if event.get('ph') != 'X':
+            continue
+        where, lane = process.get(event.get('pid'), ''), lanes.get((event.get('pid'), event.get('tid')), '')
+        args = event.get('args') if isinstance(event.get('args'), dict) else {}
+        core, name = str((args or {}).get('Task Type', '')), str(event.get('name'))
+        talks = where in _HCCL and lane.startswith('Group')
+        # Waits, records and copies of the hardware are neither.
+        if not talks and not (where == _HARDWARE and core in COMPUTING - {'N/A'}):
+            continue
+        begin, end = _lasting(path, event)
+        step = sum(one <= begin for one in steps) - 1
+        group = _GROUP.search(name) if talks else None
+        yield begin, end, COMMUNICATION if talks else COMPUTE, step, name, '', lane, group[1] if group else '', '', ''
+
+
+def rank_of(folder: Path) -> int | None:
+    """The rank that a folder is of, by its ``profiler_info_<rank>.json``; None where there is none."""
+    found = sorted(folder.glob('profiler_info*.json'))
+    for path in found:
+        number = _RANK.search(path.stem)
+        if number:
+            return int(number[1])
+    return None
+
+
+def world_of(folder: Path) -> int:
+    """Ranks of the job by ``profiler_metadata.json``; 0 where it does not say."""
+    path = folder / 'profiler_metadata.json'
+    if not path.is_file():
+        return 0
+    try:
+        told = json.loads(text_of(path))
+        return int(told.get('distributed_args', {}).get('world_size', 0))
+    except (ValueError, TypeError, AttributeError, ScheduleError):
+        return 0

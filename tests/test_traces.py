@@ -1,0 +1,366 @@
+"""Recordings of Ascend and of Kineto as tables of kernels: totals, kinds of kernels, refusals, and who waits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpar.case import load_case
+from simpar.cli import main
+from simpar.cost.price import price
+from simpar.errors import ScheduleError
+from simpar.program import Program
+from simpar.recording.ascend import join_ascend
+from simpar.recording.join import program_key
+from simpar.traces import culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces.ascend import nanoseconds
+
+RECORDED = Path(__file__).parent / 'recorded'
+MSPROF = RECORDED / 'msprof'
+CASES = RECORDED / 'kineto_cases'
+EXPECTED: dict[str, dict[str, Any]] = json.loads((MSPROF / 'expected.json').read_text(encoding='utf-8'))
+FIGURES = {
+    'computing': 'computing_us',
+    'communication': 'communication_us',
+    'overlapped': 'overlapped_us',
+    'exposed': 'exposed_us',
+    'span': 'span_us',
+    'idle': 'free_us',
+}
+TENTH = 0.1
+"""Microseconds: the profiler's own totals went by way of doubles."""
+OUTPUT = 'ASCEND_PROFILER_OUTPUT'
+
+
+def microseconds(path: Path) -> dict[str, float]:
+    """The figures of the one step of the one rank of a recording."""
+    (trace,) = read_traces(path)
+    ((_, found),) = step_figures(trace)
+    return {name: getattr(found, name) * 1e6 for name in FIGURES}
+
+
+@pytest.mark.parametrize('folder', [name for name, totals in EXPECTED.items() if 'computing_us' in totals])
+def test_a_rank_folder_has_the_totals_that_were_worked_out_in_decimals(folder: str) -> None:
+    """Within 2 ns, and within 0.1 us of what the profiler itself says of the step, in 0.25 us for the stage."""
+    found, expected = microseconds(MSPROF / folder), EXPECTED[folder]
+    for name, key in FIGURES.items():
+        if key in expected:
+            assert found[name] == pytest.approx(expected[key], abs=2e-3), name
+    own = expected['step_trace_time']
+    for name, column in (('computing', 'Computing'), ('overlapped', 'Overlapped'), ('communication', 'Communication')):
+        assert found[name] == pytest.approx(own.get(column, own.get(name)), abs=TENTH), name
+
+
+@pytest.mark.parametrize(
+    'folder', ['ddp8_level0/rank0_ascend_pt', 'ddp8_level1/rank0_ascend_pt', 'ddp8_level1/rank1_ascend_pt']
+)
+def test_the_view_and_the_table_of_kernels_say_the_same(folder: str) -> None:
+    view = microseconds(MSPROF / folder / OUTPUT / 'trace_view.json.gz')
+    table = microseconds(MSPROF / folder / OUTPUT / 'kernel_details.csv')
+    for name, value in table.items():
+        assert view[name] == pytest.approx(value, abs=TENTH), name
+
+
+def test_totals_alone_are_an_answer_of_a_rank() -> None:
+    traces = read_traces(MSPROF / 'qwen3_pp2_dp2')
+    assert [trace.rank for trace in traces] == [0, 1]
+    assert traces[1].kernels is None
+    ((step, found),) = step_figures(traces[1])
+    own = EXPECTED['qwen3_pp2_dp2/rank_1_ascend_pt']['step_trace_time']
+    assert step == '13'
+    assert found.computing * 1e6 == pytest.approx(own['Computing'])
+    assert found.exposed * 1e6 == pytest.approx(own['Communication(Not Overlapped)'])
+
+
+def test_a_cluster_analysis_has_a_row_of_each_rank() -> None:
+    traces = read_traces(MSPROF / 'older_schema' / 'cluster_step_trace_time.csv')
+    assert [trace.rank for trace in traces] == list(range(8))
+    ((_, found),) = step_figures(traces[1])
+    assert found.computing * 1e6 == pytest.approx(80435.7465)
+
+
+def test_the_world_stands_in_the_metadata_of_megatron_like_jobs() -> None:
+    assert [trace.world for trace in read_traces(MSPROF / 'qwen3_pp2_dp2')] == [4, 4]
+    assert [trace.world for trace in read_traces(MSPROF / 'ddp8_level0')] == [0]
+
+
+def test_a_product_keeps_its_type_and_shapes() -> None:
+    (trace,) = read_traces(MSPROF / 'qwen3_pp2_dp2' / 'rank_0_ascend_pt')
+    assert trace.kernels is not None
+    products = [kind for kind in trace.kernels.type.tolist() if kind.startswith('MatMulV')]
+    # 14 layers, 2 micro-batches, 4 products with two gradients each.
+    assert len(products) == 14 * 2 * 12
+    assert trace.kernels.shapes[1] == '"151936,1024;1,4096;1"'
+
+
+def test_plain_msprof_has_the_same_columns_by_other_names(tmp_path: Path) -> None:
+    """op_summary: a byte order mark, a TAB behind times, tasks that neither compute nor communicate."""
+    folder = tmp_path / 'PROF_1' / 'mindstudio_profiler_output'
+    folder.mkdir(parents=True)
+    rows = [
+        'Device_id,Op Name,OP Type,Task Type,Task Start Time(us),Task Duration(us),Task Wait Time(us)',
+        '0,one,MatMulV2,AI_CORE,"1700000000000010.000\t",100.5,0',
+        '0,hcom_allReduce__868_0_1,hcom_allReduce_,COMMUNICATION,1700000000000060.250,100,0',
+        '0,wait,N/A,EVENT_WAIT_SQE,1700000000000000.000,1000,0',
+    ]
+    (folder / 'op_summary_20260101.csv').write_text('\ufeff' + '\n'.join(rows) + '\n', encoding='utf-8')
+    found = microseconds(tmp_path / 'PROF_1')
+    assert found['computing'] == pytest.approx(100.5)
+    assert found['communication'] == pytest.approx(100.0)
+    assert found['overlapped'] == pytest.approx(50.25)
+    assert found['span'] == pytest.approx(150.25)
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [('1700000000881410.320\t', 1700000000881410320), ('6.28', 6280), ('0', 0), ('12.3456', 12345), ('-1.5', -1500)],
+)
+def test_microseconds_are_read_exactly(text: str, expected: int) -> None:
+    assert nanoseconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ('file', 'expected'),
+    [
+        ('host_events_with_stream.json', {'span': 10, 'computing': 10, 'idle': 0}),
+        (
+            'communication_by_other_names.json',
+            {'communication': 300, 'overlapped': 50, 'exposed': 250, 'computing': 100},
+        ),
+        ('copy_only.json', {'exposed': 0, 'copies': 100, 'computing': 100}),
+        ('rocm_launch_has_stream.json', {'computing': 100, 'span': 100}),
+    ],
+)
+def test_kinds_of_kernels_of_kineto(file: str, expected: dict[str, float]) -> None:
+    (trace,) = read_traces(CASES / file)
+    assert trace.kernels is not None
+    (_, found), *_ = step_figures(trace)
+    for name, value in expected.items():
+        assert getattr(found, name) * 1e6 == pytest.approx(value, abs=1e-3), name
+
+
+def test_the_last_of_three_steps_is_cut_and_told() -> None:
+    (trace,) = read_traces(CASES / 'three_steps.json')
+    assert [name for name, _ in step_figures(trace)] == ['0', '1']
+    assert trace.cut == 2
+
+
+def test_the_rank_that_computes_longer_is_named() -> None:
+    """Rank 2 computes 15 ms a step, the others 10; the all-reduce itself takes 0.5 ms."""
+    traces = read_traces(CASES / 'straggler4')
+    culprit = culprit_of(traces)
+    assert culprit is not None
+    assert (culprit.rank, culprit.cause) == (2, 'computes')
+    assert culprit.seconds == pytest.approx(5e-3)
+    assert culprit.times == pytest.approx(1.5)
+    waits = waits_of(traces)
+    assert waits[0].waited / 3 == pytest.approx(5e-3)
+    assert waits[0].own / 3 == pytest.approx(0.5e-3)
+
+
+def lasting(category: str, name: str, begin: float, lasts: float, **args: object) -> dict[str, Any]:
+    return {'ph': 'X', 'cat': category, 'name': name, 'tid': 1, 'ts': begin, 'dur': lasts, 'args': args}
+
+
+def shifted(folder: Path, by: dict[int, tuple[float, float]]) -> Path:
+    """Ranks with four steps, each a product of 1 ms times a factor and an all-reduce, their clocks moved by us."""
+    folder.mkdir()
+    longest = max(factor for factor, _ in by.values())
+    for rank, (factor, clock) in by.items():
+        events = []
+        for step in range(4):
+            begin, product = step * 1000 * (longest + 1) + clock, 1000 * factor
+            events.append(lasting('user_annotation', f'ProfilerStep#{step}', begin, 1000 * (longest + 0.5)))
+            for number, (name, since, until) in enumerate(
+                [('gemm', 0.0, product), ('ncclDevKernel_AllReduce', product, 1000 * longest + 100)]
+            ):
+                own = {'correlation': 2 * step + number}
+                events.append(lasting('cuda_runtime', 'launch', begin + number, 1, **own))
+                events.append(lasting('kernel', name, begin + since, until - since, stream=7, **own))
+        told = {'deviceProperties': [{'name': 'GPU'}], 'distributedInfo': {'rank': rank, 'world_size': len(by)}}
+        (folder / f'rank{rank}.json').write_text(json.dumps({**told, 'traceEvents': events}), encoding='utf-8')
+    return folder
+
+
+def test_clocks_of_hosts_need_not_agree(tmp_path: Path) -> None:
+    """A collective ends at once everywhere, so clocks that are seconds apart name the same rank."""
+    by = {0: (1.0, 0.0), 1: (1.4, 3e6), 2: (1.0, -2e6 + 5e6), 3: (1.01, 7.5)}
+    culprit = culprit_of(read_traces(shifted(tmp_path / 'job', by)))
+    assert culprit is not None
+    assert (culprit.rank, culprit.cause) == (1, 'computes')
+    assert culprit.seconds == pytest.approx(0.39e-3, rel=1e-3)
+
+
+def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:
+    traces = read_traces(shifted(tmp_path / 'job', {0: (1.0, 0.0), 1: (1.003, 0.0), 2: (1.001, 0.0)}))
+    assert culprit_of(traces) is None
+
+
+def test_the_command_names_the_rank_in_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['trace', str(CASES / 'straggler4')]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith('rank 2 makes the others wait 5 ms of each step of 15.5 ms: it computes 1.5 times')
+    assert main(['trace', str(CASES / 'straggler4'), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['culprit']['rank'] == 2
+
+
+def test_further_names_of_communication_are_given(tmp_path: Path) -> None:
+    path = tmp_path / 'one.json'
+    kernel = {'ph': 'X', 'cat': 'kernel', 'name': 'my_dispatch', 'tid': 7, 'ts': 0, 'dur': 10, 'args': {'stream': 7}}
+    path.write_text(json.dumps({'deviceProperties': [{'name': 'GPU'}], 'traceEvents': [kernel]}), encoding='utf-8')
+    (trace,) = read_traces(path, None)
+    assert trace.kernels is not None
+    assert figures(trace.kernels).communication == 0
+    assert main(['trace', str(path), '--communication', 'my_(dispatch|combine)', '--json']) == 0
+    assert main(['trace', str(path), '--communication', '(']) == 2
+
+
+def _database(path: Path, table: str) -> Path:
+    with sqlite3.connect(path) as data:
+        data.execute(f'create table {table} (id integer)')
+    return path
+
+
+def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
+    """Each with what to do instead."""
+    cases = {
+        'is a database of Nsight Systems': _database(tmp_path / 'report.sqlite', 'CUPTI_ACTIVITY_KIND_KERNEL'),
+        "is Ascend's analysis.db": MSPROF / 'ddp8_level1_db' / 'rank0_ascend_pt' / OUTPUT / 'analysis.db',
+        "is Ascend's communication.json": MSPROF / 'ddp8_level1' / 'rank0_ascend_pt' / OUTPUT / 'communication.json',
+        'is an execution trace of PyTorch': _written(
+            tmp_path / 'et.json', b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'
+        ),
+        'is a pickle': _written(tmp_path / 'nccl_trace_rank_0', b'\x80\x05\x95abc'),
+        "is a dump of PyTorch's flight recorder": _written(tmp_path / 'fr.json', b'{"pg_config": {}, "entries": []}'),
+        'is no recording': _written(tmp_path / 'notes.txt', b'hello'),
+        'is not there': tmp_path / 'nothing',
+        'holds no recording': tmp_path / 'empty',
+    }
+    (tmp_path / 'empty').mkdir()
+    for words, path in cases.items():
+        with pytest.raises(ScheduleError, match=words):
+            read_traces(path)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        (lambda text: text.replace('Start Time(us)', 'When'), 'is no recording'),
+        (lambda text: text.replace('1700000000881410.320', 'soon'), 'no number of microseconds'),
+        (lambda text: text.splitlines()[0] + '\n', 'has no row'),
+    ],
+)
+def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, words: str) -> None:
+    whole = MSPROF / 'ddp8_level0' / 'rank0_ascend_pt' / OUTPUT / 'kernel_details.csv'
+    path = tmp_path / 'kernel_details.csv'
+    path.write_text(change(whole.read_text(encoding='utf-8')), encoding='utf-8')
+    with pytest.raises(ScheduleError, match=words):
+        read_traces(path)
+
+
+def test_two_recordings_of_one_rank_are_refused_and_a_stray_file_is_not(tmp_path: Path) -> None:
+    for name in ('a.json.gz', 'b.json.gz'):
+        (tmp_path / name).write_bytes((CASES / 'straggler4' / 'rank0.json.gz').read_bytes())
+    with pytest.raises(ScheduleError, match='are of one rank'):
+        read_traces(tmp_path)
+    (tmp_path / 'b.json.gz').write_bytes(gzip.compress(b'{"notes": 1}'))
+    assert [trace.rank for trace in read_traces(tmp_path)] == [0]
+
+
+QWEN3 = """
+simpar: 1
+cluster: {profile: ascend910b-8, devices: 4}
+workload:
+  transformer: {layers: 28, hidden: 1024, heads: 16, head_dim: 128, kv_heads: 8, ffn: 3072, vocab: 151936,
+    sequence: 4096, activation: swiglu, norm: rms_norm, position: rotary, bias: [], qk_norm: true, tied: true}
+  batch: 4
+  precision: bf16
+  gradients: fp32
+  optimizer: {adamw: {master_weights: true}}
+  clip_norm: 1.0
+plan: {data: 2, pipeline: 2, micro_batches: 2, zero: 1}
+"""
+
+
+@pytest.fixture
+def qwen3(tmp_path: Path) -> Path:
+    """The schedule of the recorded job."""
+    path = tmp_path / 'qwen3.yaml'
+    path.write_text(QWEN3, encoding='utf-8')
+    return path
+
+
+def computing(program: Program, rank: int, seconds: Any) -> float:
+    """Seconds that a rank computes in a step."""
+    role = program.role(rank)
+    priced = [program_key(program, program.op_classes[index]) is not None for index in range(len(program.op_classes))]
+    return sum(
+        float(seconds[index])
+        for index in role.op_class.tolist()
+        if priced[index] and program.op_classes[index].kind == 'compute'
+    )
+
+
+def test_an_ascend_recording_is_joined_with_its_schedule(qwen3: Path) -> None:
+    """14 layers, 2 micro-batches: each product of the schedule is found as often as it has it."""
+    program = load_case(qwen3).program
+    found = join_ascend(program, read_traces(MSPROF / 'qwen3_pp2_dp2' / 'rank_0_ascend_pt'))
+    exact = [line for line in found.lines if line.key[0] in {'matmul', 'attention'}]
+    assert sum(line.program for line in exact) == 28 * (12 + 2)
+    assert all(line.recorded == line.program for line in exact)
+    expected = EXPECTED['qwen3_pp2_dp2/rank_0_ascend_pt']
+    assert found.matched * 1e6 > 0.9 * expected['computing_us']
+    attention = {line.key[-1]: line.seconds * 28 * 1e6 for line in found.lines if line.key[0] == 'attention'}
+    by_type = expected['by_type']
+    assert attention['F'] == pytest.approx(by_type['FlashAttentionScore'][1], abs=0.1)
+    assert attention['I'] == pytest.approx(by_type['FlashAttentionScoreGrad'][1], abs=0.1)
+
+
+def test_a_profile_of_a_recording_predicts_what_was_recorded(qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the recorded stage within 5 %, with the framework as without: what was recorded ran under load."""
+    mine = qwen3.with_name('mine.yaml')
+    folder = str(MSPROF / 'qwen3_pp2_dp2')
+    assert main(['import', folder, '--for', str(qwen3), '--output', str(mine), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['written'][0] == str(mine)
+    recorded = EXPECTED['qwen3_pp2_dp2/rank_0_ascend_pt']['computing_us']
+    for stack in ('none', 'mindspeed'):
+        case = load_case(qwen3, [f'cluster.profile={mine}', f'cluster.stack={stack}'])
+        predicted = computing(case.program, 0, price(case.program, case.cluster).compute) * 1e6
+        assert predicted == pytest.approx(recorded, rel=0.05), stack
+
+
+def test_a_recording_without_a_schedule_is_sent_to_the_verb_that_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['import', str(MSPROF / 'qwen3_pp2_dp2')]) == 2
+    assert 'simpar trace' in capsys.readouterr().err
+
+
+def test_one_micro_batch_tells_what_the_next_takes() -> None:
+    """The first half of each kernel's calls beside the second: all within 5 %, each named family within 10 %."""
+    (trace,) = read_traces(MSPROF / 'qwen3_pp2_dp2' / 'rank_0_ascend_pt')
+    assert trace.kernels is not None
+    calls: dict[tuple[str, str], list[float]] = {}
+    columns = (trace.kernels.type, trace.kernels.shapes, trace.kernels.end - trace.kernels.begin)
+    for kind, shapes, lasts in zip(*(column.tolist() for column in columns), strict=True):
+        if not kind.startswith('hcom'):
+            calls.setdefault((kind, shapes), []).append(lasts)
+    halves: dict[str, list[float]] = {}
+    for (kind, _), times in calls.items():
+        if len(times) % 28 == 0:
+            family = halves.setdefault(kind, [0.0, 0.0])
+            family[0] += sum(times[: len(times) // 2])
+            family[1] += sum(times[len(times) // 2 :])
+    first, second = (sum(family[half] for family in halves.values()) for half in (0, 1))
+    assert first == pytest.approx(second, rel=0.05)
+    for kind, (one, other) in halves.items():
+        if kind.startswith(('MatMul', 'FlashAttention', 'RmsNorm', 'SwiGlu', 'RotaryPosition')):
+            assert one == pytest.approx(other, rel=0.1), kind
