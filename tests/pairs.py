@@ -31,6 +31,7 @@ from covering import Features, covered, rows_of
 
 from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
+from tests.proof import page_head
 
 PAGE = HERE.parent / 'docs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
@@ -199,21 +200,6 @@ def counts(outcomes):
 # The page
 
 
-INTRODUCTION = """# Every pair of features
-
-{plans} small plans in three arrays. Each array holds every pair of its levels below, and {triples} of the triples.
-Each plan goes the way of a user: a schedule file, its checks, what is open resolved, lowered, and trained in
-process for {steps} steps in fp64.
-
-- *Trained*: every loss, gradient and parameter is that of the unsharded model in torch, to 1e-10 in norm. Of
-  `phase: forward` it is the loss alone.
-- *Refused for mathematics*: lengths do not divide, or what is asked for is not defined.
-- *Refused, not built*: for any other reason. The pairs of levels that are refused by name are listed below.
-- *Failed*: trained otherwise than the unsharded model, or broken.
-
-`make prove-pairs` trains them and writes this page, at commit `{commit}`. Before degrees and strategies were one
-world, at `{before[commit]}`, {before[trained]} of {before[plans]} plans of operators were trained.
-"""
 TITLES = {
     'operators': 'Operators, strategies and searches',
     'models': 'Models, experts and shared sequences',
@@ -228,7 +214,7 @@ def page(outcomes, commit, before):
     told = ', '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())
     now = {name: counts(of) for name, of in arrays.items()}
     lines = [
-        INTRODUCTION.format(plans=len(outcomes), triples=told, steps=STEPS, commit=commit, before=before),
+        page_head('pairs', plans=len(outcomes), triples=told, steps=STEPS, commit=commit, before=before),
         f'| plans | {" | ".join(ARRAYS)} |',
         f'|---|{"---|" * len(ARRAYS)}',
         _line('seed', (str(features.seed) for features in ARRAYS.values())),

@@ -1,4 +1,4 @@
-"""What every proof has: its flags, and the commit that it proves."""
+"""What every proof has: its flags, the commit that it proves, and how its page begins."""
 
 import argparse
 import subprocess
@@ -35,3 +35,8 @@ def commit():
     """The commit at the head in short, or 'unknown' where there is none."""
     words = ['git', 'rev-parse', '--short', 'HEAD']
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or 'unknown'
+
+
+def page_head(name, **facts):
+    """How a page begins: tests/pages/NAME.md with its facts and the commit."""
+    return (ROOT / 'tests' / 'pages' / f'{name}.md').read_text(encoding='utf-8').format(**{'commit': commit(), **facts})

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from by_hand import RANKS, ByHand
-from proof import arguments, commit
+from proof import arguments, commit, page_head
 
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
@@ -35,24 +35,6 @@ ROWS = {
     '1f1b': ('Schedule1F1B, 4 micro-batches', '{pipeline: 2, micro_batches: 4}'),
 }
 MOST = 1.05
-HEAD = """\
-# The executor beside torch by hand
-
-Written by `make prove-by-hand`; commits as given.
-
-`tests/by_hand.py` trains the same GPT by hand in torch: two ranks with one thread for kernels, each kept to one core as
-the executor keeps its own. gloo, fp32, Adam, hidden {hidden}, {layers} layers, sequence {sequence}, batch {batch},
-real compute.
-By hand, the executor and by hand again stay in memory and take turns of {turn} steps, in a new order each round. A step
-of a turn counts from the end of the one before. What by hand again differs by is noise.
-
-A ratio is the median over rounds of: the executor's median step over the mean of both by hand. In brackets: where this
-median lies in 95 of 100 repetitions (order statistics). CPU: the ratio of the seconds that all threads of both ranks
-computed in a turn, what a turn begins with included.
-
-| by hand | plan | commit | rounds | by hand | executor | ratio | again / by hand | CPU |
-|---|---|---|---|---|---|---|---|---|
-"""
 
 
 def schedule(plan):
@@ -188,7 +170,7 @@ def main():
     if options.write:
         sizes = {'hidden': HIDDEN, 'layers': LAYERS, 'sequence': SEQUENCE, 'batch': BATCH, 'turn': TURN}
         PAGE.write_text(
-            HEAD.format(**sizes) + '\n'.join([*(line(row, one) for row, one in results.items()), '', end, ''])
+            page_head('by_hand', **sizes) + '\n'.join([*(line(row, one) for row, one in results.items()), '', end, ''])
         )
     return 0 if middle <= MOST else 1
 

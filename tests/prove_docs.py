@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs_blocks import DOCS, LIST, PAGES, ROOT, Block, blocks
-from proof import arguments, commit
+from proof import arguments, commit, page_head
 
-LONG = 20
-"""Seconds: what takes longer alone is not run, and says so."""
 PAIR = """\
 simpar: 1
 cluster: {profile: cpu-gloo, devices: 2}
@@ -186,18 +184,9 @@ def proved(page: Path, only: frozenset[str] | None = None) -> list[Outcome]:
     return outcomes
 
 
-HEAD = """\
-# Commands of these pages
-
-Every command and every block of YAML and Python on these pages, as `make prove-docs` held them{at}. *Runs*: it was run
-in a folder of its own, ended with code 0, and printed the table below it where one stands there. All others say why
-they are not run.
-"""
-
-
 def listed(lines: dict[str, list[str]], at: str) -> str:
     """The text of docs/commands.md."""
-    parts = [HEAD.format(at=at)]
+    parts = [page_head('docs', at=at)]
     for page, rows in lines.items():
         parts += [f'\n## {page}\n\n| command or block | held by |\n|---|---|\n', *(f'{row}\n' for row in rows)]
     return ''.join(parts)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from huggingface_cases import MIXTURES, TINY
 from huggingface_oracle import PLANS, SIX, Oracle, groups, plan_for, ranks
-from proof import arguments, commit
+from proof import arguments, page_head
 
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
@@ -29,25 +29,6 @@ MARGIN = 1e-3
 """Between scores on which it depends where a token goes: thousands of times what fp32 rounds."""
 AUX_LOSS = 0.4
 WORLD = 8
-STORY = """# Models of transformers, on ranks
-
-Tiny random models of `transformers` {version}, each under {plans} plans. The plans cover every pair of data, tensor,
-sequence, context, expert, pipeline, copies, ZeRO and recomputation. Numbers are the largest relative error of the loss
-or of a gradient, in norm, tensor by tensor of theirs.
-
-- *in process*: every rank in one process, in fp64, against `transformers` in fp64. The bound is 10⁻¹⁰.
-- *gloo*: {world} processes in fp32, against the same. The bound is 10⁻⁵; gradients below 0.1 % of the largest are
-  held to that size.
-- *unpatched*: the loss on gloo against `transformers` in fp32, as it is. The bound is 10⁻⁵. In fp64 one patch lifts its
-  own casts to fp32 (`Unnarrowed` in `tests/huggingface_cases.py`); a test holds that it changes nothing in fp32.
-- *aux*: the same with an auxiliary loss of {aux}, which `transformers` counts over the samples of a rank, micro-batch
-  and copy.
-- No token of theirs stands between two experts: the scores that choose are at least {margin:g} apart, by choice of the
-  seed. Experts have a slot for every token.
-
-`make prove-huggingface` measures this and writes the page, at commit `{commit}`.
-
-"""
 
 
 def margin_kept(kind, folder):
@@ -109,7 +90,7 @@ def main():
     print(f'{time.monotonic() - began:.0f} s')
     if options.write:
         facts = {'plans': len(PLANS), 'world': WORLD, 'aux': AUX_LOSS, 'margin': MARGIN}
-        story = STORY.format(version=transformers.__version__, commit=commit(), **facts)
+        story = page_head('huggingface', version=transformers.__version__, **facts)
         PAGE.write_text(story + '\n'.join(lines).rstrip('\n') + '\n', encoding='utf-8')
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (lines of the page)
 """Make every mistake of `tests/mistakes`, and write docs/mistakes.md: `make prove-mistakes`."""
 
 from __future__ import annotations
@@ -11,19 +10,10 @@ from pathlib import Path
 
 from tests.mistake import KINDS, ROOT, Answer, Mistake, make, mistakes
 from tests.mistake_grades import MENDED, WEAK
+from tests.proof import page_head
 
 PAGE = ROOT / 'docs' / 'mistakes.md'
 LONGEST = 150
-INTRODUCTION = """# Mistakes
-
-{number} mistakes that users make. They were thought up before the code of messages was read. They are about configs of Hugging Face, modules,
-clusters, plans, imports, flags, new commands and schedules. {more} of them came when the messages of the others had been mended. What simpar takes without harm was
-left out again.
-
-Each was run. One who knows simpar graded the message, a milder judge than a stranger. Good means: cause and remedy are both named. {good} were
-good at once, {mended} were mended, {weak} weak. None ends with a traceback or an internal error. {broken} broken schedules more are kept as tests, in
-`tests/broken`. `make prove-mistakes` runs all of them and writes this page.
-"""
 
 
 def row(mistake: Mistake, answer: Answer) -> str:
@@ -62,7 +52,7 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
         'mended': len(MENDED),
         'weak': 'none stays' if not WEAK else f'{len(WEAK)} stay',
     }
-    parts = [INTRODUCTION.format(**numbers, broken=broken)]
+    parts = [page_head('mistakes', **numbers, broken=broken)]
     for head, graded in (('Mended', MENDED), ('Weak', WEAK)):
         if graded:
             rows = [f'| {told(what)} | {why} |' for what, why in graded.items()]

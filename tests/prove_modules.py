@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 from module_cases import BATCH, MODULES, PLANS, deviation, exported
-from proof import commit
+from proof import page_head
 
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -21,18 +21,6 @@ PAGE = Path(__file__).parent.parent / 'docs' / 'modules_proof.md'
 TOLERANCE = 1e-10
 SEED = 0
 PRODUCTS = ('matmul', 'aten_product', 'aten_attention')
-HEAD = """\
-# Modules that others wrote, trained
-
-Written by `make prove-modules` at commit {commit}, seed {seed}, torch {torch}, transformers {transformers}, in
-{seconds:.0f} s of CPU.
-
-Each module is trained in process for a step in fp64 with its own weights. A number is the largest deviation of the
-loss, and of any gradient, from the module's own autograd. It is the norm of the difference over that of the gradient,
-or over a thousandth of the largest gradient's. At most 1e-10 is right. On both sides one patch widens the module's
-casts to fp32 (`Unnarrowed` in `tests/huggingface_cases.py`). Tensor 2 splits: the share of the work of products that
-two tensor ranks divide, 100 % where each does half. ResNet and CvT use the statistics that their batch norms have.
-"""
 
 
 def split_share(case, found) -> float:
@@ -76,7 +64,7 @@ def main() -> int:
     seconds = time.process_time() - began
     versions = {'torch': torch.__version__, 'transformers': transformers.__version__}
     head = f'| module | class | weights | operators | tensor 2 splits | {" | ".join(PLANS)} |'
-    made = HEAD.format(commit=commit(), seed=SEED, seconds=seconds, **versions)
+    made = page_head('modules', seed=SEED, seconds=seconds, **versions)
     PAGE.write_text('\n'.join([made, head, '|' + '---|' * (5 + len(PLANS)), *lines, '']))
     return 0 if right else 1
 

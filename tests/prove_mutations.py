@@ -29,7 +29,6 @@ from typing import Any, Final
 from mutations import Case, case, makers, prepare
 from proof import arguments, commit
 
-ROOT = Path(__file__).parent.parent
 SECONDS: Final = 60.0
 """CPU seconds that one case may take."""
 MEMORY: Final = 6 * 2**30

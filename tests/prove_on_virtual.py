@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from proof import arguments, commit
+from proof import arguments, commit, page_head
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'on_virtual_proof.md'
@@ -27,19 +27,6 @@ FILES = (
 """The files of tests that train in process and compare with autograd."""
 LIMIT = 1200
 """Seconds that one file may take."""
-HEAD = """\
-# The tests of numerics on virtual accelerators
-
-Written by `make prove-on-virtual`; commits as given. Each test of these files trains on virtual accelerators where it
-trains in process else, in fp64 unless it says otherwise. Streams run in a random legal order, a new one each time. The
-test holds losses, gradients and parameters against autograd's. A race or a number that the host reads fails the test.
-
-The last column says how far a loss, gradient or parameter was from autograd's, at most, as a share of its norm. It
-counts the comparisons of `executor.numerics` at its tightest tolerance, 1e-10, which is that of training in process.
-
-| file | commit | passed | failed | skipped | comparisons | worst |
-|---|---|---|---|---|---|---|
-"""
 
 
 def run(part):
@@ -82,7 +69,7 @@ def main():
     if options.write:
         told = {part: json.loads((KEPT / f'{part}.json').read_text()) for part in FILES
                 if (KEPT / f'{part}.json').exists()}  # fmt: skip
-        PAGE.write_text(HEAD + '\n'.join([*(row(*one) for one in told.items()), '', end(told), '']))
+        PAGE.write_text(page_head('on_virtual') + '\n'.join([*(row(*one) for one in told.items()), '', end(told), '']))
     return 1 if any(found['failed'] for found in results.values()) else 0
 
 

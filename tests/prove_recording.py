@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from proof import commit
+from proof import page_head
 
 from simpar import cli
 from simpar.case import load_case
@@ -28,19 +28,6 @@ SHAPES = [
     (2, 512, 2, 64, 8),
 ]
 MOST = 1.3
-HEAD = """\
-# Recorded trainings, predicted
-
-Written by `make prove-recording` at commit {commit}.
-
-`tests/recorded_training.py` is a GPT in plain torch, with DDP where there are two ranks. It is timed over 20 steps, and
-recorded by torch.profiler over 5. `simpar import TRACE --for SCHEDULE --output PROFILE.yaml` writes what its ops took
-into a profile. The step is predicted with that profile, and with the one of `simpar calibrate --quick`. Both are of
-this machine, in one run. An error is predicted / measured − 1.
-
-| ranks | hidden | layers | sequence | samples | measured | by `simpar calibrate` | error | by the recording | error |
-|---|---|---|---|---|---|---|---|---|---|
-"""
 
 
 def schedule(folder, shape, profile):
@@ -88,7 +75,7 @@ def main():
         print(lines[-1], flush=True)
     medians = [statistics.median(map(abs, kept)) for kept in errors]
     end = f'Median error: {medians[0]:.1%} by `simpar calibrate`, {medians[1]:.1%} by the recording.'
-    PAGE.write_text(HEAD.format(commit=commit()) + '\n'.join([*lines, '', end, '']))
+    PAGE.write_text(page_head('recording') + '\n'.join([*lines, '', end, '']))
     print(end)
     return 0 if medians[1] <= MOST * medians[0] else 1
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-from proof import arguments, commit
+from proof import arguments, page_head
 from trained_cases import GROUPS
 from virtual_cases import (
     differences,
@@ -33,11 +33,6 @@ from simpar.errors import Deadlock, SimparError
 PAGE = Path(__file__).parent.parent / 'docs' / 'virtual_proof.md'
 GLOO = 1e-12
 FLAT = 0.01
-BEGIN = """# Proof of the virtual accelerator
-
-`make prove-virtual` writes this page. Commit {commit}, seed {seed}, {seconds:.0f} s of CPU.
-
-"""
 
 
 def figures(pool, seed):
@@ -168,7 +163,7 @@ def main():
     with Pool(4, timeout=120) as pool:
         say('Figures', figures(pool, chosen.seed))
     if chosen.write:
-        head = BEGIN.format(commit=commit(), seed=chosen.seed, seconds=time.process_time() - begun)
+        head = page_head('virtual', seed=chosen.seed, seconds=time.process_time() - begun)
         PAGE.write_text(head + '\n'.join(lines).rstrip() + '\n', encoding='utf-8')
 
 

@@ -9,7 +9,7 @@ from worked import worked_costs, worked_program
 from simpar.engine import simulate
 from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.memory import in_flight, lifetimes, memory, memory_to_dict, peak_summary, sequential
+from simpar.memory import lifetimes, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
@@ -193,39 +193,6 @@ def test_a_role_holds_what_its_ops_touch_and_inputs_from_their_micro_batchs_firs
     assert inputs == [4 + 8, 8 + 4 + 8, 8 + 8, 8]
     assert rank.by_kind().at(0)['parameter'] == 4
     assert rank.always == 4 + 2 * 4
-
-
-def one_f_one_b(stages, stage, micro_batches):
-    """The order of 1F1B (Narayanan et al. 2019): warm up, then one backward after each forward, then drain."""
-    warm = min(stages - stage - 1, micro_batches)
-    order = [('A', batch) for batch in range(warm)]
-    for batch in range(micro_batches - warm):
-        order += [('A', warm + batch), ('B', batch)]
-    return order + [('B', batch) for batch in range(micro_batches - warm, micro_batches)]
-
-
-def gpipe(stages, stage, micro_batches):
-    """The order of GPipe (Huang et al. 2018)."""
-    return [(op, batch) for op in 'AB' for batch in range(micro_batches)]
-
-
-@pytest.mark.parametrize(('stages', 'micro_batches'), [(1, 3), (2, 5), (4, 8), (4, 2), (8, 8)])
-def test_activations_in_flight_of_pipelines(stages, micro_batches):
-    """1F1B keeps min(p − s, m) micro-batches at stage s, GPipe all m."""
-    for order, closed in (
-        (one_f_one_b, lambda stage: min(stages - stage, micro_batches)),
-        (gpipe, lambda stage: micro_batches),
-    ):
-        for stage in range(stages):
-            slots = [(op, 'compute', batch) for op, batch in order(stages, stage, micro_batches)]
-            program = hand_made(
-                {'A': ('w', 'y', ''), 'B': ('y w', '', 'y')}, {'w': ('parameter', 1), 'y': ('activation', 100)}, slots,
-                micro_batches=micro_batches,
-            )  # fmt: skip
-            trace = sequential(program)
-            assert in_flight(trace, 0) == closed(stage)
-            assert memory(trace).peak == 4 + 400 * closed(stage)
-            assert len(memory(trace).fullest.peak.slices) == closed(stage)
 
 
 def test_only_what_is_cut_along_the_batch_grows_with_it():

@@ -40,56 +40,6 @@ def slots(program, role=0):
 
 
 N = RANKS
-WHOLE = LAYERS * P * B
-STATES = 2 * LAYERS * P * 4
-CLOSED = {
-    'off': (Plan(data=N), WHOLE, WHOLE, STATES, 0),
-    'zero 1': (Plan(data=N, zero=1), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
-    'zero 2': (Plan(data=N, zero=2), WHOLE, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, 0),
-    'zero 3': (Plan(data=N, zero=3, prefetch=0), WHOLE / N, WHOLE / N / LAYERS * (LAYERS + N), STATES / N, P * B),
-    'zero 3, prefetch 2': (
-        Plan(data=N, zero=3, prefetch=2),
-        WHOLE / N,
-        WHOLE / N / LAYERS * (LAYERS + N),
-        STATES / N,
-        3 * P * B,
-    ),
-    'level 1': (
-        Plan(data=N, hsdp='level1', shard_threshold=0.0),
-        WHOLE / N,
-        WHOLE / N / LAYERS * (LAYERS + N),
-        STATES / N,
-        WHOLE - P * B,
-    ),
-    'zero 1, 2 micro-batches': (Plan(data=N, zero=1, micro_batches=2), WHOLE, WHOLE + P * B / N, STATES / N, 0),
-    'zero 2, 2 micro-batches': (
-        Plan(data=N, zero=2, micro_batches=2), WHOLE, WHOLE / N + P * B, STATES / N, 0,
-    ),
-    'zero 3 of groups of 2': (
-        Plan(data=N, zero=3, shard_group=2, prefetch=0), WHOLE / 2, WHOLE / 2 + P * B, STATES / 2, P * B,
-    ),
-    'two thirds whole': (
-        Plan(data=N, zero=3, prefetch=0, unsharded=('dense[0-3].*',)),
-        P * B * (4 + 2 / N),
-        P * B * (4 + 2 / N),
-        P * 2 * 4 * (4 + 2 / N),
-        P * B,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize('name', CLOSED)
-def test_bytes_of_weights_gradients_states_and_gathered_weights(name):
-    """Gradients: pieces of all layers and the whole of the one that is reduced, without micro-batches at every level.
-
-    The first layer's weight is free behind the forward: no gradient of the input is made of it.
-    """
-    plan, weights, gradients, states, gathered = CLOSED[name]
-    held = most(lower(chain(), plan, N))
-    assert held['parameter'] == weights
-    assert held['gradient'] == gradients
-    assert held['state'] == states
-    assert held['gathered'] == gathered
 
 
 @pytest.mark.parametrize('ahead', range(6))

@@ -286,37 +286,6 @@ def test_exact_moves_no_more_than_any_strategy_without_scattered_sums(widths, sl
     assert measured(found.workload, plan, FOUR)[0] <= min(others)
 
 
-def by_degrees(workload, data, tensor):
-    """Products cut by columns and by rows in turn, as Megatron-LM does."""
-    layers, columns, turn = [], 1, 0
-    for layer in workload.model.layers:
-        if isinstance(layer, Dense):
-            inner, outer = ((1, tensor), (tensor, 1))[turn % 2]
-            layers.append(replace(layer, strategy=((data, inner), (inner, outer))))
-            turn, columns = turn + 1, outer
-        else:
-            layers.append(replace(layer, strategy=((data, columns),)))
-    return replace(workload, model=replace(workload.model, layers=tuple(layers)))
-
-
-@pytest.mark.parametrize('seed', range(6))
-def test_exact_is_no_worse_than_the_compilers_choice_and_plain_degrees(seed):
-    widths = [(64, 256, 64), (512, 32, 512, 32), (128, 128, 128, 128, 128), (32, 1024, 16)][seed % 4]
-    workload = chain(*widths, batch=[16, 256][seed % 2], loss='mae', bias=seed % 2 == 0)
-    others = []
-    for compat in ('2.0', '2.10'):
-        plan = Plan(search='double-recursive', compat=compat)
-        others.append(find_strategies(workload, plan, EIGHT).workload)
-    others += [by_degrees(workload, 8 // tensor, tensor) for tensor in (1, 2, 4, 8)]
-    for place, objective in enumerate(('bytes', 'time')):
-        found = find_strategies(workload, Plan(search='exact', objective=objective), EIGHT)
-        best = measured(found.workload, Plan(), EIGHT)[place]
-        assert all(best <= measured(other, Plan(), EIGHT)[place] for other in others)
-        costs = [(one.sent, one.step)[place] for one in found.proposals]
-        assert costs == sorted(costs)
-        assert best == costs[0]
-
-
 @pytest.mark.parametrize('all_to_all', [False, True])
 @pytest.mark.parametrize(
     'model', [chain(32, 16, 16).model, block_network(8, 32, 4, 64), block_network(4, 16, 2, 64, layers=2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from good_schedules import GRAPH, NETWORK, TRANSFORMER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from simpar.errors import ScheduleError
 from simpar.model import (
@@ -257,62 +257,6 @@ def test_what_is_written_is_read_as_the_same(schedule, tmp_path):
 # The JSON Schema
 
 
-def valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
-    """Whether a value is valid by the keywords of JSON Schema 2020-12 that the schema uses."""
-    if '$ref' in schema and not valid(value, root['$defs'][schema['$ref'].split('/')[-1]], root):
-        return False
-    kinds = {
-        'object': dict, 'array': list, 'string': str, 'boolean': bool, 'null': type(None), 'number': int | float,
-    }  # fmt: skip
-    kind = schema.get('type')
-    if kind == 'integer' and not (type(value) is int or (type(value) is float and value.is_integer())):
-        return False
-    if kind in kinds and (not isinstance(value, kinds[kind]) or (kind == 'number' and isinstance(value, bool))):
-        return False
-    rules = {
-        'anyOf': lambda some: any(valid(value, one, root) for one in some),
-        'oneOf': lambda some: sum(valid(value, one, root) for one in some) == 1,
-        'enum': lambda choices: value in choices,
-        'const': lambda only: value == only,
-        'minimum': lambda least: value >= least,
-        'maximum': lambda most: value <= most,
-        'exclusiveMinimum': lambda least: value > least,
-        'exclusiveMaximum': lambda most: value < most,
-        'pattern': lambda pattern: re.search(pattern, value) is not None,
-        'minLength': lambda least: len(value) >= least,
-        'maxLength': lambda most: len(value) <= most,
-        'minItems': lambda least: len(value) >= least,
-        'maxItems': lambda most: len(value) <= most,
-        'items': lambda one: all(valid(item, one, root) for item in value),
-        'minProperties': lambda least: len(value) >= least,
-        'maxProperties': lambda most: len(value) <= most,
-        'required': lambda names: set(names) <= set(value),
-        'dependentRequired': lambda needs: all(set(needs[name]) <= set(value) for name in set(needs) & set(value)),
-        'properties': lambda known: all(valid(value[name], one, root) for name, one in known.items() if name in value),
-        'additionalProperties': lambda more: all(
-            more is True or (more is not False and valid(value[name], more, root))
-            for name in set(value) - set(schema.get('properties', ()))
-        ),
-    }
-    known = {
-        *rules,
-        '$ref',
-        '$defs',
-        '$schema',
-        'type',
-        'title',
-        'description',
-        'default',
-        'examples',
-        'propertyNames',
-        'x-quantity',
-        'x-former',
-        'x-beside',
-    }
-    assert set(schema) <= known, set(schema) - known
-    return all(rule(schema[name]) for name, rule in rules.items() if name in schema)
-
-
 def in_json(tree: Any) -> Any:
     return {str(key): in_json(value) for key, value in tree.items()} if isinstance(tree, dict) else (
         [in_json(value) for value in tree] if isinstance(tree, list) else tree
@@ -320,17 +264,18 @@ def in_json(tree: Any) -> Any:
 
 
 def test_the_schema_accepts_the_examples():
-    schema = schedule_schema()
+    Draft202012Validator.check_schema(schedule_schema())
+    schema = Draft202012Validator(schedule_schema())
     examples = sorted((DOCUMENTATION.parent.parent / 'examples').glob('*.yaml'))
     assert examples
     for path in examples:
         assert isinstance(load_schedule(path), Schedule)
     for text in (TRANSFORMER, NETWORK, GRAPH, *(path.read_text() for path in examples)):
         tree = in_json(yaml.safe_load(text))
-        assert valid(tree, schema, schema)
+        assert schema.is_valid(tree)
         wrong = copy.deepcopy(tree)
         wrong['plan']['copys'] = 2
-        assert not valid(wrong, schema, schema)
+        assert not schema.is_valid(wrong)
 
 
 @FUZZ
@@ -339,5 +284,4 @@ def test_the_schema_accepts_what_is_read(tree, tmp_path):
     path = tmp_path / 'schedule.yaml'
     path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding='utf-8', errors='surrogatepass')
     if try_to_read(path) is not None:
-        schema = schedule_schema()
-        assert valid(in_json(tree), schema, schema)
+        assert Draft202012Validator(schedule_schema()).is_valid(in_json(tree))
