@@ -96,8 +96,3 @@ def phase_of(op):
     if op['instance'].startswith('grad_mirror'):
         return 'W'
     return 'I' if op['instance'].startswith('grad') else 'F'
-
-
-def equal_messages(recorded):
-    """How many of theirs are ours."""
-    return (recorded.ours() & recorded.theirs()).total()

@@ -9,6 +9,17 @@ from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
 RANKS = 8
+MLP = Workload(
+    model=Network(
+        layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
+        init_std=0.5,
+    ),
+    batch=16,
+    precision='fp64',
+    loss='mse',
+    optimizer=Adam(learning_rate=0.01),
+)
+"""What programs are made of that are made wrong."""
 
 
 def random_plan(draw):

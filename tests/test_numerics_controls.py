@@ -1,15 +1,16 @@
 """The numerics check finds what is wrong: a sum dropped, a copy's gradient skipped, a mask, scale or rate changed."""
 
 import re
+from dataclasses import replace
 
 import pytest
+from plain_cases import MLP as FP64_MLP
 from sabotage import change_ops, drop_sum, skip
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.workload import Adam, Transformer, Workload
+from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -23,14 +24,7 @@ GPT = Workload(
     batch=8,
     optimizer=Adam(learning_rate=0.01),
 )
-MLP = Workload(
-    model=Network(
-        layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        init_std=0.5,
-    ),
-    batch=8,
-    loss='mse',
-)
+MLP = replace(FP64_MLP, batch=8, precision='fp32', optimizer=Sgd())
 EARLY = Plan(data=2, tensor=2, copies=2)
 LATE = Plan(data=2, tensor=2, copies=2, reduce='late', copies_loss='sum')
 CASES = [(GPT, EARLY), (GPT, LATE), (MLP, EARLY), (MLP, LATE)]

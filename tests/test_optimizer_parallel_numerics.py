@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 from pipeline_cases import edited
+from plain_cases import MLP
 from sabotage import change_ops
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.workload import Adam, AdamW, Transformer, Workload
+from simpar.workload import AdamW, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -18,16 +18,6 @@ from executor.numerics import check
 
 pytestmark = pytest.mark.torch
 
-MLP = Workload(
-    model=Network(
-        layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        init_std=0.5,
-    ),
-    batch=16,
-    precision='fp64',
-    loss='mse',
-    optimizer=Adam(learning_rate=0.01),
-)
 GPT = Workload(
     model=Transformer(layers=3, hidden=8, heads=2, vocab=12, sequence=4, tied=True, dropout=0.2, init_std=0.3),
     batch=16,

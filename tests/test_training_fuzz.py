@@ -12,16 +12,16 @@ from newer_cases import transformer_case
 from odd_cases import SEEDS as ODD_SEEDS
 from odd_cases import odd_case
 from pipeline_cases import edited, left_over, named_case
+from plain_cases import MLP
 from sabotage import drop_sum
 from tile_cases import tiled_case
 from training_cases import RANKS, Coverage, training_case
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
 from simpar.pipeline import ORDERS
 from simpar.plans import Plan
-from simpar.workload import Adam, Transformer, Workload
+from simpar.workload import Transformer
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -131,17 +131,6 @@ def test_the_plans_of_each_order_have_each_axis():
 
 
 # What is wrong is found wrong.
-
-MLP = Workload(
-    model=Network(
-        layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        init_std=0.5,
-    ),
-    batch=16,
-    precision='fp64',
-    loss='mse',
-    optimizer=Adam(learning_rate=0.01),
-)
 
 
 def found_wrong(program, workload, plan):

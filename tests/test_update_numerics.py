@@ -6,11 +6,12 @@ Some of the plans cut states, gradients or weights over the data ranks as well.
 from dataclasses import replace
 
 import pytest
+from plain_cases import MLP as FP64_MLP
 from sabotage import change_ops, drop_sum
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
-from simpar.model import Dense, Network, Relu
+from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Transformer, Workload
 
@@ -28,15 +29,7 @@ GPT = Workload(
     optimizer=Momentum(learning_rate=0.1),
     clip_norm=0.1,
 )
-MLP = Workload(
-    model=Network(
-        layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=8), Relu(), Dense(inputs=8, outputs=4)),
-        init_std=0.5,
-    ),
-    batch=8,
-    loss='mae',
-    optimizer=Momentum(learning_rate=0.1),
-)
+MLP = replace(FP64_MLP, batch=8, loss='mae', precision='fp32', optimizer=Momentum(learning_rate=0.1))
 FOUR = Plan(data=2, tensor=2, copies=2)
 PIPELINE = Plan(pipeline=2, data=2, micro_batches=2)
 

@@ -10,8 +10,6 @@ import numpy as np
 from simpar.cost.costs import Communication, Costs
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 
-STREAM_OF_KIND = {'compute': 'compute', 'collective': 'tp'}
-
 # slot | step 1: start, end | step 2: start, end (both ranks alike)
 SPANS = """
 FA.0    0.125   4.125  56.125  60.125
