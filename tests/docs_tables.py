@@ -159,6 +159,8 @@ LAUNCHERS = {
     'Megatron-LM': 'megatron', 'MindSpeed, beside these': 'mindspeed',
     'Megatron-DeepSpeed, beside these': 'megatron_deepspeed', 'torchtitan': 'torchtitan',
     'DeepSpeed': 'deepspeed', 'MindFormers': 'mindformers',
+    'NeMo and Megatron-Bridge, beside Megatron-LM': 'nemo', 'GPT-NeoX, beside Megatron-DeepSpeed': 'gpt_neox',
+    'Accelerate, beside DeepSpeed': 'accelerate', 'LLaMA-Factory, beside DeepSpeed': 'llama_factory',
 }  # fmt: skip
 
 

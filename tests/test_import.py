@@ -13,7 +13,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.cli import main
 from simpar.huggingface.models import MODELS
-from simpar.importing import deepspeed, megatron, mindformers, torchtitan
+from simpar.importing import accelerate, deepspeed, megatron, mindformers, torchtitan
 from simpar.importing.first import first_schedules
 from simpar.importing.mapping import schedule_text
 from simpar.importing.megatron import MEGATRON, MINDSPEED
@@ -128,7 +128,8 @@ def test_a_plan_is_the_one_that_the_flags_say(tmp_path):
 LAUNCHERS = (
     (megatron, MEGATRON), (megatron, MINDSPEED), (deepspeed, deepspeed.MEGATRON_DEEPSPEED),
     (torchtitan, torchtitan.TORCHTITAN), (deepspeed, deepspeed.DEEPSPEED),
-    (mindformers, mindformers.MINDFORMERS),
+    (mindformers, mindformers.MINDFORMERS), (megatron, megatron.NEMO), (deepspeed, deepspeed.GPT_NEOX),
+    (accelerate, accelerate.ACCELERATE), (accelerate, accelerate.LLAMA_FACTORY),
 )  # fmt: skip
 KINDS = {'', 'count', 'count > 0', 'number', 'number > 0', 'switch'}
 
@@ -142,7 +143,7 @@ def test_every_row_of_a_table_has_a_key_a_value_or_a_rule_and_its_names_once(mod
         assert row.value in KINDS or row.value.startswith('= ') or row.choices, row
         assert row.value in ('count', 'number', 'switch') or row.rule, row
         # A fork has the rules of what it is built on.
-        assert not row.rule or callable(getattr(module, row.rule, None) or getattr(megatron, row.rule)), row
+        assert not row.rule or any(callable(getattr(one, row.rule, None)) for one in (module, deepspeed, megatron)), row
     assert not source.table.aliases.keys() & source.table.rows.keys()
 
 
@@ -455,9 +456,9 @@ WRONG = {
     'toml': ('x.toml', '[model\n', 'not TOML'),
     'flavour': ('x.toml', '[model]\nname = "llama9"\nflavor = "1T"\n', 'are not known'),
     'json': ('x.json', '{"zero_optimization": {"stage": 2}}', '--model config.json'),
-    'another json': ('x.json', '{"a": 1}', 'no setting of DeepSpeed'),
+    'another json': ('x.json', '{"a": 1}', 'cannot be told by its settings'),
     'yaml': ('x.yaml', 'a: [\n', 'x.yaml'),
-    'another yaml': ('x.yaml', 'a: 1\n', 'no setting of MindFormers'),
+    'another yaml': ('x.yaml', 'a: 1\n', 'cannot be told by its settings'),
     'bytes': ('x.sh', '\udcff', 'UTF-8'),
 }
 

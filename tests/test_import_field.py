@@ -21,6 +21,9 @@ MIXTURE = f'{LLAMA}--num-experts 8 --moe-router-topk 2 '
 _T, _E = 'workload.transformer', 'workload.transformer.experts'
 FORMERS = 'type: LlamaConfig, num_layers: 80, hidden_size: 8192, num_heads: 64, n_kv_heads: 8, vocab_size: 128256'
 FORMERS = f'model: {{model_config: {{{FORMERS}, seq_length: 8192, ffn_dim_multiplier: 1.3, multiple_of: 256}}}}\n'
+HYDRA = 'model.num_layers=8 model.hidden_size=512 model.num_attention_heads=8 model.encoder_seq_length=512 '
+HYDRA += 'model.micro_batch_size=1 model.global_batch_size=64 trainer.precision=bf16 +model.vocab_size=32000'
+ARGS = ''.join(f'  --{one.strip().replace(" ", ": ", 1)}\n' for one in COMMON.split('--') if ' ' in one.strip())
 
 # Kind, name of the file, its text, and keys of the schedule with their right values (None: it has none).
 RIGHT = {
@@ -135,6 +138,72 @@ RIGHT = {
     'K11 another language': (
         'a.sh', f"python -c \"h=1; print(f'{{(12 * h**2) / 10**9 :.0f}}B')\"\n{EIGHT}", {f'{_T}.layers': 32},
     ),
+    'K8 GPT-NeoX': (
+        'a.yml',
+        ('{"pipe_parallel_size": 1, "model_parallel_size": 8, "num_layers": 80, "hidden_size": 8192, '
+        '"norm": "rmsnorm", "num_attention_heads": 64, "seq_length": 4096, "max_position_embeddings": 4096, '
+        '"pos_emb": "rotary", "train_micro_batch_size_per_gpu": 1, '
+        '"gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}, '
+        '"checkpoint_activations": true, "fp16": {"enabled": true}, "vocab_size": 50432, '
+        '"partition-activations": false}'),
+        {
+            'plan.tensor': 8, 'plan.zero': 1, 'workload.batch': 4, 'plan.micro_batches': 4, 'plan.recompute': 'full',
+            f'{_T}.norm': 'rms_norm', f'{_T}.position': 'rotary', 'workload.precision': 'fp16', 'gaps': None,
+        },
+    ),
+    'K8 NeMo': (
+        'a.yaml',
+        ('trainer: {num_nodes: 2, devices: 8, precision: bf16}\nexp_manager: {name: x}\nmodel: {num_layers: 16, '
+        'hidden_size: 1024, num_attention_heads: 16, encoder_seq_length: 2048, max_position_embeddings: 2048, '
+        'micro_batch_size: 2, global_batch_size: 128, tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2, '
+        'virtual_pipeline_model_parallel_size: null, bias: false, activation: fast-swiglu, ffn_hidden_size: 2816, '
+        'normalization: rmsnorm, position_embedding_type: rope, num_query_groups: 4, fp8: false, fp8_hybrid: true, '
+        'activations_checkpoint_granularity: full, share_embeddings_and_output_weights: false, '
+        'sequence_parallel: true, '
+        'tokenizer: {type: GPT2BPETokenizer}, optim: {name: distributed_fused_adam, lr: 1e-4}}'),
+        {
+            'cluster.nodes': 2, 'plan.tensor': 4, 'plan.pipeline': 2, 'plan.zero': 1, 'plan.micro_batches': 32,
+            f'{_T}.bias': [], f'{_T}.activation': 'swiglu', f'{_T}.kv_heads': 4, 'workload.fp8': None,
+            'plan.recompute': 'full', f'{_T}.tied': False, f'{_T}.vocab': 50257, 'plan.sequence_parallel': True,
+            'gaps': None,
+        },
+    ),
+    'K8 overrides of NeMo': (
+        'a.sh',
+        f'torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {HYDRA} ++model.tensor_model_parallel_size=2',
+        {f'{_T}.layers': 8, 'plan.tensor': 2, 'workload.precision': 'bf16', 'workload.batch': 64},
+    ),
+    'K8 arguments of tests': (
+        'a.yaml',
+        (f'ENV_VARS: {{CUDA_DEVICE_MAX_CONNECTIONS: 1, NCCL_ALGO: Ring}}\nMODEL_ARGS:\n{ARGS}  --bf16: true\n'
+        '  --tensor-model-parallel-size: 2\n  --swiglu: false\n'),
+        {'plan.tensor': 2, f'{_T}.layers': 32, 'cluster.work_queues': 1, f'{_T}.activation': None, 'gaps': None},
+    ),
+    'K8 Megatron-Bridge': (
+        'a.yaml',
+        ('model: {num_layers: 8, hidden_size: 512, num_attention_heads: 8, seq_length: 1024, vocab_size: 32000, '
+        'tensor_model_parallel_size: 2, add_bias_linear: false, gated_linear_unit: true, ffn_hidden_size: 1408, '
+        'normalization: RMSNorm, position_embedding_type: rope, num_query_groups: 2, hidden_dropout: 0.0, '
+        'attention_dropout: 0.0}\ntrain: {global_batch_size: 32, micro_batch_size: 1, train_iters: 5}\n'
+        'ddp: {use_distributed_optimizer: true, overlap_grad_reduce: true}\nmixed_precision: bf16_mixed\n'),
+        {
+            'plan.zero': 1, 'plan.reduce_gradients': 'overlapped', f'{_T}.kv_heads': 2, 'workload.precision': 'bf16',
+            'plan.micro_batches': 8, f'{_T}.activation': 'swiglu',
+        },
+    ),
+    'K8 Primus': (
+        'a.yaml',
+        ('modules: {pre_trainer: {framework: megatron, config: pre_trainer.yaml, overrides: {num_layers: 8, '
+        'hidden_size: 512, num_attention_heads: 8, seq_length: "${LENGTH:1024}", micro_batch_size: "${MBS:2}", '
+        'global_batch_size: 64, vocab_size: 32000, position_embedding_type: rope, normalization: RMSNorm}}}'),
+        {f'{_T}.sequence': 1024, 'plan.micro_batches': 4, 'workload.precision': 'bf16', 'plan.zero': 1},
+    ),
+    'K8 torchtitan overrides': (
+        'a.sh',
+        ('torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --model.name llama3 --model.flavor 8B '
+        '--training.local_batch_size 1 --training.seq_len 1024 --parallelism.tensor_parallel_degree=2'),
+        {'plan.tensor': 2, 'workload.batch': 8, 'cluster.nodes': 2, 'plan.zero': 3},
+    ),
     'off is no alarm': (
         'a.sh', f'{EIGHT} --mtp-num-layers 0 --cpu-offloading-num-layers 0 --softmax-type vanilla --a-mlp false',
         {'gaps': None},
@@ -142,7 +211,9 @@ RIGHT = {
 }  # fmt: skip
 
 
-GIVEN = {'K10 a text for another script': 8, 'K10 arrays alone': 8, 'K10 an exported text': 8}
+ALONE = ('K10 a text for another script', 'K10 arrays alone', 'K10 an exported text', 'K8 GPT-NeoX',
+         'K8 arguments of tests', 'K8 Megatron-Bridge', 'K8 Primus')  # fmt: skip
+GIVEN = dict.fromkeys(ALONE, 8)
 """Devices of files that do not say them."""
 
 
@@ -179,6 +250,11 @@ REFUSED = {
     'K17 sinks': ('a.sh', f'{EIGHT} --softmax-type learnable', 'sinks'),
     'K17 another loss': ('a.sh', f'{ASCEND} --stage dpo', 'another loss'),
     'K17 an encoder': ('a.sh', EIGHT.replace('_gpt', '_t5'), 'an encoder and a decoder'),
+    'K8 adapters of LLaMA-Factory': ('a.yaml', 'stage: sft\nfinetuning_type: lora\n', 'adapters'),
+    'K8 another launcher': ('a.yaml', 'base_model: x\nsample_packing: true\n', "axolotl's, which is not read"),
+    'K8 no launcher': ('a.yaml', 'rows: 3\n', 'files are read of Megatron-LM'),
+    'K9 Python': ('config_registry.py', 'def llama3_8b():\n    return Trainer.Config(model=1)', 'is not run'),
+    'K9 Python without its ending': ('train', '# of torch\nimport torch\n', '--module (torch)'),
     'K1 an unknown degree': ('a.sh', f'{EIGHT} --lab-parallel-size 4', '--set lab-parallel-size=false leaves it out'),
     'K1 unknown experts': ('a.yaml', f'{FORMERS}moe_args: {{expert_count: 8}}\nparallel_config: {{}}', 'experts'),
 }  # fmt: skip
@@ -190,6 +266,32 @@ def test_what_shapes_a_model_or_a_plan_and_is_not_understood_ends_the_import(cas
     with pytest.raises(ScheduleError) as error:
         made_of(tmp_path, name, text)
     assert said in str(error.value)
+
+
+BESIDE = {
+    # What shards a model that is given: files, and keys of their plan.
+    'distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\nnum_processes: 16\n'
+    'mixed_precision: bf16\n': {'plan.zero': 3, 'workload.precision': 'bf16', 'cluster.nodes': 2},
+    'distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, '
+    'fsdp_activation_checkpointing: true}\nnum_processes: 8\n': {
+        'plan.zero': 2, 'plan.recompute': 'full', 'workload.precision': 'fp32',
+    },
+    'distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 2}\nnum_processes: 8\n'
+    'mixed_precision: bf16\n': {'plan.zero': 3, 'plan.micro_batches': 2},
+    'model_name_or_path: x\nstage: sft\nfinetuning_type: full\ndeepspeed: examples/ds_z3_config.json\nbf16: true\n'
+    'cutoff_len: 1024\nper_device_train_batch_size: 2\ndevices: 8\n': {
+        'plan.zero': 3, 'workload.sequence': 1024, 'workload.batch': 16, 'plan.recompute': 'full',
+        'workload.clip_norm': 1.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('text', BESIDE)
+def test_a_file_without_a_model_says_the_plan_of_one_that_is_given(text, tmp_path):
+    (tmp_path / 'a.yaml').write_text(text)
+    made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
+    assert {key: made.values.get(key) for key in BESIDE[text]} == BESIDE[text]
+    assert load_case(schedule_text(made, 'a.yaml')).program
 
 
 def test_arguments_of_a_script_stand_behind_two_dashes(tmp_path, capsys):

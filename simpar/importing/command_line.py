@@ -22,8 +22,10 @@ _ZERO: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"\s*:\s*"?(?
 _DOCUMENT: Final = re.compile(
     r'<<-?[ \t]*[\'"\\]?(?P<end>[A-Za-z_]\w*)[\'"]?[^\n]*\n(?P<body>.*?\n)?[ \t]*(?P=end)[ \t]*(?=\n|$)', re.DOTALL
 )
+OVERRIDE: Final = re.compile(r'\+{0,2}((?:training\.)?(?:model|trainer|exp_manager|run)\.[\w.]+)=(.*)', re.DOTALL)
+"""A setting of NeMo in hydra's words: ``model.tensor_model_parallel_size=4``."""
 _STARTS: Final = re.compile(r'^[^\n#]*\b(srun|torchrun|deepspeed|msrun|mpirun|python[\d.]*|bash)\b', re.MULTILINE)
-_OF_MODEL: Final = ('num-layers', 'hidden-size', 'model.flavor', 'model.name')
+_OF_MODEL: Final = ('num-layers', 'hidden-size', 'flavor', 'name')
 """Flags that the command of a training has, one of them at least."""
 _SBATCH: Final = re.compile(r'^[ \t]*#SBATCH[ \t]+(.*)$', re.MULTILINE)
 _LONG: Final = {
@@ -111,11 +113,12 @@ def _launch(script: Script) -> tuple[Argument, ...]:
 
 
 def _flags(words: Iterable[Argument]) -> int:
-    return sum(one.text.startswith('--') for one in words)
+    return sum(one.text.startswith('--') or bool(OVERRIDE.fullmatch(one.text)) for one in words)
 
 
 def _has_model(words: Iterable[Argument]) -> bool:
-    return any(_bare(one.text.partition('=')[0]) in _OF_MODEL for one in words if one.text.startswith('--'))
+    flags = (one.text.partition('=')[0] for one in words if one.text.startswith('--') or OVERRIDE.fullmatch(one.text))
+    return any(_bare(flag).rpartition('model.')[2] in _OF_MODEL for flag in flags)
 
 
 def _spread(words: Sequence[Argument]) -> tuple[Argument, ...]:
@@ -177,6 +180,8 @@ def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
     while place < len(words):
         word = words[place]
         place += 1
+        if match := OVERRIDE.fullmatch(word.text):
+            yield Setting(match[1], match[2], f'{name}:{word.line}', match[1])
         if not _FLAG.fullmatch(word.text) or not word.text.startswith('--'):
             continue
         flag, sign, value = word.text.partition('=')
@@ -208,7 +213,7 @@ def _environment(script: Script, name: str) -> Iterator[Setting]:
 
 
 def _ends(text: str) -> bool:
-    return bool(re.match(r'--?[A-Za-z]', text))
+    return bool(re.match(r'--?[A-Za-z]', text) or OVERRIDE.fullmatch(text))
 
 
 def _bare(flag: str) -> str:

@@ -160,6 +160,10 @@ def model(ds: Settings) -> Iterator[Finding]:
     yield Entry('workload.sequence', length, ds.given('sequence'))
     if not told:
         yield Guess(f'samples of {length} tokens: --set sequence=N says another length')
+
+
+def checkpoints(_: Settings) -> Iterator[Finding]:
+    """The program switches checkpoints of activations on, or not."""
     yield Guess('nothing is recomputed: --set plan.recompute=full where the program switches checkpoints on')
 
 
@@ -167,7 +171,7 @@ DEEPSPEED: Final = Source(
     name='DeepSpeed',
     profile='h100-sxm-8',
     table=table_of('deepspeed'),
-    rules=(model, batch, precision, sharding),
+    rules=(model, batch, precision, sharding, checkpoints),
     framework=lambda _: ('DeepSpeed', NOW),
 )
 
@@ -201,7 +205,9 @@ def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
     elif file and 'zero-stage' not in flags:
         shown = flags.named['deepspeed-config'].shown[:80]
         yield Guess(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')
-    if stage < 3:
+    if stage < 3 and flags.on('overlap-comm'):
+        yield Entry('plan.reduce_gradients', 'overlapped', ('overlap-comm',))
+    elif stage < 3:
         yield Entry('plan.reduce_gradients', 'end', (), 'overlap_comm is off in DeepSpeed')
 
 
@@ -211,6 +217,28 @@ MEGATRON_DEEPSPEED: Final = Source(
     profile='h100-sxm-8',
     table=table_of('megatron_deepspeed').over(megatron.MEGATRON.table),
     rules=(*megatron.OF_MODEL, deepspeed_model, *megatron.OF_PLAN, *_OWN, megatron.recompute),
+    framework=lambda _: ('Megatron-DeepSpeed', NOW),
+)
+
+
+def neox_model(flags: Settings) -> Iterator[Finding]:
+    """What GPT-NeoX says in words of its own."""
+    yield from flags.said('activation')
+    if flags.on('gpt-j-residual'):
+        yield Entry('workload.transformer.parallel', True, ('gpt-j-residual',))
+        yield Guess('attention and feed-forward read one norm, where GPT-NeoX has two of one input')
+    by = tuple(name for name in flags.named if name.startswith('attention-config'))
+    is_flash = any('flash' in flags.named[name].shown for name in by)
+    yield Entry('workload.transformer.attention', 'flash' if is_flash else 'unfused', by)
+    if any(re.search('sparse|local|mamba|rwkv|bigbird', flags.named[name].shown) for name in by):
+        yield Mistake(by[0], f'not modelled: attention of another kind ({flags.named[by[0]].shown[:40]})', '')
+
+
+GPT_NEOX: Final = Source(
+    name='GPT-NeoX',
+    profile='h100-sxm-8',
+    table=table_of('gpt_neox').over(MEGATRON_DEEPSPEED.table),
+    rules=(*megatron.OF_MODEL, deepspeed_model, neox_model, *megatron.OF_PLAN, *_OWN, megatron.recompute),
     framework=lambda _: ('Megatron-DeepSpeed', NOW),
 )
 MEGATRON_DEEPSPEED_HINTS: Final = re.compile(r'--(deepspeed|zero.stage|ds.sequence.parallel|no.pipeline.parallel)')

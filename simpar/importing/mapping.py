@@ -90,7 +90,7 @@ def mapped(
     place of the model of the file.
     Raises ``ScheduleError`` with all that keeps it from being written.
     """
-    if not any(one.name in source.table.rows for one in settings.every):
+    if not any(one.name in source.table.rows or source.table.reason(one.name) for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
     told = [*settings.unreadable(), *_copied(settings), *_of_another_model(settings)]
@@ -115,7 +115,11 @@ def mapped(
     comments = {one.key: _comment(settings, one) for one in says}
     comments['cluster.stack'] = f'the kernels and the host of {framework}'
     lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
-    lines += [Line(one.called, one.shown, one.where, NOT_TAKEN) for one in skipped]
+    for one in skipped:
+        is_off = one.value is None or one.value is False
+        lines.append(
+            Line(one.called, one.shown, one.where, IDLE if is_off else NOT_TAKEN, note='off' if is_off else '')
+        )
     # What the cluster is comes first: no other guess moves the answer as far.
     said = [f'{name}: {unnamed}; --cluster says another'] if unnamed else []
     guesses = sorted((one for one in told if isinstance(one, Guess)), key=lambda one: not one.of_cluster)

@@ -57,7 +57,7 @@ def position(flags: Settings) -> Iterator[Finding]:
     by = flags.given('position-embedding-type', 'use-rotary-position-embeddings', 'no-position-embedding')
     said = flags.table.rows['position-embedding-type'].choices.get(kind.lower())
     if said == 'rotary':
-        yield Entry(f'{_T}.position', 'rotary', by, '' if kind == 'rope' else f'{kind} costs the same')
+        yield Entry(f'{_T}.position', 'rotary', by, '' if kind in ('rope', 'rotary') else f'{kind} costs the same')
         yield from rotary(flags)
         return
     if said is None:
@@ -111,8 +111,8 @@ def biases(flags: Settings) -> Iterator[Finding]:
 
 def is_checkpointed(flags: Settings) -> bool:
     """Whether full layers are made again, in the words that Megatron-LM had until v3.0 of 2022."""
-    old = ('--checkpoint-activations', '--activations-checkpoint-method')
-    return any(one.called.replace('_', '-') in old for one in flags.every)
+    old = ('checkpoint-activations', 'activations-checkpoint-method')
+    return any(one.called.lstrip('-').replace('_', '-') in old for one in flags.every)
 
 
 def framework(flags: Settings) -> tuple[str, int]:
@@ -383,7 +383,9 @@ def batch(flags: Settings) -> Iterator[Finding]:
             'micro-batch-size', 'missing', 'give it, e.g. --set micro-batch-size=1 --set global-batch-size=256'
         )
         return
-    if not full:
+    if not full and 'gradient-accumulation-steps' in flags.table.rows:
+        full = small * data * max(1, flags.number('gradient-accumulation-steps'))
+    elif not full:
         full = small * data
         yield Guess(f'the global batch is micro-batch-size × {data} data ranks = {full}')
     small = small or max(1, full // data)
@@ -392,7 +394,8 @@ def batch(flags: Settings) -> Iterator[Finding]:
         what = f'global-batch-size {full} is no multiple of micro-batch-size {small} × data {data}'
         yield Guess(f'a batch of {even}: {what}')
         full = even
-    yield Entry('workload.batch', full, flags.given('global-batch-size') or flags.given('micro-batch-size'))
+    by = flags.given('global-batch-size') or flags.given('micro-batch-size', 'gradient-accumulation-steps')
+    yield Entry('workload.batch', full, by)
     yield Entry('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
 
 
@@ -658,6 +661,23 @@ MEGATRON: Final = Source(
     profile='h100-sxm-8',
     table=table_of('megatron'),
     rules=(*OF_MODEL, *OF_PLAN, sharding, recompute),
+    framework=framework,
+)
+
+# the same words in files of YAML, of NeMo, Megatron-Bridge and Primus
+
+
+def grouped(flags: Settings) -> Iterator[Finding]:
+    """Groups of queries, which count by themselves there."""
+    if flags.number('num-query-groups') > 1 and not flags.on('group-query-attention'):
+        yield Entry(f'{_T}.kv_heads', flags.number('num-query-groups'), ('num-query-groups',))
+
+
+NEMO: Final = Source(
+    name='NeMo, Megatron-Bridge or Primus',
+    profile='h100-sxm-8',
+    table=table_of('nemo').over(MEGATRON.table),
+    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute),
     framework=framework,
 )
 

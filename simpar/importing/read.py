@@ -6,17 +6,18 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.document.tree import Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
-from simpar.importing.command_line import settings_of
-from simpar.importing.deepspeed import DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
+from simpar.importing.command_line import OVERRIDE, settings_of
+from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
+from simpar.importing.formats import format_of, formats, in_words, switched_off
 from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
-from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.settings import (
     ACCELERATOR,
     DEVICE_MEMORY,
@@ -27,10 +28,18 @@ from simpar.importing.settings import (
     Source,
     accelerator,
 )
-from simpar.importing.torchtitan import TORCHTITAN
+from simpar.importing.torchtitan import TORCHTITAN, TORCHTITAN_HINTS
 from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
+MOST_SETTINGS: Final = 10_000
+_PYTHON: Final = re.compile(
+    r'(\s*("""|\'\'\').*?\2|\s*#[^\n]*\n|\s)*(from [\w.]+ import |import [\w.]+|def \w+\(|class \w+)', re.DOTALL
+)
+_IS_PYTHON: Final = (
+    'this is Python, which is not run',
+    'name what starts it; or write its model as a network: (MindSpore), take it by --module (torch), or simpar init',
+)
 _PRESET: Final = re.compile(r'preset for (\d{1,6})\s*(H100|A100|H200|B200)?\w*\s*GPUs?', re.IGNORECASE)
 _SECTION: Final = re.compile(r'\s*\[+\s*([^\]]+?)\s*\]+')
 _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
@@ -58,22 +67,59 @@ def imported_text(
     arguments: Sequence[str] = (),
 ) -> Import:
     """What the text of a file says. Arguments and errors as of ``imported``; ``path``, its name."""
-    read = _toml if path.suffix == '.toml' else _json if path.suffix == '.json' else _script
-    if path.suffix in ('.yaml', '.yml'):
-        read = _yaml
-    if read is _script:
-        return _script(text, path, given, profile, model, arguments)
-    return read(text, path, given, profile, model)
+    named = (text, path, given, profile, model)
+    if path.suffix == '.py' or _PYTHON.match(text):
+        raise ScheduleError(Problem(f'{path}', *_IS_PYTHON))
+    if path.suffix == '.toml':
+        return _toml(*named)
+    if path.suffix in ('.yaml', '.yml', '.json'):
+        return _tree(*named)
+    return _script(*named, arguments)
 
 
 def _script(
     text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str] = ()
 ) -> Import:
+    if TORCHTITAN_HINTS.search(text):
+        return _overrides(text, path, given, profile, model, arguments)
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given, arguments)
+    # Overrides of hydra, as NeMo's programs take them.
+    if any(OVERRIDE.fullmatch(f'{one.name}=') for one in settings.every):
+        form = next(form for form in formats() if form.launcher == 'NeMo')
+        source, found = form.source, settings.every
+        name = settings.text('config-name').removesuffix('.yaml')
+        file = _found(Path(settings.text('config-path')) / f'{name}.yaml', path) if name else None
+        found = [*(settings_of_yaml(_text(file), str(file)) if file else ()), *found]
+        notes += () if file or not name else (f'{name}.yaml is not here: what it says is as Megatron-LM has it',)
+        settings = Settings(in_words(found, form, given), source.table)
+        skipped += switched_off(found, form)
     made = _made(source, settings, path, profile, model, skipped)
     return replace(made, notes=notes)
+
+
+def _overrides(
+    text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str]
+) -> Import:
+    """Settings of torchtitan that a command line has, over those of the TOML that it names."""
+    settings, skipped, notes = settings_of(text, str(path), TORCHTITAN, given, arguments)
+    words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in settings.every]
+    named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
+    file = _found(Path(named), path) if named else None
+    found = settings_of_toml(_text(file), str(file)) if file else []
+    of_launcher = {one.name: one for one in words if one.name in ('nnodes', 'nproc-per-node')}
+    sizes = [_read(one.value) for one in of_launcher.values()]
+    if 'nproc-per-node' in of_launcher and all(sizes):
+        by = of_launcher['nproc-per-node']
+        found.append(Setting('devices', str(prod(sizes)), by.where, by.called))
+    found += [one for one in words if one.name not in of_launcher]
+    made = _made(TORCHTITAN, Settings(found, TORCHTITAN.table), path, profile, model, skipped)
+    return replace(made, notes=notes)
+
+
+def _read(value: Any) -> int:
+    return int(value) if str(value).isdecimal() else 0
 
 
 def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
@@ -81,11 +127,49 @@ def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: 
     return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), path, profile, model)
 
 
-def _json(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
+def _tree(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
+    """A file of YAML or JSON, by what stands in it."""
     # Editors indent JSON with tabs, which YAML does not take.
-    found = settings_of_yaml(text.replace('\t', ' '), str(path))
-    beside = list(_longest(model)) if model else []
-    return _made(DEEPSPEED, Settings([*found, *beside, *_given(given)], DEEPSPEED.table), path, profile, model)
+    found = settings_of_yaml(text.replace('\t', ' ') if path.suffix == '.json' else text, str(path))
+    form = format_of(found, str(path))
+    found += [*_speed_up(found, path), *_beside(found, path), *_bases(found, path)]
+    words = in_words(found, form, given)
+    words += list(_longest(model)) if model else []
+    settings = Settings([*words, *_given(given)], form.source.table)
+    made = _made(form.source, settings, path, profile, model, switched_off(found, form))
+    return replace(made, kind=form.launcher)
+
+
+def _beside(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
+    """What the DeepSpeed file says that a configuration names, where it can be read."""
+    for one in settings:
+        if one.name in ('deepspeed', 'deepspeed_config.deepspeed_config_file') and isinstance(one.value, str):
+            file = _found(Path(one.value), path)
+            yield from settings_of_yaml(_text(file).replace('\t', ' '), str(file)) if file else ()
+
+
+def _bases(settings: Iterable[Setting], path: Path) -> Iterator[Setting]:
+    """What the model of Primus says that a configuration names, and the files that this is built on."""
+    named = [one for one in settings if re.fullmatch(r'modules\.\w+\.model', one.name) and isinstance(one.value, str)]
+    # Its own overrides count more, and so stand behind.
+    prefix = named[0].name.removesuffix('model') + 'overrides.' if named else ''
+    over = {one.name for one in settings}
+    waiting = [str(one.value) for one in named]
+    while waiting and len(over) < MOST_SETTINGS:
+        file = _found(Path(waiting.pop()), path)
+        rows = settings_of_yaml(_text(file), str(file)) if file else []
+        for row in rows:
+            if row.name == 'bases':
+                waiting += [str(base) for base in row.value] if isinstance(row.value, list) else []
+            elif f'{prefix}{row.name}' not in over:
+                over.add(f'{prefix}{row.name}')
+                yield replace(row, name=f'{prefix}{row.name}', written=row.name)
+
+
+def _found(named: Path, path: Path) -> Path | None:
+    """A file that another one names: as it is called, or beside that one."""
+    places = (named, path.parent / named, path.parent / named.name)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _longest(model: str) -> Iterator[Setting]:
@@ -96,12 +180,6 @@ def _longest(model: str) -> Iterator[Setting]:
             yield replace(one, name='model-longest', written=f'{one.name} of the model')
 
 
-def _yaml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
-    found = settings_of_yaml(text, str(path))
-    found += list(_speed_up(found, path))
-    return _made(MINDFORMERS, Settings([*found, *_given(given)], MINDFORMERS.table), path, profile, model)
-
-
 def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """What the file of overlap passes says that a configuration names, where it can be read.
 
@@ -109,9 +187,7 @@ def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:
     """
     for one in config:
         if one.name.endswith('parallel_speed_up_json_path') and isinstance(one.value, str):
-            named = Path(one.value)
-            places = (named, path.parent / named, path.parent / named.name)
-            file = next((place for place in places if place.is_file()), None)
+            file = _found(Path(one.value), path)
             if file is not None:
                 settings = settings_of_yaml(_text(file).replace('\t', ' '), str(file))
                 yield from (replace(row, name=f'{SPEED_UP}.{row.name}', written=row.name) for row in settings)

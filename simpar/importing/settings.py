@@ -124,7 +124,7 @@ class SettingRow:
         since: the version of the launcher that has it.
         idle: when it has no effect, as ``with other``, ``without other`` or ``other 1``; in brackets, how it is told.
         note: more for the docs.
-        aliases: its other names.
+        aliases: its other names; ``name=value`` is one where that setting has this value.
     """
 
     setting: str
@@ -185,9 +185,16 @@ class Table:
         listed = sorted((*base.listed, *self.listed), key=lambda row: list(_REASONS).index(row.value))
         return Table({**base.rows, **self.rows}, tuple(listed), {**base.aliases, **self.aliases})
 
+    def renamed(self, one: Setting) -> Setting:
+        """A setting by the name that the table has it by; an alias may be of one value alone, as ``bias=false``."""
+        name = self.aliases.get(f'{one.name}={str(one.value).lower()}')
+        if name is not None:
+            return replace(one, name=name, value=True, written=f'{one.called} {one.shown}')
+        return replace(one, name=self.aliases.get(one.name, one.name), written=one.called)
+
     def reason(self, name: str) -> SettingRow | None:
         """The row of a setting that has no key; None where the table does not have it."""
-        return next((row for row in self.listed if any(_fits(name, one) for one in row.setting.split())), None)
+        return next((row for row in self.listed if any(fits(name, one) for one in row.setting.split())), None)
 
     def mapped_lines(self) -> list[str]:
         """A line of a table of the docs for each setting that has a key."""
@@ -229,8 +236,10 @@ def accelerator(text: str) -> tuple[str, str] | None:
     return (rows[0]['word'], rows[0]['profile']) if rows else None
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a name is one of a table, or begins as one that ends with ``*``."""
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name is one of a table, where ``*`` stands for any letters at its begin or its end."""
+    if pattern.startswith('*'):
+        return name.endswith(pattern[1:])
     return name.startswith(pattern[:-1]) if pattern.endswith('*') else name == pattern
 
 
@@ -242,7 +251,7 @@ class Settings:
 
     def __init__(self, every: list[Setting], table: Table) -> None:
         self.table = table
-        self.every = [replace(one, name=table.aliases.get(one.name, one.name)) for one in every]
+        self.every = [table.renamed(one) for one in every]
         self.named = {one.name: one for one in self.every}
 
     def __contains__(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final
@@ -217,3 +218,5 @@ TORCHTITAN: Final = Source(
     rules=(model, parallel, batch, order, precision, recompute),
     framework=framework,
 )
+TORCHTITAN_HINTS: Final = re.compile(r'--(job\.config_file|(parallelism|activation_checkpoint)\.\w|model\.flavor)')
+"""Settings that its command line has, over those of its TOML."""
