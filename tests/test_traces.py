@@ -258,6 +258,9 @@ def _written(path: Path, data: bytes) -> Path:
         (lambda text: text.replace('Start Time(us)', 'When'), 'is no recording'),
         (lambda text: text.replace('1700000000881410.320', 'soon'), 'no number of microseconds'),
         (lambda text: text.splitlines()[0] + '\n', 'has no row'),
+        (lambda text: text.replace('1700000000881410.320', '9' * 30), 'no number of microseconds'),
+        (lambda text: text.replace(',50.621,', ',-50.621,'), 'a duration below 0'),
+        (lambda text: text.replace('op_0000', '"op\r_0000'), 'no row|is no table|no number'),
     ],
 )
 def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, words: str) -> None:

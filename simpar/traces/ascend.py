@@ -41,6 +41,8 @@ TOTALS: Final[Mapping[str, str]] = {
     'exposed': 'Communication(Not Overlapped)',
     'idle': 'Free',
 }
+_MOST_DIGITS: Final = 16
+"""Of microseconds since 1970, until the year 2286; nanoseconds of them are integers of 64 bits."""
 _GROUP = re.compile(r'__(\d+)_\d+(?:_\d+)?$')
 _RANK = re.compile(r'_(\d+)$')
 
@@ -51,9 +53,18 @@ def nanoseconds(text: str) -> int:
     Raises ``ValueError`` for what is no number.
     """
     whole, _, part = text.strip().partition('.')
-    if not whole.lstrip('-').isdigit() or (part and not part.isdigit()):
+    digits = whole.removeprefix('-')
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
     return int(whole) * 1000 + int((part + '000')[:3]) * (-1 if whole.startswith('-') else 1)
+
+
+def duration(text: str) -> int:
+    """The same of what lasts. Raises ``ValueError`` for what is below 0, too."""
+    lasts = nanoseconds(text)
+    if lasts < 0:
+        raise ValueError(f'a duration below 0: {text!r}')
+    return lasts
 
 
 def text_of(path: Path) -> str:
@@ -70,7 +81,10 @@ def text_of(path: Path) -> str:
 
 def rows_of(path: Path) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a CSV file, each cell without blanks around it."""
-    lines = list(csv.reader(io.StringIO(text_of(path))))
+    try:
+        lines = list(csv.reader(io.StringIO(text_of(path), newline='')))
+    except csv.Error as error:
+        raise ScheduleError(Problem(str(path), f'is no table: {error}', 'export it again')) from None
     if len(lines) < 2:
         raise ScheduleError(Problem(str(path), 'has no row', 'record at least one step'))
     return [cell.strip() for cell in lines[0]], [line for line in lines[1:] if line]
@@ -88,7 +102,7 @@ def read_kernel_details(path: Path) -> RankTrace:
     for number, line in enumerate(lines, 2):
         cells = {key: line[at].strip() if 0 <= at < len(line) else '' for key, at in place.items()}
         try:
-            begin, lasts = nanoseconds(cells['begin']), nanoseconds(cells['lasts'])
+            begin, lasts = nanoseconds(cells['begin']), duration(cells['lasts'])
         except ValueError as error:
             what = f'{error}; write it as the export has it'
             raise ScheduleError(Problem(f'{path}:{number}', what)) from None
@@ -187,7 +201,7 @@ def _names(events: Sequence[Mapping[str, Any]], kind: str) -> dict[Any, str]:
 def _lasting(path: Path, event: Mapping[str, Any]) -> tuple[int, int]:
     try:
         begin = nanoseconds(str(event['ts']))
-        return begin, begin + round(float(event['dur']) * 1000)
+        return begin, begin + duration(f'{float(event["dur"]):.3f}')
     except (KeyError, TypeError, ValueError):
         raise ScheduleError(Problem(str(path), f'{event.get("name")!r} has no times ts and dur')) from None
 

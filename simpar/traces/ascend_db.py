@@ -84,5 +84,5 @@ def _open(path: Path) -> sqlite3.Connection:
 def _asked(path: Path, data: sqlite3.Connection, question: str) -> list[tuple[Any, ...]]:
     try:
         return data.execute(question).fetchall()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
