@@ -1,5 +1,7 @@
 """Tests that measure time run by themselves, or beside the others where they mostly wait (``make test`` runs all)."""
 
+from importlib.util import find_spec
+
 import pytest
 from hypothesis import settings
 
@@ -45,3 +47,9 @@ def pytest_collection_modifyitems(items):
         assert not by_hand, f'{item.nodeid}: write the module into MARKS; no test has the mark {by_hand} by itself'
         if mark := MARK.get(item.module.__name__):
             item.add_marker(getattr(pytest.mark, mark))
+
+
+def pytest_runtest_setup(item):
+    """What needs torch is skipped where torch is not installed."""
+    if 'torch' in item.keywords and find_spec('torch') is None:
+        pytest.skip('needs the extra torch')

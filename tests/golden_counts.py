@@ -16,10 +16,7 @@ from typing import Any
 import colrow_cases
 import golden_steps as steps
 import golden_transformers as transformers
-import test_colrow_strategies_golden as strategic
-import test_interleave_golden as interleaved
-import test_overlap_golden as overlapped
-import test_recompute_golden as recomputed
+import test_colrow_golden as colrow
 import test_redistribution_golden as redistributed
 import test_strategy_golden as products
 import test_strategy_search_golden as searches
@@ -30,8 +27,8 @@ DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategies.md'
 BEGIN = '| group | version |'
 COLUMNS = ('cases', 'strategies', 'collectives', 'slices of parameters', 'messages', 'of one number', 'left out')
 VERSIONS = ('2.0.0', '2.10.0')
-BLOCKS = {'speedup': overlapped, 'interleave': interleaved, 'recompute': recomputed}
-"""Tests of networks of column-cut and row-cut products, by group."""
+BLOCKS = ('speedup', 'interleave', 'recompute')
+"""Groups of networks of column-cut and row-cut products."""
 GROUPS = ('matmul8', 'redist', 'seeds', 'prop', 'rec_chain', 'rec_transformer', 'opt', 'fusion', *BLOCKS)
 
 
@@ -116,8 +113,8 @@ def rows(compare: Compare = passes) -> Rows:
         row = groups[case['mindspore'], case['case']['name']]
         row.collectives.add(redistributed.test_collectives_of_every_pair, name)
         row.messages += redistributed.Recorded(case).messages.total()
-    for group, tests in BLOCKS.items():
-        _blocks(found[group, VERSIONS[-1]], tests)
+    for group in BLOCKS:
+        _blocks(found[group, VERSIONS[-1]], colrow.RECORDED[group])
     return found
 
 
@@ -155,22 +152,16 @@ def _product(row: Row, name: str, case: dict[str, Any]) -> None:
         row.slices.add(products.test_strategy_and_slices, name)
 
 
-def _blocks(row: Row, tests: Any) -> None:
-    for name, case in tests.RECORDED.items():
-        row.collectives.add(_messages_of_blocks(tests), name)
-        row.slices.add(tests.test_parameters_and_states_are_cut_alike, name)
+def _blocks(row: Row, cases: dict[str, dict[str, Any]]) -> None:
+    def by_degrees_and_by_strategies(name: str) -> None:
+        colrow.test_messages_are_those_of_the_compiler(name)
+        colrow.test_messages_of_strategies_are_those_of_the_compiler(name)
+
+    for name, case in cases.items():
+        row.collectives.add(by_degrees_and_by_strategies, name)
+        row.slices.add(colrow.test_parameters_and_states_are_cut_alike, name)
         recorded = colrow_cases.Recorded(case)
         row.add(recorded.messages + recorded.losses)
-
-
-def _messages_of_blocks(tests: Any) -> Callable[[str], None]:
-    """By degrees and by strategies."""
-
-    def compare(name: str) -> None:
-        tests.test_messages_are_those_of_the_compiler(name)
-        strategic.test_messages_of_strategies_are_those_of_the_compiler(name)
-
-    return compare
 
 
 def table(found: Rows) -> Iterable[str]:

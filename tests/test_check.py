@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from simpar.commands.check import MOST_STREAMS, render, to_dict
 from simpar.listing import Listing, flattens, rank_ir, strategies_to_dict, strategy_text
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import fusion_ids
-from simpar.model import Add, Dense, Flatten, Relu, Trained, layer_names, network_shapes, reads_of
+from simpar.model import Add, Dense, Flatten, Trained, layer_names, network_shapes, reads_of
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, LOSS_OPERATORS
 from simpar.pipeline import parse_action
 from simpar.pipeline.checks import check_order
@@ -141,7 +142,21 @@ COPIES = ROOT / 'examples' / 'multi_copy.yaml'
 LINE = re.compile(
     r'%(\d+) = (\w+)\((.*?)\) \{instance name: (\S+)\} ?(\{.*?\})? ?: \((.*?)\) -> \((.*?)\)  # scope: (.*)'
 )
-RANDOM = range(60)
+RANDOM, GRAPHS = range(60), range(80)
+DRAWN = [*((random_case, seed) for seed in RANDOM), *((graph_case, seed) for seed in GRAPHS)]
+"""Networks of products alone, and graphs of all operators."""
+
+
+@cache
+def listed(case, seed):
+    """A random workload, its program, and the listing of that."""
+    workload, plan, world = case(seed)
+    program = lower(workload, plan, world)
+    return workload, program, Listing(program, flattens(workload))
+
+
+def named(network):
+    return zip(layer_names(network), network.layers, strict=True)
 
 
 def lines(text):
@@ -201,47 +216,39 @@ def test_a_network_without_strategies_has_no_listing():
     assert 'strategies' not in render(facts)
 
 
-@pytest.mark.parametrize('seed', RANDOM)
-def test_random_strategies_are_read_off_the_program_as_they_were_given(seed):
-    workload, plan, world = random_case(seed)
-    program = lower(workload, plan, world)
-    listing = Listing(program)
-    rows = {listing.name(op): op for op in listing.operators}
-    for name, layer in zip(layer_names(workload.model), workload.model.layers, strict=True):
-        if isinstance(layer, Dense | Relu) and layer.strategy:
-            assert tuple(map(tuple, listing.strategy(rows[name]))) == layer.strategy
-    for op in rows.values():
+@pytest.mark.parametrize(('case', 'seed'), DRAWN)
+def test_random_strategies_are_read_off_the_program_as_they_were_given(case, seed):
+    """But for a flatten of what is flat, which is no operator."""
+    workload, program, listing = listed(case, seed)
+    for name, layer in named(workload.model):
+        strategy = getattr(layer, 'strategy', ())
+        if strategy and not (isinstance(layer, Flatten) and len(strategy[0]) == 2):
+            assert tuple(map(tuple, listing.strategy(listing.operator[name]))) == strategy, name
+    for op in listing.operators if case is random_case else ():
         tensors = [program.tensor[name] for name in op.reads]
         for tensor, cuts in zip(tensors, map(listing.shard_counts, tensors), strict=True):
             copies = program.copies if tensor.batch_dim is not None else 1
             assert prod(program.local_shape(tensor)) * prod(cuts) * copies == prod(tensor.shape)
 
 
-@pytest.mark.parametrize('seed', range(150))
-def test_every_collective_of_a_combined_plan_belongs_to_an_operator(seed):
-    """Pipelines, copies, optimizer parallelism and recomputation; the sum of squares of clipping belongs to none."""
-    workload, plan, world = combined_case(seed)
-    program = lower(workload, plan, world)
-    listing = Listing(program)
+@pytest.mark.parametrize(('case', 'seed'), [*DRAWN, *((combined_case, seed) for seed in range(150))])
+def test_every_collective_belongs_to_an_operator(case, seed):
+    """Also with pipelines, copies, optimizer parallelism and recomputation; but the sum of squares of clipping."""
+    workload, program, listing = listed(case, seed)
+    assert set(listing.owned) <= set(listing.operator)
     told = {op.name for ops in listing.owned.values() for _, op in ops}
     others = [op for op in program.op_classes if op.kind == 'collective' and op.name not in told]
-    assert set(listing.owned) <= {listing.name(op) for op in listing.operators}
     assert all((op.operator, op.phase) == ('all_reduce', 'U') for op in others)
     assert len(others) <= (workload.clip_norm > 0 or workload.loss_scale != 1)
 
 
 @pytest.mark.parametrize('seed', RANDOM)
-def test_every_collective_belongs_to_an_operator_and_sums_to_those_that_contract(seed):
-    workload, plan, world = random_case(seed)
-    program = lower(workload, plan, world)
-    listing = Listing(program)
-    names = {listing.name(op) for op in listing.operators}
-    told = [(name, *one) for name in names for one in listing.owned.get(name, ())]
-    assert set(listing.owned) <= names
-    assert {op.name for _, _, op in told} == {op.name for op in program.op_classes if op.kind == 'collective'}
+def test_sums_belong_to_operators_that_contract_and_gradients_to_weights(seed):
+    workload, program, listing = listed(random_case, seed)
+    told = [(name, *one) for name in listing.operator for one in listing.owned.get(name, ())]
     contracted = {
         name
-        for name, layer in zip(layer_names(workload.model), workload.model.layers, strict=True)
+        for name, layer in named(workload.model)
         if isinstance(layer, Dense) and layer.strategy and layer.strategy[0][1] > 1
     }
     sums = Counter((name, op.phase) for name, purpose, op in told if purpose == 'sum')
@@ -386,18 +393,11 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path, capsys):
 # What a user sees of networks that are graphs of operators: the listing of `simpar check`, and the IR files
 
 
-GRAPHS = range(80)
-
-
 @pytest.fixture
 def graph(tmp_path):
     path = tmp_path / 'graph.yaml'
     path.write_text(GRAPH)
     return path
-
-
-def named(network):
-    return zip(layer_names(network), network.layers, strict=True)
 
 
 def readers_of(workload):
@@ -554,25 +554,8 @@ plan: {{redistribution: mindspore-2.10}}
 
 
 @pytest.mark.parametrize('seed', GRAPHS)
-def test_random_strategies_of_graphs_are_read_off_the_program_as_they_were_given(seed):
-    """But for a flatten of what is flat, which is no operator."""
-    workload, plan, world = graph_case(seed)
-    listing = Listing(lower(workload, plan, world), flattens(workload))
-    for name, layer in named(workload.model):
-        strategy = getattr(layer, 'strategy', ())
-        if strategy and not (isinstance(layer, Flatten) and len(strategy[0]) == 2):
-            assert tuple(map(tuple, listing.strategy(listing.operator[name]))) == strategy, name
-
-
-@pytest.mark.parametrize('seed', GRAPHS)
 def test_every_collective_stands_at_operators_and_redistributions_at_the_readers_in_the_file(seed):
-    workload, plan, world = graph_case(seed)
-    program = lower(workload, plan, world)
-    listing = Listing(program)
-    told = {op.name for ops in listing.owned.values() for _, op in ops}
-    others = [op for op in program.op_classes if op.kind == 'collective' and op.name not in told]
-    assert set(listing.owned) <= set(listing.operator)
-    assert all((op.operator, op.phase) == ('all_reduce', 'U') for op in others)
+    workload, _, listing = listed(graph_case, seed)
     readers = readers_of(workload)
     with_parameters = {name for name, layer in named(workload.model) if isinstance(layer, Trained)}
     for name, ops in listing.owned.items():
@@ -593,9 +576,7 @@ def test_what_is_gathered_for_an_operator_is_scattered_for_it_on_the_way_back(se
 
     What comes back through two additions of one value, of which one reads the other, stands at both.
     """
-    workload, plan, world = graph_case(seed)
-    program = lower(workload, plan, world)
-    listing = Listing(program)
+    workload, _, listing = listed(graph_case, seed)
     data = of_data(workload.model)
     back = {'all_gather': 'reduce_scatter', 'all_to_all': 'all_to_all'}
     ways = {'F': set(), 'I': set()}

@@ -3,6 +3,8 @@
 import contextlib
 import json
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 
 import numpy as np
 import pytest
@@ -70,20 +72,12 @@ def test_an_op_that_lasts_longer_is_told_from_ops_that_wait():
     """WA.1 takes 10 s longer on rank 1: it is longer itself; the update of rank 1 is late, but no worse for it."""
     trace = measured(predicted())
     wa, update = 17, 18
+    lane = trace.representatives[1]
     for step in range(3):
-        for times in (
-            trace.representatives[1].arrive_KS,
-            trace.representatives[1].start_KS,
-            trace.representatives[1].end_KS,
-        ):
+        for times in (lane.arrive_KS, lane.start_KS, lane.end_KS):
             times[step] += 10 * step
-        trace.representatives[1].end_KS[step, wa] += 10
-        for times in (
-            trace.representatives[1].arrive_KS,
-            trace.representatives[1].start_KS,
-            trace.representatives[1].end_KS,
-        ):
             times[step, update] += 10
+        lane.end_KS[step, wa] += 10
     worst = compare(predicted(), trace).worst
     assert [(op.op, op.rank, op.difference, op.why) for op in worst if op.stream == 'compute'] == [
         ('WA.c1', 1, -10, 'itself longer than predicted')
@@ -177,63 +171,31 @@ def content(tmp_path):
     return path, json.loads(path.read_text(encoding='utf-8'))
 
 
-def drop_key(tree):
-    del tree['program']
+BREAKS = {
+    # Where in the tree, and what stands there instead; nothing: it is taken away.
+    'no program': (('program',), None),
+    'another format': (('format',), 'simpar trace 2'),
+    'no lanes': (('lanes',), []),
+    'a lane that is not there': (('lane_of_rank',), [0, 7]),
+    'a short column': (('roles', 0, 'kind', -1), None),
+    'a short row': (('lanes', 1, 'end', 0, -1), None),
+    'a lost step': (('lanes', 0, 'start', -1), None),
+    'no finite time': (('lanes', 0, 'end', 0, 0), float('inf')),
+    'an end before its start': (('lanes', 0, 'end', 0, 0), -1.0),
+    'a word for a time': (('lanes', 0, 'end', 0, 0), 'soon'),
+    'a role that is not there': (('lanes', 0, 'role'), 3),
+    'no steps': (('lanes', 0), {'role': 0, 'arrive': [], 'start': [], 'end': []}),
+}
 
 
-def other_format(tree):
-    tree['format'] = 'simpar trace 2'
-
-
-def no_lanes(tree):
-    tree['lanes'] = []
-
-
-def lost_lane(tree):
-    tree['lane_of_rank'] = [0, 7]
-
-
-def short_column(tree):
-    tree['roles'][0]['kind'].pop()
-
-
-def short_row(tree):
-    tree['lanes'][1]['end'][0].pop()
-
-
-def lost_step(tree):
-    tree['lanes'][0]['start'].pop()
-
-
-def not_finite(tree):
-    tree['lanes'][0]['end'][0][0] = float('inf')
-
-
-def backwards(tree):
-    tree['lanes'][0]['end'][0][0] = -1.0
-
-
-def word_for_time(tree):
-    tree['lanes'][0]['end'][0][0] = 'soon'
-
-
-def lost_role(tree):
-    tree['lanes'][0]['role'] = 3
-
-
-def no_steps(tree):
-    for lane in tree['lanes']:
-        lane.update(arrive=[], start=[], end=[])
-
-
-BREAKS = [drop_key, other_format, no_lanes, lost_lane, short_column, short_row, lost_step, not_finite, backwards,
-          word_for_time, lost_role, no_steps]  # fmt: skip
-
-
-@pytest.mark.parametrize('breaks', BREAKS, ids=lambda breaks: breaks.__name__)
-def test_broken_files_are_refused_by_name(tmp_path, breaks):
+@pytest.mark.parametrize('case', BREAKS)
+def test_broken_files_are_refused_by_name(tmp_path, case):
     path, tree = content(tmp_path)
-    breaks(tree)
+    (*above, last), value = BREAKS[case]
+    inner = reduce(getitem, above, tree)
+    inner[last] = {**inner[last], **value} if isinstance(value, dict) else value
+    if value is None:
+        del inner[last]
     path.write_text(json.dumps(tree), encoding='utf-8')
     with pytest.raises(ScheduleError, match=r'trace\.json') as caught:
         load_trace(path)

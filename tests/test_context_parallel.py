@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,15 +170,12 @@ def test_optimizer_shards_are_dealt_out_over_data_and_context(zero):
 
 # When which wins
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'context_parallel.md'
-
 
 def test_each_kind_wins_a_case_as_the_page_says():
-    from test_tiles_docs import PLACE, answer, printed
+    from test_examples_tables import FOUND, step_times
 
-    (place,) = PLACE.finditer(PAGE.read_text(encoding='utf-8'))
-    assert printed(place['command']) == place['table']
-    steps = [result.step for result in answer(place['command'])[1].results]
+    (place,) = FOUND['context_parallel']
+    steps = list(step_times(place['command']).values())
     fastest = [KINDS[cells.index(min(cells))] for cells in (steps[at : at + 3] for at in range(0, 9, 3))]
     assert fastest == ['all_gather', 'all_to_all', 'ring']
 

@@ -59,7 +59,6 @@ def workload(model, **more):
 @pytest.mark.torch
 @pytest.mark.parametrize(('model', 'plan'), CASES)
 def test_a_decoder_trains_as_the_unsharded_model(model, plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
     from executor.validate import validate
 
@@ -80,7 +79,6 @@ def test_a_decoder_trains_as_the_unsharded_model(model, plan):
     ],
 )
 def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
 
     chosen, plan = workload(MODELS['qwen']), Plan(strategies=strategies)
@@ -93,7 +91,6 @@ def test_parts_of_heads_are_split_by_sequence_and_by_groups(strategies):
 @pytest.mark.parametrize('search', ['double-recursive', 'sharding-propagation', 'exact'])
 @pytest.mark.parametrize('model', ['qwen', 'gemma', 'phi'])
 def test_a_searched_decoder_trains_as_the_unsharded_one(model, search):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
 
     chosen = workload(replace(MODELS[model], layers=1))
@@ -123,7 +120,6 @@ WRONG = {
 @pytest.mark.torch
 @pytest.mark.parametrize('case', WRONG)
 def test_a_part_that_does_something_else_is_found(case):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from sabotage import change_ops
 
     from executor.numerics import check

@@ -115,7 +115,6 @@ def test_without_torch_one_line_says_what_to_install():
 
 @pytest.mark.torch
 def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
-    pytest.importorskip('torch', reason='needs the extra torch')
     saved = tmp_path / 'trace.json'
     code, out, error = finished(start(job, '--steps', 2, '--json', '--save', saved))
     assert (code, error.count('\n')) == (0, 1)
@@ -131,7 +130,6 @@ def test_a_job_runs_on_ranks_of_its_own(job, tmp_path):
 
 @pytest.mark.torch
 def test_a_run_that_is_terminated_leaves_no_process(tmp_path):
-    pytest.importorskip('torch', reason='needs the extra torch')
     costs = 'worked:worked_costs'
     process = start(
         'worked:worked_program', '--compute', 'emulated', '--costs', costs, '--timeout', '60s', TMPDIR=str(tmp_path)
@@ -174,7 +172,6 @@ def _processes_with(text):
 
 @pytest.mark.torch
 def test_a_job_runs_unchanged_under_torchrun(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m', 'executor']
     done = subprocess.run(
         [*command, job, '--steps', '2', '--json'], capture_output=True, text=True, check=False, timeout=90
@@ -189,7 +186,6 @@ def test_a_job_runs_unchanged_under_torchrun(job):
 @pytest.mark.torch
 def test_ranks_that_were_asked_for_different_runs_do_not_start(job):
     """Other seeds once trained silently wrong, and other numbers of steps hung."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     for process in ranks(job, each=((), ('--seed', '1', '--steps', '4'))):
         code, out, error = finished(process)
         assert (code, out) == (5, '')
@@ -242,7 +238,6 @@ def shaken(job, *flags):
     ids=lambda value: value[0] if isinstance(value, tuple) else '',
 )
 def test_every_difference_is_named_at_once(job, flags, what):
-    pytest.importorskip('torch', reason='needs the extra torch')
     found, seconds = shaken(job, *flags)
     assert found[0] == found[1]
     assert found[0].startswith(f'rank 1 was asked for another run than rank 0: {what}')
@@ -251,7 +246,6 @@ def test_every_difference_is_named_at_once(job, flags, what):
 
 @pytest.mark.torch
 def test_a_rank_that_will_not_run_is_not_waited_for(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     found, seconds = shaken(job, '--set', 'plan.copies=many')
     assert found[0].startswith('rank 1 will not run: ')
     assert 'plan.copies' in found[0]
@@ -260,7 +254,6 @@ def test_a_rank_that_will_not_run_is_not_waited_for(job):
 
 @pytest.mark.torch
 def test_ranks_that_agree_go_on(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     found, _ = shaken(job, '--timeout', '5s')
     assert [card.process.pid for card in found[0]] == [os.getpid()] * 2
 
@@ -268,7 +261,6 @@ def test_ranks_that_agree_go_on(job):
 @pytest.mark.torch
 def test_data_of_another_content_are_a_difference(job, tmp_path, monkeypatch):
     """Equal files at other paths are none."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor import data
 
     for folder, first in (('one', 7), ('same', 7), ('other', 8)):
@@ -283,7 +275,6 @@ def test_data_of_another_content_are_a_difference(job, tmp_path, monkeypatch):
 
 @pytest.mark.torch
 def test_a_rank_that_is_killed_is_named_by_the_others(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     first, second = ranks(job, '--timeout', '2s', '--fault', 'kill:1:dense1.F.c0:1')
     code, _, error = finished(first)
     assert code == 5
@@ -294,7 +285,6 @@ def test_a_rank_that_is_killed_is_named_by_the_others(job):
 
 @pytest.mark.torch
 def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     first, second = ranks(job, '--timeout', '2s', '--fault', 'stop:0:dense1.F.c0:1')
     begin = time.perf_counter()
     code, _, error = finished(second)
@@ -307,7 +297,6 @@ def test_a_stopped_rank_0_is_named_soon_although_it_serves_the_store(job):
 
 @pytest.mark.torch
 def test_a_port_that_is_taken_is_named(job):
-    pytest.importorskip('torch', reason='needs the extra torch')
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
@@ -325,8 +314,8 @@ def test_a_port_that_is_taken_is_named(job):
         (['--net', 'lab:1gbit'], '2', '--net netns needs ranks of its own'),
     ],
 )
+@pytest.mark.torch
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.commands import run_job as command
 
     for name, value in {'RANK': '0', 'WORLD_SIZE': world, 'MASTER_ADDR': '127.0.0.1'}.items():

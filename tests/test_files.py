@@ -157,7 +157,6 @@ def test_folders_go_with_a_process_that_is_killed(tmp_path):
 @pytest.mark.torch
 def test_nothing_is_left_where_measuring_is_killed(tmp_path):
     """Neither folders nor processes: the executor ends with the command that has started it."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     job = tmp_path / 'job.yaml'
     job.write_text(
         'simpar: 1\ncluster: {profile: cpu-gloo, devices: 2}\n'

@@ -30,7 +30,6 @@ def workload(model=LLAMA, **more):
 @pytest.mark.torch
 @pytest.mark.parametrize('plan', PLANS)
 def test_losses_are_those_of_the_unsharded_model_and_nothing_is_trained(plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.inprocess import InProcess
     from executor.numerics import check
     from executor.validate import validate

@@ -50,7 +50,6 @@ def workload(model, **more):
     ],
 )
 def test_held_in_more_bits_it_trains_as_the_unsharded_model(model, plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
     from executor.validate import validate
 

@@ -38,7 +38,6 @@ def workload(model, **more):
     [('v3', 'late'), ('biased', 'split'), ('biased', 'late'), ('unfused', 'split'), ('unfused', 'tiles')],
 )
 def test_it_trains_as_the_unsharded_model(model, plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
     from executor.validate import validate
 

@@ -238,7 +238,6 @@ def test_in_the_example_the_operators_cost_more_than_one():
 @pytest.mark.torch
 def test_digits_are_learnt(tmp_path):
     """From images, whose shape an input tells, by gradients that are those of the unsharded model."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.inprocess import InProcess
     from executor.numerics import check
 
@@ -291,8 +290,8 @@ def test_the_loss_is_never_run_again():
 HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
 
 
+@pytest.mark.torch
 def test_a_transformer_has_its_loss_in_operators_too():
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
 
     model = Transformer(layers=1, hidden=8, heads=2, vocab=16, sequence=4, init_std=0.3)

@@ -107,7 +107,6 @@ def test_a_user_sees_it_at_the_loss():
 @pytest.mark.parametrize('seed', range(0, 120, 4))
 def test_the_sums_of_a_step_are_its_loss(seed, monkeypatch):
     """On every rank of the last stage the sums of all copies and micro-batches add up to what machines report."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor import inprocess
 
     totals, communicate = [], inprocess.communicate

@@ -127,7 +127,6 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
 @pytest.mark.torch
 def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, tmp_path):
     """The gain of a plan over itself is noise; without a baseline there is none."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     page = tmp_path / 'deep' / 'answer.html'
     words = [job, '--net', 'paced:40mbit,2ms', '--compute', 'emulated', '--steps', 4]
     code, out, error = measured(*words, '--baseline', 'none', '--html', page)
@@ -165,8 +164,8 @@ def test_a_state_is_read_without_running_code(tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
+@pytest.mark.torch
 def test_a_state_is_not_asked_of_emulated_compute(job, tmp_path):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.__main__ import main
 
     words = ['run', str(job), '--compute', 'emulated', '--save-state', str(tmp_path / 's.pt')]

@@ -54,7 +54,6 @@ def workload(experts, **more):
 @pytest.mark.torch
 @pytest.mark.parametrize(('experts', 'plan'), CASES)
 def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
     from executor.validate import validate
 
@@ -79,7 +78,6 @@ def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     ],
 )
 def test_a_mixture_goes_with_every_other_key(more, plan):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
     from executor.validate import validate
 
@@ -102,7 +100,6 @@ WRONG = {
 @pytest.mark.torch
 @pytest.mark.parametrize('case', WRONG)
 def test_a_part_that_does_something_else_is_found(case):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from sabotage import change_ops
 
     from executor.numerics import check

@@ -33,7 +33,6 @@ def sent(program):
 @pytest.mark.torch
 @pytest.mark.parametrize('name', PLANS)
 def test_it_trains_as_autograd_does(name):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
 
     plan = PLANS[name]

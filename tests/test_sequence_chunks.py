@@ -153,7 +153,6 @@ PLANS = {
 @pytest.mark.torch
 @pytest.mark.parametrize('name', PLANS)
 def test_chunks_train_as_torch_does_with_whole_samples(name):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from pipeline_cases import left_over
 
     from executor.numerics import check
@@ -168,7 +167,6 @@ def test_chunks_train_as_torch_does_with_whole_samples(name):
 
 @pytest.mark.torch
 def test_a_chunk_that_takes_another_for_its_keys_is_found_wrong():
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.numerics import check
 
     asked = plan('seqpipe', 3)

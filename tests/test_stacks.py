@@ -307,7 +307,6 @@ def test_a_step_of_one_device_is_that_of_its_prediction():
 @pytest.mark.torch
 def test_a_stack_whose_host_waits_is_not_measured(tmp_path, capsys):
     """The executor issues without ever waiting, so it would measure another step than was predicted."""
-    pytest.importorskip('torch', reason='needs the extra torch')
     path = tmp_path / 'plan.yaml'
     path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2, stack: megatron-2021}'))
     assert main(['measure', str(path), '--compute', 'emulated']) == 2

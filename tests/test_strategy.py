@@ -138,8 +138,8 @@ def test_a_column_cut_and_a_row_cut_make_one_sum_forward_and_one_backward():
 
 
 @pytest.mark.parametrize('seed', range(30))
+@pytest.mark.torch
 def test_programs_keep_the_rules_of_programs(seed):
-    pytest.importorskip('torch', reason='needs the extra torch')
     from executor.validate import validate
 
     workload, plan, world = random_case(seed)

@@ -1,15 +1,13 @@
-"""MindSpore's compiler with passes of parallel_speed_up.json: the same messages, and its edges are in our order."""
+"""Networks that MindSpore's compiler was given with passes of parallel_speed_up.json, and our programs of them."""
 
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-from colrow_cases import FOLDER, Ours, Recorded, phase_of, recorded
+from colrow_cases import Ours, Recorded, phase_of
 from tile_cases import PASSES
 
 from simpar.lower import lower
 
-RECORDED = recorded('speedup')
 AHEAD = 100
 """The compiler issues all gathers before the first product."""
 RENAMED = {
@@ -19,6 +17,11 @@ RENAMED = {
     'recomputation_communication_overlap': 'recompute_comm_overlap',
 }
 """MindSpore's later names."""
+
+
+def sizes(shapes):
+    """Elements of the pieces: of a weight optimizer parallelism cuts another dim than ours, as it is transposed."""
+    return {kind: sorted(rows * columns for rows, columns in mine) for kind, mine in shapes.items()}
 
 
 class Speedup(Recorded):
@@ -37,6 +40,9 @@ class Speedup(Recorded):
 
     def program(self, **changes):
         return lower(self.workload(), self.plan(**changes), self.world)
+
+    def shapes(self):
+        return sizes(super().shapes())
 
     def orders(self):
         """Pairs (what comes first, what comes later) of the edges: each a kind and a layer or number.
@@ -82,7 +88,7 @@ def layer(weight):
     return f'dense{2 * int(block) + (which == "w2")}'
 
 
-class Program(Ours):
+class OurSpeedup(Ours):
     """Ours, as these cases tell it."""
 
     def together(self):
@@ -91,6 +97,9 @@ class Program(Ours):
         for (phase, *rest), count in super().together().items():
             found[('W' if rest[1] == 'all_gather' else phase, *rest)] += count
         return found
+
+    def shapes(self):
+        return sizes(super().shapes())
 
     def at(self, what):
         kind, which = what
@@ -101,76 +110,5 @@ class Program(Ours):
             return next(at for at, (op, _) in enumerate(self.slots) if op.reads == (f'{which}.weight',))
         return names.index(f'{which}.{"W" if kind == "dW" else kind}')
 
-    def out_of_order(self, orders):
+    def broken(self, orders):
         return [(first, later) for first, later in orders if not self.at(first) < self.at(later)]
-
-
-EDGES = [name for name, case in RECORDED.items() if list(Speedup(case).orders())]
-
-
-def test_there_are_cases():
-    assert RECORDED, f'no recorded case of overlap passes in {FOLDER}'
-    assert EDGES, f'no recorded case with edges in {FOLDER}'
-
-
-@pytest.mark.parametrize('name', RECORDED)
-def test_messages_are_those_of_the_compiler(name):
-    golden = Speedup(RECORDED[name])
-    assert Program(golden.program()).together() == golden.together()
-
-
-@pytest.mark.parametrize('name', RECORDED)
-def test_parameters_and_states_are_cut_alike(name):
-    """As many elements of each; which of a weight's dims optimizer parallelism cuts is another, as it is transposed."""
-    golden = Speedup(RECORDED[name])
-
-    def sizes(shapes):
-        return {kind: sorted(rows * columns for rows, columns in mine) for kind, mine in shapes.items()}
-
-    assert sizes(Program(golden.program()).shapes()) == sizes(golden.shapes())
-
-
-@pytest.mark.parametrize('name', RECORDED)
-def test_the_same_runs_again(name):
-    golden = Speedup(RECORDED[name])
-    assert Program(golden.program()).again() == golden.again()
-
-
-@pytest.mark.parametrize('name', EDGES)
-def test_its_edges_are_kept(name):
-    golden = Speedup(RECORDED[name])
-    assert Program(golden.program(fusion='none')).out_of_order(golden.orders()) == []
-
-
-# What the recorded edges are.
-
-
-def test_gradients_of_weights_are_ordered_behind_the_sum_that_they_hide():
-    """Of every block but the first, whose input needs no gradient: sum issued, dW of up, dW of the block before."""
-    golden = Speedup(recorded('speedup')['speedup_matmul_grad_comm_overlap'])
-    assert sorted(golden.orders()) == [
-        (('dW', 'dense4'), ('dW', 'dense3')),
-        (('sum', 1), ('dW', 'dense4')),
-        (('sum', 2), ('dW', 'dense2')),
-    ]
-
-
-def test_gathers_are_chained_and_all_are_issued_before_the_first_product():
-    golden = Speedup(recorded('speedup')['speedup_enable_opt_shard_comm_opt'])
-    chain = [(('gather', f'dense{one}'), ('gather', f'dense{one + 1}')) for one in range(5)]
-    assert sorted(golden.orders()) == [*chain, (('gather', 'dense5'), ('F', 'dense0'))]
-
-
-@pytest.mark.parametrize('name', ['speedup_enable_grad_comm_opt', 'speedup_recompute_comm_overlap'])
-def test_two_passes_leave_no_edge_in_this_network(name):
-    assert list(Speedup(recorded('speedup')[name]).orders()) == []
-
-
-# Without the pass, the order is another.
-
-
-@pytest.mark.parametrize('name', ['speedup_matmul_grad_comm_overlap', 'speedup_enable_opt_shard_comm_opt'])
-def test_without_the_pass_its_edges_are_broken(name):
-    golden = Speedup(recorded('speedup')[name])
-    program = Program(golden.program(overlap=(), fusion='none'))
-    assert program.out_of_order(golden.orders())
