@@ -80,7 +80,7 @@ def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
     made = export(schedule, 'megatron')
     assert made.unsaid == ()
     values = values_of(schedule)
-    back = load_schedule(schedule_text(reimported(TARGETS['megatron'], made.text, values), 'megatron.sh'))
+    back = load_schedule(schedule_text(reimported(TARGETS['megatron'], made.text, values, {}), 'megatron.sh'))
     mine, other = case_of(schedule), case_of(back)
     # The kind of program, not our own list of what is said, is the judge.
     assert mine.program.hash == other.program.hash

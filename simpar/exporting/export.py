@@ -4,39 +4,48 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import yaml
 
 from simpar.case import Case
 from simpar.errors import Problem, ScheduleError
 from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
-from simpar.exporting.settings import FOLDER, Said, Target, Values, values_of
+from simpar.exporting.mindformers import mindformers_keys, nested_yaml, speed_up
+from simpar.exporting.mindspore import mindspore_lines, mindspore_text
+from simpar.exporting.settings import FOLDER, Said, Target, Values, bytes_of, values_of
 from simpar.files import read_csv
 from simpar.importing.mapping import Import, schedule_text
 from simpar.importing.megatron import MEGATRON, MINDSPEED
-from simpar.importing.read import imported_text
+from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.read import imported
 from simpar.plans import Plan
 from simpar.schedule import Schedule, load_schedule
+from simpar.stacks import stack_folder
 
-TARGETS: Final = {
-    one.name: one
-    for one in (
-        Target(
-            name='megatron', title='Megatron-LM', source=MEGATRON, settings=megatron_flags, text=script, suffix='.sh'
-        ),
-        Target(
-            name='mindspeed',
-            title='MindSpeed-LLM',
-            source=MINDSPEED,
-            settings=mindspeed_flags,
-            text=script,
-            suffix='.sh',
-        ),
-    )
-}
+_ALL: Final = (
+    Target(name='megatron', title='Megatron-LM', source=MEGATRON, settings=megatron_flags, text=script, suffix='.sh'),
+    Target(
+        name='mindspeed', title='MindSpeed-LLM', source=MINDSPEED, settings=mindspeed_flags, text=script, suffix='.sh',
+    ),
+    Target(
+        name='mindformers', title='MindFormers', source=MINDFORMERS, settings=mindformers_keys, text=nested_yaml,
+        suffix='.yaml', beside=speed_up,
+    ),
+    Target(
+        name='mindspore', title='MindSpore', source=None, settings=mindspore_lines, text=mindspore_text, suffix='.py',
+        beside=speed_up,
+    ),
+)  # fmt: skip
+TARGETS: Final = {one.name: one for one in _ALL}
 OF_FRAMEWORK: Final = ('cluster.stack', 'cluster.profile', 'cluster.nodes', 'cluster.devices', 'workload.model')
 """What a file of a framework never says, or says by the number of ranks."""
+
+
+_PLAIN_ORDERS: Final = {'mindspore-2.10/1f1b': '1f1b', 'mindspore-2.10/gpipe': '1f1b'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +112,32 @@ def _known() -> str:
 
 
 def read_back(target: Target, said: list[Said], values: Values) -> Values:
-    """What import makes of the file. Raises ``ScheduleError`` where it is no schedule."""
-    made = reimported(target, target.text(said, values, ()), values)
+    """What the settings come to: as import makes it of the file, or where simpar reads none, all keys that are said.
+
+    Raises ``ScheduleError`` where it is no schedule.
+    """
+    if target.source is None:
+        keys = {key for one in said for key in one.keys}
+        kept = {key: value for key, value in values.every.items() if not key.startswith('plan.') or key in keys}
+        return replace(values, every={**framework_defaults(target.title), **kept})
+    made = reimported(target, target.text(said, values, ()), values, target.beside(said, values))
     return values_of(load_schedule(schedule_text(made, target.name)))
 
 
-def reimported(target: Target, text: str, values: Values) -> Import:
-    """What import makes of a text of the framework, on the cluster of the case."""
-    name = f'{target.name}{target.suffix}'
-    return imported_text(text, Path(name), given={}, profile=str(values.every['cluster.profile']))
+def framework_defaults(title: str) -> dict[str, Any]:
+    """What a framework does where nothing is said, as the table of stacks has it."""
+    rows = (row for row in read_csv(stack_folder() / 'defaults.csv') if row['framework'] == title)
+    return {row['key']: yaml.safe_load(row['value']) for row in rows}
+
+
+def reimported(target: Target, text: str, values: Values, beside: Mapping[str, str]) -> Import:
+    """What import makes of a file of the framework, with those beside it, on the cluster of the case."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f'{target.name}{target.suffix}'
+        path.write_text(text, encoding='utf-8')
+        for name, other in beside.items():
+            (path.parent / name).write_text(other, encoding='utf-8')
+        return imported(path, given={}, profile=str(values.every['cluster.profile']))
 
 
 def different(values: Values, back: Values, *, target: Target | None = None, full: bool = False) -> Iterator[Unsaid]:
@@ -148,6 +174,12 @@ def same(key: str, one: Any, other: Any, values: Values) -> bool:
         return not bool(values.work('optimizer.adamw.weight_decay'))
     if key == 'workload.transformer.positions':
         return bool((one or values.model('sequence')) == (other or values.model('sequence')))
+    if key in ('cluster.reserve', 'plan.shard_threshold'):
+        one, other = bytes_of(one), bytes_of(other)
+        return bool(abs(one - other) <= 1e-3 * max(one, other))
+    if key == 'plan.order' and values.plan('chunks') < 2:
+        # One chunk a rank: MindSpore's order is 1F1B.
+        one, other = (_PLAIN_ORDERS.get(word, word) for word in (one, other))
     if isinstance(one, float) or isinstance(other, float):
         return bool(one == other) or (bool(one) and bool(other) and abs(one - other) <= 1e-9 * abs(one))
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -14,6 +14,7 @@ from simpar.files import read_csv
 from simpar.importing.settings import Setting, SettingRow, Settings, Source, Table
 from simpar.plans import Plan
 from simpar.schedule import Schedule
+from simpar.units import parse
 
 FOLDER: Final = Path(__file__).parent / 'tables'
 T: Final = 'workload.transformer'
@@ -37,11 +38,13 @@ class Said(NamedTuple):
 class Values:
     """What a case says, every choice made, by dotted key; keys without effect are not among them.
 
-    Arguments: ``ranks`` in all; ``named``, the name of the schedule's file.
+    Arguments: ``ranks`` in all; ``memory`` of a device in bytes, without what is reserved; ``named``, the name of the
+    schedule's file.
     """
 
     every: Mapping[str, Any]
     ranks: int
+    memory: float = 0.0
     named: str = ''
 
     def plan(self, key: str) -> Any:
@@ -96,7 +99,8 @@ def values_of(schedule: Schedule) -> Values:
     kept = {key: value for key, value in flat.items() if key not in inert}
     kept |= {'workload.batch': schedule.workload.batch, 'plan.micro_batches': schedule.plan.micro_batches}
     origin = case.schedule.where().partition(':')[0].rpartition('/')[2]
-    return Values({**kept, _OPTIMIZER: name}, case.cluster.world, origin)
+    memory = case.cluster.profile.device.memory.size.value
+    return Values({**kept, _OPTIMIZER: name}, case.cluster.world, memory, origin)
 
 
 def _short(schedule: Schedule) -> Schedule:
@@ -168,6 +172,16 @@ def read_as(said: Iterable[Said], table: Table) -> Settings:
 def plain(value: Any) -> Any:
     """A number without a needless point; all else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+
+
+def bytes_of(value: Any) -> float:
+    """A size in bytes; 0 for a word, or where there is none."""
+    if isinstance(value, str):
+        try:
+            return parse(value, 'size')
+        except ValueError:
+            return 0.0
+    return float(value or 0)
 
 
 def word_of(value: Any) -> str:
