@@ -119,7 +119,6 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         dtype=options.dtype,
         keep=options.save_state is not None,
         favour=options.favour_communication,
-        faults=tuple(options.fault),
         device=options.device,
         transport=options.transport,
         issue=options.issue,

@@ -6,7 +6,6 @@ collective when its last participant has arrived, and steps follow one another w
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +19,6 @@ from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
 from simpar.program import OpClass, Program
 from simpar.program.collectives import COLLECTIVES
-from simpar.trace import Trace
 
 Messages = Sequence[list[torch.Tensor]]
 
@@ -73,21 +71,11 @@ class InProcess(Walk):
     Arguments:
         seed: the seed of weights and inputs.
         dtype: takes the place of every floating dtype; None keeps the program's own.
-        trace: a trace; the ops run in the order of its last step.
-        shuffle: a seed for a random one of the orders that needs and streams allow, which must give the same bits.
         first: the number of the first step, where a training goes on.
-    Neither: every stream in turn, as far as it goes.
     """
 
     def __init__(
-        self,
-        program: Program,
-        seed: int = 0,
-        dtype: torch.dtype | None = torch.float64,
-        *,
-        trace: Trace | None = None,
-        shuffle: int | None = None,
-        first: int = 0,
+        self, program: Program, seed: int = 0, dtype: torch.dtype | None = torch.float64, *, first: int = 0
     ) -> None:
         super().__init__(program)
         self._batches: dict[int, Batch] = {}
@@ -96,8 +84,6 @@ class InProcess(Walk):
         ]
         self._first = first
         self._ranks = [Computation(start, Memory(start)) for start in starts]
-        self._trace = trace
-        self._random = None if shuffle is None else random.Random(shuffle)
         self._done = 0
 
     def run(self, steps: int = 1, batches: Sequence[Batch] = ()) -> Result:
@@ -114,9 +100,7 @@ class InProcess(Walk):
             rank.remembered = self._done - 1
         # Backward ops are part of the program, so autograd would only hold memory.
         with torch.no_grad(), single_thread():
-            if self._trace is not None:
-                self._follow(self._trace, steps)
-            elif left := self.walk(self._done, self._random):
+            if left := self.walk(self._done):
                 raise Deadlock('\n  '.join(['no stream can go on:', *self.draw(left)]))
         losses = [[rank.losses.pop(step, {}) for step in range(first, self._done)] for rank in self._ranks]
         parameters = [rank.parameters() for rank in self._ranks]
@@ -126,21 +110,6 @@ class InProcess(Walk):
     def held(self) -> list[dict[str, torch.Tensor]]:
         """Parameters and states of every rank, the very tensors."""
         return [rank.memory.held for rank in self._ranks]
-
-    def _follow(self, trace: Trace, steps: int) -> None:
-        streams = {(stream.rank, stream.name): stream for stream in self._streams}
-        starts = [
-            (span.start, span.end, span.slot, rank, span.stream)
-            for rank in range(self._program.world)
-            for span in trace.spans(rank)
-        ]
-        # By start, then end: an op of no duration comes before the one that follows it at the same moment.
-        for *_, slot, rank, name in sorted(starts) * steps:
-            stream = streams[rank, name]
-            # A trace that breaks its program's needs is wrong, even if the numbers came out right.
-            if stream.head.position != slot or not self._ready(stream):
-                raise ProgramError('\n  '.join(['the trace starts an op before it may:', *self.draw([stream])]))
-            self._start(stream)
 
     def perform(self, together: Sequence[Stream]) -> None:
         """Run a kernel, or carry out a communication for all its participants."""

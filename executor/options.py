@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from executor.devices import KINDS, in_threads
-from executor.ranks.watchdog import parse_fault
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
@@ -35,7 +34,6 @@ class Wanted:
     order: int | None = None
     compute: str = 'real'
     favour_communication: bool = False
-    fault: tuple[()] = ()
     net: Net = field(default_factory=Net)
 
     @property
@@ -117,8 +115,6 @@ def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[P
         yield Problem('--compute emulated', 'it burns no device', 'write --device cpu, or --compute real')
     if options.favour_communication:
         yield Problem('--favour-communication', 'it concerns the threads of CPUs', 'leave it out')
-    if options.fault:
-        yield Problem('--fault', 'faults are made in the threads of CPUs', 'leave it out')
     if options.net.shaped and options.transport != 'gloo':
         yield Problem('--net', 'only messages of gloo can be held back', 'leave it out, or add --transport gloo')
 
@@ -181,7 +177,6 @@ def _run(verb: argparse.ArgumentParser) -> None:
     )
     add_device_flags(verb)
     _issue(verb)
-    verb.add_argument('--fault', type=parse_fault, action='append', default=[], help=argparse.SUPPRESS)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
     # Of `simpar measure`: so many steps that count, in turns with the baseline where that has a file.
     verb.add_argument('--measured', type=_positive, default=0, help=argparse.SUPPRESS)
@@ -204,7 +199,6 @@ def _preflight(verb: argparse.ArgumentParser) -> None:
         steps=1,
         save_state=None,
         favour_communication=False,
-        fault=[],
         costs='',
         save_baseline=None,
     )

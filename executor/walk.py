@@ -6,7 +6,6 @@ steps follow one another without a barrier. Needs no torch.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -144,22 +143,19 @@ class Walk:
     def perform(self, together: Sequence[Stream]) -> None:
         """Do the op at the head of some streams: one that computes, or all participants of a communication."""
 
-    def walk(self, steps: int, shuffled: random.Random | None = None) -> list[Stream]:
-        """Walk all streams up to a step, in turn or in a random order; returns those that cannot go on."""
-        going, self._steps = self._streams[:], steps
+    def walk(self, steps: int) -> list[Stream]:
+        """Walk all streams up to a step, each in turn as far as it goes; returns those that cannot go on."""
+        going, self._steps = self._streams, steps
         while going := [stream for stream in going if stream.step < steps]:
-            # One op at a time, so that the shuffle decides every choice.
-            if shuffled is not None:
-                shuffled.shuffle(going)
             # A whole round in which no stream moved: nothing will ever change.
-            if not sum(self._advance(stream, steps, once=shuffled is not None) for stream in going):
+            if not sum(self._advance(stream, steps) for stream in going):
                 return going
         return []
 
-    def _advance(self, stream: Stream, steps: int, *, once: bool) -> int:
-        """Advance one stream as far as it goes, or by one op; return how many ops it has started."""
+    def _advance(self, stream: Stream, steps: int) -> int:
+        """Advance one stream as far as it goes; return how many ops it has started."""
         moved = 0
-        while stream.step < steps and self._ready(stream) and not (once and moved):
+        while stream.step < steps and self._ready(stream):
             moved += 1
             self._start(stream)
         return moved

@@ -18,9 +18,10 @@ from simpar.errors import ProgramError, RunFailed
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
+from equipment.faults import Fault, FaultyPool
+
 from executor import netns
 from executor.ranks.pool import Pool
-from executor.ranks.watchdog import Fault, parse_fault
 from simpar.hardware.net import Net
 
 pytestmark = pytest.mark.torch
@@ -51,13 +52,13 @@ def gone(pids, seconds=5.0):
 def broken(faults=(), net=None, steps=2, meanwhile=None, timeout=TIMEOUT):
     """The first line of the error of a run, and how long it took to come."""
     program = worked_program()
-    with Pool(2, net=net, timeout=timeout) as pool:
+    with FaultyPool(2, faults, net=net, timeout=timeout) as pool:
         pids = pool.processes
         if meanwhile is not None:
             threading.Timer(0.3, meanwhile, [pool]).start()
         begin = time.perf_counter()
         with pytest.raises(RunFailed) as error:
-            pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', steps=steps, faults=faults)
+            pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', steps=steps)
         seconds = time.perf_counter() - begin
     assert gone(pids)
     assert 'rank | stream' in str(error.value)
@@ -107,9 +108,9 @@ def test_a_message_of_another_size_is_named_as_such():
 
 def test_a_pool_that_broke_is_closed():
     program = worked_program()
-    pool = Pool(2, timeout=TIMEOUT)
+    pool = FaultyPool(2, [Fault('kill', 0, 'FA.c0')], timeout=TIMEOUT)
     with pytest.raises(RunFailed):
-        pool.run(program, worked_costs(program, unit=UNIT), compute='emulated', faults=[Fault('kill', 0, 'FA.c0')])
+        pool.run(program, worked_costs(program, unit=UNIT), compute='emulated')
     with pytest.raises(RunFailed, match='the pool is closed'):
         pool.run(program, worked_costs(program, unit=UNIT), compute='emulated')
 
@@ -172,12 +173,6 @@ def test_ranks_go_when_their_parent_is_killed(tmp_path):
     pids = [int(word) for word in parent.stdout.split()]
     assert len(pids) == 2
     assert gone(pids)
-
-
-def test_faults_are_read():
-    assert parse_fault('kill:1:FB.c0:2') == Fault('kill', 1, 'FB.c0', 2)
-    with pytest.raises(ValueError, match='KIND:RANK:ACTION'):
-        parse_fault('explode:1:FB.c0')
 
 
 # network namespaces

@@ -12,6 +12,8 @@ from simpar.workload import Adam, Sgd, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
+from equipment.orders import InProcess
+
 from executor import inprocess
 
 pytestmark = pytest.mark.torch
@@ -60,7 +62,7 @@ class Watched(inprocess.Memory):
 def watched(monkeypatch, program, **order):
     """(slot, bytes by kind after it) of each rank in the order of the third step, one step after the other."""
     monkeypatch.setattr(inprocess, 'Memory', Watched)
-    machine = inprocess.InProcess(program, dtype=None, **order)
+    machine = InProcess(program, dtype=None, **order)
     for _ in range(3):
         Watched.log.clear()
         machine.run()

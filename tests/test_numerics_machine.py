@@ -13,8 +13,9 @@ from simpar.trace import RankTimes, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
+from equipment.orders import InProcess
+
 from executor.draws import batch_of, draw
-from executor.inprocess import InProcess
 from executor.kernels import context
 from executor.ranks.real import Memory, Start
 from executor.tensors import all_gather, all_reduce, assemble, initial, inputs, reduce_scatter

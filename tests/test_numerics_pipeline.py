@@ -19,7 +19,8 @@ from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.inprocess import InProcess
+from equipment.orders import InProcess
+
 from executor.numerics import check
 
 pytestmark = pytest.mark.torch

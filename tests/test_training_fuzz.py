@@ -25,7 +25,8 @@ from simpar.workload import Transformer
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.inprocess import InProcess
+from equipment.orders import InProcess
+
 from executor.numerics import check
 from executor.validate import validate
 

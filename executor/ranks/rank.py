@@ -192,7 +192,7 @@ class Rank:
             costs = cast('Costs', request.costs)
             machine = self.machines.emulated(program, costs, self.rank, self.clock, self._link)
         streams = Streams(
-            program, self.rank, request.steps, machine, self._channels[program.hash], self.status, request.faults,
+            program, self.rank, request.steps, machine, self._channels[program.hash], self.status,
             favour=favour, queues=request.queues,
         )  # fmt: skip
         return (), machine if isinstance(machine, RealMachine) else None, streams

@@ -10,7 +10,6 @@ import torch
 from executor.checkpoint import Trained
 from executor.devices import in_threads
 from executor.draws import Batch
-from executor.ranks.watchdog import Fault
 from simpar.cost.costs import Costs
 from simpar.trace import Times
 
@@ -63,7 +62,6 @@ class Request:
     dtype: str = ''
     keep: bool = False
     favour: bool = False
-    faults: tuple[Fault, ...] = ()
     stretch: Stretch | None = None
     device: str = 'cpu'
     transport: str = ''

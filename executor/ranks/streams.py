@@ -8,12 +8,10 @@ a thread that blocks in what it does; an op waits for its needs on the counters 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,7 +20,7 @@ import torch
 from executor.devices import Kind
 from executor.host import yield_to_communication
 from executor.ranks.collectives import Channel
-from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Fault, Status
+from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status
 from executor.walk import Order, Slot
 from simpar.engine.queues import queues_of
 from simpar.errors import RunFailed
@@ -157,14 +155,11 @@ class Streams:
     machine: Machine
     channels: Channels
     status: Status
-    faults: InitVar[Sequence[Fault]] = ()
     favour: bool = False
     queues: InitVar[int] = 0
 
-    def __post_init__(self, faults: Sequence[Fault], queues: int) -> None:
+    def __post_init__(self, queues: int) -> None:
         role = self.program.role(self.rank)
-        self._action = partial(self.program.action, role)
-        self._faults = {(fault.action, fault.step): fault.kind for fault in faults if fault.rank == self.rank}
         self._order = Order(self.program, role)
         self._streams = [
             _Stream(index, name, slots)
@@ -237,8 +232,6 @@ class Streams:
         arrived = self.machine.arrive(work, ready)
         if queue:
             queue.leave(arrived)
-        if self._faults:
-            work = self._break(work)
         self._say(stream, RUNNING, step, at)
         end = self.machine.run(work, arrived)
         self.arrive_KS[step, at], self.end_KS[step, at] = arrived, end
@@ -283,23 +276,6 @@ class Streams:
         for changed in (*waited, *(queue.changed for queue in self._queues.values())):
             with changed:
                 changed.notify_all()
-
-    def _break(self, work: Work) -> Work:
-        """Do what a fault says."""
-        kind = self._faults.get((self._action(work.slot.position), work.step))
-        if kind == 'kill':
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == 'stall':
-            time.sleep(3600)
-        if kind == 'stop':
-            os.kill(os.getpid(), signal.SIGSTOP)
-        while kind == 'spin':
-            pass
-        if kind == 'resize':
-            # The same op with a message twice as long.
-            op = replace(work.slot.op, bytes=2 * work.slot.op.bytes)
-            return replace(work, slot=replace(work.slot, op=op))
-        return work
 
 
 def failure_of(rank: int, step: int, slot: int, error: Exception) -> Failure:
