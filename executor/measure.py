@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,46 +11,10 @@ import numpy as np
 from executor.ranks.request import Request
 from executor.state import Execution
 from simpar.program import Program
-from simpar.trace import Times, joined
+from simpar.trace import joined
 
 FIRST_STEADY = 2
 """Step from which on steps count: end(k) − end(k−1), k = 3 being the first; ``Trace.warm`` tells the last."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Statistics:
-    """Seconds of some repeats.
-
-    A machine that is shared adds time and never takes any, so a low quantile tells what was measured, the median what a
-    user sees, and the spread how much to believe either.
-    """
-
-    samples: Times
-
-    @property
-    def count(self) -> int:
-        """Number of repeats."""
-        return len(self.samples)
-
-    @property
-    def p10(self) -> float:
-        """The 10th percentile."""
-        return float(np.quantile(self.samples, 0.1))
-
-    @property
-    def median(self) -> float:
-        """The median."""
-        return float(np.median(self.samples))
-
-    @property
-    def iqr(self) -> float:
-        """The distance between the quartiles."""
-        return float(np.subtract(*np.quantile(self.samples, [0.75, 0.25])))
-
-    @property
-    def cv(self) -> float:
-        """The standard deviation over the mean."""
-        return float(np.std(self.samples) / np.mean(self.samples))
 
 
 DIGITS: Final = 5
@@ -60,29 +24,24 @@ DIGITS: Final = 5
 def figures(samples: Any, low: float | None = None) -> dict[str, float] | None:
     """What a reader must know of some repeats; None where there are none.
 
+    A machine that is shared adds time and never takes any, so a low quantile tells what was measured, the median what a
+    user sees, and the spread how much to believe either.
     Arguments: ``low``, the number to use of them, where it is not their 10th percentile.
     """
     if not len(samples):
         return None
-    statistics = Statistics(samples)
     return {
-        'n': statistics.count,
-        'median': _short(statistics.median),
-        'p10': _short(statistics.p10),
-        'iqr': _short(statistics.iqr),
-        'cv': round(statistics.cv, 4),
+        'n': len(samples),
+        'median': _short(np.median(samples)),
+        'p10': _short(np.quantile(samples, 0.1)),
+        'iqr': _short(np.subtract(*np.quantile(samples, [0.75, 0.25]))),
+        'cv': round(float(np.std(samples) / np.mean(samples)), 4),
         **({} if low is None else {'low': _short(low)}),
     }
 
 
-def _short(seconds: float) -> float:
-    return float(f'{seconds:.{DIGITS}g}')
-
-
-def steady_steps(execution: Execution) -> list[float]:
-    """Seconds of the steps from the third on that have a follower, where that matters."""
-    times: list[float] = execution.trace.step_times[execution.trace.warm(FIRST_STEADY)].tolist()
-    return times
+def _short(seconds: Any) -> float:
+    return float(f'{float(seconds):.{DIGITS}g}')
 
 
 BLOCK: Final = 5

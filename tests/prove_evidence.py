@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from equipment.validation import steady_steps
 from evidence_draws import Block, Row, blocks
 from evidence_page import page, verdict
 from proof import arguments
@@ -27,7 +28,6 @@ from proof import arguments
 from executor.bench.bench import bench_messages
 from executor.bench.items import QUICK
 from executor.bench.rounds import Reporter
-from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from simpar.calibrate import calibrate, load_record, write_profile

@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from equipment.validation import steady_steps
 from proof import arguments, commit
 
-from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from simpar.case import Case, case_of, cluster_of, on_net

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from equipment.validation import steady_steps
 from evidence_draws import Row
 from evidence_page import disordered, error, said, tables, verdict
 from pooled_records import pooled
@@ -31,7 +32,6 @@ from prove_evidence import commit, cores, say
 from executor.bench.bench import bench, calibrated
 from executor.bench.items import QUICK, TINY
 from executor.bench.rounds import AlonePool, InOrder, Reporter, put
-from executor.measure import steady_steps
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from simpar.calibrate import Calibration

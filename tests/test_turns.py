@@ -8,7 +8,7 @@ from worked import worked_costs, worked_program
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.measure import FIRST_STEADY, Statistics, blocks_of, in_turns
+from executor.measure import FIRST_STEADY, blocks_of, figures, in_turns
 from executor.ranks.request import Request
 from executor.state import Execution
 from simpar.engine import simulate
@@ -65,7 +65,6 @@ def test_a_state_is_of_one_training_of_all_steps():
     assert [(request.keep, request.steps) for _, request in alone.asked] == [(True, FIRST_STEADY + 10)]
 
 
-def test_statistics_of_known_samples():
-    found = Statistics(np.arange(101.0))
-    assert (found.count, found.p10, found.median, found.iqr) == (101, 10.0, 50.0, 50.0)
-    assert found.cv == pytest.approx(np.sqrt((101**2 - 1) / 12) / 50)
+def test_figures_of_known_samples():
+    cv = round(np.sqrt((101**2 - 1) / 12) / 50, 4)
+    assert figures(np.arange(101.0)) == {'n': 101, 'median': 50.0, 'p10': 10.0, 'iqr': 50.0, 'cv': cv}

@@ -115,14 +115,17 @@ def bench(
         raise ScheduleError(Problem('--ranks', 'a profile needs collectives', 'write 2 or more'))
     whole = [program for program in programs if program.world <= ranks] if on.threads else []
     # One pool for all parts, pinned, so that kernels and messages are measured under the same conditions.
-    where = {'device': on.device, 'transport': on.transport, 'dtype': on.dtype}
-    with TimedPool(ranks, net=net, pinned=True, favour=favour, **where) as pool:
+    with TimedPool(ranks, _request(on, favour=favour), net=net, pinned=True) as pool:
         timer = journal.over(pool) if journal else pool
         parts = [program for program in programs if program not in whole]
         record = measure(timer, sizes, reporter, net_name=net_name, programs=parts, talk=programs, seed=seed, on=on)
     if whole and in_order:
         rounds.put(record['tables'], _steps(whole, ranks, sizes.trials, reporter, record, favour))
     return record
+
+
+def _request(on: items.On, *, favour: bool) -> Request:
+    return Request(device=on.device, transport=on.transport, dtype=on.dtype, favour=favour)
 
 
 def measure(
@@ -148,9 +151,9 @@ def measure(
     computing = items.unique([*items.grid_items(sizes, ranks), *_exact(programs, ranks)])
     talking = items.unique([*items.message_items(sizes, net, ranks, per_host), *_exact_messages(talk, ranks, per_host)])
     reporter.part(f'computation: {len(computing)} kernels', sizes.orders)
-    kernels = rounds.sample(timer, computing, sizes.orders, sizes.trials, seed, reporter.turn)
+    kernels = rounds.sample(timer, computing, sizes, seed, reporter.turn)
     reporter.part(f'communication: {len(talking)} collectives', sizes.orders)
-    messages = rounds.sample(timer, talking, sizes.orders, sizes.trials, seed, reporter.turn)
+    messages = rounds.sample(timer, talking, sizes, seed, reporter.turn)
     reporter.part('both at once', 2 * len(sizes.beside) * sizes.rounds)
     beside = rounds.measure_overlap(timer, sizes, net.rate * sizes.message_seconds, reporter.turn, talk)
     reporter.part('sends, exchanges and several streams', sizes.orders)
@@ -397,7 +400,7 @@ def _among(
     kind: str,
 ) -> None:
     """As one of the ranks that a launcher has started; rank 0 writes."""
-    request = Request(device=on.device, transport=on.transport, dtype=on.dtype, favour=options.favour_communication)
+    request = _request(on, favour=options.favour_communication)
     ranks = LaunchedPool(launch, of, request, parse_net(options.net), options.timeout, options.meet, kind)
     with ranks:
         if journal is None:

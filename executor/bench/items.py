@@ -182,6 +182,7 @@ LOGARITHMS: Final = frozenset({'ce_loss', 'log'})
 """Operators that may not read negative numbers."""
 Key = Mapping[str, int | str]
 Names = tuple[str, ...]
+Attributes = dict[str, int | float | str | bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,8 +385,7 @@ def matmul(m: int, n: int, k: int, phase: Phase) -> Item:
     shapes = {'F': ((m, k), (n, k), (n,)), 'I': ((m, k), (k, n)), 'W': ((k, m), (k, n))}[phase]
     reads = [operand(shape, place) for place, shape in enumerate(shapes)]
     writes = [result(f'{name}>out', (m, n)), *([result(f'{name}>bias', (m,))] if phase == 'W' else [])]
-    op = _op(name, 'matmul', phase, reads, writes, {'m': m, 'n': n, 'k': k}, {'outputs': 1})
-    return _item(op, (*reads, *writes))
+    return _made(name, phase, reads, writes, {'m': m, 'n': n, 'k': k}, {'outputs': 1})
 
 
 def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
@@ -403,8 +403,8 @@ def attention(head_dim: int, sequence: int, pairs: int, phase: Phase) -> Item:
     outs = {'F': (y, lse), 'I': (qkv,)}[phase]
     writes = [result(f'{name}>{place}', shape) for place, shape in enumerate(outs)]
     dims = {'batch': batch, 'sequence': sequence, 'heads': heads, 'kv_heads': heads, 'head_dim': head_dim}
-    how: dict[str, int | float | str | bool] = {'groups': heads, 'queries': 1, 'head_dim': head_dim, 'causal': True}
-    return _item(_op(name, 'attention', phase, reads, writes, dims, how), (*reads, *writes))
+    how: Attributes = {'groups': heads, 'queries': 1, 'head_dim': head_dim, 'causal': True}
+    return _made(name, phase, reads, writes, dims, how)
 
 
 def operators(sizes: Sizes, world: int) -> list[Item]:
@@ -480,17 +480,12 @@ def place_of(op: OpClass) -> tuple[str, Key]:
     return 'operator', {'operator': op.operator, 'phase': op.phase, 'bytes': int(op.bytes)}
 
 
-def _op(
-    name: str,
-    operator: str,
-    phase: Phase,
-    reads: list[Tensor],
-    writes: list[Tensor],
-    dims: dict[str, int],
-    attributes: dict[str, int | float | str | bool],
-) -> OpClass:
-    names = tuple(tensor.name for tensor in writes)
-    return OpClass(
+def _made(
+    name: str, phase: Phase, reads: list[Tensor], writes: list[Tensor], dims: dict[str, int], attributes: Attributes
+) -> Item:
+    """An item of one op, whose operator its name begins with."""
+    operator, names = name.partition('.')[0], tuple(tensor.name for tensor in writes)
+    op = OpClass(
         name=name,
         kind='compute',
         operator=operator,
@@ -501,6 +496,7 @@ def _op(
         frees=names,
         attributes=attributes,
     )
+    return _item(op, (*reads, *writes))
 
 
 # Communication items: collectives over their range of sizes, in groups of every size.
@@ -545,7 +541,7 @@ def message_op(
     name: str, operator: str, size: int, partition: str, ranks: int, reads: Names, writes: Names, frees: Names = ()
 ) -> OpClass:
     """A collective in groups of so many ranks, or an end of a send; ``size``, bytes of the full vector."""
-    row, attributes = COLLECTIVES.get(operator), dict[str, int | float | str | bool]()
+    row, attributes = COLLECTIVES.get(operator), Attributes()
     if row and 'shard' in (row.gives, row.gets):
         attributes = {'dim': 0}
     elif operator == 'all_to_all':

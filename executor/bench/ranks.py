@@ -97,23 +97,11 @@ def on_clock(trace: Trace) -> Timed:
 class TimedPool(Pool):
     """A pool of ranks with one thread for computation each.
 
-    Arguments:
-        favour: communication is scheduled before computation.
-        device, transport: as of ``Request``.
-        others: as of ``Pool``.
+    Arguments: ``request``, device, transport, dtype and scheduling; others as of ``Pool``.
     """
 
-    def __init__(
-        self,
-        world: int,
-        *,
-        favour: bool = False,
-        device: str = 'cpu',
-        transport: str = '',
-        dtype: str = '',
-        **more: Any,
-    ) -> None:
-        self._request = Request(favour=favour, device=device, transport=transport, dtype=dtype)
+    def __init__(self, world: int, request: Request | None = None, **more: Any) -> None:
+        self._request = request or Request()
         super().__init__(world, **more)
 
     def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:

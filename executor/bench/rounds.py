@@ -23,7 +23,7 @@ from executor.bench import items as bench
 from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
 from executor.devices import KINDS
-from executor.measure import Statistics, figures
+from executor.measure import figures
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine, Start
@@ -46,6 +46,8 @@ from simpar.workload import Workload
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+Said = Callable[[], None]
+"""Called after each turn."""
 WARM_UP = 2
 """Steps of every run that do not count."""
 QUIET = 0.02
@@ -79,34 +81,24 @@ class Samples:
         return Samples(self.wall[self.quiet], self.cpu[self.quiet]) if self.quiet.sum() >= ENOUGH else self
 
 
-def sample(
-    pool: Timer,
-    items: Sequence[bench.Item],
-    orders: int,
-    trials: int,
-    seed: int,
-    said: Callable[[], None] = lambda: None,
-) -> list[Samples]:
-    """Run all items ``orders`` × ``trials`` times on every rank, one after the other without a pause.
+def sample(pool: Timer, items: Sequence[bench.Item], sizes: bench.Sizes, seed: int, said: Said) -> list[Samples]:
+    """Run all items on every rank, one after the other without a pause, in shuffled orders of so many trials each.
 
-    Arguments:
-        orders: how many shuffled orders there are.
-        trials: how many steps of each order count.
-        said: called after each order.
+    Arguments: ``said``, called after each order.
     """
     shuffled, found = random.Random(seed), defaultdict[str, list[tuple[Times, Times]]](list)
-    for _ in range(orders):
+    for _ in range(sizes.orders):
         # A new order each time: what ran before an op leaves caches in another state, and drift must not favour one
         # item.
         order = list(items)
         shuffled.shuffle(order)
-        run = pool.timed(bench.program_of(order, pool.world), WARM_UP + trials)
+        run = pool.timed(bench.program_of(order, pool.world), WARM_UP + sizes.trials)
         for name, wall, cpu in seconds_by_op(run):
             found[name].append((wall, cpu))
         said()
     walls, cpus = ([np.concatenate([pair[which] for pair in found[item.name]]) for item in items] for which in (0, 1))
     # Repeats are [orders, ranks, steps], one behind the other.
-    by_step = [wall.reshape(orders, -1, trials).mean(1).ravel() for wall in walls]
+    by_step = [wall.reshape(sizes.orders, -1, sizes.trials).mean(1).ravel() for wall in walls]
     first = quickest(np.sum(by_step, axis=0))
     means = [float(seconds[first].mean()) for seconds in by_step]
     return [Samples(*one) for one in zip(walls, cpus, means, strict=True)]
@@ -169,15 +161,11 @@ class Stretch:
 
     what: Kernels | Literal['collective']
     beside: str
-    factor: Statistics
+    factor: Times
 
 
 def measure_overlap(
-    pool: Timer,
-    sizes: bench.Sizes,
-    largest: float,
-    said: Callable[[], None] = lambda: None,
-    programs: Sequence[Program] = (),
+    pool: Timer, sizes: bench.Sizes, largest: float, said: Said, programs: Sequence[Program]
 ) -> list[Stretch]:
     """Run kernels alone, collectives alone and both at once, in turns.
 
@@ -253,7 +241,7 @@ class _Pair:
         self._run_alone()
         self._both = self._program()
 
-    def measure(self, what: Kernels, operator: str, rounds: int, said: Callable[[], None]) -> list[Stretch]:
+    def measure(self, what: Kernels, operator: str, rounds: int, said: Said) -> list[Stretch]:
         """How the kernels stretch beside the messages, and the messages beside the kernels.
 
         Arguments: ``operator``, the kind of the messages.
@@ -271,8 +259,8 @@ class _Pair:
         messages = [factor for run in both for factor in message_stretches(run.trace, alone)]
         called, of = f'{operator.replace("_", "-")}s', '' if operator == 'all_reduce' else f' ({operator})'
         return [
-            Stretch(what, called, Statistics(np.array(kernels))),
-            Stretch('collective', f'{what} kernels{of}', Statistics(np.array(messages))),
+            Stretch(what, called, np.array(kernels)),
+            Stretch('collective', f'{what} kernels{of}', np.array(messages)),
         ]
 
     def _run(self, program: Program) -> Timed:
@@ -397,7 +385,7 @@ def table_rows(items: Sequence[bench.Item], samples: Sequence[Samples]) -> dict[
 
 def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
     """One row for everything that was measured beside something else; ``factor`` of its time alone."""
-    return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor.samples)} for one in found]
+    return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor)} for one in found]
 
 
 def environment(ranks: int, net: str, on: bench.On = bench.CPU, per_host: int = 0) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch.nn import functional
@@ -148,14 +148,7 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
     return network_parameters(cast('operators.Network', workload.model), workload.batch)
 
 
-def _loss(
-    workload: Workload,
-    parameters: Parameters,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    keys: torch.Tensor,
-    slices: Slices,
-) -> torch.Tensor:
+def _loss(workload: Workload, parameters: Parameters, x: torch.Tensor, target: torch.Tensor, *_: Any) -> torch.Tensor:
     y = network_result(cast('operators.Network', workload.model), parameters, x)
     return DIFFERENCES.get(workload.loss, functional.cross_entropy)(y, target)
 

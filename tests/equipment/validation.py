@@ -30,7 +30,7 @@ from equipment.validation_cases import (
     pipeline_cases,
     tile_cases,
 )
-from executor.measure import Statistics, steady_steps
+from executor.measure import FIRST_STEADY
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.state import Execution
@@ -43,6 +43,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.predict import followed
 from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
+from simpar.trace import Times
 from simpar.units import format_time
 
 LOW = 0.1
@@ -51,6 +52,31 @@ ONE_SHARD = frozenset({('all_gather', 'in'), ('reduce_scatter', 'out')})
 """Sides of a collective that are one rank's slice."""
 Kind = tuple[str, int]
 """A collective and the number of ranks in its group; a send has two."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Seconds of some repeats."""
+
+    samples: Times
+
+    @property
+    def p10(self) -> float:
+        return float(np.quantile(self.samples, 0.1))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.samples))
+
+    @property
+    def cv(self) -> float:
+        """The standard deviation over the mean."""
+        return float(np.std(self.samples) / np.mean(self.samples))
+
+
+def steady_steps(execution: Execution) -> list[float]:
+    """Seconds of the steps from the third on that have a follower, where that matters."""
+    return execution.trace.step_times[execution.trace.warm(FIRST_STEADY)].tolist()
 
 
 def kind_of(op: OpClass, ranks: int) -> Kind:
