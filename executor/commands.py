@@ -13,20 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from executor.cluster import Launch, detect
+from executor.cluster import Launch, detect, meeting
 from executor.cluster.external import REFUSAL, common_clock, launched, refuse_external, store_of, wall_clocks
-from executor.cluster.meeting import (
-    Place,
-    asked,
-    bytes_of_ranks,
-    clocks_apart,
-    let_all_see,
-    local_address,
-    places_of,
-    preflight,
-    refuse,
-    shake_hands,
-)
 from executor.devices import KINDS
 from executor.draws import module_of
 from executor.measure import FIRST_STEADY, Perform, in_turns
@@ -140,12 +128,12 @@ def load_job(options: argparse.Namespace) -> Job:
     )
 
     def job_of(one: Case) -> Job:
-        asked = one.cluster.queues_asked
-        costs = price(one.program, under_load(one.program, one.cluster)) if emulated or asked else None
+        queues = one.cluster.queues_asked
+        costs = price(one.program, under_load(one.program, one.cluster)) if emulated or queues else None
         if costs and costs.work_queues:
             # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
             simulate(one.program, costs, steps=2)
-        return Job(one.program, costs if emulated else None, asked)
+        return Job(one.program, costs if emulated else None, queues)
 
     if options.save_baseline is None:
         return job_of(case)
@@ -266,13 +254,13 @@ def preflight_hosts(options: argparse.Namespace) -> int:
     if not 0 <= own < len(hosts) or not all(hosts):
         what = f'host {own} of {len(hosts)} named ones'
         raise ScheduleError(Problem('--node-rank', what, f'write 0 to {len(hosts) - 1}, and a name for each host'))
-    launch = Launch('preflight', own, len(hosts), hosts[0], options.port)
+    launch = Launch('preflight', own, len(hosts), hosts[0], options.port, hosts=tuple(hosts), noun='host')
     try:
         return _met(options, launch, hosts, _program(options, len(hosts)))
     except ScheduleError as error:
         # Hosts that can read their job need not wait for one that cannot.
         with suppress(SimparError, RuntimeError):
-            refuse(store_of(launch, REFUSAL, 'host'), own, len(hosts), str(error).splitlines()[0])
+            meeting.refuse(store_of(launch, REFUSAL), own, len(hosts), str(error).splitlines()[0])
         raise
     except RuntimeError as error:
         raise RunFailed(f'host {own} ({hosts[own]}): {str(error).splitlines()[0]}') from error
@@ -294,18 +282,18 @@ def _met(options: argparse.Namespace, launch: Launch, hosts: list[str], program:
     print(
         f'preflight: host {own} of {count}; all meet at {where} within {options.meet:g} s', file=sys.stderr, flush=True
     )
-    store = store_of(launch, options.meet, 'host')
-    wanted = asked(program, request_of(options, Job(program, None)), options.net)
-    cards = shake_hands(store, own, count, hosts[0], wanted, seconds=options.meet, where=hosts.__getitem__, noun='host')
-    places = places_of(cards, [range(first, first + each) for first in range(0, program.world, each)])
-    needs = bytes_of_ranks(program, options.dtype)
-    notes = preflight(store, own, cards, places, needs)
+    store = store_of(launch, options.meet)
+    wanted = meeting.asked(program, request_of(options, Job(program, None)), options.net)
+    cards = meeting.shake_hands(store, launch, wanted, options.meet)
+    places = meeting.places_of(cards, [range(first, first + each) for first in range(0, program.world, each)])
+    needs = meeting.bytes_of_ranks(program, options.dtype)
+    notes = meeting.preflight(store, own, cards, places, needs)
     clock, _ = common_clock(store, own, count)
     walls = wall_clocks(store, own, count, clock)
-    notes += clocks_apart(places, {index * each: wall for index, wall in enumerate(walls)})
+    notes += meeting.clocks_apart(places, {index * each: wall for index, wall in enumerate(walls)})
     if own == 0:
         _show_json(places, needs, notes) if options.json else _show_places(places, needs, notes)
-    let_all_see(store, own, range(count), 'left')
+    meeting.let_all_see(store, own, range(count), 'left')
     return 0
 
 
@@ -318,13 +306,13 @@ def _own(hosts: list[str]) -> int:
     for index, host in enumerate(hosts):
         # Packets to oneself leave from the very address that they go to.
         with suppress(OSError):
-            if local_address(host) == socket.gethostbyname(host):
+            if meeting.local_address(host) == socket.gethostbyname(host):
                 return index
     what = f'this host is called {name}, which is none of {", ".join(hosts)}'
     raise ScheduleError(Problem('--hosts', what, 'write its name or address, or give --node-rank'))
 
 
-def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+def _show_json(places: list[meeting.Place], needs: list[int], notes: tuple[str, ...]) -> None:
     found = [
         {
             'host': place.host.name,
@@ -339,7 +327,7 @@ def _show_json(places: list[Place], needs: list[int], notes: tuple[str, ...]) ->
     print(json.dumps({'hosts': found, 'notes': list(notes)}, ensure_ascii=False))
 
 
-def _devices(place: Place) -> str:
+def _devices(place: meeting.Place) -> str:
     """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
     found = place.devices
     parts = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
@@ -347,7 +335,7 @@ def _devices(place: Place) -> str:
     return ', '.join([*parts, *(f'{topic} {version}' for topic, version in found.versions.items())])
 
 
-def _show_places(places: list[Place], needs: list[int], notes: tuple[str, ...]) -> None:
+def _show_places(places: list[meeting.Place], needs: list[int], notes: tuple[str, ...]) -> None:
     rows: list[tuple[str, ...]] = [('host', 'ranks', 'cores', 'memory needed', 'free')]
     for place in places:
         need = format_size(sum(needs[rank] for rank in place.ranks))

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from executor.draws import Batch, batch_of, draw
+from executor.draws import draw
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.program import OpClass, Program, Tensor
 from simpar.torch_module.graph import module_name
@@ -205,33 +205,6 @@ def initial(program: Program, tensor: Tensor, rank: int, seed: int, dtype: torch
     # Drawn in full and then sharded, so that every plan starts from the same weights.
     full = draw(tensor.initial, tensor.shape, torch_dtype(tensor.dtype, dtype), seed, tensor.like or tensor.name)
     return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
-
-
-def inputs(
-    program: Program,
-    tensor: Tensor,
-    rank: int,
-    step: int,
-    micro_batch: int,
-    copy: int,
-    seed: int,
-    dtype: torch.dtype | None = None,
-    batches: Mapping[int, Batch] | None = None,
-) -> torch.Tensor:
-    """Draw a rank's shard of an input: of one copy, or of all where the input is a whole step's."""
-    kind = torch_dtype(tensor.dtype, dtype)
-    if tensor.like:
-        full = batch_of(tensor.like, tensor.initial, tensor.shape, kind, seed, step, batches)
-        return full[bounds(program, tensor, rank)].clone(memory_format=torch.contiguous_format)
-    first, *rest = tensor.shape
-    shape = (first * program.micro_batches, *rest)
-    full = batch_of(tensor.name, tensor.initial, shape, kind, seed, step, batches)
-    full = full.narrow(0, first * micro_batch, first)
-    shard = full[bounds(program, tensor, rank)]
-    if tensor.batch_dim is not None:
-        length = shard.shape[tensor.batch_dim] // program.copies
-        shard = shard.narrow(tensor.batch_dim, copy * length, length)
-    return shard.clone(memory_format=torch.contiguous_format)
 
 
 def assemble(

@@ -197,7 +197,7 @@ def shaken(job, *flags):
     """What each of two threads, as ranks whose commands differ by some flags, is told; and after how many seconds."""
     import torch.distributed as dist
 
-    from executor.cluster import meeting
+    from executor.cluster import Launch, meeting
     from executor.commands import load_job, request_of
 
     store, found, begin = dist.HashStore(), {}, time.perf_counter()
@@ -207,7 +207,7 @@ def shaken(job, *flags):
         try:
             loaded = load_job(options)
             wanted = meeting.asked(loaded.program, request_of(options, loaded), options.net)
-            found[rank] = meeting.shake_hands(store, rank, 2, 'localhost', wanted)
+            found[rank] = meeting.shake_hands(store, Launch('a test', rank, 2, 'localhost', 0), wanted)
         except RunFailed as error:
             found[rank] = str(error)
         except SimparError as error:

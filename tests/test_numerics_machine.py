@@ -18,7 +18,7 @@ from equipment.orders import InProcess
 from executor.draws import batch_of, draw
 from executor.kernels import context
 from executor.ranks.real import Memory, Start
-from executor.tensors import all_gather, all_reduce, assemble, initial, inputs, reduce_scatter
+from executor.tensors import all_gather, all_reduce, assemble, initial, reduce_scatter
 
 pytestmark = pytest.mark.torch
 functional = torch.nn.functional
@@ -276,7 +276,7 @@ def test_copies_take_their_part_of_what_a_rank_has_of_the_batch():
     program = built(4, [tensor], [], {'all': (range(4), [])}, copies=3, partitions=axes)
     whole = batch_of('x', 'normal:1', (12, 3), torch.float32, SEED, 7)
     for rank, of_data in enumerate((0, 0, 1, 1)):
-        parts = [inputs(program, tensor, rank, 7, 0, copy, SEED) for copy in range(3)]
+        parts = [Start(program, rank, SEED).shard(tensor, 7, 0, copy) for copy in range(3)]
         assert torch.equal(torch.cat(parts), whole[of_data * 6 :][:6])
         assert torch.equal(assemble(program, tensor, [parts[0]] * 4)[:2], parts[0])
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 import torch.distributed as dist
 
-from executor.cluster import meeting
+from executor.cluster import Launch, meeting
 from executor.cluster.meeting import Card
 from executor.devices.open import Survey
 from executor.host import Host, Process, free_memory, this_host
@@ -57,7 +57,7 @@ def test_missing_ranks_are_named_with_their_hosts():
     hosts = ('node0', 'node0', 'node1', 'node1', 'node2')
 
     def come(rank):
-        return meeting.shake_hands(store, rank, 5, 'localhost', {}, seconds=0.3, where=hosts.__getitem__)
+        return meeting.shake_hands(store, Launch('a test', rank, 5, 'localhost', 0, hosts=hosts), {}, 0.3)
 
     here = this_host().name
     told = each_in_a_thread([lambda: come(0), lambda: come(4)])

@@ -91,6 +91,7 @@ class Launch:
         idle: whether this process is no rank and should end at once.
         hosts: the names of the hosts, rank by rank, where the launcher tells them.
         per_host: how many ranks it has started on each host, 0 where it does not tell.
+        noun: what meets, ranks or hosts.
     """
 
     by: str
@@ -102,6 +103,7 @@ class Launch:
     idle: bool = False
     hosts: tuple[str, ...] = field(default=(), compare=False)
     per_host: int = field(default=0, compare=False)
+    noun: str = field(default='rank', compare=False)
 
     def where(self, rank: int) -> str:
         """What a rank's host is called; empty where nobody knows."""

@@ -65,14 +65,11 @@ def wall_clocks(store: Store, own: int, count: int, clock: Clock) -> list[float]
     return [float(store.get(f'simpar/wall/{index}')) for index in range(count)]
 
 
-def store_of(launch: Launch, seconds: float = INIT_TIMEOUT, noun: str = 'rank') -> Store:
-    """The store at which all ranks meet.
-
-    Arguments: ``seconds`` to wait for it; ``noun``, what meets there, ranks or hosts.
-    """
+def store_of(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
+    """The store at which all ranks meet. Arguments: ``seconds`` to wait for it."""
+    noun, place = launch.noun, f'{launch.host}:{launch.port}'
     timeout = datetime.timedelta(seconds=seconds)
     serve = launch.rank == 0 and not launch.served
-    place = f'{launch.host}:{launch.port}'
     try:
         # A name that nobody knows would be asked for again and again for a minute.
         socket.getaddrinfo(launch.host, launch.port)
@@ -186,9 +183,7 @@ class External:
         # Where torchrun's agent serves the store, it outlives rank 0.
         self._served = launch.served
         # Before any group is made: ranks that want different runs would hang in different collectives.
-        self._cards = meeting.shake_hands(
-            self._store, launch.rank, launch.world, launch.host, wanted, seconds=meet, where=launch.where
-        )
+        self._cards = meeting.shake_hands(self._store, launch, wanted, meet)
         # From here on ranks wait for work of one another, not for hosts that may not come.
         self._store.set_timeout(datetime.timedelta(seconds=max(meet, INIT_TIMEOUT)))
         _set_interface(launch.host, launch.rank, self._cards)

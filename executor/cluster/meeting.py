@@ -12,7 +12,7 @@ import platform
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from executor import data
+from executor.cluster import Launch
 from executor.devices.open import Survey, survey
 from executor.host import Host, Process, this_host, this_process
 from executor.ranks.request import INIT_TIMEOUT, Request, Stretch
@@ -203,34 +204,22 @@ def _digest_of_costs(costs: Costs | None) -> str:
     return digest.hexdigest()[:12]
 
 
-def shake_hands(
-    store: Store,
-    rank: int,
-    world: int,
-    host: str,
-    wanted: Mapping[str, str],
-    *,
-    seconds: float = INIT_TIMEOUT,
-    where: Callable[[int], str] = lambda rank: '',
-    noun: str = 'rank',
-) -> list[Card]:
+def shake_hands(store: Store, launch: Launch, wanted: Mapping[str, str], seconds: float = INIT_TIMEOUT) -> list[Card]:
     """Exchange cards with all ranks and return them.
 
     Arguments:
-        host: where the store is.
         wanted: what this rank was asked to run, see ``asked``.
         seconds: how long others may take to come.
-        where: what a rank's host is called, as far as the launcher tells.
-        noun: what meets here, ranks or hosts.
     Raises ``RunFailed`` that names who did not come, who differs in what, or who refuses to run; all raise the same.
     """
     devices = survey(*_device(wanted))
-    card = Card({**wanted, **devices.versions}, this_process(), local_address(host), devices=devices)
-    cards = _exchange(store, rank, world, card, seconds, where, noun)
+    card = Card({**wanted, **devices.versions}, this_process(), local_address(launch.host), devices=devices)
+    cards = _exchange(store, launch, card, seconds)
+    noun = launch.noun
     problems = [f'{noun} {other} will not run: {card.refusal}' for other, card in enumerate(cards) if card.refusal]
     problems = problems or _differences(cards, noun)
     if problems:
-        let_all_see(store, rank, range(world))
+        let_all_see(store, launch.rank, range(launch.world))
         raise RunFailed('\n'.join(problems))
     return cards
 
@@ -243,32 +232,31 @@ def refuse(store: Store, rank: int, world: int, reason: str) -> None:
         let_all_see(store, rank, range(world))
 
 
-def _exchange(
-    store: Store, rank: int, world: int, card: Card, seconds: float, where: Callable[[int], str], noun: str
-) -> list[Card]:
-    store.set(f'simpar/card/{rank}', card.packed())
+def _exchange(store: Store, launch: Launch, card: Card, seconds: float) -> list[Card]:
+    store.set(f'simpar/card/{launch.rank}', card.packed())
     until = time.perf_counter() + seconds
-    for other in range(world):
+    for other in range(launch.world):
         while not store.check([f'simpar/card/{other}']):
             if time.perf_counter() > until:
-                came = [one for one in range(world) if store.check([f'simpar/card/{one}'])]
-                reason = _absent(store, world, came, seconds, where, noun)
-                let_all_see(store, rank, came, 'given-up')
+                came = [one for one in range(launch.world) if store.check([f'simpar/card/{one}'])]
+                here = ', '.join(dict.fromkeys(_card(store, one).host.name for one in came))
+                here = f'{many(launch.noun, came)} on {here}'
+                reason = f'{_absent(launch, came)} did not come within {seconds:g} s; here: {here}'
+                let_all_see(store, launch.rank, came, 'given-up')
                 raise RunFailed(reason)
             time.sleep(POLL)
-    return [Card.read(store.get(f'simpar/card/{other}').decode()) for other in range(world)]
+    return [_card(store, other) for other in range(launch.world)]
 
 
-def _absent(
-    store: Store, world: int, came: Sequence[int], seconds: float, where: Callable[[int], str], noun: str
-) -> str:
-    """Who did not come, on which hosts, and who did."""
-    missing = [other for other in range(world) if other not in came]
-    hosts = ', '.join(dict.fromkeys(filter(None, map(where, missing))))
-    cards = [Card.read(store.get(f'simpar/card/{other}').decode()) for other in came]
-    here = ', '.join(dict.fromkeys(card.host.name for card in cards))
-    on = f' (on {hosts})' if hosts else ''
-    return f'{many(noun, missing)}{on} did not come within {seconds:g} s; here: {many(noun, came)} on {here}'
+def _card(store: Store, rank: int) -> Card:
+    return Card.read(store.get(f'simpar/card/{rank}').decode())
+
+
+def _absent(launch: Launch, came: Sequence[int]) -> str:
+    """Who did not come, and on which hosts."""
+    missing = [other for other in range(launch.world) if other not in came]
+    hosts = ', '.join(dict.fromkeys(filter(None, map(launch.where, missing))))
+    return many(launch.noun, missing) + (f' (on {hosts})' if hosts else '')
 
 
 def _differences(cards: list[Card], noun: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from executor.checkpoint import contents_of, read_rank
-from executor.draws import Batch
+from executor.draws import Batch, batch_of
 from executor.host import Clock
 from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Pace, Rings
@@ -20,7 +20,7 @@ from executor.ranks.link import Link
 from executor.ranks.request import Part, Request, Stretch
 from executor.ranks.streams import Work
 from executor.ranks.transports import Transport, transfer
-from executor.tensors import TORCH, Packing, initial, inputs, kept, torch_dtype
+from executor.tensors import TORCH, Packing, bounds, initial, kept, torch_dtype
 from executor.walk import Slot
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program, Tensor
@@ -68,8 +68,17 @@ class Start:
         return cls(program, rank, request.seed, dtype, request.steps, stretch.first, held, batches)
 
     def shard(self, tensor: Tensor, step: int, micro_batch: int, copy: int) -> torch.Tensor:
-        """The rank's shard of an input."""
-        return inputs(self.program, tensor, self.rank, step, micro_batch, copy, self.seed, self.dtype, self.batches)
+        """The rank's shard of an input: of one copy, or of all where the input is a whole step's."""
+        program, (first, *rest), own = self.program, tensor.shape, bounds(self.program, tensor, self.rank)
+        count = 1 if tensor.like else program.micro_batches
+        name, shape = tensor.like or tensor.name, (first * count, *rest)
+        dtype = torch_dtype(tensor.dtype, self.dtype)
+        full = batch_of(name, tensor.initial, shape, dtype, self.seed, step, self.batches)
+        shard = full.narrow(0, 0 if tensor.like else first * micro_batch, first)[own]
+        if tensor.batch_dim is not None and not tensor.like:
+            length = shard.shape[tensor.batch_dim] // program.copies
+            shard = shard.narrow(tensor.batch_dim, copy * length, length)
+        return shard.clone(memory_format=torch.contiguous_format)
 
 
 class Memory:

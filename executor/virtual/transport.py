@@ -17,6 +17,7 @@ import torch
 from executor.devices.issue import ISSUERS
 from executor.devices.open import open_device
 from executor.draws import single_thread
+from executor.ranks.collectives import Messages
 from executor.ranks.real import Start
 from executor.ranks.request import Outcome, Request
 from executor.ranks.transports import Transport
@@ -31,7 +32,8 @@ from simpar.program import Program
 from simpar.program.needs import instance
 
 Cells = list[torch.Tensor]
-Cells_to = list[tuple[torch.Tensor, int]]
+Work = Callable[[list[Cells]], list[Cells]]
+"""What ranks get of what they bring, by position."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,96 +119,71 @@ class VirtualTransport:
         self._meet('all_to_all', '', list(chunks), received, _exchanged)
         return received
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> None:
+    def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once, as one batch."""
-        what = f'a message on {self.communicator.name}'
+        shared, mine, what = self.communicator, self.position, f'a message on {self.communicator.name}'
         touched = touches([tensor for tensor, _ in sends], [tensor for tensor, _ in receives])
         out, into = ([(_cells(tensor), peer) for tensor, peer in messages] for messages in (sends, receives))
 
         def put(queue: Queue) -> None:
             queue.touch_all(touched, what)
-            self._exchange(queue, out, into)
+            ends = [(shared.sent[mine, peer], shared.wanted[mine, peer], cells) for cells, peer in out]
+            ends += [(shared.wanted[peer, mine], shared.sent[peer, mine], cells) for cells, peer in into]
+            messages = [_posted(*end, queue) for end in ends]
+
+            def ready() -> bool:
+                for index, (message, peer_of) in enumerate(messages):
+                    other = None if message.done else peer_of()
+                    # Each pair of a batch goes on its way when both its ends are there.
+                    if other is not None and other.there:
+                        source, target = (message, other) if index < len(out) else (other, message)
+                        _copy(source, target, shared.name)
+                return all(message.done for message, _ in messages)
+
+            task = queue.put(what, lambda: None, ready)
+            for message, _ in messages:
+                message.task = task
 
         state.current_queue(self.device).whenever(put)
 
-    def _exchange(self, queue: Queue, sends: Cells_to, receives: Cells_to) -> None:
-        """Put a batch of messages on a stream."""
-        shared, mine = self.communicator, self.position
-        messages: list[tuple[Message, Callable[[], Message | None]]] = []
-        for tensor, peer in sends:
-            messages.append(_posted(shared.sent[mine, peer], shared.wanted[mine, peer], tensor, queue))
-        for tensor, peer in receives:
-            messages.append(_posted(shared.wanted[peer, mine], shared.sent[peer, mine], tensor, queue))
-        outgoing = len(sends)
-
-        def ready() -> bool:
-            for index, (message, peer_of) in enumerate(messages):
-                other = None if message.done else peer_of()
-                # Each pair of a batch goes on its way when both its ends are there.
-                if other is not None and other.there:
-                    source, target = (message, other) if index < outgoing else (other, message)
-                    _copy(source, target, shared.name)
-            return all(message.done for message, _ in messages)
-
-        task = queue.put(f'a message on {shared.name}', lambda: None, ready)
-        for message, _ in messages:
-            message.task = task
-
-    def _meet(
-        self,
-        kind: str,
-        reduce: str,
-        brings: list[torch.Tensor],
-        gets: list[torch.Tensor],
-        work: Callable[[list[Cells]], list[Cells]],
-    ) -> None:
+    def _meet(self, kind: str, reduce: str, brings: Cells, gets: Cells, work: Work) -> None:
         """A collective of all ranks."""
-        touched = touches(brings, gets)
-        form = (kind, reduce, *(sum(tensor.numel() for tensor in brings),))
+        shared, touched, what = self.communicator, touches(brings, gets), f'{kind} on {self.communicator.name}'
+        form = (kind, reduce, sum(tensor.numel() for tensor in brings))
         own, results = ([_cells(tensor) for tensor in tensors] for tensors in (brings, gets))
-        state.current_queue(self.device).whenever(lambda queue: self._seat(queue, form, own, results, touched, work))
 
-    def _seat(
-        self,
-        queue: Queue,
-        form: tuple[object, ...],
-        brings: Cells,
-        gets: Cells,
-        touched: list[Touch],
-        work: Callable[[list[Cells]], list[Cells]],
-    ) -> None:
-        """Put a collective on a stream."""
-        shared = self.communicator
-        what = f'{form[0]} on {shared.name}'
-        queue.touch_all(touched, what)
-        number = shared.issued[self.position]
-        shared.issued[self.position] += 1
-        seat = Seat(form, brings, gets, queue)
-        seats = shared.meetings.setdefault(number, {})
-        seats[self.position] = seat
-        state.lanes[queue.device].append(seat)
+        def put(queue: Queue) -> None:
+            queue.touch_all(touched, what)
+            number = shared.issued[self.position]
+            shared.issued[self.position] += 1
+            seat = Seat(form, own, results, queue)
+            seats = shared.meetings.setdefault(number, {})
+            seats[self.position] = seat
+            state.lanes[queue.device].append(seat)
 
-        def ready() -> bool:
-            return number not in shared.meetings or (
-                len(seats) == shared.size and all(seat.there for seat in seats.values())
-            )
+            def ready() -> bool:
+                return number not in shared.meetings or (
+                    len(seats) == shared.size and all(seat.there for seat in seats.values())
+                )
 
-        def run() -> None:
-            if shared.meetings.pop(number, None) is None:
-                return
-            ordered = [seats[position] for position in range(shared.size)]
-            for other in ordered:
-                if other.form != ordered[0].form:
-                    raise ProgramError(
-                        f'ranks meet in different collectives on {shared.name}: {ordered[0].form} and {other.form}'
-                    )
-            results = work([other.brings for other in ordered])
-            for other, found in zip(ordered, results, strict=True):
-                for target, result in zip(other.gets, found, strict=True):
-                    target.copy_(result)
-                state.lanes[other.queue.device].popleft()
+            def run() -> None:
+                if shared.meetings.pop(number, None) is not None:
+                    _carry([seats[position] for position in range(shared.size)], work, shared.name)
 
-        seat.task = queue.put(what, run, ready)
+            seat.task = queue.put(what, run, ready)
+
+        state.current_queue(self.device).whenever(put)
+
+
+def _carry(seats: list[Seat], work: Work, name: str) -> None:
+    """Carry out a collective. Arguments: ``seats``, by position."""
+    for seat in seats:
+        if seat.form != seats[0].form:
+            raise ProgramError(f'ranks meet in different collectives on {name}: {seats[0].form} and {seat.form}')
+    for seat, brought in zip(seats, work([seat.brings for seat in seats]), strict=True):
+        for target, result in zip(seat.gets, brought, strict=True):
+            target.copy_(result)
+        state.lanes[seat.queue.device].popleft()
 
 
 def _posted(
