@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from executor import data
-from executor.tensors import Piece, bounds, kept, names, pieces
+from executor.tensors import Piece, bounds, names, persistent, pieces
 from simpar.case import Case
 from simpar.document import build, dump, one_screen
 from simpar.document.tree import Tree
@@ -367,7 +367,7 @@ def read_rank(folder: Path, contents: Contents, program: Program, rank: int, hel
     Raises ``ScheduleError`` where something is missing or has another shape.
     """
     wanted: dict[Chunk, list[tuple[str, Piece]]] = {}
-    for tensor in kept(program, rank):
+    for tensor in persistent(program, rank):
         for piece in pieces(program, rank, tensor, held[tensor.name]):
             for chunk in _overlapping(folder, contents, piece):
                 wanted.setdefault(chunk, []).append((piece.name, piece))
@@ -466,7 +466,7 @@ def _content(folder: Path, chunk: Chunk) -> bytes:
 def _own(program: Program, rank: int, held: Mapping[str, torch.Tensor]) -> Iterable[Piece]:
     """The pieces of a rank that no lower rank has."""
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for tensor in kept(program, rank):
+    for tensor in persistent(program, rank):
         # Replicas: the lowest of the ranks whose shards begin at one place writes.
         if _first_holder(program, tensor.name, rank) == rank:
             for piece in pieces(program, rank, tensor, held[tensor.name]):

@@ -192,7 +192,7 @@ def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, 
 _BITS: Final = 53
 
 
-def kept(
+def dropout_mask(
     keys_B: torch.Tensor,
     site: str,
     full: Sequence[int],

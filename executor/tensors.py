@@ -321,7 +321,7 @@ class Piece:
     values: torch.Tensor
 
 
-def kept(program: Program, rank: int) -> Iterator[Tensor]:
+def persistent(program: Program, rank: int) -> Iterator[Tensor]:
     """The tensors of a rank that live from step to step: parameters and states."""
     for tensor in program.tensors:
         if tensor.kind in ('parameter', 'state') and program.holds(rank, tensor.name):

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from executor import checkpoint as kept
+from executor import checkpoint as checkpoints
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
 from executor.cluster import Launch, detect
 from executor.cluster.external import launched
@@ -307,16 +307,16 @@ class _Training:
         losses = begun.losses if begun and first else ()
         done = begun.step if begun else 0
         batches = None if data is None else skipped(data, done)
-        source = str(kept.folder_of(self.root, done)) if self.root and begun else ''
+        source = str(checkpoints.folder_of(self.root, done)) if self.root and begun else ''
         if begun and done >= self.steps:
-            whole = kept.parameters_of(Path(source), begun, self.case.program)
+            whole = checkpoints.parameters_of(Path(source), begun, self.case.program)
             return Result(losses[: self.steps], whole if first else {}, {})
         last = Result((), {}, {})
         with runner as perform:
             while done < self.steps:
                 count = min(self._length(done, data is not None), self.steps - done)
                 until = done + count
-                save = str(kept.folder_of(self.root, until)) if self.root else ''
+                save = str(checkpoints.folder_of(self.root, until)) if self.root else ''
                 own = () if batches is None else self._batches(batches, done, count)
                 request = Request(
                     steps=count, seed=self.seed, dtype=self.dtype, keep=until == self.steps,
@@ -333,11 +333,11 @@ class _Training:
             return None
         if first:
             self.root.mkdir(parents=True, exist_ok=True)
-            kept.clear(self.root)
-        folder = kept.latest(self.root)
+            checkpoints.clear(self.root)
+        folder = checkpoints.latest(self.root)
         if folder is None:
             return None
-        found = kept.contents_of(folder)
+        found = checkpoints.contents_of(folder)
         if found.seed != self.seed:
             what = f'was trained with seed {found.seed}, not {self.seed}'
             raise ScheduleError(Problem(str(folder), what, 'give the same seed, or another folder'))
@@ -346,7 +346,7 @@ class _Training:
         elif first:
             lacks = 'without digests and without what was trained, neither damage nor another model is noticed'
             print(f'Note: {folder} is of an older simpar: {lacks}', file=sys.stderr, flush=True)
-        kept.check_names(folder, found, self.case.program)
+        checkpoints.check_names(folder, found, self.case.program)
         return found
 
     def _length(self, done: int, given: bool) -> int:

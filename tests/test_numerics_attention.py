@@ -12,7 +12,7 @@ from simpar.workload import Adam, Transformer, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.draws import kept
+from executor.draws import dropout_mask
 from executor.inprocess import InProcess
 from executor.numerics import check
 
@@ -47,8 +47,8 @@ def test_masks_of_another_place_are_found(attention, named):
 def test_masks_drop_their_share_independently(probability):
     """Within five deviations over 2¹⁸ elements; neighbours, samples and sites fall together by chance alone."""
     keys = torch.tensor([7, 8])
-    mask = kept(keys, 'layer0', (256, 512), probability).double()
-    other = kept(keys, 'layer1', (256, 512), probability).double()
+    mask = dropout_mask(keys, 'layer0', (256, 512), probability).double()
+    other = dropout_mask(keys, 'layer1', (256, 512), probability).double()
     deviation = (probability * (1 - probability) / mask.numel()) ** 0.5
     assert abs(mask.mean() - (1 - probability)) < 5 * deviation
     pairs = [(mask[:, :, 1:], mask[:, :, :-1]), (mask[:, 1:], mask[:, :-1]), (mask[0], mask[1]), (mask, other)]
@@ -59,11 +59,11 @@ def test_masks_drop_their_share_independently(probability):
 
 def test_pieces_of_a_mask_make_the_whole():
     keys = torch.arange(6)
-    whole = kept(keys, 'x', (4, 6), 0.3)
+    whole = dropout_mask(keys, 'x', (4, 6), 0.3)
     for dim, size in ((0, 4), (1, 6)):
-        pieces = [kept(keys, 'x', (4, 6), 0.3, (dim, first, 2)) for first in range(0, size, 2)]
+        pieces = [dropout_mask(keys, 'x', (4, 6), 0.3, (dim, first, 2)) for first in range(0, size, 2)]
         assert torch.equal(torch.cat(pieces, dim + 1), whole)
-    assert torch.equal(torch.cat([kept(part, 'x', (4, 6), 0.3) for part in keys.chunk(3)]), whole)
+    assert torch.equal(torch.cat([dropout_mask(part, 'x', (4, 6), 0.3) for part in keys.chunk(3)]), whole)
 
 
 def test_another_step_draws_other_masks():

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from executor.draws import in_sequence, kept
+from executor.draws import dropout_mask, in_sequence
 from simpar.program import OpClass, Program
 
 
@@ -151,7 +151,7 @@ def mask_of(
         length = full[dim]
         full[dim] *= where.size[str(op.attributes['partition'])]
         shard = (dim, position(op, where) * length, length)
-    return kept(keys, site, full, probability, shard, places)
+    return dropout_mask(keys, site, full, probability, shard, places)
 
 
 def _places(op: OpClass, where: Context, full: Sequence[int]) -> dict[int, torch.Tensor]:

@@ -84,8 +84,8 @@ def qk_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) ->
 
 def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, qkv, gain of queries, gain of keys, rstd → dqkv."""
-    dy, qkv, q_gain, k_gain, kept = map(wide, tensors)
-    dy_BSGCD, x_BSGCD, rstd = _columns(op, dy), _columns(op, qkv)[..., :-1, :], _rstd(op, kept)
+    dy, qkv, q_gain, k_gain, rstd_BSC = map(wide, tensors)
+    dy_BSGCD, x_BSGCD, rstd = _columns(op, dy), _columns(op, qkv)[..., :-1, :], _rstd(op, rstd_BSC)
     normalised, scaled = x_BSGCD * rstd, dy_BSGCD[..., :-1, :] * _gains(op, [q_gain, k_gain])
     dx = rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))
     return [_joined(dx, dy_BSGCD)]
@@ -93,8 +93,8 @@ def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
 
 def qk_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, qkv, rstd → gradients of the gains."""
-    dy, qkv, kept = map(wide, tensors)
-    of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, kept)).sum((0, 1, 2))
+    dy, qkv, rstd_BSC = map(wide, tensors)
+    of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, rstd_BSC)).sum((0, 1, 2))
     return [of_each[:-1].sum(0), of_each[-1]]
 
 

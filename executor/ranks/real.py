@@ -20,7 +20,7 @@ from executor.ranks.link import Link
 from executor.ranks.request import Part, Request, Stretch
 from executor.ranks.streams import Work
 from executor.ranks.transports import Transport, transfer
-from executor.tensors import TORCH, Packing, bounds, initial, kept, torch_dtype
+from executor.tensors import TORCH, Packing, bounds, initial, persistent, torch_dtype
 from executor.walk import Slot
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Program, Tensor
@@ -95,7 +95,7 @@ class Memory:
             instance(tensor, 0, 0): initial(program, tensor, rank, start.seed, start.dtype)
             if start.held is None
             else start.held[tensor.name]
-            for tensor in kept(program, rank)
+            for tensor in persistent(program, rank)
         }
         self._drawn: dict[Instance, int] = {}
 
@@ -105,7 +105,7 @@ class Memory:
     @property
     def held(self) -> dict[str, torch.Tensor]:
         """Parameters and states, the very tensors."""
-        return {tensor.name: self._tensors[tensor.name, -1, -1] for tensor in kept(self._program, self._rank)}
+        return {tensor.name: self._tensors[tensor.name, -1, -1] for tensor in persistent(self._program, self._rank)}
 
     def read(self, op: OpClass, micro_batch: int, copy: int, step: int) -> list[torch.Tensor]:
         """What an op reads, in order.

@@ -10,7 +10,7 @@ from typing import Final, cast
 import torch
 from torch.nn import functional
 
-from executor.draws import in_sequence, kept
+from executor.draws import dropout_mask, in_sequence
 from executor.reference.network import Declared, Input, OfModel, Parameters, Slices
 from simpar.model.library.experts import Experts
 from simpar.model.library.gpt import Transformer
@@ -270,7 +270,7 @@ def _transformer(
     def drop(site: str, x: torch.Tensor) -> torch.Tensor:
         if not model.dropout:
             return x
-        return x * kept(keys, site, x.shape[1:], model.dropout) / (1 - model.dropout)
+        return x * dropout_mask(keys, site, x.shape[1:], model.dropout) / (1 - model.dropout)
 
     def norm(name: str, x: torch.Tensor, epsilon: float = model.norm_epsilon, kind: str = model.norm) -> torch.Tensor:
         gain = parameters[f'{name}.gain']

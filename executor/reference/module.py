@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import torch
 from torch.nn import functional
 
-from executor.draws import given, kept
+from executor.draws import dropout_mask, given
 from executor.reference.network import Declared, Input, OfModel, Parameters
 from simpar.model import Operator
 from simpar.model.module import FromModule
@@ -71,7 +71,7 @@ def _result(operator: Operator, parameters: Parameters, reads: list[torch.Tensor
         return functional.embedding(reads[0], parameters[operator.weight], padding_idx=padding)
     if isinstance(operator, Dropout):
         x, keys = reads
-        mask = kept(keys, operator.site, list(x.shape[1:]), operator.probability)
+        mask = dropout_mask(keys, operator.site, list(x.shape[1:]), operator.probability)
         return x * mask / (1 - operator.probability)
     return _called(cast('TorchCall', operator), parameters, reads)
 
