@@ -53,3 +53,37 @@ def pytest_runtest_setup(item):
     """What needs torch is skipped where torch is not installed."""
     if 'torch' in item.keywords and find_spec('torch') is None:
         pytest.skip('needs the extra torch')
+
+
+JOB = """
+simpar: 1
+cluster: {profile: cpu-gloo, devices: 2}
+workload:
+  network:
+    - dense: {in: 256, out: 512}
+    - relu: {}
+    - dense: {in: 512, out: 256}
+  loss: mse
+  batch: 256
+plan: {data: 1, tensor: 2, copies: 2}
+against: {plan.copies: 1}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A file whose plan and baseline are measured: a copy of a batch beside another, against the batch as it is."""
+    path = tmp_path / 'job.yaml'
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def generated_images(monkeypatch):
+    """Digits are the generated ones, made anew."""
+    from executor import data
+
+    monkeypatch.delenv('DATA_PATH', raising=False)
+    data.load.cache_clear()
+    yield
+    data.load.cache_clear()

@@ -13,20 +13,12 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import data
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('generated_images')]
 
 
 def idx(values):
     """IDX bytes as the format's page says, written here without the reader's help."""
     return bytes([0, 0, 8, values.ndim]) + b''.join(struct.pack('>i', n) for n in values.shape) + values.tobytes()
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
-    monkeypatch.delenv('DATA_PATH', raising=False)
-    data.load.cache_clear()
-    yield
-    data.load.cache_clear()
 
 
 @pytest.fixture

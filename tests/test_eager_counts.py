@@ -15,58 +15,10 @@ from simpar.stacks import load_stack
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from kernel_counts import Kernels
 
 pytestmark = pytest.mark.torch
 TOKENS, HIDDEN, HEADS = 256, 4096, 32
-VIEWS = frozenset(
-    [
-        'alias',
-        'as_strided',
-        'detach',
-        'expand',
-        'permute',
-        'reshape',
-        'select',
-        'slice',
-        'split',
-        'squeeze',
-        't',
-        'transpose',
-        'unsqueeze',
-        'view',
-        'view_as_complex',
-        'view_as_real',
-        '_unsafe_view',
-        '_conj',
-        '_reshape_alias',
-    ]
-)
-"""Operators that give memory another shape: no kernel."""
-
-
-def read_or_written(tensor):
-    """Bytes in memory: what is spread over a dim is there once."""
-    spread = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    return torch.Size(spread).numel() * tensor.element_size()
-
-
-class Kernels(TorchDispatchMode):
-    """Counts kernels, and bytes that they read and write."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.moved = [], 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        if name not in VIEWS:
-            self.names.append(name)
-            touched = tree_leaves((args, kwargs, result))
-            self.moved += sum(read_or_written(one) for one in touched if isinstance(one, torch.Tensor))
-        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +32,7 @@ class Count:
 def counted(run, elements):
     with Kernels() as kernels:
         result = run()
-    return result, Count(len(kernels.names), kernels.moved / elements)
+    return result, Count(kernels.number, kernels.moved / elements)
 
 
 def forward_and_backward(function, inputs, elements, wanted):

@@ -9,22 +9,13 @@ from simpar import load_case
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import data
 from executor.inprocess import InProcess
 from executor.reference import Reference
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('generated_images')]
 EXAMPLES = Path(__file__).parent.parent / 'examples'
 LOG = [2.3024087, 2.2921634, 2.278274, 2.2537143, 2.1638, 1.984318, 1.6061916, 1.20966, 0.98156196, 0.77229893]
 """Losses of steps 0, 10, ... 90 in MindSpore's tutorial (tutorials/source_en/parallel/optimizer_parallel.md)."""
-
-
-@pytest.fixture(autouse=True)
-def _generated_images(monkeypatch):
-    monkeypatch.delenv('DATA_PATH', raising=False)
-    data.load.cache_clear()
-    yield
-    data.load.cache_clear()
 
 
 def losses(name, steps, *overrides):

@@ -22,26 +22,6 @@ from simpar.trace_files import load_trace, save_trace, to_saved
 PROGRAM = worked_program()
 SLOW = {'beside_communication': 1.0}
 """Nothing slows down: 44 s a step in place of 56 s."""
-JOB = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload:
-  network:
-    - dense: {in: 256, out: 512}
-    - relu: {}
-    - dense: {in: 512, out: 256}
-  loss: mse
-  batch: 256
-plan: {data: 1, tensor: 2, copies: 2}
-against: {plan.copies: 1}
-"""
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / 'job.yaml'
-    path.write_text(JOB)
-    return path
 
 
 def run(steps, begin=0.0, **costs):

@@ -17,28 +17,8 @@ from simpar.hardware.net import FRAME, PAYLOAD, parse_net
 from simpar.units import format_time
 
 ROOT = Path(__file__).parent.parent
-JOB = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload:
-  network:
-    - dense: {in: 256, out: 512}
-    - relu: {}
-    - dense: {in: 512, out: 256}
-  loss: mse
-  batch: 256
-plan: {data: 1, tensor: 2, copies: 2}
-against: {plan.copies: 1}
-"""
 BYTES = 128 * 256 * 4
 """Of the only collective, in a copy."""
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / 'job.yaml'
-    path.write_text(JOB)
-    return path
 
 
 def measured(*words):

@@ -9,11 +9,10 @@ from simpar.workload import Sgd, Workload
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import data
 from executor.inprocess import InProcess
 from executor.reference import Reference
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures('generated_images')]
 STEPS = 50
 TUTORIAL = Workload(
     model=Network(
@@ -31,14 +30,6 @@ TUTORIAL = Workload(
     optimizer=Sgd(learning_rate=1e-2),
     data='mnist',
 )
-
-
-@pytest.fixture(autouse=True)
-def _generated_images(monkeypatch):
-    monkeypatch.delenv('DATA_PATH', raising=False)
-    data.load.cache_clear()
-    yield
-    data.load.cache_clear()
 
 
 @pytest.mark.parametrize('copies', [1, 2, 4])
