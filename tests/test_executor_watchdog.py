@@ -30,6 +30,17 @@ def status_of(*beats):
     return status
 
 
+BOTH_SEND = (
+    (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
+    (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
+)  # fmt: skip
+ONE_COMPUTES = (
+    (0, COMPUTE, 4, WAITING, 8), (0, TP, 2, RUNNING, RB0),
+    (1, COMPUTE, 2, RUNNING, FB0), (1, TP, 2, WAITING, RB0),
+)  # fmt: skip
+"""Two ranks in the same collective; and one in a collective that the other has not come to, as it computes."""
+
+
 def explained(program, status, dead=None, failures=(), stopped=(), busy=None):
     seen = Seen(dead or {}, frozenset(stopped), busy or {})
     first, *table = explain(program, status, seen, list(failures), 5.0).splitlines()
@@ -37,11 +48,7 @@ def explained(program, status, dead=None, failures=(), stopped=(), busy=None):
 
 
 def test_a_rank_that_computes_for_ever_is_named_and_who_waits_for_it(program):
-    status = status_of(
-        (0, COMPUTE, 4, WAITING, 8), (0, TP, 2, RUNNING, RB0),
-        (1, COMPUTE, 2, RUNNING, FB0), (1, TP, 2, WAITING, RB0),
-    )  # fmt: skip
-    first, table = explained(program, status)
+    first, table = explained(program, status_of(*ONE_COMPUTES))
     assert first == (
         'nothing has finished for 5 s: rank 1 is stuck in FB.c0 of step 0 (stream compute); '
         'rank 0 waits for it in RB.c0 of step 0 (group tp)'
@@ -61,21 +68,13 @@ def test_a_rank_that_does_not_begin_what_it_could_is_named(program):
 
 
 def test_a_network_that_delivers_nothing_is_named(program):
-    status = status_of(
-        (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
-        (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
-    )  # fmt: skip
-    first, _ = explained(program, status)
+    first, _ = explained(program, status_of(*BOTH_SEND))
     assert 'ranks 0, 1 are all in RA.c0 of step 0 (group tp), but the network between them delivers nothing' in first
 
 
 def test_a_dead_rank_is_named_and_not_those_who_lost_it(program):
-    status = status_of(
-        (0, COMPUTE, 4, WAITING, 8), (0, TP, 2, RUNNING, RB0),
-        (1, COMPUTE, 2, RUNNING, FB0), (1, TP, 2, WAITING, RB0),
-    )  # fmt: skip
     lost = Failure(0, 0, RB0, 'Connection closed by peer', lost=True)
-    first, table = explained(program, status, {1: death(-signal.SIGKILL, '')}, [lost])
+    first, table = explained(program, status_of(*ONE_COMPUTES), {1: death(-signal.SIGKILL, '')}, [lost])
     assert first == (
         'rank 1 was killed by SIGKILL, at FB.c0 of step 0; rank 0 waits for it in RB.c0 of step 0 (group tp)'
     )
@@ -83,12 +82,8 @@ def test_a_dead_rank_is_named_and_not_those_who_lost_it(program):
 
 
 def test_a_stopped_rank_is_named_and_not_the_network(program):
-    status = status_of(
-        (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
-        (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
-    )  # fmt: skip
     lost = Failure(0, 0, RA0, 'Timed out', lost=True)
-    first, table = explained(program, status, failures=[lost], stopped=[1])
+    first, table = explained(program, status_of(*BOTH_SEND), failures=[lost], stopped=[1])
     assert first.startswith(
         'rank 1 is stopped (by SIGSTOP, the terminal or a debugger; SIGCONT lets it go on), at RA.c0'
     )
@@ -97,11 +92,7 @@ def test_a_stopped_rank_is_named_and_not_the_network(program):
 
 
 def test_a_thread_that_spins_in_a_collective_is_named_and_not_the_network(program):
-    status = status_of(
-        (0, COMPUTE, 2, WAITING, FB0), (0, TP, 0, RUNNING, RA0),
-        (1, COMPUTE, 2, WAITING, FB0), (1, TP, 0, RUNNING, RA0),
-    )  # fmt: skip
-    first, _ = explained(program, status, busy={(1, TP): 0.97})
+    first, _ = explained(program, status_of(*BOTH_SEND), busy={(1, TP): 0.97})
     assert first == (
         'nothing has finished for 5 s: rank 1 is stuck in RA.c0 of step 0 (stream tp), where its thread spins or '
         'computes (97% of a core); rank 0 waits for it in RA.c0 of step 0 (group tp)'

@@ -111,9 +111,11 @@ def test_rms_norm(lead, epsilon):
     close(run('rms_norm', 'W', dy, x, rstd, epsilon=epsilon), dgain)
 
 
-@pytest.mark.parametrize('causal', [True, False])
-@pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3), (1, 4)])
-def test_attention(groups, queries, causal, monkeypatch):
+def attended(groups, queries, causal):
+    """Queries, keys and values, and attention of them as products and a softmax: value, gradient and theirs.
+
+    Torch would take the same fused kernel as the executor; so it shares nothing.
+    """
     qkv = random(2, 5, groups * (queries + 2) * 4)
 
     def attention(qkv):
@@ -123,34 +125,23 @@ def test_attention(groups, queries, causal, monkeypatch):
         heads = (tensor.transpose(1, 2) for tensor in (q, k, v))
         return functional.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2).reshape(2, 5, -1)
 
-    # Torch would take the same fused kernel as the executor; as products and a softmax it shares nothing.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        y, dy, (dqkv,) = differentiate(attention, qkv)
+        return qkv, *differentiate(attention, qkv)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3), (1, 4)])
+def test_attention(groups, queries, causal, monkeypatch):
+    """Fused, by products, and unfused: scores, softmax and values one after the other, and their gradients."""
+    qkv, y, dy, (dqkv,) = attended(groups, queries, causal)
     attributes = {'groups': groups, 'queries': queries, 'head_dim': 4, 'causal': causal}
     for _ in ('by the fused kernel', 'by products'):
         found, lse = run('attention', 'F', qkv, results=2, **attributes)
         close(found, y)
         close(run('attention', 'I', dy, qkv, found, lse, **attributes), dqkv)
         monkeypatch.setattr('executor.kernels.attention.flash_kernel', lambda *_: '')
-
-
-@pytest.mark.parametrize('causal', [True, False])
-@pytest.mark.parametrize(('groups', 'queries'), [(1, 1), (3, 1), (2, 3)])
-def test_unfused_attention(groups, queries, causal):
-    """Scores, softmax and values one after the other are attention, and their gradients are its gradient."""
-    qkv, heads = random(2, 5, groups * (queries + 2) * 4), groups * queries
-
-    def attention(qkv):
-        split = qkv.reshape(2, 5, groups, queries + 2, 4)
-        q = split[:, :, :, :queries].reshape(2, 5, heads, 4)
-        k, v = (split[:, :, :, queries + i].repeat_interleave(queries, dim=2) for i in (0, 1))
-        parts = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        return functional.scaled_dot_product_attention(*parts, is_causal=causal).transpose(1, 2).reshape(2, 5, -1)
-
-    y, dy, (dqkv,) = differentiate(attention, qkv)
-    attributes = {'groups': groups, 'queries': queries, 'head_dim': 4, 'causal': causal}
     scores = run('attention_scores', 'F', qkv, **attributes)
-    assert scores.shape == (2, heads, 5, 5)
+    assert scores.shape == (2, groups * queries, 5, 5)
     probability = run('softmax', 'F', scores, causal=causal)
     close(run('attention_values', 'F', probability, qkv, **attributes), y)
     dprobability, dv = run('attention_values', 'I', dy, probability, qkv, results=2, **attributes)
