@@ -17,8 +17,7 @@ from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
 from executor.validate import dims_of, exchange_of
 from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
-from simpar.program import OpClass, Program
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES, OpClass, Program
 
 Messages = Sequence[list[torch.Tensor]]
 

@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from executor.ranks.watchdog import STREAMS
 from executor.walk import stuck
 from simpar.errors import ProgramError
-from simpar.program import OpClass, Partition, Program, Role
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.needs import Instance, instance
-from simpar.program.op import OP_KINDS
+from simpar.program import COLLECTIVES, OP_KINDS, Instance, OpClass, Partition, Program, Role, instance
 from simpar.units import format_size
 
 

@@ -16,7 +16,7 @@ from simpar.cost.costs import Costs, entry_of, lasts
 from simpar.engine.queues import before_in_queues
 from simpar.metrics import Meetings, communicator, is_communication, is_pipeline
 from simpar.program import Csr, OpClass, Role
-from simpar.program.op import transfers as is_transfer
+from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
 
 SegmentKind = Literal['compute', 'communication', 'host', 'overhead']

@@ -25,9 +25,7 @@ from simpar.model import OPERATORS, Dense, Flatten, Weighted
 from simpar.model.library.cross_entropy import CROSS_ENTROPY, ONES
 from simpar.model.operators import OP_CLASSES
 from simpar.model.operators.shape import FLATTEN
-from simpar.program import OpClass, Program, Tensor
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.tensor import PER_RANK
+from simpar.program import COLLECTIVES, PER_RANK, OpClass, Program, Tensor
 from simpar.units import format_size, format_time
 from simpar.workload import Workload
 

@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from simpar.interval_sets import Intervals, fold, length, minus, seconds_of, union
 from simpar.pipeline.order import Action, Kind, overlap
-from simpar.program import OpClass, Program, Role
-from simpar.program.op import Phase, computes
-from simpar.program.op import transfers as is_transfer
-from simpar.program.turns import NONE
+from simpar.program import NONE, OpClass, Phase, Program, Role, computes
+from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Times, Trace
 
 Mask = NDArray[np.bool_]

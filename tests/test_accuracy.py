@@ -18,8 +18,7 @@ from simpar.hardware import Cluster
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
-from simpar.program import OpClass, Program, Role
-from simpar.program.csr import Csr
+from simpar.program import Csr, OpClass, Program, Role
 from simpar.workload import Adam, Transformer, Workload
 
 RECORDED = Path(__file__).parent / 'recorded' / 'accuracy'

@@ -7,9 +7,8 @@ from typing import get_args
 import pytest
 
 from simpar.cost.formula import share, steps
-from simpar.layout.frame import Step, StepKind
-from simpar.layout.layout import Axis
-from simpar.program.collectives import COLLECTIVES
+from simpar.layout import Axis, Step, StepKind
+from simpar.program import COLLECTIVES
 
 LISTED = [name for name in COLLECTIVES if name != 'send_recv']
 

@@ -12,7 +12,7 @@ from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.profiles import load_profile
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES
 from simpar.workload import AdamW, Muon, Transformer, Workload
 
 SIZES = {'layers': 3, 'hidden': 64, 'heads': 4, 'vocab': 48, 'sequence': 32, 'init_std': 0.3, 'ffn': 128}

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from layout_cases import WORLDS, layouts
 
 from simpar.errors import Infeasible
-from simpar.layout import Axis, Layout, TensorLayout, mapped
-from simpar.layout.layout import group_of, merged, rank_groups, size_of
+from simpar.layout import Axis, Layout, TensorLayout, group_of, mapped, merged, rank_groups, size_of
 
 
 def test_a_layout_by_names_cuts_dims_by_one_alias_or_several():

@@ -11,8 +11,7 @@ from training_cases import training_case
 from simpar.errors import ProgramError
 from simpar.memory.changes import Window, changes
 from simpar.memory.lifetimes import lifetimes
-from simpar.program import Csr, OpClass, Program, Role, Tensor
-from simpar.program.tensor import KINDS, PER_RANK, is_batched
+from simpar.program import KINDS, PER_RANK, Csr, OpClass, Program, Role, Tensor, is_batched
 
 GIVEN = ('parameter', 'state', 'input')
 

@@ -15,8 +15,7 @@ from simpar.lower import lower
 from simpar.memory import check_fit, memory, sequential
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.program.needs import instance
-from simpar.program.tensor import KINDS
+from simpar.program import KINDS, instance
 from simpar.workload import Adam, Transformer, Workload
 
 SETTINGS = settings(max_examples=40, deadline=None)

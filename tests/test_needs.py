@@ -6,9 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.program import OpClass, Tensor
-from simpar.program.needs import derive, instance, named_by, touches_of
-from simpar.program.role import Slots, Template, plain_slots
+from simpar.program import OpClass, Slots, Template, Tensor, derive, instance, named_by, plain_slots, touches_of
 
 STREAMS = 4
 TENSORS = {

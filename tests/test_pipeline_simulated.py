@@ -1,13 +1,13 @@
 """The simulator on whole programs: bubbles and live activations are the closed forms exactly, and what orders say."""
 
 import pytest
+from micro_batches import in_flight
 from pipeline_ticks import ticks
 from plain_costs import plain_costs
 
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.memory import in_flight
 from simpar.metrics import metrics
 from simpar.pipeline import ORDERS, named_order, peak_live
 from simpar.plans import Plan

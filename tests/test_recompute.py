@@ -9,7 +9,7 @@ from simpar.lower import lower
 from simpar.lower.roles import segments
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
-from simpar.program.op import OpClass
+from simpar.program import OpClass
 from simpar.schedule import load_schedule
 from simpar.workload import Transformer, Workload
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from golden_shapes import bare
 
-from simpar.layout import mapped, redistribute, replicated
-from simpar.layout.layout import group_of
+from simpar.layout import group_of, mapped, redistribute, replicated
 
 SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
 FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from golden_shapes import is_view_of
 
-from simpar.layout import operators
-from simpar.layout.layout import group_of
+from simpar.layout import group_of, operators
 from simpar.lower import lower
 from simpar.model import Dense, Network
 from simpar.plans import Plan

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, ScheduleError
-from simpar.layout import Axis, TensorLayout, redistribute
-from simpar.layout.layout import merged
+from simpar.layout import Axis, TensorLayout, merged, redistribute
 from simpar.model.operators.pointwise import Elementwise
 from simpar.strategy_search import GraphBuilder, exact
 from simpar.strategy_search.objective import redistribution_bytes

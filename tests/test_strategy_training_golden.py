@@ -12,8 +12,7 @@ from math import prod
 import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
-from simpar.layout import operators
-from simpar.layout.layout import axes_name
+from simpar.layout import axes_name, operators
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Relu
 

@@ -16,8 +16,7 @@ import pytest
 from golden_steps import SHIPPED
 from golden_transformers import CASES, FOLDER, GROUP, RecordedBlocks
 
-from simpar.layout import TensorLayout
-from simpar.layout.layout import matrix_axes, size_of
+from simpar.layout import TensorLayout, matrix_axes, size_of
 from simpar.lower import lower
 from simpar.lower.graph.place import seen_as
 from simpar.model import Dense

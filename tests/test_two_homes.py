@@ -15,7 +15,7 @@ from simpar.model.library.experts import Experts
 from simpar.pipeline import named_order, peak_live
 from simpar.pipeline.clock import StageTimes, step_time
 from simpar.plans import Plan
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES
 from simpar.schedule.checks import pipeline_fits
 from simpar.workload import AdamW, Transformer, Workload
 

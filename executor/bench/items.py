@@ -18,9 +18,7 @@ from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
 from simpar.plans import Plan
-from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.op import Phase
+from simpar.program import COLLECTIVES, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
 from simpar.workload import Adam, Workload
 
 

@@ -19,8 +19,7 @@ from executor.measure import figures
 from executor.ranks.collectives import SMALL
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
-from simpar.program import OpClass, Partition, Program, ProgramBuilder, Split, Tensor
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES, OpClass, Partition, Program, ProgramBuilder, Split, Tensor
 from simpar.trace import Times
 
 KINDS: Final = (*COLLECTIVES, 'send')

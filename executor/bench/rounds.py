@@ -38,8 +38,7 @@ from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plans import Plan
-from simpar.program import OpClass, Program, Role
-from simpar.program.op import Phase
+from simpar.program import OpClass, Phase, Program, Role
 from simpar.trace import Span, Times, Trace
 from simpar.workload import Workload
 

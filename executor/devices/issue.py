@@ -26,7 +26,7 @@ from executor.ranks.transports import Transport
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
 from executor.validate import clocks
 from executor.walk import Order, Slot
-from simpar.program.needs import Instance, instance
+from simpar.program import Instance, instance
 from simpar.trace import Times
 
 AHEAD: Final = 2

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from executor.devices.open import Device
 from executor.ranks.real import FedMemory, Start
-from simpar.program import OpClass
-from simpar.program.needs import Instance, instance
+from simpar.program import Instance, OpClass, instance
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 INPUT: Final = -1

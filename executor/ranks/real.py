@@ -23,8 +23,7 @@ from executor.ranks.transports import Transport, transfer
 from executor.tensors import TORCH, Packing, bounds, initial, persistent, torch_dtype
 from executor.walk import Slot
 from simpar.errors import ProgramError
-from simpar.program import OpClass, Program, Tensor
-from simpar.program.needs import Instance, instance
+from simpar.program import Instance, OpClass, Program, Tensor, instance
 
 FEED_LIMIT: Final = 256 * 2**20
 """Bytes of inputs that are drawn before the first step, so that no op is held up by it."""

@@ -28,8 +28,7 @@ from executor.virtual.engine import Queue, Task, Touch, state
 from executor.virtual.tensor import VirtualTensor, touches
 from executor.walk import Slot
 from simpar.errors import ProgramError
-from simpar.program import Program
-from simpar.program.needs import instance
+from simpar.program import Program, instance
 
 Cells = list[torch.Tensor]
 Work = Callable[[list[Cells]], list[Cells]]

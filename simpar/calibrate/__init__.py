@@ -2,5 +2,3 @@
 
 from simpar.calibrate.profile import Calibration, calibrate, require_profile_path, write_profile
 from simpar.calibrate.record import Record, load_record
-
-__all__ = ['Calibration', 'Record', 'calibrate', 'load_record', 'require_profile_path', 'write_profile']

@@ -2,5 +2,3 @@
 
 from simpar.chakra.read import Replayed, is_chakra, read_chakra
 from simpar.chakra.write import write_chakra
-
-__all__ = ['Replayed', 'is_chakra', 'read_chakra', 'write_chakra']

@@ -31,9 +31,7 @@ from simpar.engine import simulate
 from simpar.errors import Problem, ScheduleError, shown_part
 from simpar.files import read_regular
 from simpar.metrics import metrics
-from simpar.program import OpClass, Partition, Program, ProgramBuilder
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.op import OpKind
+from simpar.program import COLLECTIVES, OpClass, OpKind, Partition, Program, ProgramBuilder
 from simpar.units import format_time, quantise
 
 NAMED: Final = re.compile(r'(.*)\.(\d+)\.et')

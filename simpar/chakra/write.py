@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import write_atomically
-from simpar.program import OpClass, Role
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES, OpClass, Role
 from simpar.trace import Trace
 
 GROUPS: Final = 'comm_groups.json'

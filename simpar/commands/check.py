@@ -14,7 +14,7 @@ from simpar.commands.common import case_waited_for, executor_flags, print_json, 
 from simpar.keys import WithoutEffect, without_effect_json, without_effect_line
 from simpar.listing import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES
 from simpar.units import format_size
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from simpar.cost.costs import Part, major
 from simpar.hardware import Figure, Library, Link, Shape, Topology
-from simpar.program import OpClass
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES, OpClass
 
 SEND = 'send'
 PAIRWISE = 'all_to_all'

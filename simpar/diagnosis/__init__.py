@@ -3,5 +3,3 @@
 from simpar.diagnosis.causes import Cause, CauseKind
 from simpar.diagnosis.diagnose import Diagnosis, diagnose
 from simpar.diagnosis.sentence import diagnosis_to_dict, sentence
-
-__all__ = ['Cause', 'CauseKind', 'Diagnosis', 'diagnose', 'diagnosis_to_dict', 'sentence']

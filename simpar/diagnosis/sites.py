@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.program import Program, Role
-from simpar.program.turns import NONE, Kind
+from simpar.program import NONE, Kind, Program, Role
 from simpar.trace import RankTimes, Times, Trace
 
 Ints = NDArray[np.int64]

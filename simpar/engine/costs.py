@@ -13,7 +13,7 @@ from simpar.cost.costs import ByKey, Costs, lasts
 from simpar.engine.fold import Load, Representatives
 from simpar.engine.ops import NONE, Ints, Ops
 from simpar.program import Program
-from simpar.program.op import computes as op_computes
+from simpar.program import computes as op_computes
 from simpar.trace import Times
 from simpar.units import GRID, quantise
 

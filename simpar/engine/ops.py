@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from simpar.engine.fold import Representatives
 from simpar.errors import ProgramError
-from simpar.program import Csr, Program, Role
-from simpar.program.op import computes as op_computes
-from simpar.program.op import transfers
-from simpar.program.turns import Kind, Turns, unlike
+from simpar.program import Csr, Kind, Program, Role, Turns, transfers, unlike
+from simpar.program import computes as op_computes
 
 Ints = NDArray[np.signedinteger[Any]]
 Flags = NDArray[np.bool_]

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from simpar.engine.fold import Representatives
 from simpar.engine.hosts import with_hosts
 from simpar.engine.ops import NONE, Ints, Ops, ops_of
-from simpar.program import Csr, Program, Role
-from simpar.program.csr import ranges
+from simpar.program import Csr, Program, Role, ranges
 
 Numbers = NDArray[np.integer[Any]]
 _EMPTY: Final = np.zeros(0, dtype=np.int32)

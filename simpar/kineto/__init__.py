@@ -19,14 +19,3 @@ from simpar.kineto.write import (
     link_counters,
     write_kineto,
 )
-
-__all__ = [
-    'KERNEL_NAMES',
-    'PREDICTED_PID',
-    'Style',
-    'chosen_ranks',
-    'events',
-    'in_the_merged_file',
-    'link_counters',
-    'write_kineto',
-]

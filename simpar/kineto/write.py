@@ -14,10 +14,8 @@ import numpy as np
 from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.files import write_atomically
 from simpar.metrics import Meetings, action_spans, is_communication, is_pipeline
-from simpar.program import OpClass, Partition
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.op import transfers as is_transfer
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, COLLECTIVES, OpClass, Partition
+from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
 
 PREDICTED_PID: Final = 1000

@@ -16,7 +16,7 @@ from math import prod
 from typing import Final, Literal, cast
 
 from simpar.layout.layout import Axis, TensorLayout, size_of
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES
 
 # Steps of a redistribution: one collective, or local work, of the ranks along some axes.
 

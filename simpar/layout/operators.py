@@ -1,6 +1,6 @@
 """Rules: the operators of the tutorials and of transformers, by the names of their dims.
 
-Every function takes a name for messages and the shapes of the inputs, and gives an ``Operator``. Names of dims: m, n, k
+Every function takes a name for messages and the shapes of the inputs, and gives an ``Rule``. Names of dims: m, n, k
 of products, b for batches, d0, d1, ... by place.
 """
 
@@ -23,7 +23,7 @@ OFFERED = 3
 TRIED = 4096
 
 
-def nearest(operator: Operator, strategy: Strategy, world: int) -> list[Strategy]:
+def nearest(operator: Rule, strategy: Strategy, world: int) -> list[Strategy]:
     """At most three valid strategies, those first that change the counts by the least factors.
 
     Arguments: ``strategy``, the wrong one.
@@ -41,7 +41,7 @@ def nearest(operator: Operator, strategy: Strategy, world: int) -> list[Strategy
     return list(dict.fromkeys(one for _, one in sorted(found)))[:OFFERED]
 
 
-def _given(operator: Operator, strategy: Strategy) -> dict[str, set[int]]:
+def _given(operator: Rule, strategy: Strategy) -> dict[str, set[int]]:
     """The counts that the strategy has for each name, where its inputs may disagree."""
     given: dict[str, set[int]] = {}
     for names, counts in zip(operator.inputs, strategy, strict=False):
@@ -59,11 +59,11 @@ def _divisors(length: int, world: int, wanted: set[int]) -> list[int]:
     return sorted(divisors, key=lambda count: min(abs(log2(count / want)) for want in wanted))[:6]
 
 
-def _distance(operator: Operator, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> float:
+def _distance(operator: Rule, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> float:
     return sum(_distances(operator, counts, given))
 
 
-def _distances(operator: Operator, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
+def _distances(operator: Rule, counts: Mapping[str, int], given: Mapping[str, set[int]]) -> Iterator[float]:
     for name in operator.order:
         for want in given.get(name, {1}):
             yield abs(log2(counts.get(name, 1) / want))
@@ -86,7 +86,7 @@ ONE = ''
 
 
 @dataclass(frozen=True)
-class Operator:
+class Rule:
     """One operator and its tensors.
 
     Arguments:
@@ -236,7 +236,7 @@ class Sharded:
         output: that of the result.
     """
 
-    operator: Operator
+    operator: Rule
     strategy: Strategy
     matrix: tuple[int, ...]
     inputs: tuple[TensorLayout, ...]
@@ -266,12 +266,12 @@ Shape = tuple[int, ...]
 _NORMALISED = 'is normalised over and must stay unsharded'
 
 
-def matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Operator:
+def matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
     """x [m, k] · w [k, n] → [m, n]; transposed operands are [k, m] and [n, k]. The device matrix is (m, k, n)."""
     return batch_matmul(name, x, w, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
-def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Operator:
+def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
     """x [batch..., m, k] · w [batch..., k, n] → [batch..., m, n]."""
     batch = tuple(f'b{index}' for index in range(len(x) - 2))
     left = (*batch, 'k', 'm') if transpose_a else (*batch, 'm', 'k')
@@ -280,10 +280,10 @@ def batch_matmul(name: str, x: Shape, w: Shape, *, transpose_a: bool = False, tr
     inner, n = w[-2:][::-1] if transpose_b else w[-2:]
     if len(x) != len(w) or x[:-2] != w[:-2] or k != inner:
         raise Infeasible(f'{name}: shapes {x} and {w} cannot be multiplied')
-    return Operator(name, (left, right), (*batch, 'm', 'n'), (x, w), (*x[:-2], m, n), (*batch, 'm', 'k', 'n'), {})
+    return Rule(name, (left, right), (*batch, 'm', 'n'), (x, w), (*x[:-2], m, n), (*batch, 'm', 'k', 'n'), {})
 
 
-def elementwise(name: str, *shapes: Shape) -> Operator:
+def elementwise(name: str, *shapes: Shape) -> Rule:
     """Inputs of one shape, or broadcast to it from the last dim on; a dim of length 1 that is broadcast stays full."""
     rank = max(map(len, shapes))
     # Broadcasting aligns shapes at their last dim, as numpy's does.
@@ -299,10 +299,10 @@ def elementwise(name: str, *shapes: Shape) -> Operator:
         ]
         for shape, long in zip(shapes, padded, strict=True)
     )
-    return Operator(name, inputs, names, shapes, output, names, {})
+    return Rule(name, inputs, names, shapes, output, names, {})
 
 
-def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
+def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Rule:
     """Sum or mean over dims; where one of them is sharded, what ranks have is summed.
 
     A mean divides by the full length. Arguments: ``keep``: reduced dims stay, with length 1.
@@ -312,10 +312,10 @@ def reduction(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -
     gone = {dim % len(x) for dim in dims}
     kept = [dim for dim in range(len(x)) if keep or dim not in gone]
     output = tuple(ONE if dim in gone else names[dim] for dim in kept)
-    return Operator(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in kept), names, {})
+    return Rule(name, (names,), output, (x,), tuple(1 if dim in gone else x[dim] for dim in kept), names, {})
 
 
-def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Operator:
+def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> Rule:
     """Maximum over dims, which must stay unsharded.
 
     Arguments: ``keep``: reduced dims stay, with length 1.
@@ -326,10 +326,10 @@ def maximum(name: str, x: Shape, dims: Sequence[int], *, keep: bool = False) -> 
     return replace(rule, fixed=fixed)
 
 
-def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
+def gather_elements(name: str, x: Shape, index: Shape) -> Rule:
     """Of each row of x [rows..., classes] the elements that an index [rows..., count] names; last dims stay full."""
     rows = tuple(f'd{dim}' for dim in range(len(x) - 1))
-    return Operator(
+    return Rule(
         name,
         # The index names classes of the full row, so that a slice of classes could not be picked from.
         ((*rows, 'classes'), (*rows, ONE)),
@@ -341,31 +341,31 @@ def gather_elements(name: str, x: Shape, index: Shape) -> Operator:
     )
 
 
-def softmax(name: str, x: Shape, dim: int = -1) -> Operator:
+def softmax(name: str, x: Shape, dim: int = -1) -> Rule:
     """Softmax over one dim, which must stay unsharded."""
     names = tuple(f'd{index}' for index in range(len(x)))
-    return Operator(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
+    return Rule(name, (names,), names, (x,), x, names, {names[dim]: _NORMALISED})
 
 
-def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
+def layer_norm(name: str, x: Shape, *, dims: int = 1) -> Rule:
     """LayerNorm of x with weight and bias over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=2)
 
 
-def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Operator:
+def rms_norm(name: str, x: Shape, *, dims: int = 1) -> Rule:
     """RMSNorm of x with a weight over the last ``dims`` dims, which must stay unsharded."""
     return _norm(name, x, dims, parameters=1)
 
 
-def _norm(name: str, x: Shape, dims: int, parameters: int) -> Operator:
+def _norm(name: str, x: Shape, dims: int, parameters: int) -> Rule:
     names = tuple(f'd{dim}' for dim in range(len(x)))
     normalised = names[-dims:]
     inputs = (names, *(normalised,) * parameters)
     shapes = (x, *(x[-dims:],) * parameters)
-    return Operator(name, inputs, names, shapes, x, names, dict.fromkeys(normalised, _NORMALISED))
+    return Rule(name, inputs, names, shapes, x, names, dict.fromkeys(normalised, _NORMALISED))
 
 
-def embedding(name: str, weight: Shape, indices: Shape) -> Operator:
+def embedding(name: str, weight: Shape, indices: Shape) -> Rule:
     """Rows of the weight [vocab, width] by indices [...] → [..., width].
 
     By row: each rank looks up what it has and gives zeros for the rest, and the sum is the result; by column: nothing
@@ -373,38 +373,38 @@ def embedding(name: str, weight: Shape, indices: Shape) -> Operator:
     """
     places = tuple(f'i{dim}' for dim in range(len(indices)))
     order = ('v', 'h', *places)
-    return Operator(name, (('v', 'h'), places), (*places, 'h'), (weight, indices), (*indices, weight[1]), order, {})
+    return Rule(name, (('v', 'h'), places), (*places, 'h'), (weight, indices), (*indices, weight[1]), order, {})
 
 
-def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Operator:
+def cross_entropy(name: str, logits: Shape, *, classes: bool = True) -> Rule:
     """Mean of the softmax cross-entropy of logits [..., classes] with labels → a number; classes stay full.
 
     Arguments: ``classes``: labels are class numbers [...], or else probabilities as the logits.
     """
     names = tuple(f'd{dim}' for dim in range(len(logits)))
     labels, shape = (names[:-1], logits[:-1]) if classes else (names, logits)
-    return Operator(name, (names, labels), (), (logits, shape), (), names, {names[-1]: _NORMALISED})
+    return Rule(name, (names, labels), (), (logits, shape), (), names, {names[-1]: _NORMALISED})
 
 
-def mean_loss(name: str, y: Shape) -> Operator:
+def mean_loss(name: str, y: Shape) -> Rule:
     """Mean over all elements of what y and a target of its shape give each (MSE, MAE) → a number."""
     names = tuple(f'd{dim}' for dim in range(len(y)))
-    return Operator(name, (names, names), (), (y, y), (), names, {})
+    return Rule(name, (names, names), (), (y, y), (), names, {})
 
 
-def transpose(name: str, x: Shape, permutation: Sequence[int]) -> Operator:
+def transpose(name: str, x: Shape, permutation: Sequence[int]) -> Rule:
     """Dims in another order."""
     names = tuple(f'd{dim}' for dim in range(len(x)))
     output, shape = (tuple(of[dim] for dim in permutation) for of in (names, x))
-    return Operator(name, (names,), output, (x,), shape, names, {})  # type: ignore[arg-type]
+    return Rule(name, (names,), output, (x,), shape, names, {})  # type: ignore[arg-type]
 
 
-def flatten(name: str, x: Shape) -> Operator:
+def flatten(name: str, x: Shape) -> Rule:
     """All dims behind the first into one."""
     return reshape(name, x, (x[0], prod(x[1:])))
 
 
-def reshape(name: str, x: Shape, shape: Shape) -> Operator:
+def reshape(name: str, x: Shape, shape: Shape) -> Rule:
     """The same elements in another shape; of dims that become one, the first is sharded.
 
     Does not model: the sharding of a further dim inside of a full first one, which would leave no equal slices.
@@ -422,7 +422,7 @@ def reshape(name: str, x: Shape, shape: Shape) -> Operator:
                 fixed[inputs[dim]] = 'lies inside of a dim that it becomes one with'
         if sources and targets:
             output[targets[0]] = inputs[sources[0]]
-    return Operator(name, (tuple(inputs),), tuple(output), (x,), shape, tuple(order), fixed)
+    return Rule(name, (tuple(inputs),), tuple(output), (x,), shape, tuple(order), fixed)
 
 
 def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
@@ -440,7 +440,7 @@ def _groups(x: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
+def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Rule:
     """Convolution of x [batch, channels, height, width], sharded by batch alone.
 
     Does not model: halos of sharded height and width, sharded channels.
@@ -449,4 +449,4 @@ def conv2d(name: str, x: Shape, weight: Shape, output: Shape) -> Operator:
     inputs = (('n', 'c', 'h', 'w'), ('o', 'c', 'kh', 'kw'))
     order = ('n', 'c', 'h', 'w', 'o', 'kh', 'kw')
     fixed = dict.fromkeys(order[1:], reason)
-    return Operator(name, inputs, ('n', ONE, ONE, ONE), (x, weight), output, order, fixed)
+    return Rule(name, inputs, ('n', ONE, ONE, ONE), (x, weight), output, order, fixed)

@@ -1,5 +1,3 @@
 """Lowering: Workload × Plan × number of ranks → Program, in small passes that know no hardware and no seconds."""
 
-from simpar.lower.lower import lower as lower
-
-__all__ = ['lower']
+from simpar.lower.lower import lower

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from simpar.lower.mesh import PIPELINE, Mesh
 from simpar.plans import Plan
-from simpar.program import OpClass
-from simpar.program.op import OpKind
-from simpar.program.role import Slots, Template
+from simpar.program import OpClass, OpKind, Slots, Template
 
 
 class Issue(NamedTuple):

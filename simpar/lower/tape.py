@@ -18,14 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
-from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.layout import axes_name, merged, minus, rank_groups, size_of, union
+from simpar.layout import Axis, Layout, TensorLayout, axes_name, merged, minus, rank_groups, size_of, union
 from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.model.ops import Load
-from simpar.program import OpClass, Partition, Split, Tensor
-from simpar.program.collectives import COLLECTIVES
-from simpar.program.op import Attribute, Phase
-from simpar.program.tensor import BYTES, TensorKind
+from simpar.program import BYTES, COLLECTIVES, Attribute, OpClass, Partition, Phase, Split, Tensor, TensorKind
 
 
 class Value(NamedTuple):

@@ -11,8 +11,7 @@ import numpy as np
 
 from simpar.hardware import Beside, Cluster, StackMemory
 from simpar.memory.lifetimes import NONE, Flags, Lifetimes
-from simpar.program import OpClass, Program, Role
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, OpClass, Program, Role
 
 HALF: Final = ('fp16', 'bf16')
 _BACKWARD: Final = dict.fromkeys(('ce_max', 'ce_sum', 'ce_loss'), 'cross_entropy')

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import ProgramError
 from simpar.kernels import Array, kernel, part
-from simpar.program import OpClass, Program, Role
-from simpar.program.op import computes
-from simpar.program.tensor import KINDS, PER_RANK, Tensor, is_batched
+from simpar.program import KINDS, PER_RANK, OpClass, Program, Role, Tensor, computes, is_batched
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

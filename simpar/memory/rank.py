@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from simpar.memory.changes import Moments, Window, changes
 from simpar.memory.lifetimes import NONE, Lifetimes
-from simpar.program import Program, Role
-from simpar.program.op import receives
-from simpar.program.tensor import KINDS as TENSOR_KINDS
-from simpar.program.tensor import is_batched, kind_number
+from simpar.program import KINDS as TENSOR_KINDS
+from simpar.program import Program, Role, is_batched, kind_number, receives
 from simpar.trace import RankTimes, Times
 
 Ints = NDArray[np.int64]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from simpar.layout import TensorLayout
-from simpar.program.op import Attribute
+from simpar.program import Attribute
 
 Attributes = Mapping[str, Attribute]
 NAMED = '='

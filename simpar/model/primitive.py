@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 
 Shape = tuple[int, ...]
 ShardCounts = tuple[int, ...]
@@ -97,7 +97,7 @@ class Primitive(ABC):
     """In 2.10 it takes what comes in from a main operator alone."""
 
     @abstractmethod
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """Its named dims.
 
         Arguments:

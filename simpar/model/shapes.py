@@ -20,9 +20,6 @@ from simpar.model.primitive import Shape
 if TYPE_CHECKING:
     from simpar.model.graph import Network
 
-if TYPE_CHECKING:
-    from simpar.model.graph import Network
-
 INPUT: Final = 'x'
 """The name of the network's input."""
 BLOCK: Final = re.compile(r'[A-Za-z]+\d+(?=_)')

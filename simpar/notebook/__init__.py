@@ -4,5 +4,3 @@ from simpar.notebook.cards import card
 from simpar.notebook.compared import Compared, compare_cases
 from simpar.notebook.frames import to_dataframe
 from simpar.notebook.sliders import sliders
-
-__all__ = ['Compared', 'card', 'compare_cases', 'sliders', 'to_dataframe']

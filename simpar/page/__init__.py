@@ -1,5 +1,3 @@
 """Page: an answer as one HTML file that stands alone: no server, no network, no other file."""
 
 from simpar.page.page import answer_page
-
-__all__ = ['answer_page']

@@ -7,34 +7,3 @@ from simpar.pipeline.messages import gives, message, sends, with_communication
 from simpar.pipeline.order import Action, Order, draw, loop, overlap, parse_action, v_shape
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, Family, family, named_order
 from simpar.pipeline.table import read_csv, write_csv
-
-__all__ = [
-    'AUTOMATIC',
-    'ORDERS',
-    'Action',
-    'Family',
-    'Fault',
-    'Order',
-    'Recurrence',
-    'StageTimes',
-    'StageTimesTable',
-    'automatic_order',
-    'check_order',
-    'draw',
-    'family',
-    'faults',
-    'gives',
-    'loop',
-    'message',
-    'named_order',
-    'overlap',
-    'parse_action',
-    'peak_live',
-    'read_csv',
-    'sends',
-    'step_time',
-    'step_times',
-    'v_shape',
-    'with_communication',
-    'write_csv',
-]

@@ -2,5 +2,3 @@
 
 from simpar.planner.answer import Answer, Pruned, Ranked
 from simpar.planner.plan import Planning, load_planning
-
-__all__ = ['Answer', 'Planning', 'Pruned', 'Ranked', 'load_planning']

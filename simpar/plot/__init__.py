@@ -2,5 +2,3 @@
 
 from simpar.plot.frame import write_figure
 from simpar.plot.page import timeline
-
-__all__ = ['timeline', 'write_figure']

@@ -12,7 +12,7 @@ import numpy as np
 from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import RankMetrics, is_communication, metrics, named_streams
 from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, HIDDEN, UPDATE, WEIGHT, Colour, Frame, rgb
-from simpar.program.op import transfers as is_transfer
+from simpar.program import transfers as is_transfer
 from simpar.trace import Times, Trace
 
 Kind = Literal['F', 'I', 'W', 'U', 'hidden', 'exposed']

@@ -2,5 +2,3 @@
 
 from simpar.recording.job import RecordedJob, RecordedOp, read_job
 from simpar.recording.replay import Straggling, chosen_ops, straggling
-
-__all__ = ['RecordedJob', 'RecordedOp', 'Straggling', 'chosen_ops', 'read_job', 'straggling']

@@ -17,8 +17,7 @@ import numpy as np
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.interval_sets import length, minus
 from simpar.kineto.read import Interval, Recording
-from simpar.program import OpClass, Program
-from simpar.program.collectives import COLLECTIVES
+from simpar.program import COLLECTIVES, OpClass, Program
 
 Shapes = Sequence[Sequence[int]]
 Key = tuple[str | int, ...]

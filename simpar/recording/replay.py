@@ -14,8 +14,7 @@ import numpy as np
 from simpar.cost.costs import Communication, Costs
 from simpar.engine.simulate import step_ends
 from simpar.errors import Problem, ScheduleError
-from simpar.program import OpClass, Partition, Program, ProgramBuilder, grid
-from simpar.program.op import OpKind, Phase
+from simpar.program import OpClass, OpKind, Partition, Phase, Program, ProgramBuilder, grid
 from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp
 from simpar.units import GRID, format_time
 

@@ -2,5 +2,3 @@
 
 from simpar.resolve.resolve import resolve
 from simpar.resolve.strategies import Strategies, find_strategies
-
-__all__ = ['Strategies', 'find_strategies', 'resolve']

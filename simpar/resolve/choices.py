@@ -8,9 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from simpar.layout import operators
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, operators
 from simpar.lower.graph.loss import by_rows, loss_rules
 from simpar.lower.graph.record import told
 from simpar.model import Dense, Embedding, Flatten, MatMul, Mul, Operator, Shape, Sharded, Strategy
@@ -117,7 +115,7 @@ def degree_strategies(graph: Graph, data: int, tensor: int) -> dict[str, Strateg
     return found
 
 
-def _by_degrees(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -> Strategy:
+def _by_degrees(layer: Operator, rule: Rule, dim: int, data: int, tensor: int) -> Strategy:
     read = rule.inputs[layer.lead]
     counts = {read[0]: data}
     if dim:
@@ -127,7 +125,7 @@ def _by_degrees(layer: Operator, rule: Axes, dim: int, data: int, tensor: int) -
     return rule.strategy(counts)
 
 
-def _dim_kept(layer: Operator, rule: Axes, dim: int) -> int:
+def _dim_kept(layer: Operator, rule: Rule, dim: int) -> int:
     """Which dim of what a layer reads stays split by tensor."""
     named = rule.inputs[layer.lead][dim]
     # The last two dims of a product of values are rows and columns: tensor keeps to the leading ones, as heads.
@@ -135,7 +133,7 @@ def _dim_kept(layer: Operator, rule: Axes, dim: int) -> int:
     return dim if free and not (isinstance(layer, MatMul) and dim >= len(rule.output) - 2) else UNSHARDED
 
 
-def _sharded_dim_of(layer: Operator, rule: Axes, dim: int) -> int:
+def _sharded_dim_of(layer: Operator, rule: Rule, dim: int) -> int:
     """Which dim of a layer's result is split by tensor."""
     if isinstance(layer, PRODUCTS):
         return UNSHARDED if dim else len(rule.output) - 1
@@ -207,7 +205,7 @@ def _by_operator(choices: Mapping[str, Choice], result: Shape) -> dict[str, Stra
     return {one.name: strategy[: len(one.reads)] for one, strategy in chosen}
 
 
-Rules = Mapping[str, tuple[Axes, int]]
+Rules = Mapping[str, tuple[Rule, int]]
 """By name of an operator its named dims, and which of its inputs is the first value that it reads."""
 
 
@@ -232,7 +230,7 @@ def divided(choices: Mapping[str, Choice], rules: Rules, factor: int) -> dict[st
     return found
 
 
-def _mapped(choice: Choice, rule: tuple[Axes, int] | None, count: Callable[[int], int]) -> Choice:
+def _mapped(choice: Choice, rule: tuple[Rule, int] | None, count: Callable[[int], int]) -> Choice:
     if rule is None:
         return Choice(tuple((count(dims[0]), *dims[1:]) if dims else dims for dims in choice.strategy))
     axes, lead = rule

@@ -8,16 +8,12 @@ from math import prod
 from typing import Final
 
 from simpar.cost.costs import CollectiveModel, ComputeModel
-from simpar.layout import Axis, TensorLayout, redistribute
-from simpar.layout.layout import group_of, merged
-from simpar.layout.operators import reshape
-from simpar.layout.redistribution import Method
+from simpar.layout import Axis, Method, TensorLayout, group_of, merged, redistribute, reshape
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.model.operators.attention import AttentionCore
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
-from simpar.program import OpClass
-from simpar.program.op import OpKind, Phase
+from simpar.program import OpClass, OpKind, Phase
 from simpar.strategy_search import Graph, Operator
 from simpar.strategy_search.objective import Bytes, Candidate, redistribution_bytes
 from simpar.strategy_search.rules import Bits, counts, used

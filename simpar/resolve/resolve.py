@@ -16,7 +16,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.layout.redistribution import Method
+from simpar.layout import Method
 from simpar.lower import lower
 from simpar.lower.graph.record import has_strategies
 from simpar.lower.graph.stages import stage_of_layer, unit_of
@@ -27,8 +27,7 @@ from simpar.pipeline import AUTOMATIC, StageTimes, automatic_order, named_order
 from simpar.pipeline.table import rows_of
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
-from simpar.program import Program, Role
-from simpar.program.needs import Instance, instance
+from simpar.program import Instance, Program, Role, instance
 from simpar.session import Session
 from simpar.workload import Workload
 

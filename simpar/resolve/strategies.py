@@ -11,8 +11,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.cost.formula import share
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
-from simpar.layout.operators import Operator as Axes
-from simpar.layout.redistribution import Method
+from simpar.layout import Method, Rule
 from simpar.lower import lower
 from simpar.lower.graph.record import counts_of, has_strategies, with_strategies
 from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
@@ -23,8 +22,7 @@ from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat
 from simpar.pipeline.orders import AUTOMATIC
 from simpar.plans import Plan
-from simpar.program import Program, Role
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Program, Role
 from simpar.resolve.choices import (
     LOSS,
     Rules,
@@ -294,7 +292,7 @@ class _Search:
                 self.axes(node).sharded(strategy, self.devices, node.operator.out_strategy)
         check_loss(self.workload, self.result, self.devices)
 
-    def axes(self, node: Node) -> Axes:
+    def axes(self, node: Node) -> Rule:
         """The named dims of a node."""
         return node.operator.axes(node.name, *(self.model.shapes[read] for read in node.reads))
 

@@ -6,19 +6,3 @@ from simpar.strategy_search.objective import Bytes, Objective
 from simpar.strategy_search.propagate import propagate
 from simpar.strategy_search.recursive import double_recursive
 from simpar.strategy_search.rules import Choice
-
-__all__ = [
-    'Bytes',
-    'Choice',
-    'Found',
-    'Graph',
-    'GraphBuilder',
-    'Objective',
-    'Operator',
-    'double_recursive',
-    'evaluate',
-    'exact',
-    'propagate',
-    'ranked',
-    'workload_graph',
-]

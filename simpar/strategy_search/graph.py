@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal
 
 from simpar.errors import Problem, ScheduleError
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 from simpar.model import Flatten, LayerNorm, Transpose
 from simpar.model.library.cross_entropy import (
     COUNT,
@@ -47,7 +47,7 @@ class Operator(Call):
     primitive: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    named: Axes | None = field(default=None, compare=False)
+    named: Rule | None = field(default=None, compare=False)
 
     @property
     def look(self) -> object:
@@ -181,7 +181,7 @@ class GraphBuilder:
         reads: tuple[str, ...],
         shape: Shape,
         call: Call = PLAIN,
-        named: Axes | None = None,
+        named: Rule | None = None,
     ) -> str:
         """An operator that writes one tensor of this shape, named after the operator.
 

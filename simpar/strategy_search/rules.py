@@ -9,7 +9,7 @@ from math import prod
 from operator import mul
 
 from simpar.errors import Infeasible, Problem, ScheduleError
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule as Axes
 from simpar.model import Shape, Strategy
 from simpar.strategy_search.graph import Graph, Operator
 

@@ -2,5 +2,3 @@
 
 from simpar.sweep.answer import Outcome, Result, SweepAnswer, predicted
 from simpar.sweep.sweep import Sweep, load_sweep
-
-__all__ = ['Outcome', 'Result', 'Sweep', 'SweepAnswer', 'load_sweep', 'predicted']

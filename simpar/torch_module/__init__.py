@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from simpar.torch_module.from_module import Imported as Imported
-from simpar.torch_module.from_module import from_module as from_module
+from simpar.torch_module.from_module import Imported, from_module

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simpar.layout import operators
-from simpar.layout.operators import ONE
+from simpar.layout import ONE, operators
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]

@@ -20,8 +20,7 @@ from simpar.model.operators.attention import CHUNK_ATTENTION, Attention
 from simpar.model.operators.stream import Position
 from simpar.pipeline.orders import ORDERS
 from simpar.plans import Plan
-from simpar.program import OpClass
-from simpar.program.op import Phase
+from simpar.program import OpClass, Phase
 from simpar.workload import Transformer, Workload
 
 # Chunks of a sequence in a pipeline: each is an item of its own, and sees the keys and values of those before it.

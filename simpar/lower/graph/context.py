@@ -19,8 +19,7 @@ from itertools import accumulate
 from math import gcd
 
 from simpar.errors import Infeasible
-from simpar.layout import TensorLayout
-from simpar.layout.layout import minus, size_of
+from simpar.layout import TensorLayout, minus, size_of
 from simpar.lower.graph.move import Mover
 from simpar.lower.tape import Tape, Value
 from simpar.model.operators.attention import (
@@ -34,8 +33,7 @@ from simpar.model.operators.attention import (
     AttentionScores,
     Heads,
 )
-from simpar.program.op import Attribute, Phase
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Attribute, Phase
 
 # Which tokens of a sequence a context rank holds, and how many pairs of tokens attention has between two ranks.
 #

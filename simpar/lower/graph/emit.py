@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from simpar.layout import TensorLayout, replicated
-from simpar.layout.layout import size_of
+from simpar.layout import TensorLayout, replicated, size_of
 from simpar.lower.graph.move import Mover
 from simpar.lower.tape import Tape, Value
 from simpar.model.ops import NAMED, Ops, Parameter, Work
-from simpar.program.op import Phase
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from simpar.layout import TensorLayout, operators
-from simpar.layout.layout import Axis, size_of
-from simpar.layout.operators import ONE, Operator, Strategy
+from simpar.layout import ONE, Axis, Rule, Strategy, TensorLayout, operators, size_of
 from simpar.lower.graph.emit import Site, emit
 from simpar.lower.graph.move import Mover
 from simpar.lower.graph.place import Degrees, Placed, Placer
@@ -29,9 +27,7 @@ from simpar.model.library.cross_entropy import (
     SMOOTH,
     LossOperator,
 )
-from simpar.program import OpClass, Split, Tensor
-from simpar.program.op import Attribute
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Attribute, OpClass, Split, Tensor
 from simpar.workload import Workload
 
 # The loss summed over the ranks for display: one number a copy of a micro-batch, behind the loss, read by nobody.
@@ -103,7 +99,7 @@ WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
 """The maximum cancels out of the loss, so that nothing comes back through it."""
 
 
-def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Operator:
+def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Rule:
     """How an operator of the loss may be sharded.
 
     Arguments: ``shapes`` of what it reads, but for single numbers.
@@ -123,7 +119,7 @@ def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Operator:
     return operators.elementwise(name, *shapes)
 
 
-def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Operator]]:
+def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Rule]]:
     """Every operator of the loss with its rule, in order.
 
     Arguments: ``logits``, their shape [rows, classes].
@@ -135,7 +131,7 @@ def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Operator]]:
         yield operator, rule
 
 
-def by_rows(rule: Operator, count: int) -> Strategy:
+def by_rows(rule: Rule, count: int) -> Strategy:
     """An operator split into so many slices of rows."""
     return rule.strategy({rule.inputs[0][0]: count})
 
@@ -162,18 +158,18 @@ class CrossEntropy:
             values[operator.name] = self._operator(operator, self._for_copies(rule), reads)
         self._mean(values[LIKELIHOOD], values[SMOOTH], values[COUNT])
 
-    def _for_copies(self, rule: Operator) -> Operator:
+    def _for_copies(self, rule: Rule) -> Rule:
         """Of a sum of everything, with a number for every copy."""
         return rule if rule.output else replace(rule, output=(ONE,), output_shape=(self.tape.mesh.copies,))
 
-    def _placed(self, operator: LossOperator, rule: Operator, reads: Sequence[Value]) -> Placed:
+    def _placed(self, operator: LossOperator, rule: Rule, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
         given = self.workload.loss_strategies.get(operator.name)
         # Without a strategy of its own: by batch, over as many ranks as divide it.
         strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
         return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
 
-    def _operator(self, operator: LossOperator, rule: Operator, reads: Sequence[Value]) -> Value:
+    def _operator(self, operator: LossOperator, rule: Rule, reads: Sequence[Value]) -> Value:
         placed = self._placed(operator, rule, reads)
         layouts = placed.inputs[-len(reads) :]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
@@ -367,7 +363,7 @@ def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
     return emit(site, operator.ops(site), operator.roles)
 
 
-def _by_strategy(rule: Operator, placer: Placer, workload: Workload, y: Value) -> Layouts:
+def _by_strategy(rule: Rule, placer: Placer, workload: Workload, y: Value) -> Layouts:
     by_class = workload.loss == 'cross-entropy'
     rows = (placer.by_batch(y.shape[0]), *(1,) * (len(y.shape) - 1))
     placed = rule.sharded(workload.loss_strategy or (rows, rows[:-1] if by_class else rows), placer.world)

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from simpar.layout import Axis, Step, TensorLayout, redistribute
-from simpar.layout.frame import State
-from simpar.layout.redistribution import Method, Part, Redistribution
+from simpar.layout import Axis, Method, Part, Redistribution, State, Step, TensorLayout, redistribute
 from simpar.lower.tape import Tape, Value
-from simpar.program.op import Attribute, Phase
+from simpar.program import Attribute, Phase
 
 Dims = tuple[tuple[Axis, ...], ...]
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 
 from simpar.errors import Infeasible
-from simpar.layout import Axis, Layout, TensorLayout
-from simpar.layout.layout import merged, minus, size_of, union
-from simpar.layout.operators import ONE, Operator, Strategy
+from simpar.layout import ONE, Axis, Layout, Rule, Strategy, TensorLayout, merged, minus, size_of, union
 from simpar.lower.tape import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
@@ -38,7 +36,7 @@ class Placer:
 
     def by_strategy(
         self,
-        operator: Operator,
+        operator: Rule,
         strategy: Strategy,
         out_strategy: Sequence[int] = (),
         layout: TensorLayout | None = None,
@@ -63,7 +61,7 @@ class Placer:
         return self._checked(operator, found, lead)
 
     def by_layout(
-        self, operator: Operator, matrix: Layout, inputs: Sequence[Sequence[str]], output: Sequence[str], lead: int = 0
+        self, operator: Rule, matrix: Layout, inputs: Sequence[Sequence[str]], output: Sequence[str], lead: int = 0
     ) -> Placed:
         """As layouts say, by the names of a device matrix's axes, several joined by +, or none.
 
@@ -92,7 +90,7 @@ class Placer:
             found = Placed(tuple(layouts), local, scattered)
         return self._checked(operator, found, lead)
 
-    def followed(self, operator: Operator, layout: TensorLayout, lead: int = 0) -> Placed:
+    def followed(self, operator: Rule, layout: TensorLayout, lead: int = 0) -> Placed:
         """As what it reads lies, but for dims that must stay unsharded or do not divide.
 
         Arguments: ``layout``, the layout of input number ``lead``.
@@ -108,7 +106,7 @@ class Placer:
         output = self._layout(operator.output, axes)
         return Placed(inputs, output, output)
 
-    def viewed(self, operator: Operator, layout: TensorLayout) -> Placed | None:
+    def viewed(self, operator: Rule, layout: TensorLayout) -> Placed | None:
         """A change of shape that leaves every slice as it lies; None where a slice would not be one block.
 
         Where there are copies, they must remain parts of each slice's rows.
@@ -131,18 +129,18 @@ class Placer:
     def _layout(self, names: Sequence[str], axes: dict[str, tuple[Axis, ...]]) -> TensorLayout:
         return TensorLayout(self.world, tuple(axes.get(name, ()) for name in names))
 
-    def _most(self, operator: Operator, lead: int, name: str) -> int:
+    def _most(self, operator: Rule, lead: int, name: str) -> int:
         """What the slices of a name must divide."""
         length = operator.lengths[name]
         outermost_dims = (operator.inputs[lead][:1], operator.output[:1])
         return length // self.copies if (name,) in outermost_dims and length % self.copies == 0 else length
 
-    def _checked(self, operator: Operator, placed: Placed, lead: int) -> Placed:
+    def _checked(self, operator: Rule, placed: Placed, lead: int) -> Placed:
         self.check_rows(operator, placed.inputs[lead], operator.shapes[lead])
         self.check_rows(operator, placed.output, operator.output_shape)
         return placed
 
-    def check_rows(self, operator: Operator, layout: TensorLayout, shape: Sequence[int] = ()) -> None:
+    def check_rows(self, operator: Rule, layout: TensorLayout, shape: Sequence[int] = ()) -> None:
         """Raise ``Infeasible`` unless the rows of a copy divide as the rows of the full tensor do.
 
         Arguments: ``shape`` of the tensor, by default of the operator's first.
@@ -162,7 +160,7 @@ def _shown(inputs: Sequence[Sequence[str]]) -> str:
     return ', '.join(f'({", ".join(dims)})' for dims in inputs)
 
 
-def _unlike(operator: Operator, layouts: Sequence[TensorLayout]) -> str:
+def _unlike(operator: Rule, layouts: Sequence[TensorLayout]) -> str:
     """What is wrong with the axes of layouts whose counts are right."""
     seen: dict[str, tuple[Axis, ...]] = {}
     for index, (names, layout) in enumerate(zip(operator.inputs, layouts, strict=True)):
@@ -234,7 +232,7 @@ def _taken(digits: list[_Digit], length: int) -> list[_Digit] | None:
     return found
 
 
-def _contracted(operator: Operator, lead: int) -> set[str]:
+def _contracted(operator: Rule, lead: int) -> set[str]:
     """Names of an input that the result has not."""
     return set(operator.inputs[lead]) - set(operator.output)
 
@@ -246,7 +244,7 @@ def _contracted(operator: Operator, lead: int) -> set[str]:
 # experts then. Tensor ranks split each expert by its width.
 
 
-def grouped(degrees: Degrees, operator: GroupedProduct, rule: Operator, x: Value) -> Placed:
+def grouped(degrees: Degrees, operator: GroupedProduct, rule: Rule, x: Value) -> Placed:
     """A grouped product: experts over their ranks, an expert's width over the tensor ranks."""
     world, tensor, expert = degrees.placer.world, degrees.tensor, degrees.expert
     rows = outermost(minus(degrees.data, expert), x.shape[0] // degrees.placer.copies)
@@ -337,7 +335,7 @@ class Degrees:
         """Tensor ranks."""
         return size_of(self.tensor)
 
-    def placed(self, operator: object, name: str, rule: Operator, reads: Sequence[Value]) -> Placed:
+    def placed(self, operator: object, name: str, rule: Rule, reads: Sequence[Value]) -> Placed:
         """Where the tensors of an operator lie."""
         if isinstance(operator, Product | Dense):
             return self._product(operator, name, rule, reads[0])
@@ -356,7 +354,7 @@ class Degrees:
 
     # operators with a weight
 
-    def _product(self, operator: Product | Dense, name: str, rule: Operator, x: Value) -> Placed:
+    def _product(self, operator: Product | Dense, name: str, rule: Rule, x: Value) -> Placed:
         *rows, features = x.layout.dims
         if features == self.tensor and self.degree > 1:
             dims = self._rows(x)
@@ -394,7 +392,7 @@ class Degrees:
             )
         return self.degree > 1 and length % self.degree == 0
 
-    def _embedding(self, rule: Operator, tokens: Value) -> Placed:
+    def _embedding(self, rule: Rule, tokens: Value) -> Placed:
         world, vocab = self.placer.world, rule.shapes[0][0]
         first, *others = tokens.layout.dims
         rows = (

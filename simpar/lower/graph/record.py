@@ -12,9 +12,7 @@ from math import gcd, prod
 from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
-from simpar.layout import Axis, Layout, TensorLayout, operators, replicated
-from simpar.layout.layout import minus
-from simpar.layout.operators import Operator as Rule
+from simpar.layout import Axis, Layout, Rule, TensorLayout, minus, operators, replicated
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
 from simpar.lower.graph.emit import Site, emit

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from simpar.errors import Infeasible, Problem
-from simpar.layout import Axis, TensorLayout
-from simpar.layout.layout import merged, minus, size_of
+from simpar.layout import Axis, TensorLayout, merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
 from simpar.lower.mesh import PIPELINE
@@ -18,9 +17,7 @@ from simpar.model.model import Model
 from simpar.pipeline.order import Order
 from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v
 from simpar.plans import Plan
-from simpar.program import OpClass, Partition
-from simpar.program.op import Phase
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, OpClass, Partition, Phase
 from simpar.workload import Transformer, Workload
 
 

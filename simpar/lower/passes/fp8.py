@@ -22,9 +22,7 @@ from simpar.lower.issue import Issue, Issued
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.lower.tape import Tape
 from simpar.plans import Plan
-from simpar.program import OpClass, Tensor
-from simpar.program.op import Phase
-from simpar.program.tensor import TensorKind
+from simpar.program import OpClass, Phase, Tensor, TensorKind
 from simpar.workload import Workload
 
 FP8: Final = 'fp8'

@@ -28,8 +28,7 @@ from simpar.lower.passes.optimizer_parallel import (
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of
 from simpar.plans import Plan
-from simpar.program import OpClass, Tensor
-from simpar.program.op import Phase
+from simpar.program import OpClass, Phase, Tensor
 
 # Inputs of a full step, gathered once and then split on every rank, as MindSpore's compiler does.
 #

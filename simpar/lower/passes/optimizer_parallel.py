@@ -17,12 +17,10 @@ from math import prod
 from typing import Final, Literal
 
 from simpar.errors import Infeasible, Problem
-from simpar.layout.layout import minus
+from simpar.layout import minus
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.plans import Plan
-from simpar.program import OpClass, Partition, Split, Tensor
-from simpar.program.op import Attribute
-from simpar.program.tensor import BYTES, TensorKind
+from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor, TensorKind
 from simpar.workload import Workload
 
 # Fusion: which gradients, and which weights, travel as one message.

@@ -19,9 +19,7 @@ from typing import Final
 
 from simpar.lower.passes.recompute import RECOMPUTE, is_recomputed
 from simpar.lower.tape import Tape
-from simpar.program import OpClass, Tensor
-from simpar.program.op import Attribute
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Attribute, OpClass, Tensor
 
 JOIN: Final = 'join'
 SPLIT: Final = 'split'

@@ -12,9 +12,7 @@ import numpy as np
 from simpar.lower.passes.optimizer_parallel import MEMBERS, Shards, output_dims
 from simpar.lower.tape import Tape, layer_of, local_elements, local_shape
 from simpar.model.operators import priced
-from simpar.program import OpClass, Partition, Split, Tensor
-from simpar.program.op import Attribute
-from simpar.program.tensor import BYTES
+from simpar.program import BYTES, Attribute, OpClass, Partition, Split, Tensor
 from simpar.workload import Adam, AdamW, Momentum, Muon, Optimizer, Sgd, Workload
 
 # What a rank's update reads and writes of every parameter: its shard, or all of it without optimizer parallelism.

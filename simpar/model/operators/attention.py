@@ -10,17 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from simpar.layout import TensorLayout
-from simpar.layout.layout import size_of
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.documents import dims_of, seen, told
 from simpar.model.operators.base import Operator, Sharded, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.operators.stream import dropped
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
-from simpar.program.op import Attribute
+from simpar.program import Attribute
 
 _SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
@@ -97,16 +94,16 @@ class Heads:
         """
         return seen(Counter(self.documents) or {sequence: 1}, self.window, sequence)
 
-    def rows(self, name: str, qkv: Shape) -> Axes:
+    def rows(self, name: str, qkv: Shape) -> Rule:
         """Of what changes ``qkv`` head by head: batch b, sequence s and groups g."""
         names = ('b', 's', 'g')
-        return Axes(name, (names,), names, (qkv,), qkv, names, {}, {'g': self.groups})
+        return Rule(name, (names,), names, (qkv,), qkv, names, {}, {'g': self.groups})
 
-    def axes(self, name: str, *shapes: Shape, result: Shape, inner: int) -> Axes:
+    def axes(self, name: str, *shapes: Shape, result: Shape, inner: int) -> Rule:
         """Batch b, sequence s and groups g: of the result's dims, ``inner`` is the one of heads."""
         inputs = tuple(self._dims(shape) for shape in shapes)
         output = tuple('b' if dim == 0 else 'g' if dim == inner else ONE for dim in range(len(result)))
-        return Axes(name, inputs, output, shapes, result, ('b', 's', 'g'), {'s': _SEQUENCE}, {'g': self.groups})
+        return Rule(name, inputs, output, shapes, result, ('b', 's', 'g'), {'s': _SEQUENCE}, {'g': self.groups})
 
     @staticmethod
     def _dims(shape: Shape) -> tuple[str, ...]:
@@ -117,7 +114,7 @@ class Heads:
 class AttentionCore(Primitive):
     """Attention, or a product or a softmax of it: split by batch and by heads."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """b, s, g, as its operator tells them."""
         raise NotImplementedError
 
@@ -174,7 +171,7 @@ class Attention(Sharded):
         """[batch, sequence, heads × features of a value]."""
         return (*reads[0][:2], self.heads.count * self.heads.values)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and by groups."""
         return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=2)
 
@@ -237,7 +234,7 @@ class AttentionScores(Sharded):
         batch, sequence, _ = reads[0]
         return (batch, self.heads.count, sequence, sequence)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and by groups."""
         return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=1)
 
@@ -270,7 +267,7 @@ class AttentionValues(Operator):
         """[batch, sequence, heads × features of a value]."""
         return (*reads[1][:2], self.heads.count * self.heads.values)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and by groups."""
         return self.heads.axes(name, *reads, result=self.result_shape(0, *reads), inner=2)
 
@@ -309,11 +306,11 @@ class CausalSoftmax(SameShape):
     window: int = 0
     documents: tuple[int, ...] = ()
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split along batch and heads."""
         (x,) = reads
         names = dim_names(x)
-        return Axes(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
+        return Rule(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
 
     def ops(self, local: Local) -> Ops:
         """About five operations an element forward, four backward."""

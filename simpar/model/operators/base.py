@@ -14,7 +14,7 @@ from inspect import get_annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_type_hints
 
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 from simpar.model.keys import Aliases, Fused, Layouts, Name, Of, One, Pair, Recomputed, SplitCounts, Stage, Strategy
 from simpar.model.ops import Load, Local, Ops, Parameter
 from simpar.model.primitive import Call, Pricing, Primitive, Shape
@@ -176,7 +176,7 @@ class Operator(ABC):
         Arguments: ``samples``, in dim 0 of the network's input; shapes of what it ``reads``.
         """
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Its named dims, inputs in the order of its strategy; weights of a dense layer are [in, out].
 
         Arguments: ``name``, for messages; shapes of what it ``reads``.

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.keys import Strategy, Width
 from simpar.model.operators.base import MisfitError, operator, shown
 from simpar.model.operators.linear import BIAS_ADD, Biased
@@ -23,7 +22,7 @@ class Convolution(Primitive):
     main = BOTH
     halved = 'batch'
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """n, c, h, w; o, c, kh, kw."""
         x, weight = shapes
         return operators.conv2d(name, x, weight, output)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.keys import Strategy, Width
 from simpar.model.operators.base import Weighted, operator
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work
@@ -19,7 +18,7 @@ class Gathered(Primitive):
 
     weighs_work = True
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """v, h, i0, i1, ..."""
         weight, indices = shapes
         return operators.embedding(name, weight, indices)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
-from simpar.layout import TensorLayout
-from simpar.layout.layout import size_of
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.keys import Aliases, SplitCounts
 from simpar.model.operators.base import Operator, Step, Unary, Weighted, operator
 from simpar.model.operators.norm import SameShape
@@ -21,7 +18,7 @@ from simpar.model.primitive import Call, Primitive, Shape
 class GroupedMatMul(Primitive):
     """x [batch, experts, slots, inputs] · weight [experts, inputs, outputs], expert by expert."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """b, e, c, k, n."""
         x, weight = shapes
         return grouped_axes(name, x, weight[2])
@@ -31,12 +28,12 @@ DISPATCH, COMBINE, GATE = map(AlongRows, ('Dispatch', 'Combine', 'SigmoidGate'))
 GROUPED_MATMUL = GroupedMatMul('GroupedMatMul', 'matrix')
 
 
-def grouped_axes(name: str, x: Shape, outputs: int, units: tuple[int, int] = (0, 0)) -> Axes:
+def grouped_axes(name: str, x: Shape, outputs: int, units: tuple[int, int] = (0, 0)) -> Rule:
     """Names of dims of a grouped product; ``units``, into how many slices n and k fall at most."""
     result = (*x[:-1], outputs)
     found = {name: unit for name, unit in zip('nk', units, strict=True) if unit}
     order = ('b', 'e', 'c', 'k', 'n')
-    return Axes(name, (('b', 'e', 'c', 'k'), ('e', 'k', 'n')), ('b', 'e', 'c', 'n'), (x, (x[1], x[-1], outputs)),
+    return Rule(name, (('b', 'e', 'c', 'k'), ('e', 'k', 'n')), ('b', 'e', 'c', 'n'), (x, (x[1], x[-1], outputs)),
                 result, order, {}, found)  # fmt: skip
 
 
@@ -85,11 +82,11 @@ class Dispatch(_Slots, Operator):
         """As the router sends."""
         return self.filled
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Where the sequence is split, so are slots: each rank fills its own."""
         x, weights = reads
         inputs = (('b', 's', 'h'), ('b', 's', ONE))
-        return Axes(name, inputs, ('b', 'e', 's', 'h'), (x, weights), self.result_shape(0, x), ('b', 'e', 's', 'h'), {})
+        return Rule(name, inputs, ('b', 'e', 's', 'h'), (x, weights), self.result_shape(0, x), ('b', 'e', 's', 'h'), {})
 
     def ops(self, local: Local) -> Ops:
         """Copies of rows; the gradient adds them up."""
@@ -126,11 +123,11 @@ class Combine(_Slots, Operator):
         """Rows of tokens are full."""
         return None
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """As the weights lie."""
         weights, z = reads
         inputs = (('b', 's', ONE), ('b', ONE, 's', 'h'))
-        return Axes(name, inputs, ('b', 's', 'h'), (weights, z), self.result_shape(0, weights, z), ('b', 's', 'h'), {})
+        return Rule(name, inputs, ('b', 's', 'h'), (weights, z), self.result_shape(0, weights, z), ('b', 's', 'h'), {})
 
     def ops(self, local: Local) -> Ops:
         """A product and a sum of each row that comes back; the backward reads these rows."""
@@ -171,7 +168,7 @@ class GroupedProduct(Weighted, Unary):
         """Slots of all outputs."""
         return (*reads[0][:-1], prod(self.outputs))
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Samples, experts, slots, inputs k and outputs n."""
         return grouped_axes(name, reads[0], prod(self.outputs), (self.outputs[0], self.inputs))
 
@@ -217,12 +214,12 @@ class SigmoidGate(SameShape, Operator):
     inputs_told = 'x, gate [batch, sequence, 1]'
     roles = ('x', 'gate')
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and by sequence."""
         x, gate = reads
         names = ('b', 's', 'h')
         fixed = {'h': 'is multiplied by one number'}
-        return Axes(name, (names, ('b', 's', ONE)), names, (x, gate), x, names, fixed)
+        return Rule(name, (names, ('b', 's', ONE)), names, (x, gate), x, names, fixed)
 
     def ops(self, local: Local) -> Ops:
         """A product an element; the gradient of the gate is a sum over features."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 from simpar.model.operators.base import Operator, Sharded, Unary, operator
 from simpar.model.operators.pointwise import Elementwise
 from simpar.model.ops import Local, Ops, Work
@@ -24,11 +24,11 @@ class Gated(Sharded, Unary):
         """Half of the features."""
         return (*reads[0][:-1], reads[0][-1] // 2)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split along all dims; a gate and what it lets through stay together."""
         (x,) = reads
         names, result = dim_names(x), self.result_shape(0, x)
-        return Axes(name, (names,), names, (x,), result, names, {}, {names[-1]: result[-1]})
+        return Rule(name, (names,), names, (x,), result, names, {}, {names[-1]: result[-1]})
 
     def ops(self, local: Local) -> Ops:
         """One op, as fused kernels do it; the backward reads x."""

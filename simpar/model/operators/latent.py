@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.layout import TensorLayout
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, TensorLayout
 from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import AttentionCore, Heads
 from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator
@@ -24,7 +22,7 @@ from simpar.model.primitive import Primitive, Shape, ShardCounts, Strategy, Use,
 class Rows(Primitive):
     """What changes rows one by one; their features stay unsharded."""
 
-    def axes(self, name: str, call: object, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: object, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., and features that no axis splits."""
         return row_axes(name, shapes[0], output)
 
@@ -48,10 +46,10 @@ class LatentJoin(AttentionCore):
 LATENT_NORM, LAST_FEATURES, LATENT_QKV = Rows('LatentNorm'), Rows('LastFeatures'), LatentJoin('LatentQkv')
 
 
-def row_axes(name: str, x: Shape, result: Shape) -> Axes:
+def row_axes(name: str, x: Shape, result: Shape) -> Rule:
     """Every dim but the last may be split."""
     names = (*dim_names(x)[:-1], ONE)
-    return Axes(name, (names,), names, (x,), result, names[:-1], {})
+    return Rule(name, (names,), names, (x,), result, names[:-1], {})
 
 
 @operator
@@ -73,7 +71,7 @@ class LatentNorm(Trained, Unary):
         """With so many features."""
         return (*reads[0][:-1], self.features)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Rows; every rank has the gain in full."""
         return row_axes(name, reads[0], self.result_shape(0, *reads))
 
@@ -121,7 +119,7 @@ class LastFeatures(Sharded, Unary):
         """With so many features."""
         return (*reads[0][:-1], self.features)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Rows."""
         return row_axes(name, reads[0], self.result_shape(0, *reads))
 
@@ -154,11 +152,11 @@ class LatentQkv(Operator):
         """[batch, sequence, heads × (query, key and value)]."""
         return (*reads[0][:2], self.heads.count * self.heads.width)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Batch b, sequence s and heads g; shared keys have no heads."""
         names = ('b', 's', 'g')
         inputs, result = (names, names, ('b', 's', ONE)), self.result_shape(0, *reads)
-        return Axes(name, inputs, names, reads, result, names, {}, {'g': self.heads.groups})
+        return Rule(name, inputs, names, reads, result, names, {}, {'g': self.heads.groups})
 
     def ops(self, local: Local) -> Ops:
         """Bytes of what is read and written; forward and backward three operations for each feature that is turned."""

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from simpar.layout import TensorLayout, operators
-from simpar.layout.layout import size_of
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, TensorLayout, operators, size_of
 from simpar.model.keys import Aliases, SplitCounts, Strategy, Width
 from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
@@ -27,7 +25,7 @@ class MatrixProduct(Primitive):
     main = BOTH
     halved = 'product'
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """m, k, n."""
         x, weight = shapes
         return operators.matmul(name, x, weight, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
@@ -41,10 +39,10 @@ class MatrixProduct(Primitive):
 class BiasAddition(Arithmetic):
     """A bias along dim 1."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ...; the bias has d1."""
         names = dim_names(output)
-        return Axes(name, (names, names[1:2]), names, shapes, output, names, {})
+        return Rule(name, (names, names[1:2]), names, shapes, output, names, {})
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The bias as dim 1."""
@@ -54,7 +52,7 @@ class BiasAddition(Arithmetic):
 class RowProduct(MatrixProduct):
     """The same of rows of any rank; outputs and inputs may be made of parts, as heads, not split."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """b0, ..., m, k, n."""
         x, (inputs, outputs) = shapes
         return product_axes(name, x, (outputs,), (inputs,))
@@ -148,7 +146,7 @@ class Dense(Biased):
             raise MisfitError('in', f'{self.inputs} features, but what it reads has {x[1]}', f'write {x[1]}')
         return (x[0], self.outputs)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """m, k, n of x and the weight [in, out]."""
         (x,) = reads
         return operators.matmul(name, x, (self.inputs, self.outputs))
@@ -221,7 +219,7 @@ class Product(Weighted, Unary):
         """Rows of all outputs."""
         return (*reads[0][:-1], prod(self.outputs))
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Rows, inputs k and outputs n."""
         return product_axes(name, reads[0], self.outputs, self.inputs)
 
@@ -236,14 +234,14 @@ class Product(Weighted, Unary):
         return product_ops(local, self.parameters(local.shape('y')), len(self.outputs))
 
 
-def product_axes(name: str, x: Shape, outputs: Shape, inputs: Shape) -> Axes:
+def product_axes(name: str, x: Shape, outputs: Shape, inputs: Shape) -> Rule:
     """x [..., k] · weight [k, n] → [..., n]; the first output dim and the first input dim of a weight can be split."""
     rows = (*(f'b{index}' for index in range(len(x) - 2)), 'm')
     order = (*rows, 'k', 'n')
     result = (*x[:-1], prod(outputs))
     # A split must not run through a head: only the first dim of each side is dealt out.
     units = {'n': outputs[0], 'k': inputs[0]}
-    return Axes(name, ((*rows, 'k'), ('k', 'n')), (*rows, 'n'), (x, (prod(inputs), prod(outputs))), result, order,
+    return Rule(name, ((*rows, 'k'), ('k', 'n')), (*rows, 'n'), (x, (prod(inputs), prod(outputs))), result, order,
                     {}, units)  # fmt: skip
 
 

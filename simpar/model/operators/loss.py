@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
-from simpar.layout import operators
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, operators
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
 from simpar.model.operators.reduce import Reduction, without
 from simpar.model.operators.shape import View, rows_over_all
@@ -60,7 +58,7 @@ class Squeezed(View):
 class Picked(Primitive):
     """GatherD: of each row the elements that an index names; split by rows over all devices."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., classes."""
         x, index = shapes
         return operators.gather_elements(name, x, index)
@@ -75,7 +73,7 @@ class CrossEntropy(Primitive):
 
     main = BOTH
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1; the classes stay full, the output is a number."""
         return operators.cross_entropy(name, shapes[0])
 
@@ -90,24 +88,24 @@ class BatchNormalised(Primitive):
 
     main = BOTH
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, d2, d3; its parameters have d1."""
         names = dim_names(output)
         inputs = (names, *(names[1:2] for _ in shapes[1:]))
-        return Axes(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], UNSHARDED))
+        return Rule(name, inputs, names, shapes, output, names, dict.fromkeys(names[1:], UNSHARDED))
 
 
 class Sliced(Primitive):
     """StridedSlice: dims that it shortens stay full; in double recursive search it learns and tells nothing."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..."""
         names, x = dim_names(output), shapes[0]
         # A slice of a split dim would leave ranks with unequal rows.
         shorter = {
             names[dim]: UNSHARDED for dim, (long, left) in enumerate(zip(x, output, strict=True)) if long != left
         }
-        return Axes(name, (names,), names, shapes, x, names, shorter)
+        return Rule(name, (names,), names, shapes, x, names, shorter)
 
     def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
         """Not known."""
@@ -123,11 +121,11 @@ class Dataset(Primitive):
 
     main = BOTH
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """n."""
         # Inputs without dims, as numbers, have no samples to split.
         inputs = tuple(('n', *(ONE for _ in shape[1:])) if shape else () for shape in shapes)
-        return Axes(name, inputs, inputs[0], shapes, shapes[0], ('n',), {})
+        return Rule(name, inputs, inputs[0], shapes, shapes[0], ('n',), {})
 
 
 OF_LOSSES: Final[tuple[Primitive, ...]] = (

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from simpar.layout import TensorLayout, operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, TensorLayout, operators
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Operator, Sharded, Trained, Unary, operator
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, unary
@@ -27,7 +26,7 @@ class Normalised(Primitive):
 
     main: ClassVar[frozenset[Compat]] = frozenset(('2.0',))
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., the last full."""
         return operators.layer_norm(name, shapes[0])
 
@@ -44,7 +43,7 @@ class Normalised(Primitive):
 class RmsNormalised(Primitive):
     """RmsNorm."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., the last full."""
         return operators.rms_norm(name, shapes[0])
 
@@ -57,10 +56,10 @@ class RmsNormalised(Primitive):
 class SoftmaxOver(Primitive):
     """Softmax over the axes of its call."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ...; those that it is over stay full."""
         names = dim_names(output)
-        return Axes(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
+        return Rule(name, (names,), names, shapes, output, names, {names[dim]: NORMALISED for dim in call.axes})
 
     def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
         """The dims that it is over stay full."""

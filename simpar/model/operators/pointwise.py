@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.keys import Of, Pair, Strategy
 from simpar.model.operators.base import (
     Binary,
@@ -28,7 +27,7 @@ from simpar.model.primitive import Strategy as ShardStrategy
 class Elementwise(Primitive):
     """Inputs of one shape, or broadcast to it."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..."""
         return operators.elementwise(name, *shapes)
 
@@ -253,7 +252,7 @@ class Mul(Pointwise, Sharded):
             raise MisfitError('strategy', f'has {len(self.strategy)} parts, but one value is scaled', 'write one')
         return reads[0]
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """d0, d1, ... of the value alone."""
         return operators.elementwise(name, *reads)
 

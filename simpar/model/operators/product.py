@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import Binary, MisfitError, Sharded, operator, shown
 from simpar.model.ops import Local, Ops, Work
@@ -20,7 +19,7 @@ class BatchProduct(Primitive):
 
     weighs_work = True
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """b0, ..., m, k, n."""
         a, b = shapes
         return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Step, Trained, Unary, operator
 from simpar.model.operators.norm import EPSILON, SameShape
@@ -30,7 +30,7 @@ class QkNorm(SameShape, Trained, Unary):
     heads: Heads
     epsilon: float = EPSILON
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch, by sequence and by groups; every rank has the gains in full."""
         return self.heads.rows(name, *reads)
 

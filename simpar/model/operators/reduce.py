@@ -8,19 +8,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Use
 from simpar.model.primitive import Strategy as ShardStrategy
-from simpar.program.op import Attribute
+from simpar.program import Attribute
 
 
 class Reduction(Primitive):
     """A reduction over the axes of its call; where one of them is split, partial results are summed."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..., its result without those that are reduced."""
         return operators.reduction(name, shapes[0], call.axes, keep=call.keep_dims)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule
 from simpar.model.documents import told as told_of
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Sharded, Unary, operator
@@ -72,7 +72,7 @@ class Rotary(SameShape, Sharded, Unary):
     heads: Heads
     rotation: Rotation
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch, by sequence and by groups."""
         return self.heads.rows(name, *reads)
 

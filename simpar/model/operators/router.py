@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simpar.layout import TensorLayout
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, TensorLayout
 from simpar.model.operators.base import Operator, Sharded, Unary, operator
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.stream import AlongRows
@@ -59,10 +57,10 @@ class Routing:
         }
 
 
-def _rows(name: str, x: Shape) -> Axes:
+def _rows(name: str, x: Shape) -> Rule:
     """Samples and tokens can be split; a token chooses among all experts."""
     names = dim_names(x)
-    return Axes(name, (names,), names, (x,), x, names, {names[-1]: 'is chosen from and must stay unsharded'})
+    return Rule(name, (names,), names, (x,), x, names, {names[-1]: 'is chosen from and must stay unsharded'})
 
 
 @operator
@@ -80,7 +78,7 @@ class Route(SameShape, Sharded, Unary):
 
     routing: Routing
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and sequence."""
         return _rows(name, reads[0])
 
@@ -128,11 +126,11 @@ class Balance(Operator):
         """Each copy has sums of its own."""
         return (copies, *result[1:]) if self.together else result
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch; where the sequence is split, each rank has a part of the sums."""
         (x,) = reads
         names = ('b', 's', ONE)
-        return Axes(
+        return Rule(
             name, (names,), (ONE if self.together else 'b', ONE, ONE), (x,), self.result_shape(0, x), ('b', 's'), {}
         )
 
@@ -164,13 +162,13 @@ class AuxLoss(SameShape, Operator):
     coefficient: float
     group: Group = 'rank'
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and sequence."""
         x, logits, balance = reads
         names = dim_names(x)
         fixed = {names[-1]: 'is chosen from and must stay unsharded'}
         first = ONE if self.group == 'global' else names[0]
-        return Axes(name, (names, names, (first, ONE, ONE)), names, (x, logits, balance), x, names, fixed)
+        return Rule(name, (names, names, (first, ONE, ONE)), names, (x, logits, balance), x, names, fixed)
 
     def ops(self, local: Local) -> Ops:
         """The number of each slice of samples and copy; then the gradient of the logits."""

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import operators
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, operators
 from simpar.model.keys import Strategy
 from simpar.model.operators.base import MisfitError, Sharded, Unary, operator
 from simpar.model.ops import Local, Ops, slice_text, text, unary
@@ -23,7 +22,7 @@ class View(Primitive):
 
     pricing: Pricing = 'view'
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """One for each group of dims that become one another."""
         return operators.reshape(name, shapes[0], output)
 
@@ -63,7 +62,7 @@ class Transposed(Primitive):
 
     follows_main_only = True
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ... in another order."""
         return operators.transpose(name, shapes[0], call.permutation)
 
@@ -185,7 +184,7 @@ class Reshape(Unary):
             raise MisfitError('shape', what, remedy)
         return (prod(x) // size, *rest)
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """One for each group of dims that become one another."""
         (x,) = reads
         return operators.reshape(name, x, (prod(x) // prod(self.shape[1:]), *self.shape[1:]))

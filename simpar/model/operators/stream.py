@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simpar.layout import TensorLayout
-from simpar.layout.operators import ONE
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import ONE, Rule, TensorLayout
 from simpar.model.documents import told as told_of
 from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
@@ -15,17 +13,17 @@ from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
-from simpar.program.op import Attribute
+from simpar.program import Attribute
 
 
 class AlongRows(Primitive):
     """What a rank has of it follows from its first input, dim by dim; what else it reads has the first dim alone."""
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ..."""
         names = dim_names(output)
         inputs = tuple(names if shape == output else (names[0], *(ONE,) * (len(shape) - 1)) for shape in shapes)
-        return Axes(name, inputs, names, shapes, output, names, {})
+        return Rule(name, inputs, names, shapes, output, names, {})
 
     def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
         """What has rows alone as the rows, a table full."""
@@ -55,13 +53,13 @@ class Position(SameShape, Trained):
     rows: int = 0
     documents: tuple[int, ...] = ()
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch and by sequence; the weight stays full."""
         (x,) = reads
         # Each rank takes its rows of the full weight by offset; features have no offset.
         fixed = {'d2': 'is a dim of the full weight'}
         (weight,) = self.parameters(x)
-        return Axes(name, (dim_names(x), (ONE, ONE)), dim_names(x), (x, weight.shape), x, dim_names(x), fixed)
+        return Rule(name, (dim_names(x), (ONE, ONE)), dim_names(x), (x, weight.shape), x, dim_names(x), fixed)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """A row for each place."""
@@ -127,12 +125,12 @@ class Residual(SameShape, Trained):
     bias_of: str = ''
     dropout: float = 0.0
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """Split as x is; a bias must stay full."""
         x, z, *keys = reads
         names = dim_names(x)
         fixed = {names[-1]: 'is the dim of a full bias'} if self.bias_of else {}
-        return Axes(name, (names, names, *(names[:1] for _ in keys)), names, (x, z, *keys), x, names, fixed)
+        return Rule(name, (names, names, *(names[:1] for _ in keys)), names, (x, z, *keys), x, names, fixed)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """The sum; the bias is full."""

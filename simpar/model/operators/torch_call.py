@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from simpar.layout import TensorLayout
-from simpar.layout.operators import Operator as Axes
+from simpar.layout import Rule, TensorLayout
 from simpar.model.operators.base import Operator, Sharded, Step, operator
 from simpar.model.operators.embedding import GATHER, Embedding
 from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product, product_ops
@@ -25,11 +24,11 @@ class AtenCall(Primitive):
 
     pricing: Pricing = 'streaming'
 
-    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Axes:
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
         """d0, d1, ... of the result; what it reads stays unsharded beyond samples."""
         names = dim_names(output)
         inputs = tuple((names[0], *('' for _ in shape[1:])) if shape else () for shape in shapes)
-        return Axes(name, inputs, (names[0], *('' for _ in output[1:])), shapes, output, names, {})
+        return Rule(name, inputs, (names[0], *('' for _ in output[1:])), shapes, output, names, {})
 
 
 ATEN, ATEN_VIEW = AtenCall('Aten'), AtenCall('AtenView', 'view')
@@ -108,7 +107,7 @@ class TorchCall(OfModule, Sharded):
         """As exported, of so many samples."""
         return (self.spec.shape[0] * samples // self.spec.samples, *self.spec.shape[1:])
 
-    def axes(self, name: str, *reads: Shape) -> Axes:
+    def axes(self, name: str, *reads: Shape) -> Rule:
         """As its row of the table says."""
         spec = self.spec
         held = (*spec.weights, *spec.constants)
@@ -118,7 +117,7 @@ class TorchCall(OfModule, Sharded):
         # Of any count of samples: rows grow alike in all that a call reads.
         result = (spec.shape[0] * reads[0][0] // spec.rows, *spec.shape[1:])
         fixed = dict.fromkeys(spec.fixed, 'is worked on as a whole')
-        return Axes(name, inputs, spec.dims, shapes, result, order, fixed)
+        return Rule(name, inputs, spec.dims, shapes, result, order, fixed)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """One call."""
