@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_costs import plain_costs
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
-from simpar.cost.costs import Communication, Costs
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.lower import lower
@@ -109,19 +109,12 @@ def test_a_measured_gap_is_overhead_and_the_path_goes_on():
 
 def uniform(program, *, compute, alpha, transfer, host=0.0, beside=1.0, speed=None, links=((0, 1.0),)):
     """Costs that are alike for all ops of a kind."""
-    kinds = [op.kind for op in program.op_classes]
-    groups = [program.partitions[op.partition].groups_GP.shape[0] if op.partition in program.partitions else 1
-              for op in program.op_classes]  # fmt: skip
-    cost = Communication(alpha=alpha, transfer=transfer, links=links)
-    return Costs(
-        compute=np.array([compute if kind == 'compute' else 0.0 for kind in kinds]),
-        host=np.full(len(kinds), host),
-        beside_communication=np.full(len(kinds), beside),
-        beside_compute=np.ones(len(kinds)),
-        communication={i: (cost,) * groups[i] for i, kind in enumerate(kinds) if kind == 'collective'},
-        links=('wire',),
+    count = len(program.op_classes)
+    return plain_costs(
+        program, lambda op: compute, lambda op: (alpha, transfer, links), host=np.full(count, host), links=('wire',),
+        beside_communication=np.full(count, beside),
         rank_speed=np.ones(program.world) if speed is None else np.array(speed),
-    )
+    )  # fmt: skip
 
 
 plans = st.builds(

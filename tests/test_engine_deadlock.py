@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_cases import role_of
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.engine.reference import name_ranks
 from simpar.errors import Deadlock
@@ -14,20 +14,7 @@ from simpar.program import OpClass, Partition, Program
 
 
 def costs_of(program):
-    count = len(program.op_classes)
-    return Costs(
-        compute=np.array([1.0 if op.kind == 'compute' else 0.0 for op in program.op_classes]),
-        host=np.zeros(count),
-        beside_communication=np.ones(count),
-        beside_compute=np.ones(count),
-        communication={
-            index: (Communication(0.0, 1.0),) * len(program.partitions[op.partition].groups_GP)
-            for index, op in enumerate(program.op_classes)
-            if op.kind in ('collective', 'send')
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
+    return plain_costs(program, lambda op: 1.0, lambda op: (0.0, 1.0))
 
 
 def pairs(world):

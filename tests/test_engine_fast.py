@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from engine_cases import role_of
+from plain_costs import plain_costs
 
 from simpar import cli
-from simpar.cost.costs import Communication, Costs
 from simpar.cost.price import price
 from simpar.engine import costs as costs_module
 from simpar.engine import reference, simulate
@@ -62,12 +62,7 @@ def pair(first, second):
     both = {'p': Partition('p', np.array([[0, 1]], dtype=np.int32))}
     op = OpClass('both', 'collective', 'all_reduce', 'F', partition='p')
     program = Program(roles, np.array([0, 1], dtype=np.int32), both, (op,), ())
-    one = np.ones(1)
-    costs = Costs(
-        compute=np.zeros(1), host=np.zeros(1), beside_communication=one, beside_compute=one,
-        communication={0: (Communication(0.0, 1.0),)}, links=(), rank_speed=np.ones(2),
-    )  # fmt: skip
-    return program, costs
+    return program, plain_costs(program, lambda op: 0.0, lambda op: (0.0, 1.0))
 
 
 def test_what_does_not_pair_up_in_a_step_is_left_to_the_reference():
@@ -89,10 +84,9 @@ def one_rank(needs):
     )
     alone = {'p': Partition('p', np.array([[0]], dtype=np.int32))}
     program = Program((role,), np.array([0], dtype=np.int32), alone, ops, ())
-    return program, Costs(
-        compute=np.array([1.0, 0.0, 3.0]), host=np.full(3, 0.25), beside_communication=np.full(3, 0.5),
-        beside_compute=np.ones(3), communication={1: (Communication(0.0, 2.0),)}, links=(), rank_speed=np.ones(1),
-    )  # fmt: skip
+    seconds = {'early': 1.0, 'late': 3.0}
+    others = {'host': np.full(3, 0.25), 'beside_communication': np.full(3, 0.5)}
+    return program, plain_costs(program, lambda op: seconds[op.name], lambda op: (0.0, 2.0), **others)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import pytest
 from engine_cases import make_case, role_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_costs import plain_costs
 from worked import worked_costs, worked_program
 
-from simpar.cost.costs import Communication, Costs
+from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.engine.fold import fold
 from simpar.program import OpClass, Program, grid
@@ -56,19 +57,11 @@ def mesh(demand=lambda group: (0, 0.5), slow=None, data=2, tensor=4):
     speed = np.ones(world)
     if slow is not None:
         speed[slow] = 0.5
-    costs = Costs(
-        compute=np.array([4.0, 0.0, 0.0]),
-        host=np.zeros(3),
-        beside_communication=np.ones(3),
-        beside_compute=np.ones(3),
-        communication={
-            1: tuple(Communication(0.0, 3.0, (demand(group),)) for group in range(data)),
-            2: (Communication(0.0, 1.0),) * tensor,
-        },
-        links=('first', 'second'),
-        rank_speed=speed,
-    )
-    return Program((role,), np.zeros(world, dtype=np.int32), partitions, op_classes, ()), costs
+    program = Program((role,), np.zeros(world, dtype=np.int32), partitions, op_classes, ())
+    links = ('first', 'second')
+    costs = plain_costs(program, lambda op: 4.0, lambda op: (0.0, 1.0), links=links, rank_speed=speed)
+    costs.communication[1] = tuple(Communication(0.0, 3.0, (demand(group),)) for group in range(data))
+    return program, costs
 
 
 def test_alike_ranks_are_one_lane_and_their_groups_load_a_link_together():
@@ -114,10 +107,7 @@ def test_who_sends_and_who_receives_tells_ranks_apart():
     )
     role_of_rank = np.array([0, 1, 2, 2, 1, 0], dtype=np.int32)
     program = Program(roles, role_of_rank, grid(6, {'ring': 6}), op_classes, ())
-    costs = Costs(
-        compute=np.zeros(2), host=np.zeros(2), beside_communication=np.ones(2), beside_compute=np.ones(2),
-        communication={0: (Communication(0.0, 1.0),)}, links=(), rank_speed=np.ones(6),
-    )  # fmt: skip
+    costs = plain_costs(program, lambda op: 0.0, lambda op: (0.0, 1.0))
     trace = simulate(program, costs, steps=1)
     assert trace.representative_of_rank.tolist() == [*range(6)]
     # 0 → 1 and 3 → 4, then 2 → 3 and 5 → 0, then 1 → 2 and 4 → 5

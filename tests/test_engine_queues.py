@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_cases import role_of
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs, costs_from_dict, costs_to_dict
+from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.cost.price import price
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
@@ -29,20 +30,8 @@ STREAMS = ('compute', 'tensor', 'data')
 
 def costs_of(program, lengths, queues):
     """Costs of so many seconds for each op class, on the device or between two."""
-    count = len(lengths)
-    computes = np.array([op.kind == 'compute' for op in program.op_classes])
-    return Costs(
-        compute=np.where(computes, lengths, 0.0),
-        host=np.zeros(count),
-        beside_communication=np.ones(count),
-        beside_compute=np.ones(count),
-        communication={
-            index: (Communication(0.0, float(lengths[index])),) for index in range(count) if not computes[index]
-        },
-        links=(),
-        rank_speed=np.ones(program.world),
-        work_queues=queues,
-    )
+    seconds = dict(zip((op.name for op in program.op_classes), map(float, lengths), strict=True))
+    return plain_costs(program, lambda op: seconds[op.name], lambda op: (0.0, seconds[op.name]), work_queues=queues)
 
 
 def layers(orders):

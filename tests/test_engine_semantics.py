@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from engine_cases import role_of
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import ProgramError
 from simpar.program import OpClass, Partition, Program
@@ -34,21 +34,12 @@ def program_of(*roles, carry=()):
 
 def run(program, seconds, *, steps=1, host=0.0, beside=(1.0, 1.0), links=(), observe=None, **more):
     """Spans (arrive, start, end) by rank and slot; ``seconds``: of compute, or (alpha, transfer)."""
-    op_classes = program.op_classes
-    communication = {
-        i: (Communication(*map(float, seconds[c.name]), links),)
-        for i, c in enumerate(op_classes)
-        if c.kind in ('collective', 'send')
-    }
-    costs = Costs(
-        compute=np.array([float(seconds[c.name]) if c.kind == 'compute' else 0.0 for c in op_classes]),
-        host=np.full(len(op_classes), host),
-        beside_communication=np.full(len(op_classes), beside[0]),
-        beside_compute=np.full(len(op_classes), beside[1]),
-        communication=communication,
-        links=('wire',) if links else (),
-        **{'rank_speed': np.ones(program.world), **more},
-    )
+    count = len(program.op_classes)
+    others = {'beside_communication': np.full(count, beside[0]), 'beside_compute': np.full(count, beside[1]), **more}
+    costs = plain_costs(
+        program, lambda op: seconds[op.name], lambda op: (*map(float, seconds.get(op.name, (0, 0))), links),
+        host=np.full(count, host), links=('wire',) if links else (), **others,
+    )  # fmt: skip
     traces = (
         simulate(program, costs, steps=steps),
         simulate(program, costs, steps=steps, observe=observe, engine='simpy'),
@@ -224,13 +215,4 @@ def test_unlike_ops_that_meet_in_a_collective_are_refused_on_every_engine():
 
 
 def _alone(program):
-    count = len(program.op_classes)
-    return Costs(
-        compute=np.zeros(count),
-        host=np.zeros(count),
-        beside_communication=np.ones(count),
-        beside_compute=np.ones(count),
-        communication={number: (Communication(0.0, 1.0),) for number in range(count)},
-        links=(),
-        rank_speed=np.ones(program.world),
-    )
+    return plain_costs(program, lambda op: 0.0, lambda op: (0.0, 1.0))

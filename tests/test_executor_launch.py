@@ -10,6 +10,8 @@ TORCHRUN = {
     'TORCHELASTIC_RUN_ID': 'none', 'TORCHELASTIC_USE_AGENT_STORE': 'True',
 }  # fmt: skip
 MPICH = {'PMI_RANK': '1', 'PMI_SIZE': '2', 'PMI_FD': '6', 'MPI_LOCALRANKID': '1', 'MPI_LOCALNRANKS': '2'}
+PMI_2 = {'PMI_RANK': '2', 'PMI_SIZE': '4', 'PMI_FD': '7'}
+MVAPICH = {'MV2_COMM_WORLD_RANK': '0', 'MV2_COMM_WORLD_SIZE': '2', 'MV2_COMM_WORLD_LOCAL_SIZE': '2'}
 INTEL = {'I_MPI_INFO_NUMA_NODE_NUM': '2', 'I_MPI_HYDRA_BOOTSTRAP': 'ssh'}
 MSRUN = {
     'MS_WORKER_NUM': '8', 'MS_SCHED_HOST': '127.0.0.1', 'MS_SCHED_PORT': '8118', 'MS_NODE_ID': '5',
@@ -24,47 +26,28 @@ VOLCANO = {'VC_TASK_INDEX': '1', 'VC_WORKER_HOSTS': 'job-worker-0.job,job-worker
 INDEXED = {'JOB_COMPLETION_INDEX': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': 'job-0.job'}
 
 
-@pytest.mark.parametrize(
-    ('variables', 'launch'),
-    [
-        ({}, None),
-        (TORCHRUN, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
-        ({'RANK': '0', 'WORLD_SIZE': '2'}, Launch('RANK and WORLD_SIZE', 0, 2, 'localhost', 29500)),
-        (MSRUN, Launch('msrun', 5, 8, '127.0.0.1', 8118)),
-        (MPIRUN, Launch('mpirun', 1, 2, 'localhost', 29500)),
-        ({**MPIRUN, 'MASTER_ADDR': 'a', 'MASTER_PORT': '7'}, Launch('mpirun', 1, 2, 'a', 7)),
-        (MPICH, Launch('mpiexec', 1, 2, 'localhost', 29500)),
-        ({**MPICH, 'MPI_LOCALNRANKS': '1', 'MASTER_ADDR': 'a'}, Launch('mpiexec', 1, 2, 'a', 29500)),
-        ({**MPICH, **INTEL}, Launch('mpiexec', 1, 2, 'localhost', 29500)),
-        ({**SRUN, 'PMI_RANK': '2', 'PMI_SIZE': '4', 'PMI_FD': '7'}, Launch('mpiexec', 2, 4, 'gpu07', 29542)),
-        (
-            {'MV2_COMM_WORLD_RANK': '0', 'MV2_COMM_WORLD_SIZE': '2', 'MV2_COMM_WORLD_LOCAL_SIZE': '2'},
-            Launch('mpiexec', 0, 2, 'localhost', 29500),
-        ),
-        (SRUN, Launch('srun', 2, 4, 'gpu07', 29542)),
-        (VOLCANO, Launch('Volcano', 1, 2, 'job-worker-0.job', 29500)),
-        ({**VOLCANO, **TORCHRUN}, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
-        (INDEXED, Launch('an indexed job', 1, 2, 'job-0.job', 29500)),
-    ],
-    ids=[
-        'by hand',
-        'torchrun',
-        'plain',
-        'msrun',
-        'mpirun',
-        'mpirun with address',
-        'MPICH',
-        'MPICH with address',
-        'Intel MPI',
-        'srun with PMI-2',
-        'MVAPICH2',
-        'srun',
-        'Volcano',
-        'torchrun in a pod of Volcano',
-        'indexed job',
-    ],
-)
-def test_launchers_are_recognised(variables, launch):
+LAUNCHES = {
+    'by hand': ({}, None),
+    'torchrun': (TORCHRUN, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
+    'plain': ({'RANK': '0', 'WORLD_SIZE': '2'}, Launch('RANK and WORLD_SIZE', 0, 2, 'localhost', 29500)),
+    'msrun': (MSRUN, Launch('msrun', 5, 8, '127.0.0.1', 8118)),
+    'mpirun': (MPIRUN, Launch('mpirun', 1, 2, 'localhost', 29500)),
+    'mpirun with address': ({**MPIRUN, 'MASTER_ADDR': 'a', 'MASTER_PORT': '7'}, Launch('mpirun', 1, 2, 'a', 7)),
+    'MPICH': (MPICH, Launch('mpiexec', 1, 2, 'localhost', 29500)),
+    'MPICH with address': ({**MPICH, 'MPI_LOCALNRANKS': '1', 'MASTER_ADDR': 'a'}, Launch('mpiexec', 1, 2, 'a', 29500)),
+    'Intel MPI': ({**MPICH, **INTEL}, Launch('mpiexec', 1, 2, 'localhost', 29500)),
+    'srun with PMI-2': ({**SRUN, **PMI_2}, Launch('mpiexec', 2, 4, 'gpu07', 29542)),
+    'MVAPICH2': (MVAPICH, Launch('mpiexec', 0, 2, 'localhost', 29500)),
+    'srun': (SRUN, Launch('srun', 2, 4, 'gpu07', 29542)),
+    'Volcano': (VOLCANO, Launch('Volcano', 1, 2, 'job-worker-0.job', 29500)),
+    'torchrun in a pod of Volcano': ({**VOLCANO, **TORCHRUN}, Launch('torchrun', 3, 8, 'node0', 29400, served=True)),
+    'indexed job': (INDEXED, Launch('an indexed job', 1, 2, 'job-0.job', 29500)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', LAUNCHES)
+def test_launchers_are_recognised(name):
+    variables, launch = LAUNCHES[name]
     assert detect(variables) == launch
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from plain_costs import plain_costs
 
-from simpar.cost.costs import Communication, Costs
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
@@ -60,15 +60,7 @@ def test_a_send_and_its_receive_start_together(pool):
     """Rank 1 is ready at once; the message starts when rank 0 has computed for 0.1 s."""
     program = two_stages()
     seconds = {'F': 0.1, 'L': 0.01}
-    costs = Costs(
-        compute=np.array([seconds.get(op.name, 0.0) for op in program.op_classes]),
-        host=np.zeros(4),
-        beside_communication=np.ones(4),
-        beside_compute=np.ones(4),
-        communication={1: (Communication(0.0, 0.01),), 2: (Communication(0.0, 0.01),)},
-        links=(),
-        rank_speed=np.ones(2),
-    )
+    costs = plain_costs(program, lambda op: seconds[op.name], lambda op: (0.0, 0.01))
     trace = pool.run(program, costs, compute='emulated', steps=1).trace
     give, take = list(trace.spans(0))[1], next(trace.spans(1))
     assert give.start == take.start == give.arrive == pytest.approx(0.1)

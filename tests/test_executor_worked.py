@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from plain_costs import plain_costs
 from worked import SLOW_SPANS, SPANS, table, worked_costs, worked_program
 
-from simpar.cost.costs import Communication, Costs
 from simpar.program import OpClass, Partition, ProgramBuilder, Tensor
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -141,19 +141,10 @@ def shared(small):
     return build.build(), Net('paced', rate=size / (3 * 2 * UNIT), latency=2 * UNIT / messages)
 
 
-def shared_costs():
-    unit = 2 * UNIT
-    return Costs(
-        compute=np.array([2 * unit, 0.0, 0.0]),
-        host=np.zeros(3),
-        beside_communication=np.ones(3),
-        beside_compute=np.ones(3),
-        communication={
-            index: (Communication(alpha=unit, transfer=3 * unit, links=((0, demand),)),)
-            for index, demand in ((1, 1.0), (2, 0.5))
-        },
-        links=('link',),
-        rank_speed=np.ones(2),
+def shared_costs(program):
+    unit, demand = 2 * UNIT, {'A': 1.0, 'B': 0.5}
+    return plain_costs(
+        program, lambda op: 2 * unit, lambda op: (unit, 3 * unit, ((0, demand[op.name]),)), links=('link',)
     )
 
 
@@ -164,7 +155,7 @@ def test_two_collectives_share_a_link_as_on_the_page_within_5_percent(small):
     found = []
     with Pool(2, net=net, timeout=10) as pool:
         for _ in range(ATTEMPTS):
-            trace = pool.run(program, shared_costs(), compute='emulated', steps=1).trace
+            trace = pool.run(program, shared_costs(program), compute='emulated', steps=1).trace
             ends = {span.op.name: span.end / (2 * UNIT) for rank in (0, 1) for span in trace.spans(rank)}
             found.append(max(abs(ends['A'] - 4.5), abs(ends['B'] - 6.5)) / 6.5)
             if found[-1] <= TOLERANCE:
