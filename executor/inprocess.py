@@ -14,7 +14,7 @@ from executor.draws import Batch, single_thread
 from executor.ranks.real import Computation, Memory, Start
 from executor.state import Result, full_result
 from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
-from executor.validate import dims_of, exchange_of
+from executor.validate import along, dims_of, exchange_of
 from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
 from simpar.program import COLLECTIVES, OpClass, Program
@@ -60,8 +60,7 @@ def _by_seat(results: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 
 def _form(op: OpClass, message: list[torch.Tensor]) -> tuple[object, ...]:
     """What all participants must agree on."""
-    along = tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
-    return (op.operator, op.reduce, along, *(tuple(tensor.shape) for tensor in message))
+    return (op.operator, op.reduce, along(op), *(tuple(tensor.shape) for tensor in message))
 
 
 class InProcess(Walk):

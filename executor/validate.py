@@ -55,6 +55,11 @@ def exchange_of(op: OpClass) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
     return joins, cuts, sizes
 
 
+def along(op: OpClass) -> tuple[object, ...]:
+    """The dims that a collective joins and splits, which all participants must agree on."""
+    return tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
+
+
 Event = tuple[str, OpClass, int, int]
 """One op on a communicator: its action, op class, micro-batch and copy."""
 
@@ -95,9 +100,10 @@ def _op_class(program: Program, op: OpClass) -> Iterator[str]:
         yield f'{op.name}: unknown kind {op.kind!r}; one of {", ".join(OP_KINDS)}'
     if op.kind != 'compute' and op.partition not in program.partitions:
         yield f'{op.name}: communicates in partition {op.partition!r}, which the program does not have'
-    if op.kind == 'collective' and op.operator not in COLLECTIVES:
+    row = COLLECTIVES.get(op.operator)
+    if op.kind == 'collective' and row is None:
         yield f'{op.name}: unknown collective {op.operator!r}; one of {", ".join(COLLECTIVES)}'
-    if op.operator in ('all_reduce', 'reduce_scatter') and op.reduce not in ('sum', 'max'):
+    if row and row.adds and op.reduce not in ('sum', 'max'):
         yield f'{op.name}: reduces by {op.reduce!r}; write sum or max'
     for name in (*op.reads, *op.writes, *op.accumulates, *op.frees):
         if name not in program.tensor:
@@ -112,10 +118,10 @@ def _shapes(program: Program) -> Iterator[str]:
 
 def _shape(program: Program, op: OpClass) -> Iterator[str]:
     """Check that every result of a collective has the shape that follows from its operand."""
-    given = op.writes + op.accumulates
-    scatters = op.operator == 'reduce_scatter'
-    shares, fulls = (given, op.reads) if scatters else (op.reads, given)
-    if op.operator in ('all_gather', 'reduce_scatter') and any(program.tensor[name].members for name in shares):
+    row, given = COLLECTIVES[op.operator], op.writes + op.accumulates
+    shares, fulls = (given, op.reads) if row.gets == 'shard' else (op.reads, given)
+    shards = 'shard' in (row.gives, row.gets)
+    if shards and any(program.tensor[name].members for name in shares):
         # Packed shares have members instead of dims, and rules of their own.
         yield from _packed(program, op, shares, fulls)
         return
@@ -124,19 +130,19 @@ def _shape(program: Program, op: OpClass) -> Iterator[str]:
         return
     try:
         dims = dims_of(op)
-        along = exchange_of(op) if op.operator == 'all_to_all' else None
+        exchange = exchange_of(op) if op.operator == 'all_to_all' else None
     except ValueError as wrong:
         yield str(wrong)
         return
-    if along is not None:
-        yield from _exchange(program, op, *along)
+    if exchange is not None:
+        yield from _exchange(program, op, *exchange)
         return
     size = program.partitions[op.partition].size
     for source, target, dim in zip(op.reads, given, dims, strict=True):
         taken, made = (list(program.local_shape(program.tensor[name])) for name in (source, target))
-        full, shard = (made, taken) if op.operator == 'all_gather' else (taken, made)
+        full, shard = (made, taken) if row.gives == 'shard' else (taken, made)
         # A dim that is too large is reported as a wrong shape below.
-        if op.operator in ('all_gather', 'reduce_scatter') and dim < len(shard):
+        if shards and dim < len(shard):
             shard = [*shard[:dim], shard[dim] * size, *shard[dim + 1 :]]
         if full != shard:
             yield f'{op.name}: {target} of {tuple(made)} does not come of {source} of {tuple(taken)} along dim {dim}'
@@ -282,8 +288,7 @@ def _same_as(program: Program, event: Event) -> tuple[object, ...]:
     action, op, micro_batch, copy = event
     # gloo aborts the process where sizes differ.
     sizes = tuple(program.local_bytes(program.tensor[name]) for name in op.reads)
-    along = tuple(op.attributes.get(key) for key in ('dim', 'joins', 'cuts', 'sizes'))
-    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, along)
+    message = (op.operator, op.bytes, op.dtype, op.reduce, sizes, along(op))
     return (action, micro_batch, copy, *message)
 
 
