@@ -83,7 +83,7 @@ def test_the_choice_is_tried_with_slower_links_a_slow_rank_and_a_fuller_expert(p
     schedule = load_schedule(mixture)
     name, fuller = list(worse(schedule))[-1]
     assert name == 'the fullest expert with 1.5 × the mean'
-    assert predicted(fuller(schedule)).figures.step > predicted(schedule).figures.step
+    assert predicted(fuller).figures.step > predicted(schedule).figures.step
 
 
 def test_a_choice_that_another_plan_overtakes_says_so(planned):

@@ -189,12 +189,10 @@ class _Ablation:
         """What an exact search would take if it counted bytes, of what one by time has tried."""
         from simpar.resolve.strategies import least_first
 
-        known = [one for one in self.found.proposals if not all(map(_only_by_time, (one.name, *one.also)))]
+        known = [
+            one for one in self.found.proposals if not all(name.startswith(_BY_TIME) for name in (one.name, *one.also))
+        ]
         return min(known, key=least_first('bytes'))
-
-
-def _only_by_time(name: str) -> bool:
-    return name.startswith(_BY_TIME)
 
 
 Made = tuple[Program, Cluster]

@@ -153,7 +153,8 @@ def says_the_choice(key: Key, workload: Workload, plan: Plan, world: int) -> boo
         return bool(key.value == _UNMARKED)
     other_workload, other = without_keys(workload, plan, [key])
     if key.rule == 'plan.overlap':
-        return with_passes(plan) == _but(with_passes(other), plan.overlap) and overlap_of(plan) == overlap_of(other)
+        passes = replace(with_passes(other), overlap=plan.overlap)
+        return with_passes(plan) == passes and overlap_of(plan) == overlap_of(other)
     row = row_of(key.rule)
     if row is None or not row.chosen:
         return False
@@ -167,10 +168,6 @@ def says_the_choice(key: Key, workload: Workload, plan: Plan, world: int) -> boo
     settled = settled_workload(other_workload)
     owner: Any = settled if key.path == ('workload', key.field) else settled.model
     return bool(getattr(owner, key.field) == key.value)
-
-
-def _but(plan: Plan, overlap: Any) -> Plan:
-    return replace(plan, overlap=overlap)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -9,13 +9,4 @@ Sends and receives are kernels while they transfer, as the metrics count them. A
 ``PP:2F0``, as torch.distributed.pipelining writes it.
 """
 
-from simpar.kineto.write import (
-    KERNEL_NAMES,
-    PREDICTED_PID,
-    Style,
-    chosen_ranks,
-    events,
-    in_the_merged_file,
-    link_counters,
-    write_kineto,
-)
+from simpar.kineto.write import Style, chosen_ranks, events, in_the_merged_file, link_counters, write_kineto

@@ -369,7 +369,7 @@ def shortlist(setting: Setting, rules: Sequence[Rule], most: int) -> list[Letter
     places = np.arange(most + 1)
     # Every rule is a walk of its own over the same few arrays.
     _shortest.compiled(facts, case, walk, rows, places, found)
-    return [_letters(rows[at]) for at in places[:most][found < np.inf]]
+    return [tuple(_LETTERS[row].tobytes().decode() for row in rows[at]) for at in places[:most][found < np.inf]]
 
 
 def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
@@ -387,10 +387,6 @@ def last_ends(rows: Letters, times: StageTimes, steps: int) -> list[float]:
 def _arrays(times: StageTimes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # A gap that no stage has, so that the array is there for a single rank too.
     return np.array([times.forward, times.input, times.weight]), np.array([*times.communication, 0.0])
-
-
-def _letters(kinds: NDArray[np.int8]) -> Letters:
-    return tuple(_LETTERS[row].tobytes().decode() for row in kinds)
 
 
 SHORTLIST: Final = 4

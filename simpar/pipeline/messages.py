@@ -86,17 +86,12 @@ def sides_of(result: Result, order: Order) -> tuple[Action, Action] | None:
     return Action(stage, 'SEND_B', micro_batch), Action(stage - 1, 'RECV_B', micro_batch)
 
 
-def receive_late(order: Order) -> Order:
-    """The order with each receive just before the first use of what it receives.
+class _Late:
+    """Carries an order out, sends blocking, and writes each receive just before the first use of what it receives.
 
     Where ranks would then block each other, each sending, the lowest of them that is sent to receives first: torch's
     rule of rank parity (deferred receives) for two ranks, and for a ring of ranks, which that rule leaves waiting.
     """
-    return _Late(order).run()
-
-
-class _Late:
-    """Carries the order out, sends blocking, and writes each receive where it is met."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -186,7 +181,7 @@ def with_communication(order: Order, receive: Receive = 'early') -> Order:
     """
     if order.communicates:
         raise ScheduleError(Problem('pipeline order', 'has sends and receives already'))
-    return _early(order) if receive == 'early' else receive_late(order)
+    return _early(order) if receive == 'early' else _Late(order).run()
 
 
 def _early(order: Order) -> Order:
@@ -264,7 +259,8 @@ def in_exchanges(order: Order) -> Order | None:
     pairs = [_turns(row) for row in order.actions]
     # A rank that does all forwards first has none with a backward; or, if it has one turn of both, looks the same.
     apart = [
-        _one_by_one(row) if _all_forwards_first(row) else own for row, own in zip(order.actions, pairs, strict=True)
+        [(action,) for action in row] if _all_forwards_first(row) else own
+        for row, own in zip(order.actions, pairs, strict=True)
     ]
     return _exchanged(pairs, order) or _exchanged(apart, order)
 
@@ -286,10 +282,6 @@ def _turns(row: Row) -> list[_Turn]:
         else:
             turns.append((action,))
     return turns
-
-
-def _one_by_one(row: Row) -> list[_Turn]:
-    return [(action,) for action in row]
 
 
 def _all_forwards_first(row: Row) -> bool:

@@ -304,7 +304,8 @@ def robust(answer: Answer, *, jobs: int | None = 1, scheduler: str = '') -> Robu
     if not plans:
         return None
     cases = tuple(worse(plans[0].schedule))
-    schedules = [changed for _, change in cases for changed in (change(one.schedule) for one in plans)]
+    # Plans of a space differ in their plan alone.
+    schedules = [replace(changed, plan=one.schedule.plan) for _, changed in cases for one in plans]
     found = predict_all(schedules, Way(jobs=jobs, scheduler=scheduler))
     rows = [found[start : start + len(plans)] for start in range(0, len(found), len(plans))]
     trials = [Trial(name=name, steps=tuple(map(_step_of, row))) for (name, _), row in zip(cases, rows, strict=True)]
@@ -322,45 +323,26 @@ def _rivals(answer: Answer) -> tuple[Ranked, ...]:
     return (choice, *others[:MOST])
 
 
-def worse(schedule: Schedule) -> Iterator[tuple[str, Change]]:
-    """What may be worse on a cluster, and how a schedule says so."""
-    cluster = cluster_of(schedule)
+def worse(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """What may be worse on a cluster, and the schedule where it is."""
+    own, cluster = schedule.cluster, cluster_of(schedule)
     joined = 1
     for link in cluster.profile.links:
         # A link that joins no more devices than the one below carries nothing.
         members = min(link.devices or cluster.world, cluster.world)
         if members > joined:
-            yield f'{link.name} at half its rate', Change(link=link.name)
+            links = {**own.links, link.name: own.links.get(link.name, 1.0) * HALF}
+            yield f'{link.name} at half its rate', replace(schedule, cluster=replace(own, links=links))
         joined = max(joined, members)
-    yield f'rank 0 {SLOWER:g} × slower', Change(slow=True)
+    slow = {**own.slow, 0: own.slow.get(0, 1.0) / SLOWER}
+    yield f'rank 0 {SLOWER:g} × slower', replace(schedule, cluster=replace(own, slow=slow))
     model = schedule.workload.model
     if isinstance(model, Transformer) and model.experts is not None and not model.experts.capacity:
         more = min(model.experts.imbalance * FULLER, model.experts.count / model.experts.top_k)
         if more > model.experts.imbalance:
-            yield f'the fullest expert with {more:.3g} × the mean', Change(imbalance=more)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What is made worse of a schedule."""
-
-    link: str = ''
-    slow: bool = False
-    imbalance: float = 0.0
-
-    def __call__(self, schedule: Schedule) -> Schedule:
-        """The schedule where it is worse."""
-        cluster, workload = schedule.cluster, schedule.workload
-        if self.link:
-            links = {**cluster.links, self.link: cluster.links.get(self.link, 1.0) * HALF}
-            cluster = replace(cluster, links=links)
-        if self.slow:
-            cluster = replace(cluster, slow={**cluster.slow, 0: cluster.slow.get(0, 1.0) / SLOWER})
-        model = workload.model
-        if self.imbalance and isinstance(model, Transformer) and model.experts is not None:
-            experts = replace(model.experts, imbalance=self.imbalance)
-            workload = replace(workload, model=replace(model, experts=experts))
-        return replace(schedule, cluster=cluster, workload=workload)
+            fuller = replace(model, experts=replace(model.experts, imbalance=more))
+            workload = replace(schedule.workload, model=fuller)
+            yield f'the fullest expert with {more:.3g} × the mean', replace(schedule, workload=workload)
 
 
 def _step_of(outcome: Outcome) -> float:

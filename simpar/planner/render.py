@@ -285,7 +285,7 @@ def front_picture(answer: Answer) -> Figure:
     axes.set_xlabel(f'step, {unit}')
     axes.set_ylabel('peak memory, GB')
     axes.legend(frameon=False, fontsize=8.5)
-    title(figure, _picture_title(choice), [])
+    title(figure, f'{words(choice)}: {format_time(choice.step)}, {format_size(choice.peak)}', [])
     return figure
 
 
@@ -322,10 +322,6 @@ def _step_unit(one: Size) -> tuple[float, str]:
 def _points(axes: Axes, places: list[tuple[float, float]], colour: str, label: str, size: float = 18) -> None:
     across, up = zip(*places, strict=True)
     axes.scatter(across, up, s=size, color=colour, label=label, zorder=3 if size > 50 else 1)
-
-
-def _picture_title(choice: Ranked) -> str:
-    return f'{words(choice)}: {format_time(choice.step)}, {format_size(choice.peak)}'
 
 
 def render_sizes(found: BySize) -> str:

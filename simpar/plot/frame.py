@@ -257,9 +257,51 @@ class Frame:
         return seconds / (self.window[1] - self.window[0]) * self.inches * 72
 
 
-def saving(frames: list[Frame], steps: list[float]) -> None:
-    """Point out, on the shorter of two steps, the difference to the longer."""
-    # An arrow shorter than a hundredth of the width has no room for its heads.
-    if len(steps) > 1 and abs(steps[0] - steps[1]) > 0.01 * max(steps):
-        shorter = steps.index(min(steps))
-        frames[shorter].saving(min(steps), max(steps), f'{format_time(max(steps) - min(steps))} less')
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Whole steps from the top; below them, where there are ``windows``, each in its window.
+
+    Arguments:
+        steps: seconds of each step.
+        rows: how many rows each has; row, inches of one.
+        edges: left and right, as shares of the width.
+        windows: of each step the seconds that are shown larger; empty where none are.
+    """
+
+    steps: list[float]
+    rows: list[int]
+    row: float
+    edges: tuple[float, float]
+    windows: list[tuple[float, float]]
+
+    @property
+    def height(self) -> float:
+        """Inches."""
+        rows = self.rows * (2 if self.windows else 1)
+        return TOP + BOTTOM + self.row * sum(rows) + BETWEEN * (len(rows) - 1)
+
+    def frames(self, figure: Figure) -> list[Frame]:
+        """Axes at their places, from the top."""
+        longest, (left, right) = max(self.steps), self.edges
+        scale, _ = time_unit(longest)
+        found, bottom = [], self.height - TOP
+        for index, window in enumerate([(0.0, longest)] * len(self.steps) + self.windows):
+            high = self.row * self.rows[index % len(self.rows)]
+            bottom -= high
+            place = (left, bottom / self.height, right - left, high / self.height)
+            found.append(Frame(figure.add_axes(place), window, scale, WIDTH * (right - left)))
+            bottom -= BETWEEN
+        return found
+
+    def finish(self, frames: list[Frame]) -> None:
+        """Ends of steps, what windows show larger, the difference of two steps, and the name of the axis."""
+        # Only the panels of whole steps have a window to outline.
+        for frame, window in zip(frames, self.windows, strict=False):
+            frame.outline(window)
+        for frame, step in zip(frames, self.steps, strict=False):
+            frame.end_of_step(step)
+        frames[-1].axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
+        # An arrow shorter than a hundredth of the width has no room for its heads.
+        if len(self.steps) > 1 and abs(self.steps[0] - self.steps[1]) > 0.01 * max(self.steps):
+            since, until = min(self.steps), max(self.steps)
+            frames[self.steps.index(since)].saving(since, until, f'{format_time(until - since)} less')

@@ -8,12 +8,11 @@ pipeline ranks are shown, action by action, unless one rank is asked for. matplo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from simpar.headline import headline
 from simpar.metrics import is_pipeline
-from simpar.plot.frame import BETWEEN, BOTTOM, HATCH, TOP, WIDTH, Frame, new_figure, saving, time_unit, title
+from simpar.plot.frame import HATCH, Page, new_figure, title
 from simpar.plot.panel import COLOURS, EASY, VISIBLE, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.trace import Trace
@@ -21,6 +20,7 @@ from simpar.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 NAMES: Final[dict[Kind, str]] = {
     'F': 'forward', 'I': 'gradient of the input', 'W': 'gradient of the weight', 'U': 'update',
@@ -56,9 +56,16 @@ def timeline(
     if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
         return pipeline_timeline(sides)
     views = [view(trace, name, rank, marks) for trace, name in sides]
-    page = _Page(views, _windows(views) if max(v.most_bars for v in views) > EASY else [], answer)
+    windows = _windows(views) if max(v.most_bars for v in views) > EASY else []
+    page = Page([v.step for v in views], [len(v.streams) for v in views], _ROW, (_LEFT, _RIGHT), windows)
     figure = new_figure(page.height)
-    page.draw(figure)
+    frames = page.frames(figure)
+    averaged = max(page.steps) / _AVERAGED if max(v.most_bars for v in views) > VISIBLE else 0.0
+    for index, frame in enumerate(frames):
+        panel, zoomed = Panel(frame, views[index % len(views)]), index >= len(views)
+        panel.draw(_heading(panel, averaged, zoomed=zoomed), 0.0 if zoomed else averaged)
+    page.finish(frames)
+    title(figure, answer or headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
     return figure
 
 
@@ -70,75 +77,26 @@ def _windows(views: list[View]) -> list[tuple[float, float]]:
     return [(begin, begin + seconds) for begin in begins]
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """Whole steps from the top; below them, where there are ``windows``, each view in its window."""
+def _patches(views: list[View]) -> list[Patch]:
+    """The legend."""
+    from matplotlib.patches import Patch
 
-    views: list[View]
-    windows: list[tuple[float, float]]
-    answer: str = ''
-
-    @property
-    def rows(self) -> list[int]:
-        """How many rows each panel has, from the top."""
-        return [len(v.streams) for v in self.views] * (2 if self.windows else 1)
-
-    @property
-    def height(self) -> float:
-        """Inches."""
-        return TOP + BOTTOM + _ROW * sum(self.rows) + BETWEEN * (len(self.rows) - 1)
-
-    def draw(self, figure: Figure) -> None:
-        """Draw everything."""
-        longest = max(v.step for v in self.views)
-        scale, _ = time_unit(longest)
-        panels = self._panels(figure, [(0.0, longest)] * len(self.views) + self.windows, scale)
-        for index, panel in enumerate(panels):
-            zoomed = index >= len(self.views)
-            averaged = longest / _AVERAGED if max(v.most_bars for v in self.views) > VISIBLE and not zoomed else 0.0
-            panel.draw(_heading(panel, averaged, zoomed=zoomed), averaged)
-        # Only the panels of whole steps have a window to outline.
-        for panel, window in zip(panels, self.windows, strict=False):
-            panel.frame.outline(window)
-        frames = [panel.frame for panel in panels[: len(self.views)]]
-        for frame, v in zip(frames, self.views, strict=True):
-            frame.end_of_step(v.step)
-        panels[-1].frame.axes.set_xlabel('time in the step', fontsize=9, labelpad=2)
-        saving(frames, [v.step for v in self.views])
-        self._title(figure)
-
-    def _panels(self, figure: Figure, windows: list[tuple[float, float]], scale: float) -> list[Panel]:
-        """Axes at their places, with what they show."""
-        panels = []
-        bottom = self.height - TOP
-        for index, (rows, window) in enumerate(zip(self.rows, windows, strict=True)):
-            bottom -= _ROW * rows
-            place = (_LEFT, bottom / self.height, _RIGHT - _LEFT, _ROW * rows / self.height)
-            frame = Frame(figure.add_axes(place), window, scale, WIDTH * (_RIGHT - _LEFT))
-            panels.append(Panel(frame, self.views[index % len(self.views)]))
-            bottom -= BETWEEN
-        return panels
-
-    def _title(self, figure: Figure) -> None:
-        """Title and legend."""
-        from matplotlib.patches import Patch
-
-        bars = [bar for v in self.views for bar in v.bars]
-        used = {bar.phase for bar in bars if not bar.communicates}
-        if any(bar.communicates for bar in bars):
-            used |= {'hidden', 'exposed'}
-        patches = [
-            Patch(facecolor=colour, label=NAMES[kind], edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
-            for kind, colour in COLOURS.items()
-            if kind in used
-        ]
-        copies = max(v.copies for v in self.views)
-        if copies > 1:
-            lighter = 'lighter: copy 1' if copies == 2 else f'the lighter, the higher the copy, to {copies - 1}'
-            patches.append(Patch(facecolor='#7FB8D8', label=lighter))
-        if any(bar.marked for bar in bars):
-            patches.append(Patch(facecolor='none', edgecolor='black', label='not as predicted'))
-        title(figure, self.answer or headline(*((v.name, v.step) for v in reversed(self.views))), patches)
+    bars = [bar for v in views for bar in v.bars]
+    used = {bar.phase for bar in bars if not bar.communicates}
+    if any(bar.communicates for bar in bars):
+        used |= {'hidden', 'exposed'}
+    patches = [
+        Patch(facecolor=colour, label=NAMES[kind], edgecolor='white', hatch=HATCH if kind == 'exposed' else None)
+        for kind, colour in COLOURS.items()
+        if kind in used
+    ]
+    copies = max(v.copies for v in views)
+    if copies > 1:
+        lighter = 'lighter: copy 1' if copies == 2 else f'the lighter, the higher the copy, to {copies - 1}'
+        patches.append(Patch(facecolor='#7FB8D8', label=lighter))
+    if any(bar.marked for bar in bars):
+        patches.append(Patch(facecolor='none', edgecolor='black', label='not as predicted'))
+    return patches
 
 
 def _heading(panel: Panel, averaged: float, *, zoomed: bool) -> str:

@@ -59,14 +59,7 @@ KINDS: Final = _kinds(
 )
 """Those of ByteDance's StragglerAnalysis traces, in the order that a step without overlapped gradients runs them."""
 
-TAIL: Final = (
-    'gc',
-    'layernorm-grads-all-reduce',
-    'embedding-grads-all-reduce',
-    'grads-reduce-scatter',
-    'optimizer-clip-main-grad',
-    'optimizer',
-)
+TAIL: Final = tuple(KINDS)[tuple(KINDS).index('gc') :]
 """What runs behind the last backward, one after the other."""
 
 

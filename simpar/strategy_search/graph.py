@@ -207,7 +207,9 @@ class GraphBuilder:
     def elementwise(self, primitive: str, name: str, *reads: str) -> str:
         """An elementwise operator with broadcast."""
         # Stands in for broadcasting: it is right where one operand has the shape of the result.
-        return self.add(primitive, name, reads, max((self.shapes[read] for read in reads), key=_breadth))
+        return self.add(
+            primitive, name, reads, max((self.shapes[read] for read in reads), key=lambda shape: (len(shape), shape))
+        )
 
     def reshape(self, name: str, x: str, *shape: int, primitive: str = 'Reshape') -> str:
         """The same elements in another shape."""
@@ -229,10 +231,6 @@ class GraphBuilder:
     def graph(self, dataset: Dataset = 'full_batch') -> Graph:
         """What was collected."""
         return make_graph(tuple(self.operators), self.shapes, frozenset(self.parameters), dataset)
-
-
-def _breadth(shape: Shape) -> tuple[int, Shape]:
-    return len(shape), shape
 
 
 MNIST_SAMPLE = (1, 28, 28)

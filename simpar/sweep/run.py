@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from simpar.errors import RunFailed
 from simpar.schedule import Schedule
@@ -49,7 +49,7 @@ def in_processes(schedules: Sequence[Schedule], jobs: int) -> Coming:
     busy = {connection: _give(connection, schedules, runs) for connection in processes}
     try:
         while any(busy.values()):
-            for connection in _readable([one for one, left in busy.items() if left]):
+            for connection in cast(list[Connection], wait([one for one, left in busy.items() if left])):
                 yield received(connection, f'one of {jobs} processes that predict rows')
                 busy[connection] -= 1
                 if not busy[connection]:
@@ -74,10 +74,6 @@ def _give(connection: Connection, schedules: Sequence[Schedule], runs: Iterator[
     with suppress(BrokenPipeError):
         connection.send([(place, schedules[place]) for place in run])
     return len(run)
-
-
-def _readable(connections: list[Connection]) -> list[Connection]:
-    return [one for one in wait(connections) if isinstance(one, Connection)]
 
 
 def received(connection: Connection, which: str) -> Any:
