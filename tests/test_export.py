@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launch_sources import FOLDER, SOURCES, given_beside
+from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
 from simpar.case import case_of
 from simpar.cli import main
@@ -125,22 +125,27 @@ def checked_by_megatron(found):
         assert found.use_distributed_optimizer
 
 
-SCRIPTS = {name: name.partition('_')[0] for name in SOURCES if name.endswith('.sh') and 'deepseek3' not in name}
+FILES = {name: name.partition('_')[0] for name in SOURCES if 'mindformers' not in name and 'deepseek3' not in name}
 
 
-@pytest.mark.parametrize(('name', 'framework'), SCRIPTS.items())
-def test_a_public_script_goes_out_and_comes_back(name, framework):
-    schedule = load_schedule(schedule_text(imported(FOLDER / name, given=given_beside(name)), name), ['against={}'])
+def of_file(name):
+    """The schedule of a public file."""
+    made = imported(FOLDER / name, given=given_beside(name), model=model_beside(name))
+    return load_schedule(schedule_text(made, name), ['against={}'])
+
+
+@pytest.mark.parametrize(('name', 'framework'), FILES.items())
+def test_a_public_file_goes_out_and_comes_back(name, framework):
+    schedule = of_file(name)
     made = export(schedule, framework)
     assert made.unsaid == ()
     values = values_of(schedule)
     assert not list(different(values, read_back(TARGETS[framework], list(made.settings), values), full=True))
 
 
-@pytest.mark.parametrize(('name', 'framework'), SCRIPTS.items())
-def test_a_script_that_says_the_plan_is_not_touched(name, framework):
-    schedule = load_schedule(schedule_text(imported(FOLDER / name, given=given_beside(name)), name))
-    edited = onto(schedule, framework, FOLDER / name)
+@pytest.mark.parametrize(('name', 'framework'), [one for one in FILES.items() if one[1] != 'deepspeed'])
+def test_a_file_that_says_the_plan_is_not_touched(name, framework):
+    edited = onto(of_file(name), framework, FOLDER / name, given=given_beside(name))
     assert edited.difference == ''
     assert edited.text == (FOLDER / name).read_text(encoding='utf-8')
 
@@ -195,3 +200,28 @@ def test_a_file_of_another_launcher_is_refused(tmp_path):
     schedule = load_schedule('examples/llama3_8b_h100.yaml')
     with pytest.raises(ScheduleError, match='a file of MindSpeed, not of Megatron-LM'):
         onto(schedule, 'megatron', FOLDER / 'mindspeed_llama2_7b.sh')
+
+
+@pytest.mark.parametrize('seed', range(8))
+@pytest.mark.parametrize('framework', ['deepspeed', 'accelerate'])
+def test_a_drawn_plan_of_data_ranks_comes_back(framework, seed):
+    dice = random.Random(f'{framework} {seed}')
+    zero = dice.choice((0, 1, 2, 3)) if framework == 'deepspeed' else dice.choice((0, 3))
+    plan = {'data': 8, 'zero': zero, 'micro_batches': dice.choice((1, 2)), 'recompute': 'none'}
+    if zero < 3:
+        plan['reduce_gradients'] = dice.choice(('overlapped', 'end')) if framework == 'deepspeed' else 'overlapped'
+    if zero in (1, 2):
+        plan['fusion'] = '100 MB'
+    if framework == 'deepspeed' and zero == 3:
+        plan |= {'shard_threshold': '8 KB', 'prefetch': dice.choice((0, 1))}
+    sizes = {'layers': 2, 'hidden': 64, 'heads': 4, 'vocab': 128, 'sequence': 32}
+    work = {
+        'transformer': sizes, 'batch': 16 * plan['micro_batches'], 'precision': 'bf16', 'gradients': 'bf16',
+        'clip_norm': 0.0, 'optimizer': {'adamw': {'master_weights': True}},
+    }  # fmt: skip
+    stack = 'deepspeed' if framework == 'deepspeed' else 'torch-fsdp'
+    cluster = {'profile': 'h100-sxm-8', 'stack': stack}
+    schedule = load_schedule({'simpar': 1, 'cluster': cluster, 'workload': work, 'plan': plan, 'against': {}})
+    unsaid = {one.key for one in export(schedule, framework).unsaid}
+    # Accelerate's file has neither batch nor optimizer: they are the program's, and are listed.
+    assert unsaid <= ({'workload.batch'} if framework == 'accelerate' else set())

@@ -13,15 +13,26 @@ import yaml
 
 from simpar.case import Case
 from simpar.errors import Problem, ScheduleError
+from simpar.exporting.deepspeed import (
+    accelerate_keys,
+    deepspeed_keys,
+    json_text,
+    toml_text,
+    torchtitan_keys,
+    yaml_text,
+)
 from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
-from simpar.exporting.mindformers import mindformers_keys, nested_yaml, speed_up
+from simpar.exporting.mindformers import mindformers_keys, speed_up
 from simpar.exporting.mindspore import mindspore_lines, mindspore_text
 from simpar.exporting.settings import FOLDER, Said, Target, Values, bytes_of, values_of
 from simpar.files import read_csv
+from simpar.importing.accelerate import ACCELERATE
+from simpar.importing.deepspeed import DEEPSPEED
 from simpar.importing.mapping import Import, schedule_text
 from simpar.importing.megatron import MEGATRON, MINDSPEED
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.read import imported
+from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan
 from simpar.schedule import Schedule, load_schedule
 from simpar.stacks import stack_folder
@@ -32,12 +43,24 @@ _ALL: Final = (
         name='mindspeed', title='MindSpeed-LLM', source=MINDSPEED, settings=mindspeed_flags, text=script, suffix='.sh',
     ),
     Target(
-        name='mindformers', title='MindFormers', source=MINDFORMERS, settings=mindformers_keys, text=nested_yaml,
+        name='mindformers', title='MindFormers', source=MINDFORMERS, settings=mindformers_keys, text=yaml_text,
         suffix='.yaml', beside=speed_up,
     ),
     Target(
         name='mindspore', title='MindSpore', source=None, settings=mindspore_lines, text=mindspore_text, suffix='.py',
         beside=speed_up,
+    ),
+    Target(
+        name='torchtitan', title='torchtitan', source=TORCHTITAN, settings=torchtitan_keys, text=toml_text,
+        suffix='.toml',
+    ),
+    Target(
+        name='deepspeed', title='DeepSpeed', source=DEEPSPEED, settings=deepspeed_keys, text=json_text, suffix='.json',
+        is_modelless=True,
+    ),
+    Target(
+        name='accelerate', title='Accelerate', source=ACCELERATE, settings=accelerate_keys, text=yaml_text,
+        suffix='.yaml', is_modelless=True,
     ),
 )  # fmt: skip
 TARGETS: Final = {one.name: one for one in _ALL}
@@ -45,6 +68,7 @@ OF_FRAMEWORK: Final = ('cluster.stack', 'cluster.profile', 'cluster.nodes', 'clu
 """What a file of a framework never says, or says by the number of ranks."""
 
 
+_MODELS: Final = ('workload.transformer.', 'workload.network', 'workload.module')
 _PLAIN_ORDERS: Final = {'mindspore-2.10/1f1b': '1f1b', 'mindspore-2.10/gpipe': '1f1b'}
 
 
@@ -137,7 +161,17 @@ def reimported(target: Target, text: str, values: Values, beside: Mapping[str, s
         path.write_text(text, encoding='utf-8')
         for name, other in beside.items():
             (path.parent / name).write_text(other, encoding='utf-8')
-        return imported(path, given={}, profile=str(values.every['cluster.profile']))
+        profile = str(values.every['cluster.profile'])
+        if not target.is_modelless:
+            return imported(path, given={}, profile=profile)
+        config, sequence = path.with_name('model.json'), values.model('sequence', 2048)
+        config.write_text(json.dumps({'max_position_embeddings': sequence}), encoding='utf-8')
+        given = {'devices': str(values.ranks), 'sequence': str(sequence)}
+        made = imported(path, given=given, profile=profile, model=str(config))
+    # The model is that of the case: its file has none.
+    rest = {key: value for key, value in made.values.items() if key not in ('workload.model', 'workload.sequence')}
+    own = {key: value for key, value in values.every.items() if key.startswith(_MODELS)}
+    return replace(made, values={**rest, **own})
 
 
 def different(values: Values, back: Values, *, target: Target | None = None, full: bool = False) -> Iterator[Unsaid]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, bytes_of, direct, need_transformer, plain
 from simpar.importing.mindformers import MINDFORMERS
@@ -159,16 +157,3 @@ def speed_up(_: Iterable[Said], values: Values) -> Mapping[str, str]:
     """The JSON of overlap passes, where any is on."""
     passes = passes_of(values)
     return {SPEED_UP: json.dumps(dict.fromkeys(passes, True), indent=2) + '\n'} if passes else {}
-
-
-def nested_yaml(said: Iterable[Said], _: Values, head: tuple[str, ...]) -> str:
-    """Settings by dotted name as YAML, its head as comments."""
-    tree: dict[str, Any] = {}
-    for one in said:
-        *above, leaf = one.name.split('.')
-        node = tree
-        for name in above:
-            node = node.setdefault(name, {})
-        node[leaf] = plain(one.value)
-    comments = ''.join(f'# {line}\n' for line in head)
-    return comments + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)

@@ -202,6 +202,7 @@ class Target:
         text: a file of settings, with a head of comments.
         suffix: of the file.
         beside: further files, by name.
+        is_modelless: whether the model is in the program, not in the file.
     """
 
     name: str
@@ -211,6 +212,7 @@ class Target:
     text: Callable[[list[Said], Values, tuple[str, ...]], str]
     suffix: str
     beside: Callable[[list[Said], Values], Mapping[str, str]] = field(default=lambda _said, _values: {})
+    is_modelless: bool = False
 
 
 def need_transformer(values: Values, title: str) -> None:
