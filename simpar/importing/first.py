@@ -72,6 +72,10 @@ def _lines(node: Mapping[str, Any], at: str, comments: Mapping[str, str], depth:
             yield f'{indent}{key}:'
             yield from _lines(value, f'{place}.', comments, depth + 1)
             continue
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            yield f'{indent}{key}:'
+            yield from (f'{indent}  - {scalar(one)}' for one in value)
+            continue
         line = f'{indent}{key}: {scalar(value)}'
         note = clean(comments.get(place, ''))
         if not note:
@@ -89,6 +93,8 @@ def scalar(value: Any) -> str:
         return (
             value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else json.dumps(value, ensure_ascii=False)
         )
+    if isinstance(value, dict):
+        return f'{{{", ".join(f"{key}: {scalar(one)}" for key, one in value.items())}}}'
     if isinstance(value, list):
         return f'[{", ".join(map(scalar, value))}]'
     if isinstance(value, float):

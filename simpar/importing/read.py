@@ -18,6 +18,7 @@ from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HI
 from simpar.importing.formats import format_of, formats, in_words, switched_off
 from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
+from simpar.importing.mindspore import HINT, imported_script
 from simpar.importing.settings import (
     ACCELERATOR,
     DEVICE_MEMORY,
@@ -69,6 +70,8 @@ def imported_text(
     """What the text of a file says. Arguments and errors as of ``imported``; ``path``, its name."""
     named = (text, path, given, profile, model)
     if path.suffix == '.py' or _PYTHON.match(text):
+        if HINT.search(text):
+            return imported_script(text, path, given, profile)
         raise ScheduleError(Problem(f'{path}', *_IS_PYTHON))
     if path.suffix == '.toml':
         return _toml(*named)

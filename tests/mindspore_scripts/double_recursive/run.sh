@@ -1,0 +1,1 @@
+mpirun -n 8 python train.py

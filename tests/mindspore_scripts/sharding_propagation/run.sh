@@ -1,0 +1,1 @@
+mpirun -n 8 --output-filename log python train.py
