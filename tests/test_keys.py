@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,8 +124,11 @@ def keys(schema, root, at=''):
             yield from keys(form['items'], root, at)
 
 
-SCHEMA = schedule_schema()
-KNOWN = set(keys(SCHEMA, SCHEMA))
+@cache
+def known_keys():
+    """All keys that a file may have."""
+    schema = schedule_schema()
+    return set(keys(schema, schema))
 
 
 def words(table):
@@ -137,8 +141,8 @@ def test_the_tables_say_one_thing_of_each_word_and_write_keys_that_there_are():
         assert sorted({word for word in many if many.count(word) > 1}) == []
         assert [word for word in many if plain(word) != word] == []
     written = {text.split(':')[0].split(',')[0] for text in KEYS}
-    assert written <= KNOWN
-    layers = {key.split('.')[-1] for key in KNOWN if key.startswith('workload.network')}
+    assert written <= known_keys()
+    layers = {key.split('.')[-1] for key in known_keys() if key.startswith('workload.network')}
     assert {re.split('[:,]', text)[0] for text in LAYERS} <= layers
     pages = orders() + ''.join(
         (ROOT / 'docs' / name).read_text() for name in ('schedule.md', 'keys.md', 'keys_network.md')
@@ -146,7 +150,7 @@ def test_the_tables_say_one_thing_of_each_word_and_write_keys_that_there_are():
     for text in VALUES:
         key, value = text.split()
         assert re.search(rf'(^|\W){re.escape(value)}(\W|$)', pages), text
-        assert any(known.endswith(f'.{key}') for known in KNOWN)
+        assert any(known.endswith(f'.{key}') for known in known_keys())
 
 
 def orders():
@@ -155,12 +159,12 @@ def orders():
 
 def test_no_key_of_ours_is_called_absent_or_otherwise_where_it_stands():
     """A key that becomes modelled must leave the tables."""
-    for known in KNOWN:
+    for known in known_keys():
         *above, name = known.split('.')
         if above[:2] != ['workload', 'network']:
             told = key_term((*above, name))
             assert told is None or not told.what.startswith('not modelled'), known
-    plan = {known.split('.')[1] for known in KNOWN if known.startswith('plan.')}
+    plan = {known.split('.')[1] for known in known_keys() if known.startswith('plan.')}
     assert not plan & set(words(ABSENT))
 
 
