@@ -3,6 +3,7 @@
 # make check          the linter, its formatter, and types
 # make test-install   simpar alone, at the lowest and the newest versions: the README, every example, an import (2 minutes)
 # make docs           build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
+# make field          import the recorded settings of public files, and print how many come in clean, by launcher
 # make notebooks      execute the notebooks by Jupyter and keep their outputs
 # make bench          time everything, and write docs/performance.md
 # make prove          list what proves a claim and takes longer than the suite may; make prove NAME=gain runs one
@@ -51,6 +52,9 @@ prove: .venv-test/installed
 
 prove-%:
 	@$(MAKE) --no-print-directory prove NAME=$*
+
+field: .venv-test/installed
+	.venv-test/bin/python -m tests.field_score
 
 accuracy netns:
 	@$(MAKE) --no-print-directory prove NAME=$@

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from field_score import SCORE, score_table
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
 from simpar.huggingface import families
@@ -192,6 +193,7 @@ TABLES = (
     (MODELS, families.WITHOUT, '|', families.ignored_table),
     (MODELS, families.LATER, '|', families.later_table),
     (IMPORT, IMPORTED, '|', imported_table),
+    (IMPORT, SCORE, '|', score_table),
     (STACKS, STACKED, '|', stack_table),
     *(
         (SETTINGS, first, '|', partial(settings_table, first, lines))

@@ -151,6 +151,26 @@ RIGHT = {
             f'{_T}.norm': 'rms_norm', f'{_T}.position': 'rotary', 'workload.precision': 'fp16', 'gaps': None,
         },
     ),
+    'K8 GPT-NeoX with a gate': (
+        'a.yml',
+        ('{"model_parallel_size": 1, "num_layers": 32, "hidden_size": 4096, "intermediate_size": 32768, '
+        '"norm": "rmsnorm", '
+        '"num_attention_heads": 32, "seq_length": 4096, "max_position_embeddings": 4096, "pos_emb": "rotary", '
+        '"activation": "swiglu", "mlp_multiple_of": 256, "use_bias_in_attn_linear": false, "no_weight_tying": true, '
+        '"attention_config": [[["flash"], 32]], "vocab_size": 32000, "precision": "bfloat16", '
+        '"train_micro_batch_size_per_gpu": 1}'),
+        {
+            # The width of Llama 2 7B, whose configuration of GPT-NeoX has 32768.
+            f'{_T}.ffn': 11008, f'{_T}.bias': ['ffn'], f'{_T}.attention': 'flash', 'workload.precision': 'bf16',
+            'workload.batch': 8, 'gaps': None,
+        },
+    ),
+    'K1 embedding and head count': (
+        'a.sh',
+        (f'{SPEED.replace("--num-layers 32", "--num-layers 30")} --pipeline-model-parallel-size 8 '
+        '--pp-partition-method "type:transformer|embedding"'),
+        {'plan.stages': [3, 4, 4, 4, 4, 4, 4, 3]},
+    ),
     'K8 NeMo': (
         'a.yaml',
         ('trainer: {num_nodes: 2, devices: 8, precision: bf16}\nexp_manager: {name: x}\nmodel: {num_layers: 16, '
@@ -212,6 +232,7 @@ RIGHT = {
 
 
 ALONE = ('K10 a text for another script', 'K10 arrays alone', 'K10 an exported text', 'K8 GPT-NeoX',
+         'K8 GPT-NeoX with a gate',
          'K8 arguments of tests', 'K8 Megatron-Bridge', 'K8 Primus')  # fmt: skip
 GIVEN = dict.fromkeys(ALONE, 8)
 """Devices of files that do not say them."""

@@ -223,7 +223,21 @@ MEGATRON_DEEPSPEED: Final = Source(
 
 def neox_model(flags: Settings) -> Iterator[Finding]:
     """What GPT-NeoX says in words of its own."""
-    yield from flags.said('activation')
+    yield from flags.said('activation', 'sliding-window-width')
+    if flags.text('activation') in ('swiglu', 'geglu'):
+        # EleutherAI/gpt-neox ea7aefd8f8e1, megatron/model/transformer.py, lines 117 to 143: gate and up have two thirds
+        # of the width together, each up to a multiple.
+        full = flags.number('ffn-hidden-size') or 4 * flags.number('hidden-size')
+        multiple = max(1, flags.number('mlp-multiple-of'))
+        width = -(-(int(full * 2 / 3) // 2) // multiple) * multiple
+        by = flags.given('ffn-hidden-size', 'mlp-multiple-of', 'activation')
+        yield Entry('workload.transformer.ffn', width, by, 'a third of it, with a gate')
+    else:
+        yield from flags.left('without a gate', 'mlp-multiple-of')
+    without = {'no-attention-bias': ['qkv', 'proj'], 'no-mlp-bias': ['ffn']}
+    if by := flags.given(*without):
+        kept = [one for name, parts in without.items() if name not in by for one in parts]
+        yield Entry('workload.transformer.bias', kept, by)
     if flags.on('gpt-j-residual'):
         yield Entry('workload.transformer.parallel', True, ('gpt-j-residual',))
         yield Guess('attention and feed-forward read one norm, where GPT-NeoX has two of one input')

@@ -27,8 +27,9 @@ SOURCES: Final[Mapping[str, Source]] = {
 """The rules of each table that a row of formats names."""
 _DEFAULT: Final = re.compile(r'\$\{(?P<name>\w+):(?P<default>[^{}]*)\}')
 """A variable of the environment and what stands for it: ``${PRIMUS_MBS:2}``."""
-_NAMED: Final = re.compile(r'\$\{(?P<name>[\w.]+)\}')
+_NAMED: Final = re.compile(r'\$\{\.?(?P<name>[\w.]+)\}')
 """Another setting of the file: ``${model.encoder_seq_length}``."""
+_PRODUCT: Final = re.compile(r'\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}')
 
 
 class Format(NamedTuple):
@@ -124,8 +125,12 @@ def _filled(value: object, values: Mapping[str, object], given: Mapping[str, str
     """A value with its variables: those of the command line, of the file, or their defaults."""
     if not isinstance(value, str) or '${' not in value:
         return value
-    text = _DEFAULT.sub(lambda match: given.get(match['name'], match['default'].strip()), value)
-    match = _NAMED.fullmatch(text)
-    if match:
-        return given.get(match['name'], values.get(match['name'], values.get(match['name'].partition('.')[2], text)))
-    return {'true': True, 'false': False, 'null': None}.get(text.lower(), text)
+
+    def named(match: re.Match[str]) -> str:
+        name = match['name']
+        ending = next((one for at, one in values.items() if at.endswith(f'.{name}')), match[0])
+        return str(given.get(name, values.get(name, values.get(name.partition('.')[2], ending))))
+
+    text = _PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), _NAMED.sub(named, value))
+    text = _DEFAULT.sub(lambda match: given.get(match['name'], match['default'].strip()), text)
+    return {'true': True, 'false': False, 'null': None, 'none': None}.get(text.lower(), text)

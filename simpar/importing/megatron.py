@@ -496,6 +496,7 @@ _VIRTUAL: Final = ('num-layers-per-virtual-pipeline-stage', 'num-virtual-stages-
 _ENDS: Final = ('decoder-first-pipeline-num-layers', 'decoder-last-pipeline-num-layers')
 _ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
 _LAYOUT: Final = 'pipeline-model-parallel-layout'
+_METHOD: Final = 'pp-partition-method'
 
 
 def stages_of(flags: Settings) -> Stages:
@@ -506,12 +507,13 @@ def stages_of(flags: Settings) -> Stages:
         fits = sum(counts) == layers and len(counts) % ranks == 0
         return Stages(len(counts) // ranks if fits else 1, counts if fits else None, (_LAYOUT,))
     # Embedding and loss may count as a layer each.
-    before, behind = map(flags.on, _ACCOUNTS)
+    both = 'embedding' in flags.text(_METHOD)
+    before, behind = (both or flags.on(name) for name in _ACCOUNTS)
     each, full = flags.number(_VIRTUAL[0]), layers + before + behind
     chunks = max(1, full // (ranks * each)) if each else flags.number(_VIRTUAL[1])
     first, last = map(flags.number, _ENDS)
     middle, rest = ranks - bool(first) - bool(last), layers - first - last
-    by, count = flags.given(*_ENDS, *_ACCOUNTS), ranks * chunks
+    by, count = flags.given(*_ENDS, *_ACCOUNTS, *([_METHOD] if both else [])), ranks * chunks
     if first or last:
         fits = chunks == 1 and middle > 0 and rest % middle == 0
         counts = [first] * bool(first) + [rest // middle] * middle + [last] * bool(last) if fits else []
@@ -534,8 +536,10 @@ def _laid_out(text: str) -> list[int]:
 def pipeline(flags: Settings) -> Iterator[Finding]:
     """The order of a pipeline, and layers of its stages."""
     if flags.number('pipeline-model-parallel-size') < 2:
-        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT)
+        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT, _METHOD)
         return
+    if 'parameters' in flags.text(_METHOD):
+        yield Unmapped(_METHOD, 'stages of equal weights; even numbers of layers are written')
     stages = stages_of(flags)
     if stages.chunks > 1:
         by = flags.given(*_VIRTUAL) or stages.by

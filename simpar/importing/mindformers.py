@@ -131,6 +131,7 @@ def parallel(config: Settings) -> Iterator[Finding]:
         yield Entry(config.table.rows[name].key, degree, config.given(name))
     yield from config.said(f'{_P}.context_parallel')
     yield from config.said(f'{_P}.context_parallel_algo', silent=True)
+    yield from config.said(f'{_M}.use_ring_attention')
     if tensor > 1:
         yield from config.said(f'{_P}.use_seq_parallel')
     if _count(config, f'{_P}.expert_parallel') > 1 and config.number('moe_config.expert_num') > 1:

@@ -272,12 +272,14 @@ class Settings:
     def on(self, name: str) -> bool:
         """Whether a switch is on."""
         one = self.named.get(name)
-        return one is not None and str(one.value).lower() not in _OFF
+        return one is not None and str(one.value).lower() not in _OFF and _read(real, str(one.value)) != 0
 
     def is_off(self, name: str) -> bool:
         """Whether a setting without a key is switched off, or says what is so without it."""
         row = self.table.reason(name)
-        return not self.on(name) or (row is not None and self.text(name).lower() in row.default.lower().split())
+        if not self.on(name) or row is None:
+            return not self.on(name)
+        return self._idle(row) is not None or self.text(name).lower() in row.default.lower().split()
 
     def unreadable(self) -> Iterator[Mistake]:
         """Settings that are numbers or switches, and neither is written: a template that nobody filled in."""

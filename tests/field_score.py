@@ -1,0 +1,159 @@
+"""How many public files come in clean, by launcher: `make field`, or python -m tests.field_score.
+
+    python -m tests.field_score                 import every recorded file, and print the table and what is missing
+    python -m tests.field_score record FOLDER   record their settings anew; FOLDER has a clone of each repository
+
+What is recorded are names and values of settings, with repository, commit and path. A script is recorded as the flags
+that its training gets, so that the score is one of settings, not of shells. Clean is a file of which every setting is
+mapped or has no effect; a file with gaps has settings that are not modelled or unknown; others are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from simpar.document.tree import parse
+from simpar.errors import ScheduleError
+from simpar.importing.command_line import settings_of
+from simpar.importing.mapping import Import
+from simpar.importing.megatron import MEGATRON, MINDSPEED_HINTS
+from simpar.importing.read import imported
+from simpar.importing.settings import NOT_MODELLED, UNSEEN
+
+RECORDED = Path(__file__).parent / 'recorded' / 'field.json.xz'
+SCORE = '| launcher | public files | clean | with gaps | refused | what is missing most often |'
+# Launcher, repository, files of it, and how many of these at most.
+FILES = (
+    ('Megatron-LM', 'NVIDIA/Megatron-LM', r'test_cases/gpt/[^/]*/model_config.yaml$', 60),
+    ('Megatron-LM, mixtures', 'NVIDIA/Megatron-LM', r'test_cases/(moe|mixtral)/[^/]*/model_config.yaml$', 40),
+    ('Megatron-LM, examples', 'NVIDIA/Megatron-LM', r'^examples/(gpt3|llama|gptoss|megatron_fsdp|bert|t5)/.*sh$', 20),
+    ('MindSpeed-LLM', 'Ascend/MindSpeed-LLM', r'^examples/(mcore|mindspore)/.*/pretrain[^/]*sh$', 60),
+    ('MindFormers', 'mindspore-lab/mindformers', r'(pretrain|finetune)[^/]*yaml$', 40),
+    ('GPT-NeoX', 'EleutherAI/gpt-neox', r'^configs/(pythia|ll.*|mistral|mamba|rwkv)/(?!train).*yml$', 30),
+    ('GPT-NeoX, sizes', 'EleutherAI/gpt-neox', r'^configs/[0-9][^/]*\.yml$', 20),
+    ('NeMo', 'NVIDIA/NeMo-Megatron-Launcher', r'/training/(gpt3|llama|mistral|mixtral|falcon|qwen2|gemma)/.*yaml$', 40),
+    ('Megatron-DeepSpeed', 'bigscience-workshop/bigscience', r'^train/tr\d+[a-z]?-.*slurm$', 40),
+)  # fmt: skip
+_ASKED = re.compile(r'--set ([\w.-]+)=')
+_ANSWERS = {'vocab-size': '50432', 'micro-batch-size': '1', 'global-batch-size': '256'}
+"""What a file is given that does not say it; of devices 8 nodes of 8."""
+
+
+def record(folder: Path) -> None:
+    """Write the list of settings anew, of the newest commit of each clone."""
+    rows = []
+    for launcher, repository, pattern, most in FILES:
+        git = ['git', '-C', str(folder / repository.replace('/', '+') / 'repo')]
+        commit = _output([*git, 'rev-parse', '--short=12', 'HEAD']).strip()
+        paths = [one for one in _output([*git, 'ls-tree', '-r', '--name-only', 'HEAD']).splitlines()
+                 if re.search(pattern, one)]  # fmt: skip
+        for path in paths[:most]:
+            row = {'launcher': launcher, 'source': f'{repository}@{commit}', 'path': path}
+            try:
+                facts = _facts(_output([*git, 'show', f'HEAD:{path}']), path)
+            except ScheduleError as error:
+                print(f'{path}: {error}', file=sys.stderr)
+                continue
+            # A script that trains no model starts something else.
+            if 'tree' in facts or '--num-layers' in json.dumps(facts['flags']):
+                rows.append({**row, **facts})
+    RECORDED.write_bytes(lzma.compress(json.dumps(rows).encode()))
+    print(f'{len(rows)} files, {RECORDED.stat().st_size} bytes')
+
+
+def _output(words: list[str]) -> str:
+    return subprocess.run(words, check=True, capture_output=True).stdout.decode('utf-8', 'replace')
+
+
+def _facts(text: str, path: str) -> dict[str, object]:
+    """Names and values of the settings of a file, without its words and its paths."""
+    if path.endswith(('.yaml', '.yml')):
+        return {'tree': _bare(parse(text, path).root)}
+    settings, _, _ = settings_of(text, path, MEGATRON, {})
+    flags = [[one.called, _bare(one.value)] for one in settings.every if one.called.startswith('--')]
+    trainer = settings.text('trainer') or 'pretrain_gpt.py'
+    return {'flags': flags, 'trainer': trainer, 'ascend': bool(MINDSPEED_HINTS.search(text))}
+
+
+def _bare(value: object) -> object:
+    """A value without long texts, and paths without their folders."""
+    if isinstance(value, dict):
+        return {key: _bare(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_bare(one) for one in value[:16]]
+    if isinstance(value, str):
+        return re.sub(r'\0([^\0]*)\0', r'$\1', value).rpartition('/')[2][:60]
+    return value
+
+
+def files() -> list[dict]:
+    """What is recorded of each file."""
+    return json.loads(lzma.decompress(RECORDED.read_bytes()))
+
+
+def made_of(row: dict, folder: Path) -> Import | str:
+    """The import of a recorded file, or why it is refused."""
+    path = folder / Path(row['path']).name
+    if 'tree' in row:
+        path.write_text(json.dumps(row['tree']), encoding='utf-8')
+    else:
+        words = [f'{name} {_word(value)}' for name, value in row['flags']]
+        head = 'export HCCL_CONNECT_TIMEOUT=1\n' if row['ascend'] else ''
+        path.write_text(f'{head}torchrun {row["trainer"]} {" ".join(words)}\n', encoding='utf-8')
+    return _answered(path, {})
+
+
+def _answered(path: Path, given: dict[str, str]) -> Import | str:
+    """The import of a file, with an answer to what it asks for."""
+    try:
+        return imported(path, given=given)
+    except ScheduleError as error:
+        asked = {name for name in _ASKED.findall(str(error)) if name in ('nnodes', 'nproc-per-node', *_ANSWERS)}
+        more = {name: _ANSWERS.get(name, '8') for name in asked - given.keys()}
+        return _answered(path, {**given, **more}) if more else str(error)
+
+
+def _word(value: object) -> str:
+    if value is True:
+        return ''
+    return ' '.join(map(_word, value)) if isinstance(value, list) else f"'{value}'".replace('\n', ' ')
+
+
+def score_table() -> list[str]:
+    """A line for each launcher: how many of its files come in clean, and which settings the others lack."""
+    lines, all_of = [SCORE, '|---|---|---|---|---|---|'], Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        made = [(row['launcher'], made_of(row, Path(folder))) for row in files()]
+    for launcher in dict.fromkeys(name for name, _ in made):
+        own = [one for name, one in made if name == launcher]
+        lacks = [set(_lacking(one)) for one in own]
+        kinds = Counter('refused' if isinstance(one, str) else 'gaps' if lack else 'clean'
+                        for one, lack in zip(own, lacks, strict=True))  # fmt: skip
+        most = Counter(name for lack in lacks for name in lack).most_common(4)
+        missing = ', '.join(f'`{name}` {count}' for name, count in most)
+        counts = ' | '.join(str(kinds[kind]) for kind in ('clean', 'gaps', 'refused'))
+        lines.append(f'| {launcher} | {len(own)} | {counts} | {missing} |')
+        all_of += kinds
+    counts = f'{all_of["clean"]} | {all_of["gaps"]} | {all_of["refused"]}'
+    return [*lines, f'| all | {len(made)} | {counts} |  |']
+
+
+def _lacking(made: Import | str) -> list[str]:
+    """Settings that keep a file from being clean."""
+    if isinstance(made, str):
+        return [match[1] for match in re.finditer(r'(?m)^.*?: ([\w.-]+): ', made)][:4]
+    return [line.name.rpartition('.')[2] for line in made.lines if line.outcome in (NOT_MODELLED, UNSEEN)]
+
+
+if __name__ == '__main__':
+    if sys.argv[1:2] == ['record']:
+        record(Path(sys.argv[2]))
+    else:
+        print('\n'.join(score_table()))
