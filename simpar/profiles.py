@@ -50,7 +50,7 @@ def over_base(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses:
             del found['tables'][kind]
     # The clock under load was found on the other device, and these are its multiprocessors.
     if _get(own, ('device', 'matrix')) is not None:
-        for key in {'sustained', 'multiprocessors'} - own['device'].keys():
+        for key in {'sustained', 'newer', 'multiprocessors'} - own['device'].keys():
             found['device'].pop(key, None)
     return found
 
@@ -347,6 +347,8 @@ def cluster(
     Raises ``ProfileError`` where the profile has no link between nodes or between so many devices, a slow rank is not
     in the cluster, a link or mode not in the profile, or a device has fewer work queues.
     """
+    if stack and stack.kernels and profile.device.newer:
+        profile = dataclasses.replace(profile, device=profile.device.with_kernels(stack.kernels.year))
     made = Cluster(
         profile=profile,
         nodes=nodes,

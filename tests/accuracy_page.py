@@ -27,6 +27,9 @@ from simpar.validate.text import to_dict
 from tests.equipment.residuals import Bench, bench_of, spreads_of, written
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
+SAMPLE = Path(__file__).parent / 'recorded' / 'accuracy' / 'sample.csv'
+SAMPLED, SMALL = 12, 16
+"""Rows of each set in the sample, on so many devices at most."""
 EACH = 10
 """Rows of a set that effects are left out of."""
 MOST_DEVICES = 64
@@ -166,6 +169,17 @@ def _mean(bench: Bench, change: Any, on: Effects) -> float:
     return sum(found) / len(found) if found else exp(0.0) - 1
 
 
+def sample(answer: dict[str, Any], rows: dict[str, Row]) -> str:
+    """Rows of each set as they are predicted now, the first by the sha256 of their id: tests/test_sample_rows.py."""
+    lines = ['set,id,measured,predicted']
+    for one in answer['sets']:
+        small = [found for found in one['rows'] if rows[found['id']].whole('n_gpus') <= SMALL]
+        first = sorted(small, key=lambda found: sha256(found['id'].encode()).hexdigest())[:SAMPLED]
+        numbers = ((found['id'], found['measured'], found['predicted']) for found in first)
+        lines += [f'{one["name"]},{name},{measured:.6g},{predicted:.6g}' for name, measured, predicted in numbers]
+    return '\n'.join([*lines, ''])
+
+
 def put(mark: str, lines: list[str]) -> None:
     """Write lines between two marks of the page."""
     begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
@@ -183,6 +197,7 @@ def main() -> None:
         told = json.loads(Path(files[0]).read_text(encoding='utf-8')) if files else to_dict(answers(outcomes(rows, 2)))
         by = {row.name: row for row in rows}
         put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
+        SAMPLE.write_text(sample(told, by), encoding='utf-8')
     if '--scores' not in words:
         put('effects', effects())
 

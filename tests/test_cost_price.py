@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.costs import GRADES, ByKey, Communication
+from simpar.cost.costs import ByKey, Communication
 from simpar.cost.price import Effects, price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
+from simpar.hardware import GRADES
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile

@@ -30,9 +30,36 @@ from simpar.profiles import (
 )
 
 NAMES = [
-    *('a100-pcie-8', 'a100-sxm-40-8', 'a100-sxm-8', 'ascend910a-8', 'ascend910b-280t-8', 'ascend910b-313t-8'),
-    *('ascend910b-8', 'ascend910c-16', 'b200-sxm-8', 'cpu-gloo', 'gb200-nvl72', 'h100-pcie-8', 'h100-sxm-8'),
-    *('h100-sxm-96-8', 'h200-sxm-8', 'l40s-8', 'rtx4090-8', 'v100-sxm2-8'),
+    'a100-pcie-8',
+    'a100-sxm-40-8',
+    'a100-sxm-8',
+    'a800-sxm-8',
+    'ascend910a-8',
+    'ascend910b-280t-8',
+    'ascend910b-313t-8',
+    'ascend910b-8',
+    'ascend910c-16',
+    'ascend950-8',
+    'ascend950dt-8',
+    'b200-sxm-8',
+    'b300-sxm-8',
+    'cloudmatrix384',
+    'cpu-gloo',
+    'gb200-nvl72',
+    'gb300-nvl72',
+    'gh200-4',
+    'h100-pcie-8',
+    'h100-sxm-8',
+    'h100-sxm-96-8',
+    'h200-sxm-8',
+    'h800-sxm-8',
+    'l40s-8',
+    'mi300x-8',
+    'mi325x-8',
+    'mi350x-8',
+    'mi355x-8',
+    'rtx4090-8',
+    'v100-sxm2-8',
 ]
 
 
@@ -67,7 +94,7 @@ def test_every_number_says_where_it_is_from_and_how_good_it_is(name):
 @pytest.mark.parametrize('name', NAMES)
 def test_a_profile_holds_no_bare_numbers(name):
     """Quantities are figures; other numbers only count devices and members."""
-    counts = {'format', 'devices', 'algorithm'}
+    counts = {'format', 'devices', 'algorithm', 'since'}
 
     def bare(value, key):
         if isinstance(value, (Figure, str, bool)) or value is None:

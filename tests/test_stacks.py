@@ -110,8 +110,8 @@ def test_fitted_numbers_lie_within_their_stated_ranges():
 @pytest.mark.parametrize(
     ('framework', 'hardware', 'year', 'stack'),
     [
-        ('Megatron-LM', 'A100', 2021, 'megatron-2021'), ('Megatron-LM', 'A100', 2024, 'megatron-te'),
-        ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile'),
+        ('Megatron-LM', 'A100', 2021, 'megatron-2021'), ('Megatron-LM', 'A100', 2024, 'megatron-te-2024'),
+        ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile-2024'),
         ('Composer+PyTorch FSDP1', 'H100-SXM', 9999, 'torch-fsdp-hopper'),
         ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('nobody knows', 'A100', 2023, DEFAULT),
     ],

@@ -13,7 +13,7 @@ from simpar.profiles import profile_of_hardware
 from simpar.shipped import measured_folder
 from simpar.validate.columns import stack_name
 from simpar.validate.recompute import recompute_of
-from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows
+from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows, vocabulary_of
 from simpar.validate.run import Pair, choice, null_rates, null_seconds, null_work, score
 from simpar.validate.settings import assumed, schedule_tree
 from simpar.validate.words import Network, Precision, Skipped, network_of, precision_of, year_of
@@ -372,3 +372,15 @@ def test_mindspeed_without_its_flag_for_flash_attention_has_none():
     flags = {'framework': 'MindSpeed-LLM Mcore', 'overlap_flags': 'use-mc2'}
     assert schedule_tree(row(**flags))['workload']['transformer']['attention'] == 'unfused'
     assert 'attention' not in schedule_tree(row(**{**flags, 'overlap_flags': ''}))['workload']['transformer']
+
+
+@pytest.mark.parametrize(
+    ('model', 'vocabulary'),
+    [
+        ('Qwen-14B', '152064'), ('Qwen1.5-4B', '151936'), ('Baichuan2-7B', '125696'), ('Baichuan-7B', '64000'),
+        ('LLaMA3-70B', '128256'), ('LLaMA2-34B', '32000'), ('glm3_6b_32k', '65024'), ('InternLM-65B', '103168'),
+        ('my own', ''),
+    ],
+)  # fmt: skip
+def test_a_published_model_has_the_vocabulary_of_its_config(model, vocabulary):
+    assert vocabulary_of(model) == vocabulary

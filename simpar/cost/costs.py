@@ -15,8 +15,6 @@ from simpar.hardware import Figure, Grade
 from simpar.program import OpClass, Program
 
 Array = NDArray[np.float64]
-GRADES = ('measured', 'vendor', 'literature', 'estimate')
-"""How a number of a profile is known, best first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute
 from simpar.cost.costs import (
-    GRADES,
     Array,
     Block,
     ByKey,
@@ -29,7 +28,7 @@ from simpar.cost.costs import (
     lasts,
 )
 from simpar.errors import Infeasible
-from simpar.hardware import Cluster, Profile
+from simpar.hardware import GRADES, Cluster, Profile
 from simpar.program import OpClass, Program
 from simpar.session import Kept, Same
 from simpar.units import quantise

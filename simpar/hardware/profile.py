@@ -13,11 +13,11 @@ from pydantic import Field
 from simpar.document import Bytes, Flops, Rate, Seconds
 from simpar.lazy import card
 
-Grade = Literal['measured', 'vendor', 'literature', 'estimate']
+Grade = Literal['measured', 'vendor', 'literature', 'estimate', 'claim']
 # A source must not be empty: a number of unknown origin is what profiles are against.
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
-GRADES: Final[tuple[Grade, ...]] = ('measured', 'vendor', 'literature', 'estimate')
-"""How a number is known, best first."""
+GRADES: Final[tuple[Grade, ...]] = ('measured', 'vendor', 'literature', 'estimate', 'claim')
+"""How a number is known, best first; a claim is announced, and nobody could look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +186,15 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The clock that kernels since some year keep under load, as a device has it for older ones."""
+
+    since: Annotated[int, Field(ge=2000, le=2100)]
+    sustained: ShareFigure
+    power_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator (or one core of a CPU): peaks by data type, memory, and how far kernels get.
 
@@ -194,6 +203,7 @@ class Device:
             is named.
         power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
             a step that uses less keeps more (``simpar.clocks``). Else it holds whatever a step does.
+        newer: both, by the year of kernels, from the oldest on; a stack says of which year its kernels are.
         multiprocessors: how many tiles of a product run at once, one on each; none: not known.
         work_queues: how many work queues it has at most; none: no bound is known.
     """
@@ -208,8 +218,16 @@ class Device:
     attention: Attention
     sustained: ShareFigure | None = None
     power_bound: bool = False
+    newer: tuple[Kernels, ...] = ()
     multiprocessors: NumberFigure | None = None
     work_queues: NumberFigure | None = None
+
+    def with_kernels(self, year: int) -> Device:
+        """The device as kernels of a year find it."""
+        found = [one for one in self.newer if one.since <= year]
+        if not found:
+            return self
+        return dataclasses.replace(self, sustained=found[-1].sustained, power_bound=found[-1].power_bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,6 +171,14 @@ class ExpansionMode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelYear:
+    """Of which year the framework's kernels for products are."""
+
+    year: Annotated[int, Field(ge=2000, le=2100)]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
     """The kernel of fused attention: ``share`` of the peak forward; ``backward``, its time over the forward's."""
 
@@ -194,6 +202,7 @@ class Stack:
         tile_streams: of ``plan.tiles``; none: one tile behind the other.
         tile_call: by which tiles are issued; none: the host issues each as it would the product.
         expansion_mode: of the library; none: its default.
+        kernels: of which year they are, as devices tell clocks apart (``device.newer``); none: older than all of these.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
     """
@@ -213,6 +222,7 @@ class Stack:
     tile_call: TileCall | None = None
     expansion_mode: ExpansionMode | None = None
     attention: AttentionKernel | None = None
+    kernels: KernelYear | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
     memory: StackMemory | None = None

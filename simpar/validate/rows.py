@@ -7,13 +7,14 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
+from simpar.files import read_csv, read_regular
 
 COLUMNS: Final = (
     *('id', 'framework', 'hardware', 'model', 'n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch'),
@@ -26,7 +27,8 @@ OF_MEASUREMENT: Final = frozenset(
 )
 """Columns that say how a step was measured, and not what was trained."""
 VOCABULARY: Final = 32000
-"""Tokens where a row does not say: those of LLaMA, of most such models."""
+"""Tokens where neither a row nor its model's name says: those of LLaMA, of most such models."""
+VOCABULARIES: Final = 'vocabularies.csv'
 COUNTS: Final = (
     *('n_gpus', 'gpus_per_node', 'seq', 'micro_batch', 'global_batch', 'n_layers', 'hidden', 'heads'),
     *('tp', 'pp', 'cp', 'ep', 'etp', 'kv_heads', 'head_dim', 'vpp_chunks', 'interleave_copies', 'year'),
@@ -136,11 +138,17 @@ def _lacks(path: Path, missing: Sequence[str]) -> Problem:
 
 
 def _completed(rows: Sequence[Row]) -> Iterator[Row]:
-    """Rows of one model share the vocabulary that one of them states."""
+    """Rows of one model share the vocabulary that one of them states; a published model has that of its config."""
     told = {row.shape: row.text('vocab') for row in rows if row.text('vocab')}
     for row in rows:
-        known = told.get(row.shape, '')
+        known = told.get(row.shape, '') or vocabulary_of(row.text('model'))
         yield replace(row, cells={**row.cells, 'vocab': known}) if known and not row.text('vocab') else row
+
+
+def vocabulary_of(model: str) -> str:
+    """The tokens of a published model, by its name; empty where it is not known."""
+    table = read_csv(Path(__file__).parent / VOCABULARIES)
+    return next((line['vocab'] for line in table if fnmatchcase(model.lower(), line['model'])), '')
 
 
 def _one_tokenizer(rows: Sequence[Row]) -> list[Row]:
