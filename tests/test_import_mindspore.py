@@ -76,6 +76,7 @@ def test_strategies_of_a_dense_are_written_as_its_weight_lies_here() -> None:
     up = next(spec for one in network for kind, spec in one.items() if kind == 'dense')
     assert (up['in'], up['out'], up['bias']) == (64, 256, False)
     assert up['strategy'] == [[2, 1], [1, 4]]
+    assert next(spec for one in network for kind, spec in one.items() if kind == 'gelu')['strategy'] == [[2, 4]]
     adds = [spec['of'] for one in network for kind, spec in one.items() if kind == 'add']
     assert len(adds) == 3
     assert adds[0][0] == 'x'

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import csv
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,10 @@ def imported_script(text: str, path: Path, given: Mapping[str, str], profile: st
     Raises ``ScheduleError`` with a line for each thing that is not understood.
     """
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            # Of the script's own style; what it means is the same.
+            warnings.simplefilter('ignore', SyntaxWarning)
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, 'lineno', None) or 1
         raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {error}', 'check the file')) from None
@@ -192,12 +196,8 @@ class _Script(Reader):
             return owner
         if isinstance(owner, Thing) and owner.name == 'AutoParallel':
             return self.parallel(name, line, values, named, owner)
-        if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard':
-            # ``dense.matmul.shard``: the weight lies [out, in] there, and [in, out] here.
-            if owner.name == 'matmul' and values and len(values[0]) == 2:
-                first, (out, into) = values[0]
-                owner.owner.marks['strategy'] = [list(first), [into, out]]
-            return owner.owner
+        if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard' and values:
+            return self.inner_shard(owner.owner, owner.name, line, values[0])
         if isinstance(owner, (Thing, Cell)):
             if name == 'shard' and values:
                 owner.marks['strategy'] = [list(part) for part in values[0]]
@@ -216,6 +216,19 @@ class _Script(Reader):
         if any(isinstance(value, Data) for value in (owner, *values)):
             return self.refuse(line, f'.{name}() of a tensor is not known', BY_LAYERS)
         return Method(owner, name) if isinstance(owner, Unknown) else UNKNOWN
+
+    def inner_shard(self, of: Thing, inner: str, line: int, slices: Any) -> Any:
+        """The strategy of an operator inside of a layer, ``dense.matmul.shard(…)``."""
+        if not isinstance(slices, (tuple, list)):
+            return self.refuse(line, f'the strategy of {inner} is not what the script says', 'write it as slices')
+        if inner == 'matmul' and len(slices) == 2:
+            # The weight of a Dense lies [out, in] in MindSpore, and [in, out] here.
+            first, (out, into) = slices
+            of.marks['strategy'] = [list(first), [into, out]]
+        elif inner != 'bias_add':
+            # A bias lies as the product that it is added to.
+            of.marks['strategy'] = [list(part) for part in slices]
+        return of
 
     def parallel(self, name: str, line: int, values: list[Any], named: dict[str, Any], owner: Thing) -> Any:
         """A method of AutoParallel as the setting of the older context that says the same."""

@@ -15,6 +15,8 @@ class Block(nn.Cell):
         self.act = nn.GELU()
         self.add = ops.Add()
         self.up.matmul.shard(((2, 1), (4, 1)))
+        self.up.bias_add.shard(((2, 4), (4,)))
+        self.act.gelu.shard(((2, 4),))
         self.down.matmul.shard(((2, 4), (1, 4)))
 
     def construct(self, x):
