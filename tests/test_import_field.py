@@ -85,6 +85,16 @@ RIGHT = {
         '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split',
         {'plan.stages': [3, 4, 4, 4, 4, 4, 4, 3]},
     ),
+    'K12 layers of chunks': (
+        'a.yaml',
+        (f'{FORMERS.replace("num_layers: 80", "num_layers: 8, pp_interleave_num: 2")}parallel_config: '
+        '{model_parallel: 2, pipeline_stage: 2, micro_batch_num: 4}\nrecompute_config: {recompute: [[1, 0], [2, 1]]}'),
+        {'plan.recompute': ['layer0.*', 'layer4.*', 'layer5.*', 'layer6.*']},
+    ),
+    'K17 scores of a sigmoid': (
+        'a.sh', f'{EIGHT} {MIXTURE} --moe-router-score-function sigmoid --moe-router-pre-softmax',
+        {f'{_E}.score': 'sigmoid', f'{_E}.normalise': None},
+    ),
     'K14 capacity': (
         'a.sh',
         (f'torchrun --nnodes 2 --nproc_per_node 8 p.py {COMMON.replace("-length 4096", "-length 32768")} {LLAMA}'
@@ -313,6 +323,13 @@ def test_a_file_without_a_model_says_the_plan_of_one_that_is_given(text, tmp_pat
     made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
     assert {key: made.values.get(key) for key in BESIDE[text]} == BESIDE[text]
     assert load_case(schedule_text(made, 'a.yaml')).program
+
+
+def test_a_file_of_deepspeed_beside_a_script_says_the_stage_of_zero(tmp_path):
+    (tmp_path / 'ds.json').write_text('{"zero_optimization": {"stage": 2}}')
+    made = made_of(tmp_path, 'a.sh', f'{SPEED} --deepspeed_config configs/ds.json')
+    assert made.values['plan.zero'] == 2
+    assert not any('is not here' in one for one in made.assumed)
 
 
 def test_arguments_of_a_script_stand_behind_two_dashes(tmp_path, capsys):

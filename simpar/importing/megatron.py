@@ -243,8 +243,12 @@ def experts(flags: Settings) -> Iterator[Finding]:
         'moe-ffn-hidden-size', 'moe-shared-expert-intermediate-size', 'moe-router-num-groups',
         'moe-router-group-topk', 'moe-router-topk-scaling-factor', 'moe-expert-capacity-factor',
         'moe-shared-expert-gate', 'moe-router-enable-expert-bias', 'moe-router-score-function',
-        'moe-router-pre-softmax',
     )  # fmt: skip
+    if flags.choice('moe-router-score-function') == 'sigmoid':
+        # NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores of a sigmoid are always normalised.
+        yield from flags.left('scores of a sigmoid are normalised anyway', 'moe-router-pre-softmax')
+    else:
+        yield from flags.said('moe-router-pre-softmax')
     yield from balance(flags)
     yield from expert_layers(flags)
 

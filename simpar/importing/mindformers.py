@@ -223,15 +223,16 @@ def recompute(config: Settings) -> Iterator[Finding]:
     """Full layers, or the cheap operators that MindFormers selects; a list has a number of layers for each stage."""
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
     act = 'gelu' if _is_gpt(config) else config.choice(f'{_M}.hidden_act')
-    chosen = [name for name in config.named if name.startswith(f'{some}.')]
+    chosen = [name for name in config.named if name.startswith(f'{some}.') and not name[-1].isdigit()]
     stages = _stages(config, _count(config, f'{_P}.pipeline_stage') * _count(config, f'{_M}.pp_interleave_num'))
     of_full, of_some = _layers(config, full, stages), _layers(config, some, stages)
-    lists = [name for name in config.given(full, some) if isinstance(config.named[name].value, list)]
+    by = tuple(name for name in config.named if re.fullmatch(r'recompute_config\.(select_)?recompute(\.\d+)?', name))
+    lists = [name for name in (full, some) if isinstance(_counts(config, name), list)]
     if lists and of_full is not None and of_some is not None:
         patterns = [f'layer{layer}.*' for layer in of_full]
         rest = [layer for layer in of_some if layer not in of_full]
         patterns += [f'layer{layer}.{one}' for layer in rest for one in ('norm*', act)]
-        yield Entry('plan.recompute', patterns or 'none', config.given(full, some))
+        yield Entry('plan.recompute', patterns or 'none', by)
     elif config.on(full):
         yield Entry('plan.recompute', 'full', (full,))
         if full in lists:
@@ -251,9 +252,17 @@ def recompute(config: Settings) -> Iterator[Finding]:
         yield Entry('plan.recompute_communication', config.on(by[0]), by)
 
 
+def _counts(config: Settings, name: str) -> Any:
+    """What a setting of recomputation is: a switch, or numbers of layers, those of chunks behind one another."""
+    if name in config:
+        return config.named[name].value
+    rows = [config.named[one].value for one in sorted(config.named) if re.fullmatch(rf'{re.escape(name)}\.\d+', one)]
+    return [count for row in rows for count in row] if rows and all(isinstance(row, list) for row in rows) else False
+
+
 def _layers(config: Settings, name: str, stages: list[int] | None) -> list[int] | None:
     """The layers that a setting names: all, none, or the first of each stage; None where its list does not fit."""
-    counts = config.named[name].value if name in config else False
+    counts = _counts(config, name)
     if not isinstance(counts, list):
         return list(range(_number(config, 'num_layers'))) if config.on(name) else []
     if stages is None or len(counts) != len(stages) or not all(isinstance(one, int) for one in counts):

@@ -88,6 +88,13 @@ def _script(
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given, arguments)
+    if source is MEGATRON_DEEPSPEED and 'zero-stage' not in settings:
+        named = _found(Path(settings.text('deepspeed-config')), path) if 'deepspeed-config' in settings else None
+        of_file = settings_of_yaml(_text(named).replace('\t', ' '), str(named)) if named else []
+        stage = [
+            replace(one, name='zero-stage', written=one.name) for one in of_file if one.name.endswith('tion.stage')
+        ]
+        settings = Settings([*settings.every, *stage], source.table)
     # Overrides of hydra, as NeMo's programs take them.
     if any(OVERRIDE.fullmatch(f'{one.name}=') for one in settings.every):
         form = next(form for form in formats() if form.launcher == 'NeMo')
