@@ -198,6 +198,10 @@ RIGHT = {
             'gaps': None,
         },
     ),
+    'K8 one group of NeMo': (
+        'a.sh', f'torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {HYDRA} model.num_query_groups=1',
+        {f'{_T}.kv_heads': 1},
+    ),
     'K8 overrides of NeMo': (
         'a.sh',
         f'torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {HYDRA} ++model.tensor_model_parallel_size=2',

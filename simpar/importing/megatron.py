@@ -677,7 +677,7 @@ MEGATRON: Final = Source(
 
 def grouped(flags: Settings) -> Iterator[Finding]:
     """Groups of queries, which count by themselves there."""
-    if flags.number('num-query-groups') > 1 and not flags.on('group-query-attention'):
+    if 'num-query-groups' in flags and not flags.on('group-query-attention'):
         yield Entry(f'{_T}.kv_heads', flags.number('num-query-groups'), ('num-query-groups',))
 
 
