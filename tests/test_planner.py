@@ -16,12 +16,11 @@ from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.planner import load_planning
-from simpar.planner.judge import Judge
+from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, least_beside, windows
 from simpar.planner.render import render
 from simpar.planner.search import Starts, search
 from simpar.planner.space import KEYS
-from simpar.planner.workers import Round, workers
 from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
@@ -213,7 +212,7 @@ def test_a_search_without_time_answers_with_its_gap_and_ends_the_same_when_it_go
 
 
 def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
-    monkeypatch.setattr('simpar.planner.workers.REPAYS', -1.0)
+    monkeypatch.setattr('simpar.planner.judge.REPAYS', -1.0)
     space = load_planning(file).space
     judge = Judge(space, cluster_of(space.base))
     draw = random.Random(3)
@@ -226,7 +225,7 @@ def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
 
 @pytest.mark.parametrize('count', [1, 2, 3, 4])
 def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain(file, monkeypatch, count):
-    monkeypatch.setattr('simpar.planner.workers.REPAYS', -1.0)
+    monkeypatch.setattr('simpar.planner.judge.REPAYS', -1.0)
     space = load_planning(file).space
     judge = Judge(space, cluster_of(space.base))
     schedules = [space.schedule(path) for path in itertools.islice(paths(space), count)]

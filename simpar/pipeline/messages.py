@@ -259,7 +259,7 @@ def in_exchanges(order: Order) -> Order | None:
     pairs = [_turns(row) for row in order.actions]
     # A rank that does all forwards first has none with a backward; or, if it has one turn of both, looks the same.
     apart = [
-        [(action,) for action in row] if _all_forwards_first(row) else own
+        list[_Turn]((action,) for action in row) if _all_forwards_first(row) else own
         for row, own in zip(order.actions, pairs, strict=True)
     ]
     return _exchanged(pairs, order) or _exchanged(apart, order)

@@ -29,11 +29,10 @@ from simpar.planner.answer import (
     why,
     with_noise,
 )
-from simpar.planner.judge import Judge
+from simpar.planner.judge import Judge, workers
 from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
-from simpar.planner.workers import workers
 from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.contents import FIXED, FREE, Planner
