@@ -1,5 +1,6 @@
 """Tests that measure time run by themselves, or beside the others where they mostly wait (``make test`` runs all)."""
 
+import json
 from importlib.util import find_spec
 
 import pytest
@@ -87,3 +88,15 @@ def generated_images(monkeypatch):
     data.load.cache_clear()
     yield
     data.load.cache_clear()
+
+
+@pytest.fixture
+def json_of(capsys):
+    """The one JSON object that a command prints; it ends with 0."""
+    from simpar import cli
+
+    def answer(*words):
+        assert cli.main([*map(str, words), '--json']) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return answer

@@ -377,10 +377,9 @@ def test_the_verb_writes_a_profile_and_says_what_it_found(bench, tmp_path, capsy
     assert load_profile(path.parent).name == 'new'
 
 
-def test_the_verb_answers_in_json(bench, tmp_path, capsys):
+def test_the_verb_answers_in_json(bench, tmp_path, json_of):
     bench(broken(matmul=spread_out(products(), lambda one: one['m'] == 8, 0.2)))
-    assert main(['calibrate', str(tmp_path / 'mine.yaml'), '--json', '--quick']) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of('calibrate', str(tmp_path / 'mine.yaml'), '--quick')
     assert answer['numbers']['links.latency']['value'] == pytest.approx(LATENCY)
     assert answer['grades']['collective'] == 'measured'
     assert len(answer['flags']) == 16

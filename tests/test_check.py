@@ -126,9 +126,8 @@ def test_more_streams_than_the_executor_has_room_for_are_told(tmp_path):
     assert {row['executable'] for row in facts['features']} == {facts['machines']['torch.distributed']}
 
 
-def test_json_is_one_object(tmp_path, capsys):
-    assert cli.main(['check', str(case(tmp_path, 'pipeline: 2, tensor: 2, micro_batches: 4')), '--json']) == 0
-    facts = json.loads(capsys.readouterr().out)
+def test_json_is_one_object(tmp_path, json_of):
+    facts = json_of('check', str(case(tmp_path, 'pipeline: 2, tensor: 2, micro_batches: 4')))
     assert facts['actions'][0][0] == '0F0'
     assert facts['roles'][0]['stages'] == {'0': ['embedding', 'position', 'layer0', 'layer1']}
 
@@ -189,9 +188,8 @@ def test_the_tutorial_is_listed_operator_by_operator():
     ]
 
 
-def test_the_screen_tells_the_same_as_json(capsys):
-    assert cli.main(['check', str(PROPAGATION), '--json']) == 0
-    facts = json.loads(capsys.readouterr().out)
+def test_the_screen_tells_the_same_as_json(json_of):
+    facts = json_of('check', str(PROPAGATION))
     text = render(facts)
     assert '  matmul: MatMul ((2, 4), (4, 1)), given\n' in text
     assert '    slices x@1 (8, 8) matmul.weight (8, 16) → matmul.partial (8, 16)\n' in text

@@ -97,15 +97,14 @@ def test_every_example_is_predicted_and_checked(example, capsys):
     assert 'collectives of a step' in capsys.readouterr().out
 
 
-def test_json_is_one_object_and_nothing_else(capsys):
+def test_json_is_one_object_and_nothing_else(capsys, json_of):
     for words in (['run', str(TUTORIAL)], ['check', str(TUTORIAL)], ['profiles'], ['profiles', 'h100-sxm-8']):
-        assert cli.main([*words, '--json']) == 0
-        json.loads(capsys.readouterr().out)
+        json_of(*words)
     assert cli.main(['schema']) == 0
     assert json.loads(capsys.readouterr().out)['title'] == 'simpar schedule'
 
 
-def test_what_is_resolved_leaves_nothing_open_and_is_the_same_program(tmp_path, capsys):
+def test_what_is_resolved_leaves_nothing_open_and_is_the_same_program(tmp_path, capsys, json_of):
     words = ['--set', 'plan={pipeline: 2, data: 4, micro_batches: 4, order: zb-2p, stages: balanced}']
     example = str(ROOT / 'examples' / 'transformer_h100.yaml')
     words += ['--set', 'against={}', '--set', 'workload.transformer.layers=6']
@@ -115,14 +114,12 @@ def test_what_is_resolved_leaves_nothing_open_and_is_the_same_program(tmp_path, 
     assert 'balanced' not in resolved.read_text(encoding='utf-8')
     programs = []
     for file, settings in ((example, words), (str(resolved), [])):
-        assert cli.main(['check', file, *settings, '--json']) == 0
-        programs.append(json.loads(capsys.readouterr().out)['program'])
+        programs.append(json_of('check', file, *settings)['program'])
     assert programs[0] == programs[1]
 
 
-def test_explanation_adds_up_exactly(capsys):
-    assert cli.main(['run', str(ROOT / 'examples' / 'transformer_h100.yaml'), '--json']) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_explanation_adds_up_exactly(json_of):
+    answer = json_of('run', str(ROOT / 'examples' / 'transformer_h100.yaml'))
     saved = sum(row['seconds'] for row in answer['explanation'])
     assert saved == answer['baseline']['step'] - answer['step']
 
@@ -147,11 +144,10 @@ def test_a_comparison_outside_the_tolerance_exits_with_4(tmp_path, capsys):
     assert 'step' in capsys.readouterr().err
 
 
-def test_a_program_written_by_check_is_read_back(tmp_path, capsys):
+def test_a_program_written_by_check_is_read_back(tmp_path, json_of):
     from simpar.program.text import parse_program
 
-    assert cli.main(['check', str(TUTORIAL), '--program', str(tmp_path / 'x.program'), '--json']) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json_of('check', str(TUTORIAL), '--program', str(tmp_path / 'x.program'))
     assert parse_program((tmp_path / 'x.program').read_text(encoding='utf-8')).hash == facts['program']
 
 
@@ -253,11 +249,10 @@ def test_errors_are_one_json_object_where_json_is_asked_for(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)['fits'] is False
 
 
-def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(capsys):
+def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(capsys, json_of):
     assert cli.main(['run', str(TUTORIAL), '--quiet']) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
-    assert cli.main(['run', str(TUTORIAL), '--steps', '5', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['step'] > 0
+    assert json_of('run', str(TUTORIAL), '--steps', '5')['step'] > 0
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])

@@ -1,13 +1,10 @@
 """The event loop gives the spans of the reference, to the bit, and takes over wherever it can."""
 
-import json
-
 import numpy as np
 import pytest
 from engine_cases import role_of
 from plain_costs import plain_costs
 
-from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import costs as costs_module
 from simpar.engine import reference, simulate
@@ -114,6 +111,5 @@ def test_numbers_are_found_with_and_without_a_sort(below):
     assert found[place].tolist() == values.tolist()
 
 
-def test_the_machines_can_be_compiled_beforehand(capsys):
-    assert cli.main(['warmup', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['seconds'] >= 0
+def test_the_machines_can_be_compiled_beforehand(json_of):
+    assert json_of('warmup')['seconds'] >= 0

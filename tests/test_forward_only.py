@@ -1,12 +1,10 @@
 """``phase: forward``: the forward of every model and order alone, its memory and time, and keys without effect."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from simpar.case import load_case
-from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.pipeline.orders import ORDERS
@@ -103,9 +101,8 @@ def test_it_takes_about_a_third_of_the_work_and_the_memory_of_weights(tmp_path):
     assert weights < held < train.memory.peak / 2
 
 
-def test_what_only_training_reads_is_said_to_be_without_effect(tmp_path, capsys):
-    assert main(['run', str(written(tmp_path)), '--json']) == 0
-    told = {one['key'] for one in json.loads(capsys.readouterr().out)['without_effect']}
+def test_what_only_training_reads_is_said_to_be_without_effect(tmp_path, json_of):
+    told = {one['key'] for one in json_of('run', str(written(tmp_path)))['without_effect']}
     assert {'plan.recompute', 'plan.zero', 'workload.optimizer'} <= {
         key.replace('.adamw.master_weights', '') for key in told
     }

@@ -147,10 +147,9 @@ def test_a_file_keeps_its_network_and_its_baseline(tmp_path):
         save_trace(path, found)
 
 
-def test_run_predicts_on_the_network_that_measure_shapes(job, tmp_path, capsys):
+def test_run_predicts_on_the_network_that_measure_shapes(job, tmp_path, capsys, json_of):
     saved, net = tmp_path / 'p.json', 'paced:40mbit,2ms'
-    assert cli.main(['run', str(job), '--net', net, '--json', '--save', str(saved)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of('run', str(job), '--net', net, '--save', str(saved))
     wanted = on_net(load_case(job), parse_net(net)).predict()
     assert (told['step'], told['baseline']['step']) == (wanted.step, wanted.baseline.step)
     assert parse_net(load_trace(saved).net) == parse_net(net)

@@ -240,13 +240,12 @@ def test_a_wrong_config_is_one_screen_and_no_traceback(tmp_path, capsys):
     assert 'Traceback' not in said
 
 
-def test_keys_that_nobody_knows_are_listed(tmp_path, capsys):
+def test_keys_that_nobody_knows_are_listed(tmp_path, json_of):
     schedule = load_schedule(write(tmp_path, LLAMA, residual_multiplier=0.2, bos_token_id=1, some_new_switch=False))
     (note,) = schedule.notes
     told = f'{tmp_path}/config.json:10: residual_multiplier; write what matters beside model'
     assert note == f'keys of the config that were not read: {told}'
-    assert main(['run', str(tmp_path / 'schedule.yaml'), '--json']) == 0
-    assert note in json.loads(capsys.readouterr().out)['notes']
+    assert note in json_of('run', str(tmp_path / 'schedule.yaml'))['notes']
 
 
 def test_a_path_starts_from_the_schedules_folder_or_where_it_was_typed(tmp_path, monkeypatch):

@@ -153,14 +153,13 @@ def script(tmp_path, text, name='train.sh'):
     return str(path)
 
 
-def test_what_is_not_assigned_is_asked_for_and_set(tmp_path, capsys):
+def test_what_is_not_assigned_is_asked_for_and_set(tmp_path, capsys, json_of):
     path = script(
         tmp_path, f'torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} {BATCH} --tensor-model-parallel-size $TP\n'
     )
     assert cli.main(['import', path]) == 2
     assert '--set TP=' in capsys.readouterr().err
-    assert cli.main(['import', path, '--set', 'TP=4', '--set', 'plan.recompute=full', '--json']) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of('import', path, '--set', 'TP=4', '--set', 'plan.recompute=full')
     plan = load_schedule(answer['schedule']).plan
     assert (plan.tensor, plan.recompute) == (4, 'full')
     assert {one['name'] for one in answer['settings']} >= {'--tensor-model-parallel-size', '--bf16'}
@@ -538,24 +537,22 @@ def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsy
 
 
 @pytest.mark.parametrize(('name', 'nodes', 'batch'), [('mixtral-8x7b', 2, 128), ('qwen3-235b-a22b', 16, 512)])
-def test_a_first_schedule_with_experts_fits(name, nodes, batch, tmp_path, capsys):
+def test_a_first_schedule_with_experts_fits(name, nodes, batch, tmp_path, capsys, json_of):
     out = tmp_path / 'first.yaml'
     asked = ['--nodes', str(nodes), '--batch', str(batch), '--sequence', '4096', '--output', str(out)]
     assert cli.main(['init', '--model', name, *asked]) == 0
     capsys.readouterr()
-    assert cli.main(['run', str(out), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['fits']
+    assert json_of('run', str(out))['fits']
     assert load_schedule(out).plan.expert > 1
 
 
-def test_init_fits_and_reads_a_config(tmp_path, capsys, monkeypatch):
+def test_init_fits_and_reads_a_config(tmp_path, capsys, json_of, monkeypatch):
     assert cli.main(['init', '--model', str(MODEL), '--output', str(tmp_path / 'first.yaml'), '--batch', '64']) == 0
     assert not os.path.isabs(
         next(line for line in (tmp_path / 'first.yaml').read_text().splitlines() if 'model:' in line)[9:]
     )
     capsys.readouterr()
-    assert cli.main(['run', str(tmp_path / 'first.yaml'), '--json']) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of('run', str(tmp_path / 'first.yaml'))
     assert answer['step'] > 0
     assert cli.main(['init', '--model', 'llama9']) == 2
     assert 'llama3-8b' in capsys.readouterr().err

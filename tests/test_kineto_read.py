@@ -62,20 +62,18 @@ def test_every_product_of_a_training_is_found_in_the_program(trained):
     assert found.matched > 0.3 * found.step
 
 
-def test_a_profile_with_recorded_ops_prices_them_as_recorded(trained, tmp_path, capsys):
+def test_a_profile_with_recorded_ops_prices_them_as_recorded(trained, tmp_path, json_of):
     path, schedule = trained
     schedule.write_text(ALONE, encoding='utf-8')
     output = tmp_path / 'new' / 'mine.yaml'
-    assert cli.main(['import', str(path), '--for', str(schedule), '--output', str(output), '--json']) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert cli.main(['import', str(path), '--for', str(schedule), '--json', *_on(output, schedule)]) == 0
-    again = json.loads(capsys.readouterr().out)
+    told = json_of('import', str(path), '--for', str(schedule), '--output', str(output))
+    again = json_of('import', str(path), '--for', str(schedule), *_on(output, schedule))
     for before, after in zip(told['ops'], again['ops'], strict=True):
         assert after['predicted'] == pytest.approx(before['seconds'], rel=1e-3), before['key']
     assert told['predicted_with_them'] == again['step']['predicted']
 
 
-def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path, capsys):
+def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path, capsys, json_of):
     path, schedule = trained
     schedule.write_text(ALONE, encoding='utf-8')
     saved, predicted = tmp_path / 'measured.json', tmp_path / 'predicted.json'
@@ -89,8 +87,7 @@ def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path
     recording = read_recording(path)
     assert trace.step_times[1:] == pytest.approx([step.seconds for step in recording.steps[1:]], rel=0.25)
     capsys.readouterr()
-    assert cli.main(['compare', str(predicted), str(saved), '--json']) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of('compare', str(predicted), str(saved))
     assert told['origin'] == 'measured'
 
 
