@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from simpar.document import Key, Tree, read
 from simpar.errors import Problem, ScheduleError
-from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, Family, shown
+from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY, SAME, Family, shown
 from simpar.huggingface.models import MODELS
 from simpar.huggingface.rules import RULES, Config, Entry, Refused
 from simpar.workload import Transformer, Workload
@@ -30,6 +30,7 @@ OWN: Final = frozenset(one.name for one in fields(Workload))
 OTHERS: Final = ('transformer', 'network', 'module')
 _WEIGHTS: Final = frozenset({'.safetensors', '.bin', '.pt', '.pth', '.gguf'})
 _FROM_THE_HUB: Final = 'names of the hub are not looked up: download its config.json, and write the path of that file'
+TEXT: Final = 'text_config'
 HEADS: Final = ('ForCausalLM', 'LMHeadModel')
 """What architectures that are decoders with a head of words end with."""
 BESIDE: Final = 'x-beside'
@@ -124,6 +125,11 @@ def _config(path: Path) -> Tree:
         raise ScheduleError(list(tree.problems))
     if not isinstance(tree.root, dict):
         raise ScheduleError(Problem(tree.where(()), 'not a mapping', 'name a config.json of Hugging Face'))
+    text = tree.root.get(TEXT)
+    if isinstance(text, dict) and isinstance(text.get('model_type'), str):
+        # The decoder of a model of texts and pictures, by itself.
+        below = {key[1:]: place for key, place in tree.origins.items() if key[:1] == (TEXT,)}
+        return Tree(root=text, origins={(): tree.where((TEXT,)), **below})
     return tree
 
 
@@ -147,6 +153,7 @@ def _unknown(path: Path) -> Problem:
 def _family(config: Tree) -> tuple[Family, list[Problem]]:
     """The family of a config, and what is wrong with its architecture; raises ``ScheduleError``."""
     name = config.get(('model_type',))
+    name = SAME.get(name, name) if isinstance(name, str) else name
     known = ', '.join(FAMILIES)
     if name not in FAMILIES:
         place = config.where(('model_type',))
@@ -154,9 +161,7 @@ def _family(config: Tree) -> tuple[Family, list[Problem]]:
         if not isinstance(name, str):
             raise ScheduleError(Problem(place, 'model_type: missing', f'write one of {known}'))
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
-        instead = f'one of {known}, or write a transformer by hand'
-        if isinstance(config.get(('text_config',)), dict):
-            instead = 'write what its text_config holds into a file of its own, with model_type, and name that'
+        instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/modules.md)'
         raise ScheduleError(Problem(place, what, instead))
     return FAMILIES[name], list(_architecture(config))
 

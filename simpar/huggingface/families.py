@@ -75,6 +75,8 @@ ONLY: Final[Mapping[str, list[Any]]] = _TABLE['only']
 WITHOUT_EFFECT: Final[Mapping[str, str]] = _TABLE['without effect']
 """Keys that change nothing of a training step, by why."""
 IGNORED: Final = frozenset(' '.join(WITHOUT_EFFECT.values()).split())
+SAME: Final[Mapping[str, str]] = {one: of for of, names in _TABLE['same as'].items() for one in names.split()}
+"""Other values of ``model_type``, and the family that has the same keys and the same model."""
 NOT_YET: Final[Mapping[str, str]] = _TABLE['not yet']
 """Known values of ``model_type`` that cannot be read yet, by what they have."""
 

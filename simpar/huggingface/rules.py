@@ -109,6 +109,30 @@ def dropouts(config: Config, *keys: str) -> Iterator[Entry]:
     yield Entry('dropout', told[0], keys[0])
 
 
+# heads and positions
+
+
+def one_head_of_keys(config: Config, key: str) -> Iterator[Entry]:
+    """All heads of queries share one of keys and values, where it says so."""
+    if not isinstance(config[key], bool):
+        raise Refused(key, 'not true or false', 'write true or false', 'kv_heads')
+    if config[key]:
+        yield Entry('kv_heads', 1, key)
+
+
+def positions_of_opt(config: Config, key: str) -> Iterator[Entry]:
+    """Learned positions of which the first two rows are of padding."""
+    yield Entry('positions', _positive(config[key], key, key, 'positions') + 2, key)
+
+
+def narrow_words(config: Config, words: str, hidden: str) -> Iterator[Entry]:
+    """Words as wide as the stream: a product between them is not modelled."""
+    if config[words] not in (None, config[hidden]):
+        what = f'not modelled: words of another width (got {str(config[words])[:20]})'
+        raise Refused(words, what, f'write {hidden}, or --module', 'hidden')
+    yield from ()
+
+
 # windows and scores
 
 
@@ -429,6 +453,7 @@ RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
     for rule in (
         gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,
         rope_of_part, scores, interleaved, further, mixtral, qwen, deepseek_v2, deepseek_v3,
+        one_head_of_keys, positions_of_opt, narrow_words,
     )
 }  # fmt: skip
 """By the names that ``families.yaml`` has for them."""

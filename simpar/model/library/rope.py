@@ -72,8 +72,8 @@ def rope_problems(model: Transformer) -> Iterator[Problem]:
     at, scaling = (*FILE, 'rope_scaling'), model.rope_scaling
     if len(scaling) not in (0, 1, 2, 4, 5) or 0 in scaling:
         yield Problem(at, f'{len(scaling)} numbers, or a zero among them', f'write {FORMS}')
-    elif len(scaling) == 5 and scaling[2] <= scaling[3]:
-        what = f'fast {scaling[2]:g} is not above slow {scaling[3]:g}'
+    elif len(scaling) == 5 and scaling[2] < scaling[3]:
+        what = f'fast {scaling[2]:g} is below slow {scaling[3]:g}'
         yield Problem(at, what, 'write [factor, original, fast, slow, magnitude]')
     elif len(scaling) == 4 and scaling[1] >= scaling[2]:
         what = f'low {scaling[1]:g} is not below high {scaling[2]:g}'
