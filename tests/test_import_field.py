@@ -67,6 +67,7 @@ RIGHT = {
     }),
     'K5 constraint': ('a.sh', f'#SBATCH --constraint=v100-32g\n{EIGHT}', {'cluster.profile': 'v100-sxm2-8'}),
     'K5 path': ('train_8xb200.sh', EIGHT, {'cluster.profile': 'b200-sxm-8'}),
+    'K5 of AMD': ('train_mi300x.sh', EIGHT, {'cluster.profile': 'mi300x-8'}),
     'K5 sixteen': ('a.sh', ASCEND.replace('node 8', 'node 16'), {'cluster.profile': 'ascend910c-16'}),
     'K6 nodes': (
         'a.sh',
@@ -370,7 +371,7 @@ def test_what_cannot_be_lowered_is_told_by_the_import(tmp_path, capsys):
 
 
 def test_a_path_that_names_an_accelerator_without_a_profile_is_told_first(tmp_path):
-    made = made_of(tmp_path, 'train_mi300x.sh', EIGHT)
-    said = 'h100-sxm-8: the file names mi300x, and no profile is of it; --cluster says another'
+    made = made_of(tmp_path, 'train_mi250x.sh', EIGHT)
+    said = 'h100-sxm-8: the file names mi250x, and no profile is of it; --cluster says another'
     assert made.assumed[0] == said
     assert 'the path of the file says b200' in made_of(tmp_path, '8xb200.sh', EIGHT).assumed[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.importing.shell import UNKNOWN, shown
+from simpar.profiles import profile_of_hardware
 
 IDLE: Final = "no effect on a step's time"
 NOT_MODELLED: Final = 'not modelled'
@@ -230,10 +231,12 @@ def shaping(name: str) -> str:
 
 def accelerator(text: str) -> tuple[str, str] | None:
     """The accelerator that words of a text name, and the profile that stands for it, if any does."""
-    parts = re.split(r'[^a-z0-9]+', re.sub(r'(?<![a-z0-9])\d+x(?=[a-z])|ascend(?=\d)', ' ', text.lower()))
-    with (FOLDER / 'accelerators.csv').open(encoding='utf-8', newline='') as file:
-        rows = [row for row in csv.DictReader(file) for part in parts if re.fullmatch(rf'{row["word"]}\w{{0,4}}', part)]
-    return (rows[0]['word'], rows[0]['profile']) if rows else None
+    said = re.sub(r'(?<![a-z0-9])\d+x(?=[a-z])|ascend(?=\d)', ' ', text.lower())
+    if profile := profile_of_hardware(said):
+        return profile.partition('-')[0].removeprefix('ascend'), profile
+    parts = re.split(r'[^a-z0-9]+', said)
+    with (FOLDER / 'other_accelerators.csv').open(encoding='utf-8', newline='') as file:
+        return next(((row['word'], '') for row in csv.DictReader(file) if row['word'] in parts), None)
 
 
 def fits(name: str, pattern: str) -> bool:
