@@ -28,8 +28,8 @@ FLAGS = {
         '--set', '--sweep', 'file',
     ],
     'plan': [
-        '--brief', '--devices', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save', '--scheduler',
-        '--seconds', '--set', '--train', 'file',
+        '--brief', '--devices', '--export', '--gap', '--jobs', '--journal', '--json', '--module', '--plot', '--save',
+        '--scheduler', '--seconds', '--set', '--train', 'file',
     ],
     'measure': [
         '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import json
 import random
 import shlex
 from pathlib import Path
@@ -225,3 +226,16 @@ def test_a_drawn_plan_of_data_ranks_comes_back(framework, seed):
     unsaid = {one.key for one in export(schedule, framework).unsaid}
     # Accelerate's file has neither batch nor optimizer: they are the program's, and are listed.
     assert unsaid <= ({'workload.batch'} if framework == 'accelerate' else set())
+
+
+def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, capsys):
+    small = drawn('megatron', 1)
+    small['planner'] = {'keys': {'plan.zero': [0, 1]}}
+    path, script = tmp_path / 'small.json', tmp_path / 'run.sh'
+    path.write_text(json.dumps(small), encoding='utf-8')
+    schedule = tmp_path / 'small.yaml'
+    schedule.write_text(path.read_text(encoding='utf-8'), encoding='utf-8')
+    assert main(['plan', str(schedule), '--brief', '--seconds', '20', '--export', f'megatron={script}']) == 0
+    assert f'wrote {script}' in capsys.readouterr().out
+    assert '--global-batch-size' in script.read_text(encoding='utf-8')
+    assert main(['plan', str(schedule), '--export', 'megatron']) == 2

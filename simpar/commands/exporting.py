@@ -11,8 +11,9 @@ from typing import Any
 
 from simpar.commands.common import print_json
 from simpar.errors import Problem, ScheduleError
-from simpar.exporting.export import Export, Unsaid, export
+from simpar.exporting.export import Export, Unsaid, export, target_of
 from simpar.exporting.onto import onto
+from simpar.exporting.settings import Target
 from simpar.files import write_atomically
 from simpar.schedule import load_schedule
 
@@ -49,6 +50,14 @@ def export_command(options: argparse.Namespace) -> int:
     tell(edited.framework, edited.unsaid)
     sys.stdout.write(edited.difference or f'{options.onto} says the plan already\n')
     return 0
+
+
+def export_target(text: str) -> tuple[Target, Path]:
+    """The framework and the path of ``megatron=run.sh``. Raises ``ScheduleError``."""
+    to, sign, path = text.partition('=')
+    if not sign or not path:
+        raise ScheduleError(Problem('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh'))
+    return target_of(to), Path(path)
 
 
 def write_export(made: Export, path: Path) -> list[Path]:

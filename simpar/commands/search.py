@@ -9,7 +9,9 @@ from time import monotonic
 from typing import Final
 
 from simpar.commands.common import PICTURES, Line, Progress, check_picture, graph_of, make_folders, print_answer
+from simpar.commands.exporting import export_target, tell, write_export
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
+from simpar.exporting.export import export
 from simpar.files import write_atomically
 from simpar.planner import Answer, Planning, load_planning
 from simpar.planner.plan import Planned, explained, sizes
@@ -154,6 +156,11 @@ def _check_flags(options: argparse.Namespace) -> None:
         problems.append(
             Problem('--train', 'changes nothing without --devices', 'leave it out, or write e.g. --devices 64,128')
         )
+    if options.export and options.devices:
+        what = 'and --devices at once: each number of devices has a plan of its own'
+        problems.append(Problem('--export', what, 'export one of them, with --set cluster.nodes=N'))
+    elif options.export:
+        export_target(options.export)
     try:
         if options.train:
             parse_budget(options.train)
@@ -208,7 +215,13 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
         from simpar.plot.frame import write_figure
 
         write_figure(options.plot, front_picture(answer))
-    return [path for path in (options.save, options.plot) if path]
+    exported: list[Path] = []
+    if options.export:
+        target, path = export_target(options.export)
+        made = export(answer.choice.schedule, target.name)
+        tell(made.framework, made.unsaid)
+        exported = write_export(made, path)
+    return [*(path for path in (options.save, options.plot) if path), *exported]
 
 
 class _Best(Line):
