@@ -43,6 +43,7 @@ FLAGS = {
     'import': ['--cluster', '--for', '--full', '--json', '--model', '--output', '--save', '--set', 'file'],
     'export': ['--given', '--json', '--onto', '--output', '--set', '--to', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
+    'trace': ['--communication', '--json', 'recording'],
     'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
