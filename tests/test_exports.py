@@ -22,6 +22,7 @@ NAMES = [
     'cluster',
     'compare',
     'compare_cases',
+    'export',
     'from_module',
     'load_case',
     'load_profile',
