@@ -136,7 +136,9 @@ def score_table() -> list[str]:
         lacks = [set(_lacking(one)) for one in own]
         kinds = Counter('refused' if isinstance(one, str) else 'gaps' if lack else 'clean'
                         for one, lack in zip(own, lacks, strict=True))  # fmt: skip
-        most = Counter(name for lack in lacks for name in lack).most_common(4)
+        counts = Counter(name for lack in lacks for name in lack)
+        # Of equal counts by name: sets have no order.
+        most = sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:4]
         missing = ', '.join(f'`{name}` {count}' for name, count in most)
         counts = ' | '.join(str(kinds[kind]) for kind in ('clean', 'gaps', 'refused'))
         lines.append(f'| {launcher} | {len(own)} | {counts} | {missing} |')

