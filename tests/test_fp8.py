@@ -138,8 +138,8 @@ def test_a_large_product_is_faster_by_its_share_of_twice_the_peak():
         program = lower(workload(replace(LLAMA, **sizes), precision='bf16', fp8=fp8), Plan(), 1)
         return compute.seconds(ops_of(program)['layer1.fc2.F']).seconds
 
-    # 0.65 of 1,979 TFLOP/s, beside a table whose best rows of 16 bits have 0.75 of 989.
-    assert 1.5 < seconds('none') / seconds('e4m3') < 1.9
+    # 0.698 of 1,979 TFLOP/s, beside a table whose large rows of 16 bits have 0.70 to 0.75 of 989.
+    assert 1.8 < seconds('none') / seconds('e4m3') < 2.0
     assert 'roofline' in compute.seconds(ops_of(lower(workload(LLAMA), Plan(), 1))['layer1.fc2.F']).why
 
 

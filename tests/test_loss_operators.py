@@ -144,15 +144,16 @@ def test_more_rows_than_fp16_counts_to_have_a_loss_and_gradients():
 def test_labels_are_ignored_on_all_ranks_as_on_one(monkeypatch, copies, ignored, strategies):
     """Some, all of a rank's, of a copy's, of all; where none counts torch has no loss either, and no gradients."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')
-    from executor import reference, tensors
+    from executor import reference
     from executor.inprocess import InProcess
+    from executor.ranks import real
 
-    drawn = tensors.batch_of
+    drawn = real.batch_of
 
     def some_ignored(name, *how):
         return drawn(name, *how).index_fill(0, torch.tensor(ignored), -100) if name == 'labels' else drawn(name, *how)
 
-    for module in (tensors, reference):
+    for module in (real, reference):
         monkeypatch.setattr(module, 'batch_of', some_ignored)
     workload, plan = network(8, 16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch', copies=copies)
     ours = InProcess(lower(workload, plan, 4)).run(1)

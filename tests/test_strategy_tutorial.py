@@ -10,9 +10,10 @@ from simpar.case import load_case
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor import tensors
+from executor import draws
 from executor.inprocess import InProcess
 from executor.numerics import check
+from executor.ranks import real
 
 pytestmark = pytest.mark.torch
 EXAMPLES = Path(__file__).parent.parent / 'examples'
@@ -30,7 +31,7 @@ def trained_by_torch(data):
     """The losses of the whole model with torch's own momentum, from the same weights."""
     shapes = {'matmul.weight': (16, 32), 'matmul2.weight': (16, 16)}
     weights = [
-        tensors.draw('normal:0.01', shape, torch.float64, 0, name).requires_grad_() for name, shape in shapes.items()
+        draws.draw('normal:0.01', shape, torch.float64, 0, name).requires_grad_() for name, shape in shapes.items()
     ]
     optimizer = torch.optim.SGD(weights, lr=0.2, momentum=0.1)
     losses = []
@@ -45,7 +46,7 @@ def trained_by_torch(data):
 
 def test_the_quick_start_tutorial_trains_on_eight_ranks(monkeypatch):
     data = tutorial_data()
-    monkeypatch.setattr(tensors, 'batch_of', lambda name, *_: data[name])
+    monkeypatch.setattr(real, 'batch_of', lambda name, *_: data[name])
     losses = InProcess(load_case(EXAMPLES / 'sharding_propagation.yaml').program, 0, torch.float64).run(STEPS).losses
     assert losses == pytest.approx(trained_by_torch(data), rel=1e-12)
     assert all(later < earlier for earlier, later in pairwise(losses))
