@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,33 +159,49 @@ def _line(setting: Setting) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-class _Script:
-    """Lines of a shell script; mutable, None for a line that goes."""
+class _Lines(ABC):
+    """Lines of a file that is edited; mutable, None for a line that goes."""
 
     def __init__(self, lines: list[str], settings: Settings) -> None:
         self.lines: list[str | None] = [*lines]
         self.settings = settings
 
     def change(self, one: _Change) -> None:
-        """Make one change where the file has the flag, or beside another flag of the command."""
+        """Make one change where the file has the setting, else add it."""
         if one.old is None:
             self.add(one)
-            return
-        flag = re.escape(one.old.called.split()[-1])
-        at = self.place(one.old, rf'(?<![\w-]){flag}(?![\w-])')
+        else:
+            self.replace(one, one.old)
+
+    @abstractmethod
+    def add(self, one: _Change) -> None:
+        """Write a setting that the file does not have."""
+
+    @abstractmethod
+    def replace(self, one: _Change, old: Setting) -> None:
+        """Write another value where the file has the setting."""
+
+
+class _Script(_Lines):
+    """Lines of a shell script."""
+
+    def replace(self, one: _Change, old: Setting) -> None:
+        """Where the file has the flag, or where it assigns its variable."""
+        flag = re.escape(old.called.split()[-1])
+        at = self.place(old, rf'(?<![\w-]){flag}(?![\w-])')
         if at < 0:
             self.assign(one)
             return
         line = self.lines[at] or ''
         # Of a list as many words as it has; the last one may end a line that goes on.
-        count = 0 if one.old.value is True else len(one.old.value) if isinstance(one.old.value, list) else 1
+        count = 0 if old.value is True else len(old.value) if isinstance(old.value, list) else 1
         match = re.search(rf'(?<![\w-]){flag}(?![\w-])((?:=|\s+){_TOKEN}){{0,{count}}}', line)
         assert match is not None
-        head, _, old = match[0].partition('=') if '=' in match[0] else match[0].partition(' ')
+        head, _, value = match[0].partition('=') if '=' in match[0] else match[0].partition(' ')
         if one.value is None:
             rest = line[: match.start()] + line[match.end() :].lstrip(' ')
             self.lines[at] = None if rest.strip() in ('', '\\') else rest
-        elif not self.variable(old.strip(), one):
+        elif not self.variable(value.strip(), one):
             new = flag_of(Said(one.name, one.value, ())).partition(' ')[2]
             sign = '=' if '=' in match[0] else ' '
             self.lines[at] = line[: match.start()] + f'{head}{sign}{new}'.rstrip('= ') + line[match.end() :]
@@ -239,19 +256,12 @@ class _Script:
             return
 
 
-class _Keys:
-    """Lines of YAML, JSON or TOML; mutable, None for a line that goes."""
+class _Keys(_Lines):
+    """Lines of YAML, JSON or TOML."""
 
-    def __init__(self, lines: list[str], settings: Settings) -> None:
-        self.lines: list[str | None] = [*lines]
-        self.settings = settings
-
-    def change(self, one: _Change) -> None:
-        """Make one change at the key's line, or below the line of the nearest key above it."""
-        if one.old is None:
-            self.add(one)
-            return
-        at, leaf = _line(one.old) - 1, re.escape(one.old.called.rpartition('.')[2])
+    def replace(self, one: _Change, old: Setting) -> None:
+        """At the key's line."""
+        at, leaf = _line(old) - 1, re.escape(old.called.rpartition('.')[2])
         line = self.lines[at] if 0 <= at < len(self.lines) else None
         match = re.match(rf'^(\s*["\']?{leaf}["\']?\s*[:=]\s*)([^#]*?)(\s*,?\s*(?:#.*)?)$', line or '')
         if match is None:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -228,7 +229,7 @@ def _tasks(
         if not talks and not (where == _HARDWARE and core in COMPUTING - {'N/A'}):
             continue
         begin, end = _lasting(path, event)
-        step = sum(one <= begin for one in steps) - 1
+        step = bisect_right(steps, begin) - 1
         group = _GROUP.search(name) if talks else None
         yield begin, end, COMMUNICATION if talks else COMPUTE, step, name, '', lane, group[1] if group else '', '', ''
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.traces.ascend import COMPUTING
-from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, RankTrace, kernels_of
+from simpar.traces.table import COMMUNICATION, COMPUTE, RankTrace, kernels_of
 
 NEEDED: Final = ('TASK', 'COMPUTE_TASK_INFO', 'STRING_IDS')
 _COMPUTE: Final = """
@@ -64,7 +65,8 @@ def _rows(
     path: Path, data: sqlite3.Connection, begins: list[int], talks: bool
 ) -> Iterator[tuple[int, int, int, int, str, str, str, str, str, str]]:
     def step(begin: int) -> int:
-        return sum(one <= begin for one in begins) - 1 if begins else NO_STEP
+        # Without steps that is NO_STEP.
+        return bisect_right(begins, begin) - 1
 
     for begin, end, name, kind, stream, core, shapes, results in _asked(path, data, _COMPUTE):
         if core is None or core in COMPUTING:
