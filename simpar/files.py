@@ -53,6 +53,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part, whatever goes wrong.
 
+    A link stays, and what it points to is written. A device or a FIFO is written to: no file takes its place.
+
     Arguments:
         path: a file whose folder exists.
         content: text is written as UTF-8.
@@ -62,7 +64,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, 'a folder, not a file; name a file in it', str(path))
     with naming(path):
-        _write(path, data)
+        if _is_stream(path):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), 'wb') as stream:
+                stream.write(data)
+        else:
+            _write(Path(os.path.realpath(path)), data)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a name is of a device, FIFO or socket, or of what this process has open, e.g. ``/dev/stdout``."""
+    if path.exists() and any(Path(name) in path.absolute().parents for name in ('/dev', '/proc')):
+        return True
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    # A link to nothing yet becomes one to a file.
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

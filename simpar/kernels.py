@@ -20,7 +20,7 @@ P = ParamSpec('P')
 R = TypeVar('R')
 SMALL: Final = 2**11 if int(np.__version__.split('.')[0]) > 1 else -1
 """So many numbers and records a call has at most that Python runs: some milliseconds, where numba takes half a second
-to come and then some microseconds. Numpy 1 makes a float of an unsigned index and an integer, so numba runs all there."""
+to come and then some microseconds. Numpy 1 makes a float of an unsigned index and an integer: numba runs all there."""
 
 
 class Kernel(Generic[P, R]):

@@ -185,9 +185,7 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
 
     Raises ``ProfileError`` with every problem.
     """
-    files = files_of(
-        profile_path(name), _beside, ('extends: a profile that extends itself', 'name another one, or none')
-    )
+    files = profile_files(name)
     crossing: tuple[bool, ...] = (False,)
     # From the last one on, so that each one's own mistakes are told at its own lines.
     for place in range(len(files) - 1, 0, -1):
@@ -195,6 +193,13 @@ def load_profile(name: str | os.PathLike[str]) -> Profile:
         rows = read_table(table, 'collective') if table else ()
         crossing = (any(row[2] > 1 for row in rows), *crossing)
     return _profile(files, crossing)
+
+
+def profile_files(name: str | os.PathLike[str]) -> tuple[File, ...]:
+    """The file of a profile and of those that it extends, in this order; raises ``ProfileError``."""
+    return files_of(
+        profile_path(name), _beside, ('extends: a profile that extends itself', 'name another one, or none')
+    )
 
 
 def profile_of_flag(name: str, flag: str) -> Profile:

@@ -63,8 +63,13 @@ def _near(name: str, names: list[str]) -> list[str]:
 
 def load_stack(name: str) -> Stack:
     """Read a stack by name or path, over those that it extends; raises ``ProfileError`` with every problem."""
+    return _stack(stack_files(name))
+
+
+def stack_files(name: str) -> tuple[File, ...]:
+    """The file of a stack and of those that it extends, in this order; raises ``ProfileError``."""
     circle = ('extends itself', 'let it extend another stack, or none')
-    return _stack(files_of(stack_path(name), lambda _, wanted: stack_path(wanted), circle))
+    return files_of(stack_path(name), lambda _, wanted: stack_path(wanted), circle)
 
 
 # By their texts: a file that was edited is read again.

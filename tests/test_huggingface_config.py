@@ -176,6 +176,7 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
         ({'architectures': ['LlamaForSequenceClassification']}, ['config.json:10: architectures: not a decoder with ']),
         ({'model_type': 'olmoe'}, ['config.json:2: model_type: not yet: olmoe (a mixture of experts that is not ']),
         ({'model_type': 'bert'}, ["config.json:2: model_type: not known (got 'bert'); one of llama, mistral, qwen2, "]),
+        ({'model_type': ['llama']}, ['config.json:2: model_type: not a name; write one of llama, mistral, qwen2, qwe']),
         ({'model_type': ...}, ['config.json:1: model_type: missing; write one of llama, mistral, qwen2, qwen3, mixtr']),
         ({'model_type': 'qwen2', 'use_sliding_window': True, 'layer_types': ['full_attention']},
          ['config.json:11: layer_types: 1 kinds for 4 layers; write one for each layer']),

@@ -453,6 +453,8 @@ WRONG = {
     'no ranks': ('train.sh', f'{RUN} {SMALL} {BATCH} --pipeline-model-parallel-size 0\n', 'pipeline'),
     'no number': ('train.sh', f'{RUN} {SMALL} {BATCH} --num-layers four\n', 'not a whole number'),
     'toml': ('x.toml', '[model\n', 'not TOML'),
+    'digits': ('x.toml', 'steps = ' + '9' * 5000, 'not TOML that can be read'),
+    'dots': ('x.toml', '\n' + 'a.' * 20_000 + 'a = 1', 'x.toml:2: more than 32 levels'),
     'flavour': ('x.toml', '[model]\nname = "llama9"\nflavor = "1T"\n', 'are not known'),
     'json': ('x.json', '{"zero_optimization": {"stage": 2}}', '--model config.json'),
     'another json': ('x.json', '{"a": 1}', 'cannot be told by its settings'),

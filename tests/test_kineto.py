@@ -285,6 +285,18 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_links_and_what_is_no_regular_file_are_written_through(tmp_path):
+    link, pipe = tmp_path / 'link.json', tmp_path / 'pipe'
+    link.symlink_to('target.json')
+    write_atomically(link, 'new')
+    assert (link.is_symlink(), (tmp_path / 'target.json').read_text()) == (True, 'new')
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, 'told')
+    assert (os.read(reader, 9), pipe.is_fifo()) == (b'told', True)
+    os.close(reader)
+
+
 def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
     path, other = tmp_path / 'trace.json', tmp_path / 'other.json'
     write_atomically(path, b'new')

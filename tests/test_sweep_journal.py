@@ -129,6 +129,17 @@ def changed_table(path, monkeypatch):
     table.write_bytes(table.read_bytes() + b'\n')
 
 
+def changed_own_profile(path, monkeypatch):
+    own = path.parent / 'own.yaml'
+    own.write_text(own.read_text(encoding='utf-8') + '\n', encoding='utf-8')
+
+
+def changed_stack(path, monkeypatch):
+    """The stack below the one that is named."""
+    stack = path.parent / 'below.yaml'
+    stack.write_text(stack.read_text(encoding='utf-8') + '\n', encoding='utf-8')
+
+
 def changed_order(path, monkeypatch):
     order = path.parent / 'order.csv'
     order.write_text(order.read_text(encoding='utf-8') + '\n', encoding='utf-8')
@@ -138,14 +149,20 @@ def changed_simpar(path, monkeypatch):
     monkeypatch.setattr('simpar.sweep.journal.source_content', lambda: 'another')
 
 
-CHANGES = [changed_schedule, changed_profile, changed_table, changed_order, changed_simpar]
+CHANGES = [
+    *(changed_schedule, changed_profile, changed_own_profile, changed_table, changed_stack),
+    *(changed_order, changed_simpar),
+]
 
 
 @pytest.mark.parametrize('change', CHANGES, ids=lambda one: one.__name__)
 def test_what_rests_on_something_else_is_predicted_again_and_that_is_said(change, tmp_path, monkeypatch, count):
     shutil.copytree(profile_folder() / 'h100-sxm-8', tmp_path / 'machine')
     (tmp_path / 'order.csv').write_text('0F0,0B0,,0F1,0B1\n,1F0,1B0,1F1,1B1\n', encoding='utf-8')
-    text = NETWORK.replace('h100-sxm-8', './machine/profile.yaml')
+    (tmp_path / 'own.yaml').write_text('extends: machine/profile.yaml\n', encoding='utf-8')
+    (tmp_path / 'below.yaml').write_text('extends: eager\n', encoding='utf-8')
+    (tmp_path / 'stack.yaml').write_text(f'extends: {tmp_path}/below.yaml\n', encoding='utf-8')
+    text = NETWORK.replace('h100-sxm-8', './own.yaml').replace('stack: none', 'stack: ./stack.yaml')
     text = text.replace('plan: {tensor: 2}', 'plan: {tensor: 2, pipeline: 2, micro_batches: 2, order: order.csv}')
     path, journal = write(tmp_path, text=text, sweep='{plan.reduce: [early, late]}'), tmp_path / 'rows'
     load_sweep(path).predict(journal=journal)

@@ -153,13 +153,15 @@ def _unknown(path: Path) -> Problem:
 def _family(config: Tree) -> tuple[Family, list[Problem]]:
     """The family of a config, and what is wrong with its architecture; raises ``ScheduleError``."""
     name = config.get(('model_type',))
-    name = SAME.get(name, name) if isinstance(name, str) else name
+    silent = name is None
+    name = SAME.get(name, name) if isinstance(name, str) else None
     known = ', '.join(FAMILIES)
-    if name not in FAMILIES:
+    if name is None or name not in FAMILIES:
         place = config.where(('model_type',))
         later = next((what for what, names in NOT_YET.items() if name in names.split()), '') if name else ''
-        if not isinstance(name, str):
-            raise ScheduleError(Problem(place, 'model_type: missing', f'write one of {known}'))
+        if name is None:
+            what = 'missing' if silent else 'not a name'
+            raise ScheduleError(Problem(place, f'model_type: {what}', f'write one of {known}'))
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
         instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/modules.md)'
         raise ScheduleError(Problem(place, what, instead))

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document.tree import Tree, Unreadable, parse
+from simpar.document.tree import MAX_DEPTH, Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.importing.command_line import OVERRIDE, settings_of
@@ -247,6 +247,9 @@ def _text(path: Path) -> str:
         raise ScheduleError(Problem(str(path), f'cannot be read: {why}', 'check the path')) from None
 
 
+_DEEP: Final = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+\s*\.\s*){{{MAX_DEPTH}}}""")
+
+
 # files of TOML, JSON and YAML: every value by its dotted name, with its line
 
 
@@ -257,10 +260,18 @@ def settings_of_toml(text: str, name: str) -> list[Setting]:
         import tomllib
     else:
         import tomli as tomllib
+    # Dots nest as brackets do, and each level of the parser keeps the whole name.
+    if found := _DEEP.search(text):
+        where = f'{name}:{text.count(chr(10), 0, found.start()) + 1}'
+        raise ScheduleError(Problem(where, f'more than {MAX_DEPTH} levels', 'write it flatter'))
     try:
         root = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ScheduleError(Problem(name, f'not TOML: {error}', 'check the file')) from None
+    # Brackets without end, or an integer of thousands of digits.
+    except (ValueError, RecursionError):
+        what = 'not TOML that can be read: it nests too deep, or a number is too long'
+        raise ScheduleError(Problem(name, what, 'write fewer levels, and at most 18 digits')) from None
     lines = _lines(text)
     return [Setting(key, value, f'{name}:{lines.get(key, 1)}') for key, value in _flat(root)]
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 from simpar import __version__
 from simpar.document import Tree, build, dump, one_screen
 from simpar.errors import Problem, ProfileError, ScheduleError
-from simpar.profiles import COLUMNS, load_profile, profile_path
+from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder
 from simpar.schedule import Schedule, written
 from simpar.session import Kept, Same
+from simpar.stacks import stack_files
 from simpar.sweep.answer import Outcome
 
 
@@ -54,22 +55,28 @@ def places(schedule: Schedule) -> str:
 
 
 def read_content(schedule: Schedule) -> str:
-    """Equal where the files that a prediction reads are the same: the profile, its tables, a pipeline's order."""
-    order = schedule.plan.order
+    """Equal where the files that a prediction reads are the same: profile and stack with those that they extend, the
+    profile's tables, a pipeline's order, and the tables beside the profiles that come with simpar."""
+    order, cluster = schedule.plan.order, schedule.cluster
     files = [schedule.folder / order] if order.endswith('.csv') else []
+    files += sorted(profile_folder().glob('*.csv'))
     # Of a profile that is wrong no prediction comes; what is wrong with it is in its file.
     with suppress(ProfileError):
-        files.append(profile_path(schedule.cluster.profile))
-        files += map(Path, _tables(str(files[-1]), _stamp(files[-1])))
+        own = tuple(Path(name) for name, _ in profile_files(cluster.profile))
+        files += own
+        files += map(Path, _tables(str(own[0]), tuple(_stamp(file) for file in own)))
+    with suppress(ProfileError):
+        files += (Path(name) for name, _ in (stack_files(cluster.stack) if cluster.has_stack else ()))
     return _digest([_content(str(file), _stamp(file)) for file in files])
 
 
 @functools.cache
 def source_content() -> str:
-    """Equal for the same simpar: its version and its source files."""
+    """Equal for the same simpar: its version, its source files and the tables among them."""
     # A checkout keeps its version while it is worked on.
     package = Path(__file__).parent.parent
-    files = sorted(package.rglob('*.py'), key=lambda file: file.relative_to(package).parts)
+    found = (file for file in package.rglob('*') if file.suffix in ('.py', '.csv', '.yaml'))
+    files = sorted(found, key=lambda file: file.relative_to(package).parts)
     named = [(file.relative_to(package).as_posix(), sha256(file.read_bytes()).hexdigest()) for file in files]
     return _digest([__version__, named])
 
@@ -90,8 +97,8 @@ def _content(file: str, stamp: tuple[int, int]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(profile: str, stamp: tuple[int, int]) -> tuple[str, ...]:
-    """The files of a profile's tables; ``stamp`` as of ``_content``."""
+def _tables(profile: str, stamps: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    """The files of a profile's tables; ``stamps`` as of ``_content``, of it and of those that it extends."""
     tables = load_profile(profile).tables
     found = (getattr(tables, kind) for kind in COLUMNS)
     return tuple(table.file for table in found if table is not None)
