@@ -309,7 +309,7 @@ def test_the_merged_file_of_a_large_program_has_the_last_step_and_fewer_ranks(mo
     trace = worked()
     ranks = chosen_ranks(trace, 8)
     slots = len(trace.role(trace.times_of(ranks[0])))
-    monkeypatch.setattr('simpar.kineto.write.MOST_EVENTS', slots * 1)
+    monkeypatch.setattr('simpar.kineto.MOST_EVENTS', slots * 1)
     assert in_the_merged_file(trace, ranks) == (1, ranks[:1])
     paths = write_kineto(tmp_path, trace, costs=COSTS)
     kernels = [e for e in json.loads(paths[-1].read_text())['traceEvents'] if e.get('cat') == 'kernel']

@@ -19,6 +19,7 @@ from simpar.recording.ascend import join_ascend
 from simpar.recording.join import program_key
 from simpar.traces import culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
+from simpar.traces.stream import Stream
 
 RECORDED = Path(__file__).parent / 'recorded'
 MSPROF = RECORDED / 'msprof'
@@ -342,11 +343,6 @@ def test_a_profile_of_a_recording_predicts_what_was_recorded(qwen3: Path, capsys
         assert predicted == pytest.approx(recorded, rel=most), stack
 
 
-def test_a_recording_without_a_schedule_is_sent_to_the_verb_that_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(['import', str(MSPROF / 'qwen3_pp2_dp2')]) == 2
-    assert 'simpar trace' in capsys.readouterr().err
-
-
 def test_one_micro_batch_tells_what_the_next_takes() -> None:
     """The first half of each kernel's calls beside the second: all within 5 %, each named family within 10 %."""
     (trace,) = read_traces(MSPROF / 'qwen3_pp2_dp2' / 'rank_0_ascend_pt')
@@ -367,3 +363,21 @@ def test_one_micro_batch_tells_what_the_next_takes() -> None:
     for kind, (one, other) in halves.items():
         if kind.startswith(('MatMul', 'FlashAttention', 'RmsNorm', 'SwiGlu', 'RotaryPosition')):
             assert one == pytest.approx(other, rel=0.1), kind
+
+
+def test_events_come_alike_in_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and arguments look like places between events; times have more digits than a double."""
+    events: list[Any] = [lasting('cpu_op', '"}, {"ph": "X"', 10, 1, inner=[{'a': [1]}, {'b': '}, {'}])] * 40
+    events += [lasting('kernel', f'k{n}', 20 + n, 1, stream=7, more=[{}, {}]) for n in range(40)]
+    text = json.dumps({'deviceProperties': [{'name': 'GPU'}], 'traceEvents': events, 'distributedInfo': {'rank': 3}})
+    path = tmp_path / 'one.json'
+    path.write_text(text.replace('"ts": 20,', '"ts": 1736408883704643.217,'), encoding='utf-8')
+    for size in (50, 333, 2**22):
+        monkeypatch.setattr(f'{Stream.__module__}.BLOCK', size)
+        (trace,) = read_traces(path)
+        assert (trace.rank, trace.device) == (3, 'GPU')
+        assert trace.kernels is not None
+        assert trace.kernels.name.tolist() == [f'k{n}' for n in (*range(1, 40), 0)]
+        assert trace.kernels.begin[-1] == 1736408883704643217
+        assert trace.host is not None
+        assert len(trace.host) == 40

@@ -20,7 +20,7 @@ from typing import Any, Final
 from simpar.calibrate import require_profile_path
 from simpar.case import Case, cluster_of, load_case
 from simpar.commands.common import print_answer, print_json
-from simpar.commands.trace import trace_lines
+from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost.price import price
 from simpar.document import override
 from simpar.document.tree import parse
@@ -31,7 +31,6 @@ from simpar.importing.first import NONE, Degrees, First, Question, Step, compare
 from simpar.importing.mapping import Import, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.importing.settings import MAPPED
-from simpar.kineto.read import Busy, Recording, busy, is_recording, read_recordings
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
 from simpar.recording.ascend import join_ascend
@@ -41,7 +40,8 @@ from simpar.recording.trace import measured_trace
 from simpar.schedule import check_against_cluster, load_schedule
 from simpar.size import Limit
 from simpar.trace_files import save_trace
-from simpar.traces import is_trace, read_traces
+from simpar.traces import RankTrace, is_trace, read_traces
+from simpar.traces.kineto import KINETO
 from simpar.units import format_time
 from simpar.workload import Transformer
 
@@ -51,10 +51,8 @@ _OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE
 
 def import_command(options: argparse.Namespace) -> int:
     """Write the schedule, and list the settings; of a profiler's recording, see ``import_trace``."""
-    if is_recording(options.file):
-        return import_trace(options)
     if is_trace(options.file):
-        return import_ascend(options)
+        return import_trace(options)
     useless = [flag for flag, given in (('--for', options.schedule), ('--save', options.save)) if given]
     if useless:
         what = f'is of recordings of a profiler, and {options.file} is none'
@@ -159,31 +157,12 @@ def import_trace(options: argparse.Namespace) -> int:
     problems = list(_useless_flags(options))
     if problems:
         raise ScheduleError(problems)
-    recordings = read_recordings(options.file)
-    beside = _joined(options, recordings) if options.schedule else None
-    print_answer(
-        options, lambda: _json(recordings, beside), lambda: ''.join(f'{line}\n' for line in _lines(recordings, beside))
-    )
-    return 0
-
-
-def import_ascend(options: argparse.Namespace) -> int:
-    """The same of Ascend's exports: kernels are told by type and shapes, and times of slots are not known."""
-    problems = list(_useless_flags(options))
-    if options.save:
-        problems.append(Problem('--save', 'a table of kernels does not say which layer each is of', 'leave it out'))
-    if problems:
-        raise ScheduleError(problems)
     traces = read_traces(options.file)
-    if not options.schedule:
-        what = 'is a recording, and names no schedule to be joined with'
-        raise ScheduleError(Problem(str(options.file), what, f'simpar trace {options.file}, or write --for SCHEDULE'))
-    case = load_case(options.schedule)
-    beside = _written(options, case, join_ascend(case.program, traces), 'Ascend')
+    beside = _joined(options, traces) if options.schedule else None
     print_answer(
         options,
-        lambda: _joined_json(beside),
-        lambda: ''.join(f'{line}\n' for line in (*trace_lines(traces), '', *_table(beside))),
+        lambda: trace_to_dict(traces) | (_joined_json(beside) if beside else {}),
+        lambda: ''.join(f'{line}\n' for line in (*trace_lines(traces), *(('', *_table(beside)) if beside else ()))),
     )
     return 0
 
@@ -200,12 +179,16 @@ def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
         require_profile_path(options.output)
 
 
-def _joined(options: argparse.Namespace, recordings: Sequence[Recording]) -> _Beside:
-    case = load_case(options.schedule)
-    beside = _written(options, case, join(case.program, recordings), _device(recordings))
+def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside:
+    case, torch = load_case(options.schedule), all(trace.format == KINETO for trace in traces)
+    if options.save and not torch:
+        what = 'a table of kernels does not say which layer each is of'
+        raise ScheduleError(Problem('--save', what, 'leave it out'))
+    found = join(case.program, traces) if torch else join_ascend(case.program, traces)
+    beside = _written(options, case, found, traces[0].device or ('a host' if torch else 'Ascend'))
     if not options.save:
         return beside
-    trace, saved = measured_trace(case.program, recordings)
+    trace, saved = measured_trace(case.program, traces)
     save_trace(options.save, trace)
     return replace(beside, saved=saved)
 
@@ -234,31 +217,6 @@ def _priced(case: Case) -> dict[Any, float]:
             talk = costs.communication.get(index)
             found[key] = float(costs.compute[index]) if talk is None else talk[0].alpha + talk[0].transfer
     return found
-
-
-def _device(recordings: Sequence[Recording]) -> str:
-    return recordings[0].device or 'a host'
-
-
-def _lines(recordings: Sequence[Recording], beside: _Beside | None) -> Iterator[str]:
-    for recording in recordings:
-        yield _rank(recording, busy(recording))
-    if beside:
-        yield ''
-        yield from _table(beside)
-
-
-def _rank(recording: Recording, found: Busy) -> str:
-    steps = f'{len(recording.steps)} steps' if recording.steps else 'no steps marked'
-    head = f'rank {recording.rank} of {recording.world}, {recording.device or "host alone"}, {steps}'
-    if not found.span:
-        return f'{head}: no device was recorded; its ops are told by its threads'
-    share = ', '.join(
-        f'{name} {seconds / found.span:.1%}'
-        for name, seconds in (('compute', found.compute), ('other kernels alone', found.exposed), ('idle', found.idle))
-    )
-    overlap = f'; {found.overlap:.1%} of communication lies beside compute' if found.communication else ''
-    return f'{head}: {format_time(found.span)} of whole steps: {share}{overlap}'
 
 
 def _table(beside: _Beside) -> Iterator[str]:
@@ -293,15 +251,6 @@ def _line(line: Joined, beside: _Beside) -> str:
     predicted = beside.priced.get(line.key)
     shown = format_time(predicted) if predicted is not None else '-'
     return f'{named(line.key):34} {format_time(line.seconds):>10} {shown:>10}  {line.program}, {line.recorded:.3g}'
-
-
-def _json(recordings: Sequence[Recording], beside: _Beside | None) -> dict[str, Any]:
-    """The same for programs; seconds."""
-    ranks = [
-        {'rank': each.rank, 'world': each.world, 'device': each.device, 'steps': len(each.steps), **asdict(busy(each))}
-        for each in recordings
-    ]
-    return {'ranks': ranks, **(_joined_json(beside) if beside else {})}
 
 
 def _joined_json(beside: _Beside) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _WHY = {
 def trace_command(options: argparse.Namespace) -> int:
     """One sentence, then a row for each rank and step."""
     traces = read_traces(options.recording, _names(options.communication))
-    print_answer(options, lambda: _json(traces), lambda: ''.join(f'{line}\n' for line in trace_lines(traces)))
+    print_answer(options, lambda: trace_to_dict(traces), lambda: ''.join(f'{line}\n' for line in trace_lines(traces)))
     return 0
 
 
@@ -79,7 +79,7 @@ def _notes(traces: Sequence[RankTrace]) -> Iterator[str]:
             yield f'Rank {trace.rank}: no kernel is called communication; name them by --communication REGEX.'
 
 
-def _json(traces: Sequence[RankTrace]) -> dict[str, Any]:
+def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """The same for programs; seconds."""
     culprit, waits = culprit_of(traces), waits_of(traces)
     return {

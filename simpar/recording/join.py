@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import prod
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.interval_sets import length, minus
-from simpar.kineto.read import Interval, Recording
 from simpar.program import COLLECTIVES, OpClass, Program
+from simpar.traces import RankTrace
+from simpar.traces.kineto import GLOO, shapes_of
+from simpar.traces.summary import whole
+from simpar.traces.table import COMMUNICATION, NANOSECOND, Row
 
 Shapes = Sequence[Sequence[int]]
 Key = tuple[str | int, ...]
-BYTES: Final[Mapping[str, int]] = {
-    'float': 4, 'double': 8, 'c10::BFloat16': 2, 'c10::Half': 2, 'long int': 8, 'int': 4, 'Float': 4, 'BFloat16': 2,
-    'Half': 2, 'Double': 8, 'Long': 8, 'Int': 4, 'Float8_e4m3fn': 1, 'Byte': 1, 'Char': 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,51 +71,33 @@ UPDATE: Final = 'update'
 """A step of an optimizer."""
 _STEP = re.compile(r'Optimizer\.step#')
 _ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
-_GLOO = re.compile(r'gloo:(\w+)')
 _OPERATORS: Final = {word: name for name, one in COLLECTIVES.items() for word in one.recorded}
 
 
-def key_of(each: Interval, world: int) -> Key | None:
-    """What an interval of a thread is; None where nothing priced.
+def key_of(each: Row, world: int) -> Key | None:
+    """What an op of a thread is; None where nothing priced.
 
     Arguments: ``world``, ranks of the job, where a collective does not say its own.
     """
-    shapes = _shapes(each)
     product = _PRODUCTS.get(each.name)
     if product:
-        return product(shapes)
+        return product(shapes_of(each.shapes))
     if each.name in FAMILIES:
         return (each.name,)
     if _STEP.match(each.name):
         return (UPDATE,)
     if found := _ATTENTION.match(each.name):
-        return _attention(shapes, 'I' if found[1] else 'F')
-    if found := _GLOO.match(each.name):
-        return _gloo(found[1], each, shapes, world)
-    return None
+        return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F')
+    return message_key(each, world) if each.name.startswith(GLOO) else None
 
 
-def kernel_key(kernel: Interval, world: int) -> Key | None:
-    """What a communication kernel is, by what NCCL's recorder tells of it."""
-    operator = _OPERATORS.get(str(kernel.args.get('Collective name', '')))
-    size = BYTES.get(str(kernel.args.get('dtype', '')), 0)
-    most = max(_count(kernel, 'In msg nelems'), _count(kernel, 'Out msg nelems'))
-    ranks = _count(kernel, 'Group size') or world
-    return ('collective', operator, ranks, most * size) if operator and most * size and ranks > 1 else None
-
-
-def _count(kernel: Interval, name: str) -> int:
-    try:
-        return int(kernel.args.get(name, 0))
-    except (TypeError, ValueError):
-        return 0
-
-
-def _shapes(each: Interval) -> Shapes:
-    found = each.args.get('Input Dims')
-    if not isinstance(found, list):
-        return ()
-    return [one if isinstance(one, list) and all(isinstance(n, int) for n in one) else [] for one in found]
+def message_key(each: Row, world: int) -> Key | None:
+    """What a collective is, by what NCCL's recorder or gloo's annotation tells of it."""
+    operator, ranks = _OPERATORS.get(each.type), each.ranks or world
+    # Gathers of gloo say what a rank gives; sizes are of the full vector.
+    shard = operator and each.name.startswith(GLOO) and COLLECTIVES[operator].gives == 'shard'
+    size = each.bytes * world if shard else each.bytes
+    return ('collective', operator, ranks, size) if operator and size and ranks > 1 else None
 
 
 def _product(first: int) -> Callable[[Shapes], Key | None]:
@@ -145,45 +126,43 @@ def _attention(shapes: Shapes, phase: str) -> Key | None:
     return ('attention', heads // max(1, keys[1]), width, sequence, batch * heads, phase)
 
 
-def _gloo(name: str, each: Interval, shapes: Shapes, world: int) -> Key | None:
-    operator = _OPERATORS.get(name)
-    types: Any = each.args.get('Input type')
-    size = BYTES.get(str(types[0]), 0) if isinstance(types, list) and types else 0
-    moved = sum(prod(shape) for shape in shapes) * size
-    # Gathers say what a rank gives; sizes are of the full vector.
-    full = moved * world if operator and COLLECTIVES[operator].gives == 'shard' else moved
-    return ('collective', operator, world, full) if operator and full and world > 1 else None
-
-
 # The ops of a torch recording that are known, and how long each took.
 
-_Known = list[tuple[Interval, Key]]
+_Known = list[tuple[Row, Key]]
 
 
-def compute_ops(recording: Recording) -> Iterator[TorchOp]:
+def steps_of(recording: RankTrace) -> list[tuple[float, float]]:
+    """Begin and end of each whole step, in seconds from the recording's origin."""
+    origin, marks = recording.origin, enumerate(recording.marks)
+    return [((one - origin) * NANOSECOND, (end - origin) * NANOSECOND) for n, (one, end) in marks if n != recording.cut]
+
+
+def compute_ops(recording: RankTrace) -> Iterator[TorchOp]:
     """The known ops of a recording's whole steps that compute.
 
     An op of a device lasts as long as the kernels that were launched in it. Where only a host was recorded, an op lasts
     until the next known op of its thread begins: what Python and views take between belongs to it.
     """
-    known = _known(recording)
-    yield from _by_kernels(recording, known) if recording.kernels else _by_threads(recording, known)
+    host = [] if recording.host is None else list(recording.host.rows(recording.origin))
+    known = _known(recording, host)
+    yield from _by_kernels(recording, host, known) if recording.on_device else _by_threads(recording, known)
 
 
-def _known(recording: Recording) -> _Known:
-    """Known ops of whole steps; those of communication are apart."""
-    steps = recording.steps
-    begin, end = (steps[0].start, steps[-1].end) if steps else (float('-inf'), float('inf'))
-    found = [(each, key_of(each, recording.world)) for each in recording.host if begin <= each.start < end]
+def _known(recording: RankTrace, host: Sequence[Row]) -> _Known:
+    """Known ops of the steps, the last one too; those of communication are apart."""
+    marks, origin = recording.marks, recording.origin
+    begin = (marks[0][0] - origin) * NANOSECOND if marks else float('-inf')
+    end = (marks[-1][1] - origin) * NANOSECOND if marks else float('inf')
+    found = [(each, key_of(each, recording.world)) for each in host if begin <= each.start < end]
     return [(each, key) for each, key in found if key is not None and key[0] != 'collective']
 
 
-def _by_threads(recording: Recording, known: _Known) -> Iterator[TorchOp]:
+def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:
     """The seconds of each op until the next one; what a thread waits for a collective is not its own."""
     waits = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
-    threads: dict[int, _Known] = defaultdict(list)
+    threads: dict[str, _Known] = defaultdict(list)
     for each, key in known:
-        threads[each.place].append((each, key))
+        threads[each.stream].append((each, key))
     for ops in threads.values():
         for (each, key), (behind, _) in pairwise(ops):
             gap = np.array([(each.end, max(each.end, behind.start))])
@@ -196,20 +175,20 @@ def _op(key: Key, issued: float, start: float, end: float) -> TorchOp:
     return TorchOp(key, issued, start, start, end)
 
 
-def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
+def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:
     """The device's seconds of each op: of the kernels whose launch lies in it."""
-    launches = {each.args['correlation']: each for each in recording.host if 'correlation' in each.args}
-    threads: dict[int, list[int]] = defaultdict(list)
+    launches = {each.correlation: each for each in host if each.correlation >= 0}
+    threads: dict[str, list[int]] = defaultdict(list)
     for number, (each, _) in enumerate(known):
-        threads[each.place].append(number)
+        threads[each.stream].append(number)
     starts = {place: [known[number][0].start for number in numbers] for place, numbers in threads.items()}
     begin, seconds = [float('inf')] * len(known), [0.0] * len(known)
-    for kernel in recording.whole_kernels:
-        launch = launches.get(kernel.args.get('correlation'))
-        if launch is None or launch.place not in starts or kernel.kind == 'communication':
+    for kernel in _kernels(recording):
+        launch = launches.get(kernel.correlation)
+        if launch is None or launch.stream not in starts or kernel.kind == COMMUNICATION:
             continue
-        at = bisect_right(starts[launch.place], launch.start) - 1
-        if at >= 0 and launch.start < known[number := threads[launch.place][at]][0].end:
+        at = bisect_right(starts[launch.stream], launch.start) - 1
+        if at >= 0 and launch.start < known[number := threads[launch.stream][at]][0].end:
             seconds[number] += kernel.seconds
             begin[number] = min(begin[number], kernel.start)
     for (each, key), start, took in zip(known, begin, seconds, strict=True):
@@ -217,7 +196,12 @@ def _by_kernels(recording: Recording, known: _Known) -> Iterator[TorchOp]:
             yield _op(key, each.start, start, start + took)
 
 
-def collectives(recordings: Sequence[Recording]) -> list[list[TorchOp]]:
+def _kernels(recording: RankTrace) -> Iterator[Row]:
+    kernels = whole(recording)
+    return iter(()) if kernels is None else kernels.rows(recording.origin)
+
+
+def collectives(recordings: Sequence[RankTrace]) -> list[list[TorchOp]]:
     """The collectives of each recording: from the last arrival over all recorded ranks to the end.
 
     The n-th of a group on one rank meets the n-th on the others. Where ranks hold different numbers of them, or one
@@ -225,15 +209,15 @@ def collectives(recordings: Sequence[Recording]) -> list[list[TorchOp]]:
     """
     first = min(recording.origin for recording in recordings)
     found: list[list[TorchOp]] = []
-    met: dict[tuple[Key, str], list[tuple[int, list[Interval]]]] = defaultdict(list)
+    met: dict[tuple[Key, str], list[tuple[int, list[Row]]]] = defaultdict(list)
     for number, recording in enumerate(recordings):
         found.append([])
-        mine: dict[tuple[Key, str], list[Interval]] = defaultdict(list)
+        mine: dict[tuple[Key, str], list[Row]] = defaultdict(list)
         for each, key in _talking(recording):
-            mine[key, str(each.args.get('Process Group Ranks', ''))].append(each)
+            mine[key, each.group].append(each)
         for told, times in mine.items():
             met[told].append((number, times))
-    later = [recording.origin - first for recording in recordings]
+    later = [(recording.origin - first) * NANOSECOND for recording in recordings]
     for (key, _), ranks in met.items():
         alike = len({len(times) for _, times in ranks}) == 1
         for number, times in ranks:
@@ -244,13 +228,13 @@ def collectives(recordings: Sequence[Recording]) -> list[list[TorchOp]]:
     return found
 
 
-def _talking(recording: Recording) -> Iterator[tuple[Interval, Key]]:
+def _talking(recording: RankTrace) -> Iterator[tuple[Row, Key]]:
     """Communication kernels; where only a host was recorded, what gloo's threads did."""
-    if recording.kernels:
-        found = ((each, kernel_key(each, recording.world)) for each in recording.whole_kernels)
-    else:
-        found = ((each, key_of(each, recording.world)) for each in recording.host)
-    yield from ((each, key) for each, key in found if key is not None and key[0] == 'collective')
+    rows = _kernels(recording)
+    if not recording.on_device and recording.host is not None:
+        rows = (each for each in recording.host.rows(recording.origin) if each.name.startswith(GLOO))
+    found = ((each, message_key(each, recording.world)) for each in rows)
+    yield from ((each, key) for each, key in found if key is not None)
 
 
 # A torch recording joined with a Program: what each of its ops took, and what has no match on either side.
@@ -293,7 +277,7 @@ class Join:
     matched: float
 
 
-def join(program: Program, recordings: Sequence[Recording]) -> Join:
+def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
     """Join recordings of a job with the Program of its schedule, by op.
 
     Arguments: ``recordings``, of one rank or several, by rank.
@@ -305,18 +289,17 @@ def join(program: Program, recordings: Sequence[Recording]) -> Join:
             found[one.key].append(one.seconds)
     for one in chain.from_iterable(collectives(recordings)):
         found[one.key].append(one.seconds)
-    of_rank = [(recording.steps and len(recording.steps)) or 1 for recording in recordings]
-    steps = sum(of_rank)
+    spans = [end - begin for recording in recordings for begin, end in steps_of(recording)]
+    steps = sum(max(1, len(steps_of(recording))) for recording in recordings)
     wanted = Counter(keys_of(program, recordings[0].rank))
     lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
     known = {line.key for line in lines}
-    ends = [each.seconds for recording in recordings for each in recording.steps]
     compute = [line for line in lines if line.key[0] != 'collective']
     return Join(
         lines=lines,
         missing=tuple((key, often) for key, often in wanted.items() if key not in known),
-        host=not any(recording.kernels for recording in recordings),
-        step=median(ends) if ends else 0.0,
+        host=not any(recording.on_device for recording in recordings),
+        step=median(spans) if spans else 0.0,
         matched=sum(line.seconds * min(line.program, line.recorded) for line in compute),
     )
 

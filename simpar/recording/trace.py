@@ -9,10 +9,21 @@ from typing import NamedTuple
 import numpy as np
 
 from simpar.errors import Problem, ScheduleError
-from simpar.kineto.read import Interval, Recording
 from simpar.program import Program, Role
-from simpar.recording.join import FAMILIES, OPERATOR, UPDATE, Key, TorchOp, collectives, compute_ops, program_key
+from simpar.recording.join import (
+    FAMILIES,
+    OPERATOR,
+    UPDATE,
+    Key,
+    TorchOp,
+    collectives,
+    compute_ops,
+    program_key,
+    steps_of,
+)
 from simpar.trace import RankTimes, Times, Trace
+from simpar.traces import RankTrace
+from simpar.traces.table import NANOSECOND
 
 _Slots = Mapping[str | Key, list[list[int]]]
 """For what a recording calls an op, its turns: the slots of the program that one call does."""
@@ -25,7 +36,7 @@ class _Filled(NamedTuple):
     found: int
 
 
-def measured_trace(program: Program, recordings: Sequence[Recording]) -> tuple[Trace, float]:
+def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[Trace, float]:
     """The Trace of a recorded job, and the share of its ops that were found in the recording.
 
     The n-th op of a kind and size in a step is the program's n-th. What one call does for several ops is shared out by
@@ -36,11 +47,11 @@ def measured_trace(program: Program, recordings: Sequence[Recording]) -> tuple[T
     problems = list(_problems(program, recordings))
     if problems:
         raise ScheduleError(problems)
-    steps = min(len(_steps(recording)) for recording in recordings)
-    origin = min(recording.origin + _steps(recording)[0].start for recording in recordings)
+    steps = min(len(steps_of(recording)) for recording in recordings)
+    first = min(recording.marks[0][0] for recording in recordings)
     talking = collectives(recordings)
     filled = [
-        _filled(program, recording, [*compute_ops(recording), *talk], steps, recording.origin - origin)
+        _filled(program, recording, [*compute_ops(recording), *talk], steps, (recording.origin - first) * NANOSECOND)
         for recording, talk in zip(recordings, talking, strict=True)
     ]
     of_role = {int(program.role_of_rank[one.times.rank]): number for number, one in enumerate(filled)}
@@ -51,37 +62,32 @@ def measured_trace(program: Program, recordings: Sequence[Recording]) -> tuple[T
     return trace, sum(one.found for one in filled) / slots
 
 
-def _problems(program: Program, recordings: Sequence[Recording]) -> Iterator[Problem]:
+def _problems(program: Program, recordings: Sequence[RankTrace]) -> Iterator[Problem]:
     """Why there can be no trace."""
     recorded = {int(program.role_of_rank[each.rank]) for each in recordings if each.rank < program.world}
     for each in recordings:
         if each.rank >= program.world:
             yield Problem(f'rank {each.rank}', f'is recorded, and the schedule has {program.world} ranks')
-        elif not _steps(each):
+        elif not steps_of(each):
             yield Problem(f'rank {each.rank}', 'has no whole step', 'call profiler.step() behind every step')
     if len(recorded) < len(program.roles):
         lacks = [role.name for number, role in enumerate(program.roles) if number not in recorded]
         yield Problem('--save', f'of the roles {", ".join(lacks[:8])} no rank is recorded', 'record a rank of each')
 
 
-def _steps(recording: Recording) -> tuple[Interval, ...]:
-    """Whole steps; what a device was told in the last one runs on when the profiler has stopped."""
-    return recording.steps[:-1] if recording.kernels else recording.steps
-
-
-def _filled(program: Program, recording: Recording, ops: Sequence[TorchOp], steps: int, later: float) -> _Filled:
+def _filled(program: Program, recording: RankTrace, ops: Sequence[TorchOp], steps: int, later: float) -> _Filled:
     """A rank's times. Arguments: ``later``, seconds from the trace's beginning to the recording's."""
     role = program.role(recording.rank)
     turns = _turns(program, role)
     times: list[list[Times]] = []
     found = 0
-    for step in _steps(recording)[:steps]:
-        mine = sorted((op for op in ops if step.start <= op.issued < step.end), key=lambda op: op.issued)
+    for begin, until in steps_of(recording)[:steps]:
+        mine = sorted((op for op in ops if begin <= op.issued < until), key=lambda op: op.issued)
         table = np.full((3, len(role)), np.nan)
         for slot, *when in _placed(program, role, turns, mine):
             table[:, slot] = when
         found = int(np.isfinite(table[2]).sum())
-        _fill(table, role, step.start)
+        _fill(table, role, begin)
         times.append([row + later for row in table])
     arrive, start, end = (np.array(rows) for rows in zip(*times, strict=True))
     return _Filled(RankTimes(recording.rank, arrive, start, end), found)

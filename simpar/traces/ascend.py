@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
+from simpar.traces.stream import Plain, Stream
 from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, RankTrace, kernels_of
 
 MOST_BYTES: Final = 2**31
@@ -167,21 +170,46 @@ _HCCL: Final = frozenset({'HCCL', 'Communication'})
 _STEP = re.compile(r'ProfilerStep#(\d+)')
 
 
+class _Arguments(msgspec.Struct, gc=False):
+    name: Any = ''
+    task: Any = msgspec.field(default='', name='Task Type')
+
+
+class _Task(msgspec.Struct, gc=False):
+    ph: Plain = ''
+    name: Plain = ''
+    pid: Plain = None
+    tid: Plain = None
+    ts: Any = None
+    dur: Any = None
+    args: _Arguments | list[Any] | Plain = None
+
+    @property
+    def told(self) -> _Arguments:
+        """Its arguments, also where it has none."""
+        return self.args if isinstance(self.args, _Arguments) else _BARE
+
+
+_BARE: Final = _Arguments()
+
+
 def read_trace_view(path: Path) -> RankTrace:
     """Of ``trace_view.json`` or msprof's ``msprof_*.json``: tasks of the hardware, and a lane for each group."""
-    try:
-        events = json.loads(text_of(path))
-    except ValueError as error:
-        raise ScheduleError(Problem(str(path), f'is no JSON: {error}', 'export it again')) from None
-    events = [event for event in events if isinstance(event, dict)]
-    process = _names(events, 'process_name')
-    lanes = {
-        (event.get('pid'), event.get('tid')): str(event.get('args', {}).get('name', ''))
-        for event in events
-        if event.get('name') == 'thread_name'
-    }
-    marked = sorted(_marked(path, events))
-    rows = list(_tasks(path, events, process, lanes, [begin for begin, _ in marked]))
+    process: dict[Any, str] = {}
+    lanes: dict[tuple[Any, Any], str] = {}
+    lasting: list[_Task] = []
+    for batch in Stream(path, _Task).batches():
+        for event in batch:
+            if event.ph == 'X':
+                lasting.append(event)
+            elif event.name == 'process_name':
+                process[event.pid] = str(event.told.name)
+            elif event.name == 'thread_name':
+                lanes[event.pid, event.tid] = str(event.told.name)
+    marked = sorted(
+        (_lasting(path, event)[0], found[1]) for event in lasting if (found := _STEP.fullmatch(str(event.name)))
+    )
+    rows = list(_tasks(path, lasting, process, lanes, [begin for begin, _ in marked]))
     if not rows:
         raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
     return RankTrace(
@@ -193,37 +221,20 @@ def read_trace_view(path: Path) -> RankTrace:
     )
 
 
-def _names(events: Sequence[Mapping[str, Any]], kind: str) -> dict[Any, str]:
-    return {
-        event.get('pid'): str(event.get('args', {}).get('name', '')) for event in events if event.get('name') == kind
-    }
-
-
-def _lasting(path: Path, event: Mapping[str, Any]) -> tuple[int, int]:
+def _lasting(path: Path, event: _Task) -> tuple[int, int]:
     try:
-        begin = nanoseconds(str(event['ts']))
-        return begin, begin + duration(f'{float(event["dur"]):.3f}')
-    except (KeyError, TypeError, ValueError):
-        raise ScheduleError(Problem(str(path), f'{event.get("name")!r} has no times ts and dur')) from None
-
-
-def _marked(path: Path, events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
-    """Begin and number of each step."""
-    for event in events:
-        if event.get('ph') == 'X' and (found := _STEP.fullmatch(str(event.get('name')))):
-            yield _lasting(path, event)[0], found[1]
+        begin = nanoseconds(str(event.ts))
+        return begin, begin + duration(f'{float(event.dur):.3f}')
+    except (TypeError, ValueError):
+        raise ScheduleError(Problem(str(path), f'{event.name!r} has no times ts and dur')) from None
 
 
 def _tasks(
-    path: Path, events: Sequence[Mapping[str, Any]], process: Mapping[Any, str], lanes: Mapping[Any, str],
-    steps: Sequence[int],
-) -> Iterator[tuple[int, int, int, int, str, str, str, str, str, str]]:  # fmt: skip
+    path: Path, events: Sequence[_Task], process: Mapping[Any, str], lanes: Mapping[Any, str], steps: Sequence[int]
+) -> Iterator[tuple[int, int, int, int, str, str, str, str, str, str]]:
     for event in events:
-        if event.get('ph') != 'X':
-            continue
-        where, lane = process.get(event.get('pid'), ''), lanes.get((event.get('pid'), event.get('tid')), '')
-        args = event.get('args') if isinstance(event.get('args'), dict) else {}
-        core, name = str((args or {}).get('Task Type', '')), str(event.get('name'))
+        where, lane = process.get(event.pid, ''), lanes.get((event.pid, event.tid), '')
+        core, name = str(event.told.task), str(event.name)
         talks = where in _HCCL and lane.startswith('Group')
         # Waits, records and copies of the hardware are neither.
         if not talks and not (where == _HARDWARE and core in COMPUTING - {'N/A'}):

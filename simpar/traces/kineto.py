@@ -1,50 +1,300 @@
-"""Kineto recordings (torch.profiler on CUDA, ROCm and others) as tables of kernels."""
+"""Kineto recordings (torch.profiler on CUDA, ROCm, MTIA and hosts) as tables of kernels and of the host's ops."""
 
 from __future__ import annotations
 
+import json
 import re
-from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from pathlib import Path
+from sys import intern
+from typing import Any, Final
 
-from simpar.kineto.read import Interval, Recording, correlation, read_recording
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, RankTrace, kernels_of
+import msgspec
+import numpy as np
 
-_KINDS = {'communication': COMMUNICATION, 'memory': COPY}
+from simpar.errors import Problem, ScheduleError
+from simpar.traces.names import kind_of
+from simpar.traces.stream import Plain, Stream
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, HOST, NO_STEP, Ints, Kernels, RankTrace, table_of
+
+DEVICE: Final = frozenset({'kernel', 'gpu_memcpy', 'gpu_memset', 'memcpy', 'memset', 'mtia_ccp_events'})
+"""Categories, in lower case, of what runs on a device; launches and waits of a host may have a stream, too."""
+_COPIES: Final = DEVICE - {'kernel', 'mtia_ccp_events'}
+_NOBODY: Final = frozenset({None, 'Trace', 'gpu_user_annotation', 'overhead'})
+"""Categories of what neither a device nor a host does: annotations drawn a second time, the profiler's own."""
+KINETO: Final = 'Kineto'
+GLOO: Final = 'gloo:'
+_STEP = re.compile(r'ProfilerStep#(\d+)')
+_KINDS: Final = {'communication': COMMUNICATION, 'memory': COPY}
+_EXACT: Final = 2.0**53 / 1000
+"""Microseconds of which a double holds the nanoseconds."""
+SIZES: Final = {
+    'float': 4, 'double': 8, 'c10::BFloat16': 2, 'c10::Half': 2, 'long int': 8, 'int': 4, 'Float': 4, 'BFloat16': 2,
+    'Half': 2, 'Double': 8, 'Long': 8, 'Int': 4, 'Float8_e4m3fn': 1, 'Byte': 1, 'Char': 1,
+}  # fmt: skip
+"""Bytes of torch's numbers, by both of their names."""
+
+
+class _Arguments(msgspec.Struct, gc=False):
+    """What is kept of an event's arguments; older files write numbers as texts."""
+
+    stream: Any = None
+    correlation: Any = -1
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name='Input Dims')
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name='Input type')
+    collective: Any = msgspec.field(default='', name='Collective name')
+    taken: Any = msgspec.field(default=0, name='In msg nelems')
+    given: Any = msgspec.field(default=0, name='Out msg nelems')
+    size: Any = msgspec.field(default=0, name='Group size')
+    dtype: Any = ''
+    ranks: Any = msgspec.field(default='', name='Process Group Ranks')
+    group: Any = msgspec.field(default='', name='Process Group Name')
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: Plain = ''
+    cat: Plain = None
+    name: Plain = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: _Arguments | list[Any] | Plain = None
+
+
+class _Exact(_Event, gc=False):
+    """The same with the digits of its time; of microseconds since 1970 a double holds a quarter of one."""
+
+    ts: msgspec.Raw = msgspec.Raw()
+
+
+_BARE: Final = _Arguments()
 
 
 def read_kineto(path: Path, extra: re.Pattern[str] | None = None) -> RankTrace:
-    """The kernels of a recording; each is of the step in which it was launched.
+    """The kernels and the host's ops of a recording; each kernel is of the step in which it was launched.
 
     Arguments: ``extra``, further names of communication.
+    Raises ``ScheduleError`` for what is no Kineto JSON.
     """
-    recording = read_recording(path)
-    steps = recording.steps
-    launches = {correlation(each): each.start for each in recording.host if correlation(each) is not None}
-    begins = sorted(step.start for step in steps)
-    rows = []
-    for kernel in recording.kernels:
-        launched = launches.get(correlation(kernel), kernel.start)
-        step = bisect_right(begins, launched) - 1
-        kind = COMMUNICATION if extra and extra.search(kernel.name) else _KINDS.get(kernel.kind, COMPUTE)
-        begin, end = (round((recording.origin + at) * 1e9) for at in (kernel.start, kernel.end))
-        rows.append((begin, end, kind, step, kernel.name, '', str(kernel.place), _group(kernel), '', ''))
+    try:
+        return _read(path, extra, _Event)
+    except _NeedsDigits:
+        return _read(path, extra, _Exact)
+
+
+class _NeedsDigits(Exception):
+    """A time has more digits than a double."""
+
+
+def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> RankTrace:
+    stream = Stream(path, kind)
+    made = _Columns(path, extra, kind is _Exact)
+    for batch in stream.batches():
+        made.add(batch)
+    root, table = stream.root, made.table()
+    told, devices = root.get('distributedInfo') or {}, root.get('deviceProperties') or [{}]
+    if not isinstance(told, dict):
+        raise ScheduleError(Problem(str(path), 'has no object distributedInfo', 'write a trace by torch.profiler'))
+    if not len(table):
+        raise ScheduleError(Problem(str(path), 'has no event that lasts', 'record at least one step by torch.profiler'))
+    name = devices[0].get('name', '') if isinstance(devices, list) and isinstance(devices[0], dict) else ''
+    host, kernels = table.of(table.kind == HOST), table.of(table.kind != HOST)
+    steps = _steps(host)
+    begins = np.array([begin for _, begin, _ in steps], dtype=np.int64)
+    kernels.step[:] = np.searchsorted(begins, _launched(kernels, host), side='right') - 1
+    host.step[:] = np.searchsorted(begins, host.begin, side='right') - 1
     return RankTrace(
         source=str(path),
-        format='Kineto',
-        rank=recording.rank,
-        world=recording.world,
-        device=recording.device,
-        kernels=kernels_of(rows),
-        steps=tuple(step.name.removeprefix('ProfilerStep#') for step in sorted(steps, key=lambda one: one.start)),
-        cut=_cut(recording),
-        notes=() if rows else ('no device was recorded',),
+        format=KINETO,
+        rank=whole_number(told.get('rank'), 0),
+        world=whole_number(told.get('world_size'), 1),
+        device=str(name) if len(kernels) else '',
+        kernels=kernels,
+        host=host,
+        steps=tuple(number for number, _, _ in steps),
+        marks=tuple((begin, end) for _, begin, end in steps),
+        # What a device was told in the last of several steps runs on when the profiler has stopped.
+        cut=len(steps) - 1 if len(steps) > 1 and len(kernels) else NO_STEP,
+        notes=() if len(kernels) else ('no device was recorded',),
     )
 
 
-def _group(kernel: Interval) -> str:
-    return str(kernel.args.get('Process Group Ranks') or kernel.args.get('Process Group Name') or '')
+def _steps(host: Kernels) -> list[tuple[str, int, int]]:
+    """Number, begin and end of the profiler's steps, each once, by begin."""
+    found: dict[str, tuple[str, int, int]] = {}
+    marked = np.flatnonzero(np.fromiter((name.startswith('ProfilerStep#') for name in host.name), bool, len(host)))
+    for at in marked.tolist():
+        if step := _STEP.fullmatch(host.name[at]):
+            found.setdefault(step[1], (step[1], int(host.begin[at]), int(host.end[at])))
+    return list(found.values())
 
 
-def _cut(recording: Recording) -> int:
-    """The last of several steps is cut off by the profiler."""
-    return len(recording.steps) - 1 if len(recording.steps) > 1 else NO_STEP
+def _launched(kernels: Kernels, host: Kernels) -> Ints:
+    """When the host launched each kernel; its own begin where nothing says so."""
+    launches = np.flatnonzero(host.correlation >= 0)
+    # Of several events of one number the last one.
+    order = launches[np.argsort(host.correlation[launches], kind='stable')]
+    numbers = host.correlation[order]
+    if not len(order):
+        return kernels.begin
+    at = np.searchsorted(numbers, kernels.correlation, side='right') - 1
+    known = (kernels.correlation >= 0) & (at >= 0) & (numbers[at] == kernels.correlation)
+    return np.where(known, host.begin[order[at]], kernels.begin)
+
+
+class _Columns:
+    """The columns of a table, batch by batch."""
+
+    def __init__(self, path: Path, extra: re.Pattern[str] | None, exact: bool) -> None:
+        self.path, self.extra, self.exact = path, extra, exact
+        self.seen = 0
+        self.ints: dict[str, list[Ints]] = {
+            name: [] for name in ('begin', 'end', 'kind', 'correlation', 'bytes', 'ranks')
+        }
+        self.texts: dict[str, list[str]] = {name: [] for name in ('name', 'type', 'stream', 'group', 'shapes')}
+        self.shapes: dict[bytes, str] = {b'': ''}
+        self.kinds: dict[tuple[Any, Any], int] = {}
+        self.gloo: set[Any] = set()
+
+    def add(self, batch: Sequence[_Event]) -> None:
+        """Append what lasts."""
+        rows = [event for event in batch if event.ph == 'X' and event.cat not in _NOBODY]
+        args = [event.args if isinstance(event.args, _Arguments) else _BARE for event in rows]
+        begin, lasts = self._times(rows, batch)
+        kind = np.fromiter((self._kind(event.cat, event.name) for event in rows), np.int64, len(rows))
+        self.seen += len(batch)
+        ranks, size = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        types, groups = [''] * len(rows), [''] * len(rows)
+        for at in np.flatnonzero(kind == COMMUNICATION).tolist():
+            one = args[at]
+            elements = max(whole_number(one.taken, 0), whole_number(one.given, 0))
+            size[at], ranks[at] = elements * SIZES.get(str(one.dtype), 0), whole_number(one.size, 0)
+            types[at], groups[at] = str(one.collective), str(one.ranks or one.group or '')
+        for at in [at for at, event in enumerate(rows) if event.name in self.gloo] if self.gloo else ():
+            size[at], groups[at] = _moved(bytes(args[at].dims), bytes(args[at].types)), str(args[at].ranks or '')
+            types[at] = str(rows[at].name).removeprefix(GLOO)
+        told = [one.correlation for one in args]
+        numbers = [
+            number if number.__class__ is int and number < 2**63 else whole_number(number, -1) for number in told
+        ]
+        for name, found in (
+            ('begin', begin),
+            ('end', begin + lasts),
+            ('kind', kind),
+            ('bytes', size),
+            ('ranks', ranks),
+        ):
+            self.ints[name].append(found)
+        self.ints['correlation'].append(np.array(numbers, dtype=np.int64))
+        places = [event.tid if one.stream is None else one.stream for event, one in zip(rows, args, strict=True)]
+        for name, texts in (
+            ('name', [intern(str(event.name)) for event in rows]),
+            ('type', types),
+            ('stream', [intern(str(place)) for place in places]),
+            ('group', list(map(intern, groups))),
+            ('shapes', [self._shape(bytes(one.dims)) for one in args]),
+        ):
+            self.texts[name] += texts
+
+    def table(self) -> Kernels:
+        """All of it."""
+        none = [np.empty(0, dtype=np.int64)]
+        numbers: dict[str, Any] = {name: np.concatenate(parts or none) for name, parts in self.ints.items()}
+        return table_of(numbers | self.texts)
+
+    def _shape(self, found: bytes) -> str:
+        return self.shapes.get(found) or self.shapes.setdefault(found, found.decode())
+
+    def _kind(self, category: Any, name: Any) -> int:
+        known = self.kinds.get((category, name))
+        return known if known is not None else self.kinds.setdefault((category, name), self._told(category, str(name)))
+
+    def _told(self, category: Any, name: str) -> int:
+        place = str(category).lower()
+        if place not in DEVICE:
+            if name.startswith(GLOO):
+                self.gloo.add(name)
+            return HOST
+        if place in _COPIES:
+            return COPY
+        return COMMUNICATION if self.extra and self.extra.search(name) else _KINDS.get(kind_of(name), COMPUTE)
+
+    def _times(self, rows: Sequence[_Event], batch: Sequence[_Event]) -> tuple[Ints, Ints]:
+        """Begins and durations in whole nanoseconds."""
+        try:
+            lasts = np.array([event.dur for event in rows], dtype=np.float64)
+            if self.exact:
+                begin = np.array([_digits(bytes(event.ts)) for event in rows], dtype=np.int64)
+            else:
+                begin = _nanoseconds([event.ts for event in rows])
+        except (TypeError, ValueError, OverflowError):
+            raise ScheduleError(self._untimed(batch)) from None
+        if not ((np.abs(begin) < 2**62) & (lasts >= 0) & (lasts < 2.0**52)).all():
+            raise ScheduleError(self._untimed(batch))
+        return begin, np.rint(lasts * 1000).astype(np.int64)
+
+    def _untimed(self, batch: Sequence[_Event]) -> Problem:
+        """The first event whose times are none."""
+        for number, event in enumerate(batch, self.seen):
+            if event.ph == 'X' and event.cat not in _NOBODY:
+                try:
+                    _digits(bytes(event.ts) if self.exact else str(event.ts).encode())
+                    wrong = not 0 <= float(event.dur) < 2.0**52
+                except (TypeError, ValueError):
+                    return Problem(f'{self.path}: traceEvents.{number}', 'has no numbers ts and dur')
+                if wrong:
+                    return Problem(f'{self.path}: traceEvents.{number}', 'ts or dur is no time')
+        return Problem(str(self.path), 'ts or dur is no time')
+
+
+def _nanoseconds(times: Sequence[Any]) -> Ints:
+    """Of microseconds, whole ones exactly. Raises ``_NeedsDigits``, and what numpy raises of what is no number."""
+    found = np.array(times, dtype=np.float64)
+    if (np.abs(found) < _EXACT).all():
+        return np.rint(found * 1000).astype(np.int64)
+    if not all(one.__class__ is int for one in times):
+        raise _NeedsDigits
+    return np.array(times, dtype=np.int64) * 1000
+
+
+def _digits(text: bytes) -> int:
+    """Nanoseconds of microseconds as written, also within quotes. Raises ``ValueError``."""
+    number = text.strip(b'" ').decode()
+    before, point, part = number.partition('.')
+    if before.lstrip('-').isdecimal() and len(before) <= 16 and (not point or part.isdecimal()):
+        digits = int((part + '000')[:3]) + (len(part) > 3 and part[3] >= '5')
+        return int(before) * 1000 + (-digits if number.startswith('-') else digits)
+    found = float(number)
+    if not abs(found) < _EXACT * 500:
+        raise ValueError(f'no time: {number[:40]}')
+    return round(found * 1000)
+
+
+@lru_cache(maxsize=4096)
+def _moved(dims: bytes, types: bytes) -> int:
+    """Bytes of the tensors that an op of gloo names."""
+    names = json.loads(types) if types else []
+    size = SIZES.get(str(names[0]), 0) if isinstance(names, list) and names else 0
+    return sum(prod(shape) for shape in shapes_of(dims.decode())) * size
+
+
+@lru_cache(maxsize=4096)
+def shapes_of(text: str) -> tuple[tuple[int, ...], ...]:
+    """``[[4096, 1024], []]`` as shapes; lists of tensors, and what is none, are empty."""
+    found = json.loads(text) if text else []
+    if not isinstance(found, list):
+        return ()
+    return tuple(tuple(one) if isinstance(one, list) and all(isinstance(n, int) for n in one) else () for one in found)
+
+
+def whole_number(found: Any, otherwise: int) -> int:
+    """A number as files of any age write it: also as text; what is none, or has more than 63 bits, is ``otherwise``."""
+    if found.__class__ is int and -(2**63) <= found < 2**63:
+        return int(found)
+    try:
+        number = int(found)
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return number if -(2**63) <= number < 2**63 else otherwise

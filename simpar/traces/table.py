@@ -1,10 +1,10 @@
-"""What every recording becomes: a rank's kernels as columns, and its steps."""
+"""What every recording becomes: a rank's kernels, and the ops of its host, as columns; and its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,24 +12,50 @@ from numpy.typing import NDArray
 COMPUTE: Final = 0
 COMMUNICATION: Final = 1
 COPY: Final = 2
-"""Kinds of kernels."""
+HOST: Final = 3
+"""Kinds of rows."""
 NO_STEP: Final = -1
 Ints = NDArray[np.int64]
 Texts = NDArray[np.object_]
 NANOSECOND: Final = 1e-9
+_UNTOLD: Final[Mapping[str, int]] = {'step': NO_STEP, 'correlation': -1}
+"""What stands in a column of numbers of which a file says nothing; 0 in the others."""
+
+
+class Row(NamedTuple):
+    """A kernel, or an op of the host; seconds from an origin. The rest as in ``Kernels``."""
+
+    start: float
+    end: float
+    kind: int
+    name: str
+    type: str
+    stream: str
+    group: str
+    shapes: str
+    correlation: int
+    bytes: int
+    ranks: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kernels:
-    """What ran on a device, a row a kernel, in the order of their begins.
+    """What ran on a device, or on a host, a row each, in the order of their begins.
 
     Arguments:
         begin, end: nanoseconds on the recording's clock.
-        kind: ``COMPUTE``, ``COMMUNICATION`` or ``COPY``.
+        kind: ``COMPUTE``, ``COMMUNICATION``, ``COPY`` or ``HOST``.
         step: an index into the steps of the rank; ``NO_STEP`` for none.
-        name, type: as recorded; ``type`` is empty where a profiler tells no operator.
-        stream: of the device. group: of a collective, its ranks or its communicator.
+        name, type: as recorded; ``type``, of an operator, a collective or a number, is empty where nothing tells it.
+        stream: of the device; of the host, its thread. group: of a collective, its ranks or its communicator.
         shapes, results: of what is read and written, as recorded.
+        correlation: what a launch and its kernel have in common; -1 for none.
+        bytes, ranks: of a message, the larger of what it takes and gives, and of how many; 0 where nothing tells it.
     """
 
     begin: Ints
@@ -42,6 +68,9 @@ class Kernels:
     group: Texts
     shapes: Texts
     results: Texts
+    correlation: Ints
+    bytes: Ints
+    ranks: Ints
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -50,19 +79,39 @@ class Kernels:
         """Some of the rows: a mask, or their indices."""
         return Kernels(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
+    def rows(self, origin: int) -> Iterator[Row]:
+        """Each row. Arguments: ``origin``, nanoseconds that its times are counted from, so that no digit is lost."""
+        times = ((column - origin) * NANOSECOND for column in (self.begin, self.end))
+        others = (getattr(self, name) for name in Row._fields[2:])
+        return map(Row, *(column.tolist() for column in (*times, *others)))
+
+
+_TEXTS: Final = frozenset({'name', 'type', 'stream', 'group', 'shapes', 'results'})
+_NAMES: Final = tuple(one.name for one in fields(Kernels))
+
 
 def kernels_of(rows: Sequence[tuple[int, int, int, int, str, str, str, str, str, str]]) -> Kernels:
-    """Kernels of rows in the order of the columns above, sorted by begin."""
-    ordered = sorted(rows, key=lambda row: (row[0], row[1]))
-    columns: list[Any] = list(zip(*ordered, strict=True)) or [()] * 10
-    columns = [np.array(column, dtype=np.int64) for column in columns[:4]] + [_texts(column) for column in columns[4:]]
-    return Kernels(**dict(zip((one.name for one in fields(Kernels)), columns, strict=True)))
+    """Kernels of rows in the order of the columns above, up to ``results``, sorted by begin."""
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 10
+    return table_of(dict(zip(_NAMES, columns, strict=False)))
 
 
-def _texts(column: Sequence[str]) -> Texts:
-    found = np.empty(len(column), dtype=np.object_)
-    found[:] = column
-    return found
+def table_of(columns: Mapping[str, Sequence[Any]]) -> Kernels:
+    """Kernels of columns, sorted by begin; ``begin`` and ``end`` must be there."""
+    begin, end = (np.asarray(columns[name], dtype=np.int64) for name in ('begin', 'end'))
+    order = np.lexsort((end, begin))
+    made: dict[str, Any] = {}
+    for name in _NAMES:
+        found: Any
+        if name in _TEXTS:
+            found = np.empty(len(begin), dtype=np.object_)
+            found[:] = columns.get(name, '')
+        elif name in columns:
+            found = np.asarray(columns[name], dtype=np.int64)
+        else:
+            found = np.full(len(begin), _UNTOLD.get(name, 0), dtype=np.int64)
+        made[name] = found[order]
+    return Kernels(**made)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,8 +122,9 @@ class RankTrace:
         source: the file. format: what wrote it.
         world: ranks of the job; 0 where the file does not say.
         device: its name; empty where the file does not say.
-        kernels: None where the profiler's totals alone were written.
+        kernels: None where the profiler's totals alone were written. host: ops of threads, where they were recorded.
         steps: names of the marked steps; empty for a recording without marks.
+        marks: begin and end of each step in nanoseconds, where the file says both.
         cut: the index of a step that the profiler cut off, ``NO_STEP`` for none.
         totals: the profiler's own figures by step, where the file has them: name of the figure → nanoseconds.
         notes: what the reader took for granted.
@@ -86,7 +136,19 @@ class RankTrace:
     world: int = 0
     device: str = ''
     kernels: Kernels | None = None
+    host: Kernels | None = None
     steps: tuple[str, ...] = ()
+    marks: tuple[tuple[int, int], ...] = ()
     cut: int = NO_STEP
     totals: tuple[dict[str, float], ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> int:
+        """The first begin, in nanoseconds."""
+        return min((int(one.begin[0]) for one in (self.kernels, self.host) if one is not None and len(one)), default=0)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether kernels of a device were recorded."""
+        return self.kernels is not None and len(self.kernels) > 0
