@@ -23,7 +23,8 @@ from simpar.document.tree import parse
 from simpar.errors import ScheduleError
 from simpar.importing.command_line import settings_of
 from simpar.importing.mapping import Import
-from simpar.importing.megatron import MEGATRON, MINDSPEED_HINTS
+from simpar.importing.megatron import MEGATRON
+from simpar.importing.mindspeed import MINDSPEED_HINTS
 from simpar.importing.read import imported
 from simpar.importing.settings import NOT_MODELLED, UNSEEN
 

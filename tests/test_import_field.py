@@ -86,6 +86,35 @@ RIGHT = {
         '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split',
         {'plan.stages': [3, 4, 4, 4, 4, 4, 4, 3]},
     ),
+    'K12 selected of some stages': (
+        'a.yaml',
+        ('model: {model_config: {type: LlamaConfig, num_layers: 8, hidden_size: 512, num_heads: 8, vocab_size: 32000, '
+        'seq_length: 512}}\nparallel_config: {model_parallel: 2, pipeline_stage: 2, micro_batch_num: 4, '
+        'use_seq_parallel: true}\nrecompute_config: {recompute: [1, 0], recompute_slice_activation: true, '
+        'select_recompute: {\'feed_forward\\.mul\': [3, 1], \'feed_forward\\.w1\\.activation\\.silu\': [3, 1]}}'),
+        {'plan.recompute': ['layer0.*', 'layer1.swiglu', 'layer2.swiglu', 'layer4.swiglu'], 'gaps': None},
+    ),
+    'K12 groups of gradients': (
+        'a.yaml',
+        ('model: {model_config: {type: LlamaConfig, num_layers: 8, hidden_size: 512, num_heads: 8, vocab_size: 32000, '
+        'seq_length: 512, tie_word_embeddings: true}}\nparallel_config: {data_parallel: 8, gradient_aggregation_group: '
+        '4}'),
+        {'plan.fusion_ids': [4, 1, 1, 2, 2, 3, 3, 4, 4, 4]},
+    ),
+    'K12 growing batch': ('a.sh', f'{EIGHT} --rampup-batch-size 16 16 9_765_625', {'workload.batch': 64, 'gaps': None}),
+    'K12 batch of a schedule': (
+        'a.sh', EIGHT.replace('--global-batch-size 64', '--step-batch-size-schedule 0:16 200B:32 400B:128'),
+        {'workload.batch': 128, 'plan.micro_batches': 16},
+    ),
+    'K12 two sets of shards': (
+        'a.sh',
+        f'{EIGHT} --use-distributed-optimizer --num-distributed-optimizer-instances 2 --tensor-model-parallel-size 2',
+        {'plan.shard_group': 2, 'gaps': None},
+    ),
+    'K12 spec of known layers': (
+        'a.sh', f'{ASCEND} {LLAMA} --use-flash-attn --spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec',
+        {f'{_T}.post_norms': True, 'gaps': None},
+    ),
     'K12 layers of chunks': (
         'a.yaml',
         (f'{FORMERS.replace("num_layers: 80", "num_layers: 8, pp_interleave_num: 2")}parallel_config: '

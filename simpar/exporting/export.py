@@ -29,8 +29,9 @@ from simpar.files import read_csv
 from simpar.importing.accelerate import ACCELERATE
 from simpar.importing.deepspeed import DEEPSPEED
 from simpar.importing.mapping import Import, schedule_text
-from simpar.importing.megatron import MEGATRON, MINDSPEED
+from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.mindspeed import MINDSPEED
 from simpar.importing.read import imported
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan

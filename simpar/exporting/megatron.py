@@ -12,7 +12,8 @@ from itertools import combinations
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
-from simpar.importing.megatron import MEGATRON, MINDSPEED, biases, mindspeed_biases, recompute, stages_of
+from simpar.importing.megatron import MEGATRON, biases, recompute, stages_of
+from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases
 from simpar.importing.settings import Entry, Source
 
 _MODULES: Final = ('core_attn', 'layernorm', 'mla_up_proj', 'mlp', 'moe_act', 'moe', 'shared_experts')

@@ -1,7 +1,6 @@
-"""Megatron-LM's flags, and MindSpeed's beside them, that are read together or whose absence says something.
+"""Megatron-LM's flags that are read together or whose absence says something.
 
-The names and defaults are those of megatron/training/arguments.py and megatron/core of NVIDIA/Megatron-LM, and of
-scripts of Ascend/MindSpeed-LLM.
+The names and defaults are those of megatron/training/arguments.py and megatron/core of NVIDIA/Megatron-LM.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator
-from math import gcd, lcm, sqrt
+from math import gcd, lcm
 from typing import Final, NamedTuple
 
 from simpar.importing.settings import (
@@ -255,15 +254,18 @@ def experts(flags: Settings) -> Iterator[Finding]:
 
 def balance(flags: Settings) -> Iterator[Finding]:
     """The auxiliary loss."""
-    kind, by = flags.text('moe-router-load-balancing-type'), flags.given('moe-router-load-balancing-type')
-    if kind in ('aux_loss', 'seq_aux_loss'):
+    name = 'moe-router-load-balancing-type'
+    kind, by, loss = flags.text(name), flags.given(name), flags.choice(name)
+    if loss in ('rank', 'sample', 'global'):
         yield from flags.said('moe-aux-loss-coeff', silent=True)
-        if kind == 'seq_aux_loss':
-            yield Entry(f'{_T}.experts.aux_group', 'sample', by)
+        if loss != 'rank':
+            yield Entry(f'{_T}.experts.aux_group', loss, by)
         return
     yield from flags.left(f'with load balancing {kind}', 'moe-aux-loss-coeff')
-    if by and kind != 'none':
-        yield Unmapped(by[0], f'{kind}; experts are written without an auxiliary loss')
+    if loss == 'none':
+        yield from flags.left('tokens go to their best experts, without an auxiliary loss', name)
+    elif by:
+        yield Unmapped(name, f'{kind}; experts are written without an auxiliary loss')
 
 
 def expert_layers(flags: Settings) -> Iterator[Finding]:
@@ -379,6 +381,10 @@ def batch(flags: Settings) -> Iterator[Finding]:
     # Those that share experts are among the data ranks.
     data = max(1, ranks // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
     small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
+    # Both give the batch of one step; the last of a schedule is that of nearly all steps.
+    growing = flags.given('rampup-batch-size', 'step-batch-size-schedule')
+    if listed := re.findall(r':(\d{1,9})(?!\S)', flags.shown('step-batch-size-schedule')):
+        full = int(listed[-1])
     if not flags.given('num-layers', 'hidden-size'):
         yield Mistake('num-layers', 'missing: the command trains no model that its flags say', 'name a training script')
         return
@@ -399,7 +405,9 @@ def batch(flags: Settings) -> Iterator[Finding]:
         yield Guess(f'a batch of {even}: {what}')
         full = even
     by = flags.given('global-batch-size') or flags.given('micro-batch-size', 'gradient-accumulation-steps')
-    yield Entry('workload.batch', full, by)
+    if growing:
+        yield Guess(f'the step of the full batch, {full}: the first steps of the run, whose batch grows, are shorter')
+    yield Entry('workload.batch', full, (*by, *growing))
     yield Entry('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
 
 
@@ -462,7 +470,11 @@ def parallel(flags: Settings) -> Iterator[Finding]:
 
 def expert(flags: Settings) -> Iterator[Finding]:
     """Expert parallelism, of a model that has experts."""
-    degree, kind = flags.number('expert-model-parallel-size'), flags.text('moe-token-dispatcher-type')
+    degree, kind = flags.number('expert-model-parallel-size'), flags.choice('moe-token-dispatcher-type')
+    if kind == 'by sequence':
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/transformer/moe/legacy_a2a_token_dispatcher.py: it differs where
+        # tensor ranks share what is sent.
+        kind = 'alltoall' if flags.number('tensor-model-parallel-size') < 2 else flags.text('moe-token-dispatcher-type')
     names = ('expert-model-parallel-size', 'moe-token-dispatcher-type', 'expert-tensor-parallel-size')
     if degree < 2 or not number_of_experts(flags):
         yield from flags.left('one expert rank', *names)
@@ -580,15 +592,29 @@ def sharding(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('without use-megatron-fsdp', strategy)
     if zero:
         yield Entry('plan.zero', zero, by)
+    yield from instances(flags, zero)
     yield from flags.said('overlap-grad-reduce', silent=zero < 3)
     if not zero:
         yield from flags.left('without use-distributed-optimizer', 'overlap-param-gather')
     elif 'overlap-param-gather' in flags and zero == 3:
         yield Entry('plan.prefetch', 1, ('overlap-param-gather',))
-    elif 'overlap-param-gather' in flags:
-        yield Entry('plan.gather', 'after-update', ('overlap-param-gather',), 'under the forward of the next step')
-    elif zero < 3:
+    elif gathers := flags.given('overlap-param-gather', 'overlap-param-gather-with-optimizer-step'):
+        yield Entry('plan.gather', 'after-update', gathers, 'each behind its own update, under the next forward')
+    elif zero < 3 and 'overlap-param-gather-with-optimizer-step' not in flags:
         yield Guess('weights are gathered under the next forward, as with --overlap-param-gather')
+
+
+def instances(flags: Settings, zero: int) -> Iterator[Finding]:
+    """Data ranks that share one set of shards, where there are several of these."""
+    name = 'num-distributed-optimizer-instances'
+    count, ranks = flags.number(name), ranks_of(flags).total // max(1, flags.number('pipeline-model-parallel-size'))
+    ranks //= max(1, flags.number('tensor-model-parallel-size'))
+    if count < 2 or not zero:
+        yield from flags.left('one set of shards', name)
+    elif ranks % count == 0:
+        yield Entry('plan.shard_group', ranks // count, (name,))
+    else:
+        yield Mistake(name, f'{count} do not divide the {ranks} data ranks', f'--set {name}=1')
 
 
 def recompute(flags: Settings) -> Iterator[Finding]:
@@ -611,7 +637,7 @@ def recompute(flags: Settings) -> Iterator[Finding]:
 
 def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """The modules that a list names, as patterns of operators; attention where there is no list."""
-    name, act = 'recompute-modules', _activation(flags)
+    name, act = 'recompute-modules', activation_of(flags)
     modules = flags.named[name].shown.replace(',', ' ').split() if name in flags else ['core_attn']
     by = (*by, *flags.given(name))
     if modules == ['core_attn']:
@@ -640,7 +666,7 @@ def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]
         yield Unmapped(name, f'{", ".join(rest)}; the others are recomputed')
 
 
-def _activation(flags: Settings) -> str:
+def activation_of(flags: Settings) -> str:
     """The activation that a flag says."""
     rows = [row for row in flags.table.rows.values() if row.key == f'{_T}.activation' and flags.on(row.setting)]
     return rows[0].value.removeprefix('= ') if rows else 'gelu'
@@ -688,112 +714,3 @@ NEMO: Final = Source(
     rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute),
     framework=framework,
 )
-
-# what MindSpeed has beside these
-
-
-def mindspeed_model(flags: Settings) -> Iterator[Finding]:
-    """What MindSpeed-LLM adds to a model."""
-    if not flags.on('use-flash-attn'):
-        yield Entry(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
-    # Ascend/MindSpeed-LLM mindspeed_llm/core/transformer/mlp.py: --gelu-tanh alone is gated, too.
-    yield from flags.said('geglu', 'gelu-tanh')
-    if width := flags.number('sliding-window-size'):
-        by = flags.given('sliding-window-size', 'interleave-sliding-window')
-        yield Entry(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
-    elif width := flags.number('interleave-sliding-window'):
-        yield Entry(f'{_T}.window', [width, 0], ('interleave-sliding-window',))
-    yield from flags.said('post-norm')
-    if flags.real('query-pre-attn-scalar') > 0:
-        scale = 1 / sqrt(flags.real('query-pre-attn-scalar'))
-        yield Entry(f'{_T}.attention_scale', scale, ('query-pre-attn-scalar',))
-    if flags.on('input-embeds-norm'):
-        yield Entry(f'{_T}.embedding_scale', sqrt(flags.number('hidden-size') or 1), ('input-embeds-norm',))
-    share = flags.real('partial-rotary-factor')
-    if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
-        yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
-    yield from mindspeed_biases(flags)
-
-
-def mindspeed_biases(flags: Settings) -> Iterator[Finding]:
-    """Biases of single products, where the others have none."""
-    own = {'add-qkv-bias': 'qkv', 'add-dense-bias': 'proj', 'add-output-layer-bias': 'head'}
-    if flags.given('add-dense-bias', 'add-output-layer-bias'):
-        all_of = [] if flags.on('disable-bias-linear') else ['qkv', 'proj', 'ffn']
-        listed = dict.fromkeys([*all_of, *(key for name, key in own.items() if flags.on(name))])
-        yield Entry(f'{_T}.bias', list(listed), flags.given(*own))
-
-
-def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
-    """What MindSpeed-LLM says of experts in its own words."""
-    yield from flags.said('first-k-dense-replace')
-    if not number_of_experts(flags):
-        yield from flags.left('without num-experts', 'n-shared-experts')
-    elif flags.number('n-shared-experts'):
-        width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
-        shared = flags.number('n-shared-experts') * width
-        yield Entry(f'{_T}.experts.shared', shared, flags.given('n-shared-experts', 'moe-ffn-hidden-size'))
-    yield from flags.said('norm-topk-prob', silent=True)
-    yield from flags.said('seq-aux')
-
-
-def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
-    """What MindSpeed adds to a plan."""
-    yield from flags.said('context-parallel-algo', silent=True)
-    tiled, parts = flags.given('use-ascend-coc', 'use-ascend-mc2'), flags.given('coc-parallel-num', 'coc-fused-kernel')
-    if tiled and flags.number('tensor-model-parallel-size') > 1:
-        # Ascend/MindSpeed mindspeed/arguments.py: one part; kernels that do both have parts of their own.
-        is_fused = 'use-ascend-mc2' in tiled or flags.on('coc-fused-kernel')
-        count = 4 if is_fused else max(flags.number('coc-parallel-num'), 1)
-        yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
-    else:
-        yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
-    method = flags.text('schedules-method')
-    if method == 'dualpipev':
-        yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
-        yield Entry('plan.chunks', 2, ('schedules-method',))
-    elif 'schedules-method' in flags:
-        yield Unmapped('schedules-method', f'{method}; 1f1b is written')
-    yield from mindspeed_stages(flags)
-    name = 'recompute-activation-function'
-    if flags.on(name) and 'recompute-granularity' in flags:
-        yield Unmapped(name, 'beside recompute-granularity, which is written')
-    elif flags.on(name):
-        yield Entry('plan.recompute', [f'layer*.{_activation(flags)}'], (name,))
-
-
-def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
-    """Layers of each stage, as a list or by layers that do nothing."""
-    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
-    each, is_v = flags.number('num-layers-per-virtual-pipeline-stage'), flags.text('schedules-method') == 'dualpipev'
-    count = layers // each if each else ranks * (2 if is_v else 1)
-    idle = {one for one in flags.numbers('noop-layers') if 0 <= one < layers}
-    if idle:
-        yield Entry(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
-        if ranks > 1 and count and layers % count == 0:
-            share = layers // count
-            if is_v:
-                yield Unmapped('noop-layers', 'their place in a V; layers are shared out evenly')
-            else:
-                stages = [share - sum(one // share == stage for one in idle) for stage in range(count)]
-                yield Entry('plan.stages', stages, ('noop-layers',))
-    else:
-        yield from flags.left('none', 'noop-layers')
-    listed = flags.numbers('num-layer-list')
-    if listed and sum(listed) == layers and len(listed) == ranks > 1:
-        yield Entry('plan.stages', listed, ('num-layer-list',))
-    elif listed:
-        yield Unmapped('num-layer-list', 'as these numbers do not add up to the layers of the stages')
-
-
-MINDSPEED: Final = Source(
-    name='MindSpeed',
-    profile='ascend910b-8',
-    table=table_of('mindspeed').over(MEGATRON.table),
-    rules=(*OF_MODEL, mindspeed_model, mindspeed_experts, *OF_PLAN, sharding, recompute, mindspeed_plan),
-    # Nodes of the Atlas 800T A3 have sixteen dies.
-    nodes={16: 'ascend910c-16'},
-    framework=lambda _: ('MindSpeed-LLM', NOW),
-)
-MINDSPEED_HINTS: Final = re.compile(r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb', re.IGNORECASE)
-"""What a script of Megatron-LM on GPUs does not have."""

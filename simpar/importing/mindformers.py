@@ -111,6 +111,9 @@ def experts(config: Settings) -> Iterator[Finding]:
     yield from config.said('moe_config.num_experts_chosen', silent=True)
     names = ('moe_intermediate_size', 'capacity_factor', 'aux_loss_factor', 'first_k_dense_replace')
     yield from config.said(*(f'moe_config.{name}' for name in names))
+    way = 'moe_config.routing_policy'
+    if way in config and config.text(way) != 'TopkRouterV2':
+        yield Unmapped(way, f'{config.text(way)}; tokens are sorted, as by TopkRouterV2')
     width = config.number('moe_config.moe_intermediate_size') or _number(config, 'intermediate_size')
     shared = config.number('moe_config.shared_expert_num') * width
     if shared:
@@ -138,19 +141,45 @@ def parallel(config: Settings) -> Iterator[Finding]:
         yield Entry('plan.expert', _count(config, f'{_P}.expert_parallel'), (f'{_P}.expert_parallel',))
     else:
         yield from config.left('one expert rank, or no experts', f'{_P}.expert_parallel')
-    if f'{_P}.gradient_aggregation_group' in config:
-        yield Unmapped(f'{_P}.gradient_aggregation_group', 'messages are those of a layer')
-    copies = _count(config, 'micro_batch_interleave_num')
+    yield from messages(config, pipe)
+    each, by = _count(config, 'runner_config.batch_size'), config.given('runner_config.batch_size')
+    copies, parts = _count(config, 'micro_batch_interleave_num'), f'{_M}.fine_grain_interleave'
     yield Entry('plan.copies', copies, config.given('micro_batch_interleave_num'))
+    # MindFormers takes parts with several tensor ranks alone (mindformers/models/utils.py, line 86).
+    if (count := config.number(parts)) < 2 or tensor < 2:
+        yield from config.left('one part, or one tensor rank', parts)
+    elif each % count == 0:
+        yield Entry('plan.copies', copies * count, (parts, *config.given('micro_batch_interleave_num')))
+        copies, each = copies * count, each // count
+    else:
+        yield Unmapped(parts, f'{count} parts of {each} sample, where copies take whole ones')
     small = _count(config, f'{_P}.micro_batch_num') if pipe > 1 else 1
     steps = small * _count(config, 'runner_config.gradient_accumulation_steps')
     by = config.given(f'{_P}.micro_batch_num', 'runner_config.gradient_accumulation_steps')
     yield Entry('plan.micro_batches', steps, by)
-    each, by = _count(config, 'runner_config.batch_size'), config.given('runner_config.batch_size')
+    by = config.given('runner_config.batch_size')
     yield Entry('workload.batch', each * data * steps * copies, by)
     if not by:
         yield Guess('one sample of each data rank in a micro-batch: --set runner_config.batch_size=N says another')
     yield from pipeline(config, pipe)
+
+
+def messages(config: Settings, pipe: int) -> Iterator[Finding]:
+    """Gradients and weights of some layers in one message, or with a pipeline of each stage.
+
+    mindspore-lab/mindformers fd4deebc1606, mindformers/models/utils.py, line 422, and models/llama/llama.py, line 275.
+    """
+    name, layers = f'{_P}.gradient_aggregation_group', _number(config, 'num_layers')
+    count = config.number(name)
+    if pipe > 1:
+        yield Entry('plan.fusion', 'stage', config.given(name), 'one number marks all of a stage')
+    elif count > 0 and layers:
+        share = max((layers + 1) // count, 1)
+        own = [1 + layer // share for layer in range(layers)]
+        yield Entry('plan.fusion', 'ids', (name,))
+        # Embedding and positions; norm and head.
+        before, behind = 1 + _is_gpt(config), 1 + (not config.on(f'{_M}.tie_word_embeddings'))
+        yield Entry('plan.fusion_ids', [count] * before + own + [count] * behind, (name,))
 
 
 def pipeline(config: Settings, ranks: int) -> Iterator[Finding]:
@@ -222,34 +251,71 @@ def sharding(config: Settings) -> Iterator[Finding]:
 def recompute(config: Settings) -> Iterator[Finding]:
     """Full layers, or the cheap operators that MindFormers selects; a list has a number of layers for each stage."""
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
-    act = 'gelu' if _is_gpt(config) else config.choice(f'{_M}.hidden_act')
-    chosen = [name for name in config.named if name.startswith(f'{some}.') and not name[-1].isdigit()]
-    stages = _stages(config, _count(config, f'{_P}.pipeline_stage') * _count(config, f'{_M}.pp_interleave_num'))
-    of_full, of_some = _layers(config, full, stages), _layers(config, some, stages)
-    by = tuple(name for name in config.named if re.fullmatch(r'recompute_config\.(select_)?recompute(\.\d+)?', name))
-    lists = [name for name in (full, some) if isinstance(_counts(config, name), list)]
-    if lists and of_full is not None and of_some is not None:
-        patterns = [f'layer{layer}.*' for layer in of_full]
-        rest = [layer for layer in of_some if layer not in of_full]
-        patterns += [f'layer{layer}.{one}' for layer in rest for one in ('norm*', act)]
-        yield Entry('plan.recompute', patterns or 'none', by)
-    elif config.on(full):
+    by = tuple(name for name in config.named if re.fullmatch(r'recompute_config\.(select_)?recompute(\..+)?', name))
+    of_full, parts = _layers(config, full), _selected(config, some)
+    asked = [full, *dict.fromkeys(name for name, _ in parts)]
+    lists = [name for name in asked if isinstance(_counts(config, name), list)]
+    unfit = [name for name in lists if _layers(config, name) is None]
+    if unfit:
+        yield Unmapped(unfit[0], 'numbers of layers that do not fit the stages; none is recomputed for them')
+    if config.on(full) and full not in lists:
         yield Entry('plan.recompute', 'full', (full,))
-        if full in lists:
-            yield Unmapped(full, 'a number of layers for each stage; all are recomputed')
-        if config.on(some):
-            yield Unmapped(some, 'beside recompute, which is written')
-    elif chosen:
-        norms = tuple(name for name in chosen if 'norm' in name)
-        acts = tuple(name for name in chosen if 'silu' in name or name.endswith('mul'))
-        if norms or acts:
-            yield Entry('plan.recompute', ['layer*.norm*'] * bool(norms) + [f'layer*.{act}'] * bool(acts), norms + acts)
-    elif config.on(some):
-        yield Entry('plan.recompute', ['layer*.norm*', f'layer*.{act}'], (some,), 'norms and activation')
-        if some in lists:
-            yield Unmapped(some, 'a number of layers for each stage; those of all are recomputed')
-    if by := config.given('recompute_config.mp_comm_recompute'):
-        yield Entry('plan.recompute_communication', config.on(by[0]), by)
+        yield from config.left('every layer is recomputed in full', *(name for name in by if name != full))
+    elif lists:
+        patterns = [f'layer{layer}.*' for layer in of_full or []]
+        more = [(layer, one) for name, one in parts for layer in _layers(config, name) or [] if one]
+        patterns += [f'layer{layer}.{one}' for layer, one in sorted(set(more)) if layer not in (of_full or [])]
+        yield Entry('plan.recompute', patterns or 'none', by)
+    elif chosen := list(dict.fromkeys(f'layer*.{one}' for name, one in parts if one and config.on(name))):
+        yield Entry('plan.recompute', chosen, by, 'norms and activation' if len(chosen) > 1 else '')
+    yield from recomputed_messages(config, full in lists or not config.on(full))
+
+
+def recomputed_messages(config: Settings, is_selective: bool) -> Iterator[Finding]:
+    """Whether messages run again, and what is kept of the inputs of layers.
+
+    mindspore-lab/mindformers fd4deebc1606, mindformers/models/utils.py, lines 418 to 446: operators of messages are
+    selected in layers that are not recomputed in full, and slices are kept where every layer is.
+    """
+    some = 'recompute_config.select_recompute'
+    again, chosen, every = (
+        f'recompute_config.{name}' for name in ('mp_comm_recompute', 'select_comm_recompute', 'recompute')
+    )
+    lists = [name for name in config.named if name.startswith(f'{chosen}.')]
+    if config.on(chosen) and is_selective and not config.on(every):
+        if _counts(config, chosen) == _counts(config, some):
+            yield Entry('plan.recompute_communication', True, (chosen,))
+        else:
+            yield Unmapped(chosen, 'messages of other layers than those of select_recompute')
+    elif not (lists and is_selective):
+        yield from config.left('no operator is selected', chosen, *lists)
+    if by := config.given(again):
+        yield Entry('plan.recompute_communication', config.on(again), by)
+    sliced = 'recompute_config.recompute_slice_activation'
+    if not config.on(sliced) or is_selective:
+        yield from config.left('inputs of layers are kept whole', sliced)
+    elif _count(config, f'{_P}.model_parallel') < 2 or config.on(f'{_P}.use_seq_parallel'):
+        yield from config.left('no two ranks hold the same inputs of layers', sliced)
+    elif sliced in config:
+        yield Unmapped(sliced, 'inputs of recomputed layers that tensor ranks share out')
+    gathers = 'recompute_config.parallel_optimizer_comm_recompute'
+    if config.on('parallel.enable_parallel_optimizer') and config.on(gathers):
+        yield Unmapped(gathers, 'weights that are gathered again')
+    else:
+        yield from config.left('no weight is gathered, or only once', gathers)
+
+
+def _selected(config: Settings, some: str) -> list[tuple[str, str]]:
+    """Settings that select operators, and the pattern of each: norms, activation, or nothing where it costs nothing."""
+    act = 'gelu' if _is_gpt(config) else config.choice(f'{_M}.hidden_act')
+    named = [name for name in config.named if name.startswith(f'{some}.') and not name[-1].isdigit()]
+    if not named:
+        return [(some, 'norm*'), (some, act)]
+    kinds = {'norm': 'norm*', 'silu': act, 'mul': act, 'reshape': ''}
+    found = [
+        (name, next((one for word, one in kinds.items() if word in name.rpartition('\\.')[2]), None)) for name in named
+    ]
+    return [(name, one) for name, one in found if one is not None]
 
 
 def _counts(config: Settings, name: str) -> Any:
@@ -260,14 +326,28 @@ def _counts(config: Settings, name: str) -> Any:
     return [count for row in rows for count in row] if rows and all(isinstance(row, list) for row in rows) else False
 
 
-def _layers(config: Settings, name: str, stages: list[int] | None) -> list[int] | None:
+def _layers(config: Settings, name: str) -> list[int] | None:
     """The layers that a setting names: all, none, or the first of each stage; None where its list does not fit."""
-    counts = _counts(config, name)
+    pipe, chunks = _count(config, f'{_P}.pipeline_stage'), _count(config, f'{_M}.pp_interleave_num')
+    stages, counts = _stages(config, pipe * chunks), _counts(config, name)
     if not isinstance(counts, list):
         return list(range(_number(config, 'num_layers'))) if config.on(name) else []
-    if stages is None or len(counts) != len(stages) or not all(isinstance(one, int) for one in counts):
+    if stages is None or not all(isinstance(one, int) for one in counts):
         return None
-    return first_layers(stages, counts)
+    if len(counts) == pipe < len(stages):
+        counts = _spread(stages, counts)
+    return first_layers(stages, counts) if len(counts) == len(stages) else None
+
+
+def _spread(stages: list[int], counts: list[int]) -> list[int]:
+    """Layers of each rank's chunks, one of each chunk in turn (utils.py, line 476). Arguments: ``counts`` of ranks."""
+    taken = [0] * len(stages)
+    for rank, count in enumerate(counts):
+        own = range(rank, len(stages), len(counts))
+        for _ in range(min(count, sum(stages[one] for one in own))):
+            place = min((one for one in own if taken[one] < stages[one]), key=lambda one: (taken[one], one))
+            taken[place] += 1
+    return taken
 
 
 def passes(config: Settings) -> Iterator[Finding]:

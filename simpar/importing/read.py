@@ -17,7 +17,8 @@ from simpar.importing.command_line import OVERRIDE, settings_of
 from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
 from simpar.importing.formats import format_of, formats, in_words, switched_off
 from simpar.importing.mapping import Import, mapped
-from simpar.importing.megatron import MEGATRON, MINDSPEED, MINDSPEED_HINTS
+from simpar.importing.megatron import MEGATRON
+from simpar.importing.mindspeed import MINDSPEED, MINDSPEED_HINTS
 from simpar.importing.mindspore import HINT, imported_script
 from simpar.importing.settings import (
     ACCELERATOR,

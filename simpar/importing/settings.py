@@ -272,6 +272,10 @@ class Settings:
             return self.default(name)
         return str(one.value[0] if isinstance(one.value, list) and one.value else one.value)
 
+    def shown(self, name: str) -> str:
+        """A value as the file has it, all words of a list; nothing where it does not."""
+        return self.named[name].shown if name in self else ''
+
     def on(self, name: str) -> bool:
         """Whether a switch is on."""
         one = self.named.get(name)
@@ -310,7 +314,7 @@ class Settings:
 
     def numbers(self, name: str) -> list[int]:
         """All whole numbers of a text, such as a list; none where the file does not have it."""
-        return [int(one) for one in re.findall(r'(?<!\d)-?\d{1,9}', self.named[name].shown)] if name in self else []
+        return [int(one) for one in re.findall(r'(?<!\d)-?\d{1,9}', self.shown(name))]
 
     def choice(self, name: str) -> Any:
         """What a word is in the schedule; None where the table does not have it."""

@@ -1,0 +1,136 @@
+"""What MindSpeed and MindSpeed-LLM have beside Megatron-LM's flags.
+
+The names and defaults are those of mindspeed/arguments.py of Ascend/MindSpeed and of scripts of Ascend/MindSpeed-LLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import sqrt
+from typing import Final
+
+from simpar.importing.megatron import MEGATRON, OF_MODEL, OF_PLAN, activation_of, number_of_experts, recompute, sharding
+from simpar.importing.settings import NOW, Entry, Finding, Settings, Source, Unmapped, table_of
+
+_T: Final = 'workload.transformer'
+
+
+def mindspeed_model(flags: Settings) -> Iterator[Finding]:
+    """What MindSpeed-LLM adds to a model."""
+    if not flags.on('use-flash-attn'):
+        yield Entry(f'{_T}.attention', 'unfused', (), 'without --use-flash-attn')
+    yield from spec(flags)
+    # Ascend/MindSpeed-LLM mindspeed_llm/core/transformer/mlp.py: --gelu-tanh alone is gated, too.
+    yield from flags.said('geglu', 'gelu-tanh')
+    if width := flags.number('sliding-window-size'):
+        by = flags.given('sliding-window-size', 'interleave-sliding-window')
+        yield Entry(f'{_T}.window', [width, 0] if flags.on('interleave-sliding-window') else width, by)
+    elif width := flags.number('interleave-sliding-window'):
+        yield Entry(f'{_T}.window', [width, 0], ('interleave-sliding-window',))
+    yield from flags.said('post-norm')
+    if flags.real('query-pre-attn-scalar') > 0:
+        scale = 1 / sqrt(flags.real('query-pre-attn-scalar'))
+        yield Entry(f'{_T}.attention_scale', scale, ('query-pre-attn-scalar',))
+    if flags.on('input-embeds-norm'):
+        yield Entry(f'{_T}.embedding_scale', sqrt(flags.number('hidden-size') or 1), ('input-embeds-norm',))
+    share = flags.real('partial-rotary-factor')
+    if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
+        yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
+    yield from mindspeed_biases(flags)
+
+
+def spec(flags: Settings) -> Iterator[Finding]:
+    """A module that builds the layers: those that other flags say, or layers of its own."""
+    module = flags.text('spec').rpartition('.')[2].lower()
+    kind = flags.table.rows['spec'].choices.get(module)
+    if kind == 'norms':
+        yield Entry(f'{_T}.post_norms', True, ('spec',))
+    elif kind == 'flags':
+        yield from flags.left('its layers are those that the other flags say', 'spec')
+    elif module:
+        yield Unmapped('spec', f'layers of {module}')
+
+
+def mindspeed_biases(flags: Settings) -> Iterator[Finding]:
+    """Biases of single products, where the others have none."""
+    own = {'add-qkv-bias': 'qkv', 'add-dense-bias': 'proj', 'add-output-layer-bias': 'head'}
+    if flags.given('add-dense-bias', 'add-output-layer-bias'):
+        all_of = [] if flags.on('disable-bias-linear') else ['qkv', 'proj', 'ffn']
+        listed = dict.fromkeys([*all_of, *(key for name, key in own.items() if flags.on(name))])
+        yield Entry(f'{_T}.bias', list(listed), flags.given(*own))
+
+
+def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
+    """What MindSpeed-LLM says of experts in its own words."""
+    yield from flags.said('first-k-dense-replace')
+    if not number_of_experts(flags):
+        yield from flags.left('without num-experts', 'n-shared-experts')
+    elif flags.number('n-shared-experts'):
+        width = flags.number('moe-ffn-hidden-size') or flags.number('ffn-hidden-size')
+        shared = flags.number('n-shared-experts') * width
+        yield Entry(f'{_T}.experts.shared', shared, flags.given('n-shared-experts', 'moe-ffn-hidden-size'))
+    yield from flags.said('norm-topk-prob', silent=True)
+    yield from flags.said('seq-aux')
+
+
+def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
+    """What MindSpeed adds to a plan."""
+    yield from flags.said('context-parallel-algo', silent=True)
+    tiled, parts = flags.given('use-ascend-coc', 'use-ascend-mc2'), flags.given('coc-parallel-num', 'coc-fused-kernel')
+    if tiled and flags.number('tensor-model-parallel-size') > 1:
+        # Ascend/MindSpeed mindspeed/arguments.py: one part; kernels that do both have parts of their own.
+        is_fused = 'use-ascend-mc2' in tiled or flags.on('coc-fused-kernel')
+        count = 4 if is_fused else max(flags.number('coc-parallel-num'), 1)
+        yield Entry('plan.tiles', count, (*tiled, *parts), 'products and sums in parts')
+    else:
+        yield from flags.left('with one tensor rank, or switched off', *tiled, *parts)
+    method = flags.text('schedules-method')
+    if method == 'dualpipev':
+        yield Entry('plan.order', 'dualpipe-v', ('schedules-method',))
+        yield Entry('plan.chunks', 2, ('schedules-method',))
+    elif 'schedules-method' in flags:
+        yield Unmapped('schedules-method', f'{method}; 1f1b is written')
+    yield from mindspeed_stages(flags)
+    name = 'recompute-activation-function'
+    if flags.on(name) and 'recompute-granularity' in flags:
+        yield Unmapped(name, 'beside recompute-granularity, which is written')
+    elif flags.on(name):
+        yield Entry('plan.recompute', [f'layer*.{activation_of(flags)}'], (name,))
+
+
+def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
+    """Layers of each stage, as a list or by layers that do nothing."""
+    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
+    each, is_v = flags.number('num-layers-per-virtual-pipeline-stage'), flags.text('schedules-method') == 'dualpipev'
+    count = layers // each if each else ranks * (2 if is_v else 1)
+    idle = {one for one in flags.numbers('noop-layers') if 0 <= one < layers}
+    if idle:
+        yield Entry(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
+        if ranks > 1 and count and layers % count == 0:
+            share = layers // count
+            if is_v:
+                yield Unmapped('noop-layers', 'their place in a V; layers are shared out evenly')
+            else:
+                stages = [share - sum(one // share == stage for one in idle) for stage in range(count)]
+                yield Entry('plan.stages', stages, ('noop-layers',))
+    else:
+        yield from flags.left('none', 'noop-layers')
+    listed = flags.numbers('num-layer-list')
+    if listed and sum(listed) == layers and len(listed) == ranks > 1:
+        yield Entry('plan.stages', listed, ('num-layer-list',))
+    elif listed:
+        yield Unmapped('num-layer-list', 'as these numbers do not add up to the layers of the stages')
+
+
+MINDSPEED: Final = Source(
+    name='MindSpeed',
+    profile='ascend910b-8',
+    table=table_of('mindspeed').over(MEGATRON.table),
+    rules=(*OF_MODEL, mindspeed_model, mindspeed_experts, *OF_PLAN, sharding, recompute, mindspeed_plan),
+    # Nodes of the Atlas 800T A3 have sixteen dies.
+    nodes={16: 'ascend910c-16'},
+    framework=lambda _: ('MindSpeed-LLM', NOW),
+)
+MINDSPEED_HINTS: Final = re.compile(r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb', re.IGNORECASE)
+"""What a script of Megatron-LM on GPUs does not have."""
