@@ -31,6 +31,14 @@ TINY = {
     'qwen2': {**BASE, 'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 4, 'max_window_layers': 1},
     'gemma2': {**BASE, 'model_type': 'gemma2', 'head_dim': 8, 'query_pre_attn_scalar': 12, 'sliding_window': 3,
                'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
+    'gemma3_text': {**BASE, 'model_type': 'gemma3_text', 'head_dim': 8, 'query_pre_attn_scalar': 12,
+                    'sliding_window': 3, 'layer_types': ['sliding_attention', 'full_attention'], 'rope_parameters': {
+                        'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
+                        'full_attention': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 100.0}}},
+    'olmo2': {**BASE, 'model_type': 'olmo2'},
+    'cohere': {**BASE, 'model_type': 'cohere', 'logit_scale': 0.5},
+    'granite': {**BASE, 'model_type': 'granite', 'residual_multiplier': 0.4, 'logits_scaling': 3.0,
+                'attention_multiplier': 0.3, 'embedding_multiplier': 2.0},
     'phi': {**BASE, 'model_type': 'phi', 'num_key_value_heads': 4, 'partial_rotary_factor': 0.5},
     'phi3': {**BASE, 'model_type': 'phi3', 'partial_rotary_factor': 0.5, 'sliding_window': 5, 'head_dim': 8},
     'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
@@ -142,12 +150,15 @@ LLAMA = {'norm1': 'input_layernorm', 'norm2': 'post_attention_layernorm', 'proj'
          'q_up': 'self_attn.q_b_proj', 'q': 'self_attn.q_proj', 'kv_down': 'self_attn.kv_a_proj_with_mqa',
          'kv_norm': 'self_attn.kv_a_layernorm', 'kv_up': 'self_attn.kv_b_proj'}  # fmt: skip
 OUTSIDE = {'embedding.weight': 'model.embed_tokens.weight', 'norm': 'model.norm', 'head': 'lm_head'}
+GEMMA = {**LLAMA, 'norm2': 'pre_feedforward_layernorm', 'post_norm1': 'post_attention_layernorm',
+         'post_norm2': 'post_feedforward_layernorm'}  # fmt: skip
 PARTS = {
     'gpt2': {'norm1': 'ln_1', 'norm2': 'ln_2', 'proj': 'attn.c_proj', 'fc1': 'mlp.c_fc', 'fc2': 'mlp.c_proj',
              'qkv': 'attn.c_attn'},
     'phi': {**LLAMA, 'proj': 'self_attn.dense', 'fc1': 'mlp.fc1', 'fc2': 'mlp.fc2'},
-    'gemma2': {**LLAMA, 'norm2': 'pre_feedforward_layernorm', 'post_norm1': 'post_attention_layernorm',
-               'post_norm2': 'post_feedforward_layernorm'},
+    'gemma2': GEMMA,
+    'gemma3_text': GEMMA,
+    'olmo2': GEMMA,
 }  # fmt: skip
 OUTSIDE_OF = {
     'gpt2': {'embedding.weight': 'transformer.wte.weight', 'position.weight': 'transformer.wpe.weight',

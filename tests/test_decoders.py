@@ -40,6 +40,14 @@ MODELS = {
         longrope=LongRope(short=(1.5,), long=(3.0,), original=7, magnitude=1.2),
     ),
     'gpt': Transformer(**SIZES, positions=12, activation='squared_relu', bias=('qkv',), rope_scaling=(2.0,)),
+    'bloom': replace(
+        LLAMA, heads=6, kv_heads=0, hidden=24, position='alibi', embedding_norm=True, norm='layer_norm',
+        bias=('qkv', 'proj', 'ffn'), activation='gelu_tanh', attention='unfused', dropout=0.1,
+    ),
+    'mpt': replace(LLAMA, position='alibi', norm='layer_norm', norm_bias=False, activation='gelu', window=(3, 0)),
+    'neox': replace(LLAMA, parallel=True, parallel_norms=True, norm='layer_norm', bias=('qkv', 'proj', 'ffn')),
+    'olmo': replace(LLAMA, pre_norms=False, post_norms=True, window=(3, 0), window_theta=50.0, rope_scaling=(2.0,)),
+    'granite': replace(LLAMA, residual_scale=0.3, logit_scale=0.5, embedding_scale=3.0, bias=('proj', 'ffn')),
     'bare': Transformer(**SIZES, position='none', activation='silu', bias=()),
 }  # fmt: skip
 PLANS = {
@@ -49,6 +57,10 @@ PLANS = {
 }
 
 CASES = [*((model, plan) for model in MODELS for plan in ('split', 'late')), ('qwen', 'tiles'), ('unfused', 'tiles')]
+MODELS['whole'] = replace(LLAMA, qk_norm='whole', pre_norms=False, post_norms=True)
+PLANS['alone'] = (Plan(data=2, pipeline=3, micro_batches=2, zero=2), 6)
+PLANS['around'] = (Plan(data=2, context=2, context_kind='ring', copies=2), 4)
+CASES += [('whole', 'alone'), ('whole', 'around')]
 """A pattern of recompute that names no operator is refused: those of the last plan name rotary and a gate."""
 
 

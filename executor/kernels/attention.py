@@ -17,11 +17,11 @@ import torch
 
 from executor.devices import KINDS
 from executor.draws import on_device
-from executor.kernels.context import Context, document_of, held, in_order, in_slice, left, mask_of, wide
+from executor.kernels.context import Context, document_of, held, in_order, in_slice, left, mask_of, position, wide
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
-ASKS_MORE: Final = frozenset({'window', 'softcap', 'documents', 'balanced', 'value_dim', 'dropout'})
+ASKS_MORE: Final = frozenset({'window', 'softcap', 'documents', 'balanced', 'value_dim', 'dropout', 'alibi'})
 """Attributes that torch's kernels do not know."""
 
 
@@ -214,6 +214,23 @@ def softmax_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     return [(y * (dy - (dy * y).sum(-1, keepdim=True))).to(tensors[0].dtype)]
 
 
+def slopes_of(op: OpClass, where: Context, held: int) -> torch.Tensor:
+    """The slope of each head of this rank, [heads]. Arguments: ``held``, how many these are."""
+    heads, first = int(op.attributes['alibi']), position(op, where) * held
+    # Of a number of heads that is no power of 2: those of the next lower one, then every second of twice as many.
+    power = 1 << (heads.bit_length() - 1)
+    every = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    every += [2.0 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+    return torch.tensor(every[first : first + held], dtype=torch.float64)
+
+
+def alibi_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
+    """scores → scores with the slope of each head × the place of its key."""
+    x = tensors[0]
+    added = slopes_of(op, where, x.shape[1])[:, None, None] * torch.arange(x.shape[-1])
+    return [x + on_device(added, x).to(x.dtype)]
+
+
 def values_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """probability, qkv → y."""
     _, _, v = split(op, tensors[1])
@@ -365,6 +382,11 @@ class Part:
         if cap:
             bent = (scores / cap).tanh()
             scores, slope = bent * cap, (1 - bent.square()).to(q.dtype)
+        if 'alibi' in self.op.attributes:
+            queries, groups = int(self.op.attributes['queries']), self.q.shape[1]
+            heads = slopes_of(self.op, self.where, groups * queries).unflatten(0, (groups, queries))
+            rows = heads.repeat_interleave(self.q.shape[2] // queries, 1)[:, self.rows.cpu(), None]
+            scores = scores + on_device(rows * self.places[1], scores).to(scores.dtype)
         return scores.masked_fill(self.hidden, float('-inf')), slope
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -508,6 +530,7 @@ KERNELS = {
     ('attention', 'I'): attention_dx,
     ('attention_scores', 'F'): scores_forward,
     ('attention_scores', 'I'): scores_dx,
+    ('alibi', 'F'): alibi_forward,
     ('softmax', 'F'): softmax_forward,
     ('softmax', 'I'): softmax_dx,
     ('attention_values', 'F'): values_forward,

@@ -49,6 +49,17 @@ def norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[to
     return [(dy * normalised).flatten(0, -2).sum(0), dy.flatten(0, -2).sum(0)]
 
 
+def gain_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """x, gain → y, mean, rstd."""
+    x, gain = tensors
+    return list(torch.native_layer_norm(x, x.shape[-1:], gain, None, float(op.attributes['epsilon'])))
+
+
+def gain_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy, x, mean, rstd → dgain."""
+    return norm_dw(op, where, tensors)[:1]
+
+
 def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, gain → y, rstd."""
     x, gain = tensors
@@ -77,7 +88,7 @@ def qk_norm_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) ->
     """qkv, gain of queries, gain of keys → qkv, rstd [B, S, G × (C − 1)]."""
     qkv, *gains = tensors
     x_BSGCD = _columns(op, qkv)
-    rstd = (wide(x_BSGCD[..., :-1, :]).square().mean(-1, keepdim=True) + float(op.attributes['epsilon'])).rsqrt()
+    rstd = (_mean(op, wide(x_BSGCD[..., :-1, :]).square()) + float(op.attributes['epsilon'])).rsqrt()
     normalised = x_BSGCD[..., :-1, :] * rstd * _gains(op, gains)
     return [_joined(normalised, x_BSGCD), rstd.flatten(2)]
 
@@ -87,15 +98,17 @@ def qk_norm_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
     dy, qkv, q_gain, k_gain, rstd_BSC = map(wide, tensors)
     dy_BSGCD, x_BSGCD, rstd = _columns(op, dy), _columns(op, qkv)[..., :-1, :], _rstd(op, rstd_BSC)
     normalised, scaled = x_BSGCD * rstd, dy_BSGCD[..., :-1, :] * _gains(op, [q_gain, k_gain])
-    dx = rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))
+    dx = rstd * (scaled - normalised * _mean(op, scaled * normalised))
     return [_joined(dx, dy_BSGCD)]
 
 
 def qk_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, qkv, rstd → gradients of the gains."""
     dy, qkv, rstd_BSC = map(wide, tensors)
-    of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, rstd_BSC)).sum((0, 1, 2))
-    return [of_each[:-1].sum(0), of_each[-1]]
+    of_each = (_columns(op, dy)[..., :-1, :] * _columns(op, qkv)[..., :-1, :] * _rstd(op, rstd_BSC)).sum((0, 1))
+    if 'whole' in op.attributes:
+        return [of_each[:, :-1].flatten(), of_each[:, -1].flatten()]
+    return [of_each[:, :-1].sum((0, 1)), of_each[:, -1].sum(0)]
 
 
 def _columns(op: OpClass, qkv: torch.Tensor) -> torch.Tensor:
@@ -103,13 +116,26 @@ def _columns(op: OpClass, qkv: torch.Tensor) -> torch.Tensor:
     return qkv.unflatten(-1, (groups, queries + 2, head_dim))
 
 
+def _mean(op: OpClass, x_BSGCD: torch.Tensor) -> torch.Tensor:
+    """Of each head, or of all queries and of all keys."""
+    if 'whole' not in op.attributes:
+        return x_BSGCD.mean(-1, keepdim=True)
+    queries = x_BSGCD[..., :-1, :]
+    of_queries = queries.mean((2, 3, 4), keepdim=True).expand(-1, -1, 1, queries.shape[3], 1)
+    return torch.cat([of_queries, x_BSGCD[..., -1:, :].mean((2, 4), keepdim=True)], 3)
+
+
 def _rstd(op: OpClass, rstd: torch.Tensor) -> torch.Tensor:
-    return rstd.unflatten(-1, (int(op.attributes['groups']), -1)).unsqueeze(-1)
+    groups = 1 if 'whole' in op.attributes else int(op.attributes['groups'])
+    return rstd.unflatten(-1, (groups, -1)).unsqueeze(-1)
 
 
 def _gains(op: OpClass, gains: list[torch.Tensor]) -> torch.Tensor:
-    """[C − 1, D]: the gain of queries for each of a group's, then that of keys."""
+    """[C − 1, D], or [G, C − 1, D]: the gain of queries for each of a group's, then that of keys."""
     q_gain, k_gain = gains
+    if 'whole' in op.attributes:
+        groups, queries, head_dim = (int(op.attributes[key]) for key in ('groups', 'queries', 'head_dim'))
+        return torch.cat([q_gain.view(groups, queries, head_dim), k_gain.view(groups, 1, head_dim)], 1)
     return torch.cat([q_gain.expand(int(op.attributes['queries']), -1), k_gain.unsqueeze(0)])
 
 
@@ -253,6 +279,9 @@ KERNELS = {
     ('norm', 'F'): norm_forward,
     ('norm', 'I'): norm_dx,
     ('norm', 'W'): norm_dw,
+    ('gain_norm', 'F'): gain_norm_forward,
+    ('gain_norm', 'I'): norm_dx,
+    ('gain_norm', 'W'): gain_norm_dw,
     ('rms_norm', 'F'): rms_forward,
     ('rms_norm', 'I'): rms_dx,
     ('rms_norm', 'W'): rms_dw,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from math import ceil, floor, log, pi
+from math import ceil, floor, log, log2, pi
 from typing import Final, cast
 
 import torch
@@ -209,16 +210,18 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
     hidden, ffn, groups = model.hidden, model.ffn_width, model.key_value_heads
     queries, head_dim, rows = model.heads // groups, model.head_width, model.padded_vocab
     yield 'embedding.weight', (rows, hidden), weight
+    if model.embedding_norm:
+        yield from _norm_parameters(model, 'embedding.norm')
     if model.position == 'learned':
         yield 'position.weight', (model.positions or model.sequence, hidden), weight
-    norms = ['norm1', *([] if model.parallel else ['norm2'])]
+    norms = ['norm1', *([] if model.parallel and not model.parallel_norms else ['norm2'])] if model.pre_norms else []
     norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
     for index, layer in enumerate(f'layer{index}' for index in range(model.layers)):
         experts = model.experts_of(index)
         for norm in norms:
             yield from _norm_parameters(model, f'{layer}.{norm}')
-        for gain in ('q_gain', 'k_gain') if model.qk_norm else ():
-            yield f'{layer}.qk_norm.{gain}', (head_dim,), 'ones'
+        for gain, count in (('q_gain', groups * queries), ('k_gain', groups)) if model.qk_norm else ():
+            yield f'{layer}.qk_norm.{gain}', (head_dim * (count if model.qk_norm == 'whole' else 1),), 'ones'
         for norm, features in (('q_norm', model.q_lora_rank), ('kv_norm', model.kv_lora_rank)):
             if features:
                 yield f'{layer}.{norm}.gain', (features,), 'ones'
@@ -258,7 +261,7 @@ def _to_heads(model: Transformer) -> Iterator[tuple[str, str, tuple[int, ...], t
 
 def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
     yield f'{name}.gain', (model.hidden,), 'ones'
-    if model.norm == 'layer_norm':
+    if model.norm == 'layer_norm' and model.norm_bias:
         yield f'{name}.bias', (model.hidden,), 'zeros'
 
 
@@ -276,7 +279,7 @@ def _transformer(
         gain = parameters[f'{name}.gain']
         if kind == 'rms_norm':
             return functional.rms_norm(x, x.shape[-1:], gain, epsilon)
-        return functional.layer_norm(x, x.shape[-1:], gain, parameters[f'{name}.bias'], epsilon)
+        return functional.layer_norm(x, x.shape[-1:], gain, parameters.get(f'{name}.bias'), epsilon)
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         weight, bias = parameters[f'{name}.weight'], parameters.get(f'{name}.bias')
@@ -288,25 +291,28 @@ def _transformer(
 
     def branched(layer: str, number: int, y: torch.Tensor) -> torch.Tensor:
         y = norm(f'{layer}.post_norm{number}', y) if model.post_norms else y
-        return drop(f'{layer}.residual{number}', y)
+        return drop(f'{layer}.residual{number}', y * model.residual_scale)
 
     x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
+    x = norm('embedding.norm', x) if model.embedding_norm else x
     if model.position == 'learned':
         x = x + parameters['position.weight'][places(model)]
     x = drop('position' if model.position == 'learned' else 'embedding', x)
     aux_loss = x.new_zeros(())
     for index in range(model.layers):
         layer = f'layer{index}'
-        y = norm(f'{layer}.norm1', x)
+        y = norm(f'{layer}.norm1', x) if model.pre_norms else x
         gains = [parameters.get(f'{layer}.qk_norm.{gain}') for gain in ('q_gain', 'k_gain')]
         if model.kv_lora_rank:
             latent_norm = partial(norm, epsilon=model.latent_epsilon or model.norm_epsilon, kind='rms_norm')
             qkv = _of_latents(model, linear, latent_norm, layer, y)
         else:
-            qkv = _together(model, linear(f'{layer}.qkv', y), gains)
+            qkv = _together(model, index, linear(f'{layer}.qkv', y), gains)
         heads = _attention(model, index, *qkv, partial(drop, f'{layer}.attention'))
         attended = x + branch(f'{layer}.proj', 1, heads)
-        y = y if model.parallel else norm(f'{layer}.norm2', attended)
+        if model.parallel_norms or not model.parallel:
+            source = x if model.parallel else attended
+            y = norm(f'{layer}.norm2', source) if model.pre_norms else source
         experts = model.experts_of(index)
         if experts is None:
             x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
@@ -315,7 +321,7 @@ def _transformer(
         x, aux_loss = attended + branched(layer, 2, mixed), aux_loss + aux
     head = parameters['embedding.weight' if model.tied else 'head.weight']
     logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))
-    return _capped(logits, model.logit_softcap), aux_loss
+    return _capped(logits * model.logit_scale, model.logit_softcap), aux_loss
 
 
 def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:
@@ -352,7 +358,7 @@ def _of_latents(
 
 
 def _together(
-    model: Transformer, qkv: torch.Tensor, gains: list[torch.Tensor | None]
+    model: Transformer, layer: int, qkv: torch.Tensor, gains: list[torch.Tensor | None]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values [batch, heads, sequence, features] of one product."""
     groups = model.key_value_heads
@@ -360,12 +366,22 @@ def _together(
     qkv_BSGCD = qkv.unflatten(-1, (groups, queries + 2, -1))
     q = qkv_BSGCD[..., :queries, :].flatten(2, 3).transpose(1, 2)
     k, v = (qkv_BSGCD[..., queries + part, :].transpose(1, 2) for part in (0, 1))
-    if model.qk_norm:
+    if model.qk_norm == 'whole':
+        q, k = (
+            functional.rms_norm(all_of := x.transpose(1, 2).flatten(2), all_of.shape[-1:], gain, model.norm_epsilon)
+            .unflatten(-1, (x.shape[1], -1))
+            .transpose(1, 2)
+            for x, gain in zip((q, k), gains, strict=True)
+        )
+    elif model.qk_norm:
         q, k = (
             functional.rms_norm(x, x.shape[-1:], gain, model.norm_epsilon)
             for x, gain in zip((q, k), gains, strict=True)
         )
     if model.position == 'rotary':
+        windows = model.window if isinstance(model.window, tuple) else (model.window,)
+        if model.window_theta and windows[layer % len(windows)]:
+            model = replace(model, rope_theta=model.window_theta, rope_scaling=())
         q, k = (rotated(model, x) for x in (q, k))
     return q, k, v
 
@@ -386,15 +402,25 @@ def _attention(
     if model.packed:
         seen &= torch.block_diag(*(torch.ones(length, length) for length in model.packed)) > 0
     scale = model.attention_scale or head_dim**-0.5
-    if not model.dropout and not model.attention_softcap:
+    if not model.dropout and not model.attention_softcap and model.position != 'alibi':
         # Not our kernel: an oracle must not share the code that it checks.
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=queries > 1)
         return y.transpose(1, 2).flatten(2)
     # torch's fused attention draws dropout masks of its own, so with dropout it is written out.
     k, v = (tensor.repeat_interleave(queries, dim=1) for tensor in (k, v))
     scores = _capped(q @ k.mT * scale, model.attention_softcap)
+    if model.position == 'alibi':
+        scores = scores + _slopes(model.heads).to(scores)[:, None, None] * places
     y = drop(scores.masked_fill(~seen, float('-inf')).softmax(-1)) @ v
     return y.transpose(1, 2).flatten(2)
+
+
+def _slopes(heads: int) -> torch.Tensor:
+    """2^(-8/n), 2^(-16/n), …, where n heads are a power of 2; others take more from those of twice as many."""
+    if heads & (heads - 1) == 0:
+        return torch.tensor([2 ** (-8 / heads)]) ** torch.arange(1, heads + 1)
+    power = 2 ** int(log2(heads))
+    return torch.cat([_slopes(power), _slopes(2 * power)[0::2][: heads - power]])
 
 
 REFERENCE_OF_GPT: Final = OfModel(inputs=_inputs, parameters=_parameters, loss=_loss)

@@ -133,6 +133,53 @@ def narrow_words(config: Config, words: str, hidden: str) -> Iterator[Entry]:
     yield from ()
 
 
+def heads_of_falcon(config: Config) -> Iterator[Entry]:
+    """One head of keys and values, or some with the newer layers, whose halves have a norm each."""
+    if config['new_decoder_architecture']:
+        yield Entry('kv_heads', _number(config, 'num_kv_heads'), 'num_kv_heads')
+        if config['num_ln_in_parallel_attn'] in (None, 2):
+            yield Entry('parallel', True, 'new_decoder_architecture')
+            yield Entry('parallel_norms', True, 'num_ln_in_parallel_attn')
+    elif config['multi_query']:
+        yield Entry('kv_heads', 1, 'multi_query')
+
+
+def norms_of_both(config: Config, key: str) -> Iterator[Entry]:
+    """Both halves of a parallel layer have a norm each."""
+    if config[key]:
+        yield Entry('parallel_norms', True, key)
+
+
+def biases_beside(config: Config, key: str) -> Iterator[Entry]:
+    """The feed-forward has biases anyway, attention where the key says so."""
+    yield Entry('bias', ['qkv', 'proj', 'ffn'] if config[key] else ['ffn'], key)
+
+
+def other_hidden(config: Config, key: str) -> Iterator[Entry]:
+    """The width of the stream under another name."""
+    if config['hidden_size'] is None:
+        yield Entry('hidden', _number(config, key), key)
+
+
+def times_hidden(config: Config, ratio: str, hidden: str) -> Iterator[Entry]:
+    """A feed-forward so many times as wide as the stream."""
+    yield Entry('ffn', int(_positive(config[ratio], ratio, ratio, 'ffn') * _number(config, hidden)), ratio)
+
+
+def divided_logits(config: Config) -> Iterator[Entry]:
+    """Logits divided by a number."""
+    by = 'logits_scaling'
+    yield Entry('logit_scale', 1 / _positive(config[by], by, by, 'logit_scale'), by)
+
+
+def scales_of_minicpm(config: Config) -> Iterator[Entry]:
+    """Halves of layers by their number, logits by the width of a smaller model."""
+    depth, base = (_positive(config[key], key, key, 'residual_scale') for key in ('scale_depth', 'dim_model_base'))
+    yield Entry('residual_scale', depth / sqrt(_number(config, 'num_hidden_layers')), 'scale_depth')
+    if 'dim_model_base' in config.values:
+        yield Entry('logit_scale', base / _number(config, 'hidden_size'), 'dim_model_base')
+
+
 # windows and scores
 
 
@@ -159,7 +206,9 @@ def windows(config: Config) -> Iterator[Entry]:
 
 
 def _kinds(config: Config, layers: int) -> list[str]:
-    full = config['max_window_layers']
+    full, every = config['max_window_layers'], config['sliding_window_pattern']
+    if isinstance(every, int) and every > 0:
+        return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
     if full is None:
         # Gemma 2: every other layer, the first one too.
         return [FULL if layer % 2 else SLIDING for layer in range(layers)]
@@ -211,15 +260,83 @@ def rope_of_part(config: Config) -> Iterator[Entry]:
     yield from _turns(config, by, told)
 
 
-def _rotary(config: Config) -> tuple[str, Mapping[str, Any]]:
+def rope_of_kinds(config: Config) -> Iterator[Entry]:
+    """A base for layers with a window and another for those without, of which scaling is."""
+    by, told = _rotary(config, apart=True)
+    if isinstance(told.get(FULL), dict):
+        full, narrow = told[FULL], told.get(SLIDING)
+        theta = (narrow if isinstance(narrow, dict) else full).get('rope_theta', full.get('rope_theta'))
+    else:
+        full, theta = told, config['rope_local_base_freq'] or told.get('rope_theta', config['rope_theta'])
+    yield from _turns(config, by, full)
+    yield Entry('window_theta', _positive(theta, 'the base of windows', by, 'window_theta'), by)
+
+
+def rope_of_falcon(config: Config, alibi: str) -> Iterator[Entry]:
+    """Rotary, or a slope of each head."""
+    if config[alibi]:
+        yield Entry('position', 'alibi', alibi)
+        return
+    yield Entry('position', 'rotary', alibi)
+    yield from _turns(config, *_rotary(config))
+
+
+def rotary_features(config: Config, features: str, head: str) -> Iterator[Entry]:
+    """So many features of a head are turned."""
+    if config[features]:
+        share = _positive(config[features], features, features, 'rotary_share') / _number(config, head)
+        yield Entry('rotary_share', share, features)
+
+
+def rotary_of_heads(config: Config, features: str, hidden: str, heads: str) -> Iterator[Entry]:
+    """The same where heads share the width of the stream."""
+    width = _number(config, hidden) // _number(config, heads)
+    yield Entry('rotary_share', (_number(config, features) if config[features] else width) / width, features)
+
+
+def words_of_neox(config: Config, share: str, base: str) -> Iterator[Entry]:
+    """What older files of GPT-NeoX call the share of features and the base."""
+    for key, name in (('rotary_share', share), ('rope_theta', base)):
+        if config[name] is not None:
+            yield Entry(key, _positive(config[name], name, name, key), name)
+
+
+def alibi_of_baichuan(config: Config, positions: str, longest: str) -> Iterator[Entry]:
+    """The 13B has a slope of each head; it tells no positions, but the longest text alone."""
+    if config[positions] is None and config[longest] is not None:
+        yield Entry('position', 'alibi', longest)
+
+
+def attention_of_mpt(config: Config, key: str) -> Iterator[Entry]:
+    """A mapping of its own; ALiBi where it says nothing."""
+    told = config[key] or {}
+    if not isinstance(told, dict):
+        raise Refused(key, 'not a mapping', 'write one', 'position')
+    known = {'attn_type': 'multihead_attention', 'alibi': True, 'alibi_bias_max': 8, 'qk_ln': False}
+    known |= {'clip_qkv': None, 'softmax_scale': None, 'prefix_lm': False, 'attn_pdrop': 0}
+    for name, value in known.items():
+        if told.get(name, value) != value:
+            raise Refused(key, f'not modelled: {name} {told[name]}', f'write {name}: {value}, or --module', 'position')
+    yield from ()
+
+
+def windows_of_neo(config: Config, kinds: str, width: str) -> Iterator[Entry]:
+    """A window in local layers, of which every second is one unless a list says others."""
+    listed = config[kinds] or ['global', 'local']
+    if not isinstance(listed, list) or any(one not in ('global', 'local') for one in listed):
+        raise Refused(kinds, 'not a list of global and local', 'write one', 'window')
+    yield Entry('window', _shortest([config[width] if one == 'local' else 0 for one in listed]), kinds)
+
+
+def _rotary(config: Config, *, apart: bool = False) -> tuple[str, Mapping[str, Any]]:
     """What is said of rotary in one mapping, and the key that says it: as transformers 5, the older one goes before."""
     by = 'rope_scaling' if config['rope_scaling'] else 'rope_parameters'
     told = config[by] or {}
     if not isinstance(told, dict):
         raise Refused(by, 'not a mapping', 'write null, or a mapping with rope_type', 'rope_scaling')
-    apart = [key for key, value in told.items() if isinstance(value, dict)]
-    if apart:
-        what = f'not yet: rotary unlike in layers of a kind ({", ".join(map(str, apart))[:60]})'
+    kinds = [key for key, value in told.items() if isinstance(value, dict)]
+    if kinds and not apart:
+        what = f'not yet: rotary unlike in layers of a kind ({", ".join(map(str, kinds))[:60]})'
         raise Refused(by, what, 'write one mapping for all layers', 'rope_scaling')
     return by, told
 
@@ -346,7 +463,46 @@ def further(config: Config) -> Iterator[Entry]:
     yield from ()
 
 
+def further_of_minimax(config: Config) -> Iterator[Entry]:
+    """Its modules of further tokens are no part of what transformers loads."""
+    if config['use_mtp'] and config['num_mtp_modules']:
+        what = f'not yet: multi-token prediction (got {str(config["num_mtp_modules"])[:20]})'
+        raise Refused('num_mtp_modules', what, 'write mtp_layers: 0 beside model to train without it', 'mtp_layers')
+    yield from ()
+
+
 # mixtures of experts
+
+
+def mixture(config: Config, count: str, top_k: str, **more: str) -> Iterator[Entry]:
+    """Experts in every layer, as wide as ``intermediate_size`` unless told. Arguments: keys of the config."""
+    told: dict[str, Any] = {'count': _number(config, count), 'top_k': _number(config, top_k)}
+    if 'normalise' in more:
+        told['normalise'] = bool(config[more['normalise']])
+    told |= {key: _number(config, name) for key, name in more.items() if key != 'normalise' and config[name]}
+    layers = _number(config, 'num_hidden_layers')
+    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers)}, count)
+
+
+def mixture_of_ernie(config: Config, count: str, top_k: str) -> Iterator[Entry]:
+    """Experts behind dense layers, chosen by scores and a bias, beside shared ones."""
+    width, layers = _number(config, 'moe_intermediate_size'), _number(config, 'num_hidden_layers')
+    last, dense = config['moe_layer_end_index'], config['moe_layer_start_index']
+    if last not in (None, -1, layers - 1) or not isinstance(dense, int) or dense < 0:
+        raise Refused(
+            'moe_layer_end_index', 'not modelled: dense layers behind those with experts', 'write -1', 'experts'
+        )
+    told: dict[str, Any] = {'count': _number(config, count), 'top_k': _number(config, top_k), 'ffn': width}
+    told |= {'first_dense': dense, 'correction_bias': True}
+    if config['moe_num_shared_experts']:
+        told['shared'] = width * _number(config, 'moe_num_shared_experts')
+    yield Entry('experts', {**told, **_aux_loss(config, told['top_k'], layers - dense)}, count)
+
+
+def chosen_by_sigmoid(config: Config, count: str, top_k: str) -> Iterator[Entry]:
+    """The same, chosen by sigmoids and a bias."""
+    (found,) = mixture(config, count, top_k)
+    yield found._replace(value={**found.value, 'score': 'sigmoid', 'correction_bias': True})
 
 
 def mixtral(config: Config) -> Iterator[Entry]:
@@ -394,7 +550,13 @@ def _deepseek(config: Config, chosen: dict[str, Any]) -> Iterator[Entry]:
     if config['output_router_logits']:
         what = 'its auxiliary loss is not read'
         raise Refused('output_router_logits', what, 'write experts: {aux_loss: ...} beside model', 'experts')
-    dense, layers = config['first_k_dense_replace'], config['num_hidden_layers']
+    dense, layers, kinds = config['first_k_dense_replace'], config['num_hidden_layers'], config['mlp_layer_types']
+    if isinstance(kinds, list):
+        dense = kinds.count('dense')
+        if kinds != ['dense'] * dense + ['sparse'] * (len(kinds) - dense):
+            raise Refused(
+                'mlp_layer_types', 'not modelled: dense layers that are not the first', 'write them first', 'experts'
+            )
     if not isinstance(dense, int) or isinstance(dense, bool) or dense < 0:
         raise Refused('first_k_dense_replace', f'not a count (got {str(dense)[:40]})', 'write e.g. 1', 'experts')
     if isinstance(layers, int) and dense >= layers:
@@ -453,7 +615,10 @@ RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
     for rule in (
         gated, plain, gated_of_gemma, biases, dropouts, window, windows, scaled_embedding, scaled_scores, rope,
         rope_of_part, scores, interleaved, further, mixtral, qwen, deepseek_v2, deepseek_v3,
-        one_head_of_keys, positions_of_opt, narrow_words,
+        one_head_of_keys, positions_of_opt, narrow_words, rope_of_kinds, rope_of_falcon, rotary_features,
+        rotary_of_heads, words_of_neox, alibi_of_baichuan, attention_of_mpt, windows_of_neo, heads_of_falcon,
+        norms_of_both, biases_beside, other_hidden, times_hidden, divided_logits, scales_of_minicpm, further_of_minimax,
+        mixture, mixture_of_ernie, chosen_by_sigmoid,
     )
 }  # fmt: skip
 """By the names that ``families.yaml`` has for them."""

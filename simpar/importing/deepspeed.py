@@ -180,7 +180,7 @@ DEEPSPEED: Final = Source(
 
 def deepspeed_model(flags: Settings) -> Iterator[Finding]:
     """Heads and experts in words of its own."""
-    yield from flags.said('num-key-value-heads')
+    yield from flags.said('num-key-value-heads', 'embed-layernorm')
     if flags.text('attention-head-type') == 'multiquery':
         yield Entry('workload.transformer.kv_heads', 1, ('attention-head-type',))
     if megatron.number_of_experts(flags):
@@ -240,7 +240,9 @@ def neox_model(flags: Settings) -> Iterator[Finding]:
         yield Entry('workload.transformer.bias', kept, by)
     if flags.on('gpt-j-residual'):
         yield Entry('workload.transformer.parallel', True, ('gpt-j-residual',))
-        yield Guess('attention and feed-forward read one norm, where GPT-NeoX has two of one input')
+        # EleutherAI/gpt-neox ea7aefd8f8e1, megatron/model/transformer.py: two norms of one input, unless they are tied.
+        if not flags.on('gpt-j-tied'):
+            yield Entry('workload.transformer.parallel_norms', True, flags.given('gpt-j-tied'))
     by = tuple(name for name in flags.named if name.startswith('attention-config'))
     is_flash = any('flash' in flags.named[name].shown for name in by)
     yield Entry('workload.transformer.attention', 'flash' if is_flash else 'unfused', by)

@@ -13,6 +13,7 @@ from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.decoder import VOCABULARY
 from simpar.model.operators.experts import Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
+from simpar.model.operators.norm import GainNorm
 from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
 from simpar.model.operators.torch_call import TorchCall
@@ -301,7 +302,7 @@ def balanced(logits: TensorLayout, *, together: bool) -> Placed:
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]
-STREAM = (LayerNorm, RmsNorm, Add, Residual, Position, Dropout)
+STREAM = (LayerNorm, RmsNorm, GainNorm, Add, Residual, Position, Dropout)
 """Operators of the residual stream, which sequence parallelism splits."""
 SUMS = (Add, Residual)
 

@@ -52,7 +52,8 @@ class Transformer(Model):
             a layer, before they are added (Megatron-LM).
         window: of attention, by layer; a list repeats over the layers.
         documents: every sample is packed alike.
-        parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi).
+        parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi); with
+            ``parallel_norms`` each has a norm of its own (GPT-NeoX).
     """
 
     layers: int
@@ -69,13 +70,17 @@ class Transformer(Model):
     head_dim: int = 0
     norm: Literal['layer_norm', 'rms_norm'] = 'layer_norm'
     norm_epsilon: float = 1e-5
+    norm_bias: bool = True
+    pre_norms: bool = True
+    embedding_norm: bool = False
     post_norms: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal['whole'] = False
     activation: Activation = 'gelu'
     bias: tuple[Biased, ...] = GPT_BIASES
-    position: Literal['learned', 'rotary', 'none'] = 'learned'
+    position: Literal['learned', 'rotary', 'alibi', 'none'] = 'learned'
     positions: int = 0
     rope_theta: float = 10000.0
+    window_theta: float = 0.0
     rotary_share: float = 1.0
     rope_scaling: tuple[Number, ...] = ()
     longrope: LongRope | None = None
@@ -90,9 +95,12 @@ class Transformer(Model):
     window: Window | tuple[Window, ...] = 0
     documents: Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = 0
     parallel: bool = False
+    parallel_norms: bool = False
     attention_scale: float = 0.0
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    residual_scale: float = 1.0
     embedding_scale: float = 1.0
     pad_vocab: int = 1
     experts: Experts | None = None
@@ -130,6 +138,18 @@ class Transformer(Model):
         """How queries and keys are turned, if they are."""
         return self.turned(int(self.head_width * self.rotary_share)) if self.position == 'rotary' else None
 
+    def rotation_of(self, layer: int) -> Rotation | None:
+        """The same of one layer: those with a window may have a base of their own."""
+        rotation = self.rotation
+        if rotation is None or not self.window_theta or not self._sees_a_window(layer):
+            return rotation
+        return replace(rotation, theta=self.window_theta, scaling=())
+
+    def _sees_a_window(self, layer: int) -> bool:
+        """Whether attention of a layer has a window, be it wider than a sample."""
+        windows = self.window if isinstance(self.window, tuple) else (self.window,)
+        return bool(windows and windows[layer % len(windows)])
+
     def turned(self, features: int) -> Rotation:
         """A rotation of so many features."""
         return rotation_of(self, features)
@@ -160,6 +180,7 @@ class Transformer(Model):
             scale=self.attention_scale,
             softcap=self.attention_softcap,
             documents=self.packed,
+            alibi=self.position == 'alibi',
         )
 
     @property
@@ -233,8 +254,21 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
         what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
         yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
-    if model.parallel and model.post_norms:
-        yield Problem((*FILE, 'post_norms'), 'a parallel layer has none', 'leave post_norms or parallel out')
+    if model.parallel and (model.post_norms or not model.pre_norms):
+        key = 'post_norms' if model.post_norms else 'pre_norms'
+        yield Problem(
+            (*FILE, key), 'a parallel layer has norms before its halves alone', f'leave {key} or parallel out'
+        )
+    if model.parallel_norms and not model.parallel:
+        yield Problem((*FILE, 'parallel_norms'), 'the layers are not parallel', 'leave it out, or write parallel: true')
+    if not model.pre_norms and not model.post_norms:
+        yield Problem((*FILE, 'pre_norms'), 'layers without any norm', 'write post_norms: true, or leave it out')
+    if not model.norm_bias and model.norm == 'rms_norm':
+        yield Problem((*FILE, 'norm_bias'), 'rms_norm has no bias anyway', 'leave it out')
+    if model.position == 'alibi' and model.kv_lora_rank:
+        yield Problem((*FILE, 'position'), 'not yet: alibi of latent attention', 'write rotary')
+    if not model.pre_norms and model.kv_lora_rank:
+        yield Problem((*FILE, 'pre_norms'), 'not yet: latent attention without a norm before it', 'leave it out')
     if model.position == 'learned' and 0 < model.positions < model.sequence:
         what = f'{model.sequence} tokens, but only {model.positions} positions'
         yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
@@ -291,6 +325,8 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
     these."""
     if asked.context == 1:
         return
+    if model.position == 'alibi':
+        yield Problem(('plan', 'context'), 'not yet: ranks that share a sequence with alibi', 'write 1')
     inner = asked.tensor if asked.sequence_parallel else 1
     if model.sequence % (asked.chunks * inner):
         within = f', and each of these by tensor {inner}' if inner > 1 else ''
@@ -314,6 +350,11 @@ def _degrees(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Tensor ranks must hold whole groups of heads, and equal parts of a sequence."""
     tensor = asked.tensor
     yield from _context(model, asked)
+    if model.qk_norm == 'whole' and (tensor > 1 or asked.by_heads):
+        key = 'tensor' if tensor > 1 else 'context_kind'
+        what = 'not yet: ranks that share heads whose mean square is of all heads (qk_norm: whole)'
+        yield Problem(('plan', key), what, 'write 1' if tensor > 1 else 'write ring or all_gather')
+        return
     if asked.sequence_parallel and tensor > 1 and model.sequence % tensor:
         what = f'sequence {model.sequence} does not divide by tensor {tensor}'
         instead = multiple(model.sequence, tensor).removeprefix('write ')

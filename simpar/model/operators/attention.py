@@ -12,7 +12,7 @@ from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.documents import dims_of, seen, told
-from simpar.model.operators.base import Operator, Sharded, operator
+from simpar.model.operators.base import Operator, Sharded, Unary, operator
 from simpar.model.operators.norm import SOFTMAX, SameShape
 from simpar.model.operators.stream import dropped
 from simpar.model.ops import Attributes, Kept, Local, Ops, Work
@@ -36,6 +36,7 @@ class Heads:
         scale: what scores are multiplied by; 0: 1 / √head_dim.
         softcap: scores become softcap · tanh(score / softcap); 0: they stay.
         documents: lengths of those that a sample packs, of which no token sees another's; empty: one.
+        alibi: each head adds its slope × the place of a key to its scores.
     """
 
     groups: int
@@ -47,6 +48,7 @@ class Heads:
     scale: float = 0.0
     softcap: float = 0.0
     documents: tuple[int, ...] = ()
+    alibi: bool = False
 
     @property
     def count(self) -> int:
@@ -199,7 +201,7 @@ class Attention(Sharded):
         # The features of qkv are split by groups of heads, so the heads of what is kept are split alike.
         rows = TensorLayout(local.world, (layout.dims[0], layout.dims[2], ()))
         kept = Kept(role='lse', shape=(batch, heads.count, sequence), layout=rows, dtype='fp32')
-        known = {**heads.told(local)}
+        known = {**heads.told(local), **(slopes(local, heads.count, rows) if heads.alibi else {})}
         keys: tuple[str, ...] = ()
         if self.dropout:
             known, keys = {**known, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
@@ -248,6 +250,40 @@ class AttentionScores(Sharded):
             I={'qkv': Work(operator='attention_scores', reads=('dy', 'qkv', f'=d:{self.values}.v'), flops=2 * product,
                            dims={'m': 2 * rows, 'n': width, 'k': sequence}, attributes=known, of=self.values)},
         )  # fmt: skip
+
+
+def slopes(local: Local, heads: int, rows: TensorLayout) -> Attributes:
+    """What a kernel must know to add ALiBi. Arguments: ``heads`` of all ranks; ``rows``, a layout [batch, heads, …]."""
+    partition = local.partition(rows, 1)
+    return {'alibi': heads, **({'partition': partition} if partition else {})}
+
+
+@operator
+class Alibi(SameShape, Sharded, Unary):
+    """Adds the slope of each head × the place of the key to scores (Press et al. 2022); their gradient stays.
+
+    Arguments: ``heads`` of all ranks.
+    """
+
+    key = 'alibi'
+    written = False
+    primitives = {'alibi': AttentionCore('Alibi')}
+    inputs_told = 'scores [batch, heads, sequence, sequence]'
+    unsharded = 'last two dims'
+
+    heads: int
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Split along batch and heads."""
+        (x,) = reads
+        names = dim_names(x)
+        return Rule(name, (names,), names, (x,), x, names, dict.fromkeys(names[-2:], _SEQUENCE))
+
+    def ops(self, local: Local) -> Ops:
+        """One operation an element."""
+        told = slopes(local, self.heads, local.layout('x'))
+        work = Work(operator='alibi', reads=('x',), writes=('y',), flops=local.elements('x'), attributes=told)
+        return Ops(F=work, I={'x': None})
 
 
 @operator

@@ -68,6 +68,7 @@ class SoftmaxOver(Primitive):
 
 
 LAYER_NORM, RMS_NORM, SOFTMAX = Normalised('LayerNorm'), RmsNormalised('RmsNorm'), SoftmaxOver('Softmax')
+GAIN_NORM = RmsNormalised('GainNorm')
 
 
 class SameShape(Operator):
@@ -128,6 +129,24 @@ class LayerNorm(Norm):
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """Gain and bias."""
         return Parameter('gain', result[-1:], 'ones'), Parameter('bias', result[-1:], 'zeros')
+
+
+@operator
+class GainNorm(Norm):
+    """LayerNorm over the last dim with a gain alone (Cohere)."""
+
+    key = 'gain_norm'
+    written = False
+    primitives = {'norm': GAIN_NORM}
+    operator, kept, flops = 'gain_norm', ('mean', 'rstd'), (8, 12, 3)
+    inputs_told = 'x, gain'
+    unsharded = 'last dim'
+
+    epsilon: float = EPSILON
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """Gain."""
+        return (Parameter('gain', result[-1:], 'ones'),)
 
 
 @operator

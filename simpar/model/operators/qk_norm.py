@@ -1,13 +1,14 @@
-"""RMSNorm of every head of queries and of keys, with one gain for all queries and one for all keys (Qwen 3)."""
+"""RMSNorm of every head of queries and of keys with one gain for all (Qwen 3), or of all heads together (OLMo 2)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from simpar.layout import Rule
+from simpar.layout import Rule, TensorLayout
 from simpar.model.operators.attention import Heads, Qkv
 from simpar.model.operators.base import Step, Trained, Unary, operator
-from simpar.model.operators.norm import EPSILON, SameShape
+from simpar.model.operators.norm import EPSILON, NORMALISED, SameShape
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work
 from simpar.model.primitive import Shape
 
@@ -19,7 +20,8 @@ QK_NORM = Qkv('QkNorm')
 class QkNorm(SameShape, Trained, Unary):
     """Divides every head of queries and keys by its root mean square, with gains; values stay.
 
-    Arguments: ``heads`` of attention; ``epsilon``, added to the mean of squares.
+    Arguments: ``heads`` of attention; ``epsilon``, added to the mean of squares; ``whole``: the mean is of all queries,
+    and of all keys.
     """
 
     key = 'qk_norm'
@@ -29,10 +31,12 @@ class QkNorm(SameShape, Trained, Unary):
 
     heads: Heads
     epsilon: float = EPSILON
+    whole: bool = False
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch, by sequence and by groups; every rank has the gains in full."""
-        return self.heads.rows(name, *reads)
+        rule = self.heads.rows(name, *reads)
+        return replace(rule, fixed={**rule.fixed, 'g': NORMALISED}) if self.whole else rule
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
         """One primitive; its gains are full."""
@@ -40,17 +44,22 @@ class QkNorm(SameShape, Trained, Unary):
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The gains of queries and of keys."""
-        return tuple(Parameter(gain, (self.heads.head_dim,), 'ones') for gain in GAINS)
+        of_queries, of_keys = (self.heads.count, self.heads.groups) if self.whole else (1, 1)
+        counts = zip(GAINS, (of_queries, of_keys), strict=True)
+        return tuple(Parameter(gain, (count * self.heads.head_dim,), 'ones') for gain, count in counts)
 
     def ops(self, local: Local) -> Ops:
         """As of RMSNorm; the backward reads x and one number of each head that is normalised."""
         heads, x, layout = self.heads, local.shape('x'), local.layout('x')
-        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon}
+        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **({'whole': True} if self.whole else {})}
         share = (heads.queries + 1) / (heads.queries + 2)
         elements = share * local.elements('x')
         # Values are neither read nor written: x and y count without them, the backward reads dy too.
         moved = share * local.size('x')
-        rstd = Kept(role='rstd', shape=(*x[:-1], heads.groups * (heads.queries + 1)), layout=layout)
+        groups = 1 if self.whole else heads.groups
+        if self.whole:
+            layout = TensorLayout(local.world, (*layout.dims[:-1], ()))
+        rstd = Kept(role='rstd', shape=(*x[:-1], groups * (heads.queries + 1)), layout=layout)
         return Ops(
             F=Work(operator='qk_norm', reads=('x', *GAINS), writes=('y', 'rstd'), flops=5 * elements, moved=2 * moved,
                    attributes=told),
