@@ -7,6 +7,7 @@ read here. Tensors are read by ``torch.load(weights_only=True)``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -29,7 +31,7 @@ from simpar.case import Case
 from simpar.document import build, dump, one_screen
 from simpar.document.tree import Tree
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular, write_atomically
+from simpar.files import naming, read_regular, write_atomically
 from simpar.program import Program
 from simpar.schedule import Schedule
 from simpar.torch_module.graph import module_name
@@ -241,6 +243,7 @@ def for_torch(contents: Contents) -> Metadata:
 
 # Checkpoints: parameters and optimizer states by name, whole or not at all, read back into any plan.
 
+LOCK: Final = '.lock'
 KEPT: Final = 2
 """Checkpoints that stay: the last, and the one before it."""
 MOST_BYTES: Final = 2**32
@@ -254,7 +257,7 @@ def write_rank(folder: Path, program: Program, rank: int, held: Mapping[str, tor
     folder.mkdir(parents=True, exist_ok=True)
     name = f'__{rank}_0.distcp'
     entries = []
-    with (folder / name).open('wb') as file:
+    with naming(folder / name), (folder / name).open('wb') as file:
         for piece in _own(program, rank, held):
             begin, content = file.tell(), io.BytesIO()
             # A clone: a view would be saved with all of the memory that it looks into.
@@ -312,6 +315,25 @@ def folder_of(root: Path, step: int) -> Path:
 def latest(root: Path) -> Path | None:
     """The last whole checkpoint of a folder; None where it has none."""
     return found[-1] if (found := _all(root)) else None
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Within it, no other training writes into a folder; raises ``ScheduleError`` that names who does."""
+    with naming(root):
+        root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(handle, 0)
+        os.write(handle, f'process {os.getpid()} on {os.uname().nodename}'.encode())
+        yield
+    except BlockingIOError:
+        who = os.read(handle, 200).decode(errors='replace')
+        what = f'another training writes here ({who})'
+        raise ScheduleError(Problem(str(root), what, 'let it end, or name another folder')) from None
+    finally:
+        os.close(handle)
 
 
 def clear(root: Path) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from executor.checkpoint import latest
 from executor.cluster import Launch, detect, meeting
 from executor.cluster.external import REFUSAL, common_clock, launched, refuse_external, store_of, wall_clocks
 from executor.devices import KINDS
@@ -24,6 +25,7 @@ from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
 from executor.state import Execution, by_module, save_state
+from executor.train import train
 from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case, on_net
@@ -45,13 +47,16 @@ EMULATED = 'emulated compute shows dependencies, streams and communication, not 
 class Job:
     """A program, its costs where compute is emulated, and how many work queues it asks for; 0: it does not say.
 
-    Arguments: ``baseline``, the job of the plan that gain is measured from, where it is measured, too.
+    Arguments:
+        baseline: the job of the plan that gain is measured from, where it is measured, too.
+        case: what the program is of; None of one that a function builds.
     """
 
     program: Program
     costs: Costs | None
     work_queues: int = 0
     baseline: Job | None = None
+    case: Case | None = None
 
     @property
     def all(self) -> tuple[Job, ...]:
@@ -78,6 +83,8 @@ def run_job(options: argparse.Namespace) -> int:
         raise
     if options.nproc and options.nproc != job.program.world:
         raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
+    if options.checkpoint:
+        return _train(options, launch, job)
     # One line for the whole job, not one a rank.
     if launch is None or launch.rank == 0:
         _say(_found(options, launch, job.program))
@@ -88,13 +95,54 @@ def run_job(options: argparse.Namespace) -> int:
 
 
 def _check_state(options: argparse.Namespace) -> None:
-    """Refuse beforehand what would fail at the end of a run."""
+    """Refuse beforehand what would fail at the end of a run, and what a training with checkpoints does not do."""
+    if options.checkpoint is None and options.resume:
+        raise ScheduleError(Problem('--resume', 'goes on from a checkpoint', 'name its folder: --checkpoint DIR'))
+    if options.checkpoint:
+        measured = options.save or options.measured
+        useless = {
+            '--save': measured, '--compute emulated': options.compute == 'emulated', '--net': options.net.shaped,
+            '--issue graph': options.issue == 'graph', '--order': options.order is not None,
+        }  # fmt: skip
+        what = 'a training with checkpoints has no such flag'
+        if problems := [Problem(flag, what, 'leave it out') for flag, given in useless.items() if given]:
+            raise ScheduleError(problems)
+        if (found := latest(options.checkpoint)) and not options.resume:
+            instead = 'write --resume to go on from it, or name another folder'
+            raise ScheduleError(Problem('--checkpoint', f'{found} is there already', instead))
     if options.save_state is None:
         return
     if options.compute == 'emulated':
         what = 'emulated compute has neither losses nor parameters'
         raise ScheduleError(Problem('--save-state', what, 'write --compute real'))
     options.save_state.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
+    """Train from one checkpoint to the next; rank 0, or the parent of the ranks, prints how it went."""
+    assert job.case is not None
+    speaks = launch is None or launch.rank == 0
+    begun = latest(options.checkpoint)
+    if speaks:
+        _say(_found(options, launch, job.program))
+        from_where = f'goes on from {begun}' if begun else 'begins anew'
+        _say(f'checkpoints: {options.checkpoint}, every {options.every} steps; {from_where}')
+    result = train(
+        job.case, steps=options.steps, seed=options.seed, dtype=options.dtype, timeout=options.timeout,
+        checkpoint=options.checkpoint, every=options.every, device=options.device, transport=options.transport,
+    )  # fmt: skip
+    if not speaks:
+        return 0
+    if options.save_state:
+        kept = by_module(result) if options.module else result
+        save_state(options.save_state, kept, program=job.program.hash, seed=options.seed)
+    last = latest(options.checkpoint)
+    if options.json:
+        told = {'program': job.program.hash, 'ranks': job.program.world, 'losses': list(result.losses)}
+        print(json.dumps({**told, 'from': str(begun or ''), 'checkpoint': str(last)}, ensure_ascii=False))
+    else:
+        print(f'loss {result.losses[0]:.6g}, after {len(result.losses)} steps {result.losses[-1]:.6g}; last: {last}')
+    return 0
 
 
 def request_of(options: argparse.Namespace, job: Job) -> Request:
@@ -133,7 +181,7 @@ def load_job(options: argparse.Namespace) -> Job:
         if costs and costs.work_queues:
             # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
             simulate(one.program, costs, steps=2)
-        return Job(one.program, costs if emulated else None, queues)
+        return Job(one.program, costs if emulated else None, queues, case=one)
 
     if options.save_baseline is None:
         return job_of(case)

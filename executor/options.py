@@ -175,6 +175,9 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
     )
+    verb.add_argument('--checkpoint', type=Path, metavar='DIR', help='train, and keep checkpoints in this folder')
+    verb.add_argument('--every', type=_positive, default=10, metavar='N', help='steps between two (default: 10)')
+    verb.add_argument('--resume', action='store_true', help='go on from the last checkpoint there, if there is one')
     add_device_flags(verb)
     _issue(verb)
     verb.add_argument('--costs', default='', help=argparse.SUPPRESS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from executor import checkpoint as checkpoints
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
 from executor.cluster import Launch, detect
-from executor.cluster.external import launched
+from executor.cluster.external import launched, refuse_external
 from executor.draws import Batch, keep
 from executor.inprocess import InProcess
 from executor.options import Wanted
@@ -261,7 +261,15 @@ def train(
     wanted.check(launch.by if launch else '', processes=processes)
     runner = _runner(program, launch, timeout, wanted, processes=processes)
     training = _Training(case, steps, seed, dtype, root, every, wanted)
-    result = training.run(runner, data, first=not launch or launch.rank == 0)
+    first = not launch or launch.rank == 0
+    try:
+        with checkpoints.locked(root) if root and first else nullcontext():
+            result = training.run(runner, data, first=first)
+    except ScheduleError as error:
+        # The other ranks wait for this one.
+        if launch is not None:
+            refuse_external(launch, str(error))
+        raise
     return by_module(result) if module else result
 
 
@@ -332,7 +340,6 @@ class _Training:
         if self.root is None:
             return None
         if first:
-            self.root.mkdir(parents=True, exist_ok=True)
             checkpoints.clear(self.root)
         folder = checkpoints.latest(self.root)
         if folder is None:

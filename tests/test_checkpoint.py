@@ -16,6 +16,8 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytestmark = pytest.mark.torch
 
 from executor import checkpoint
+from executor.commands import run_job
+from executor.options import parser
 from executor.tensors import boxes
 from executor.train import train
 from simpar import from_module
@@ -108,7 +110,7 @@ def test_a_training_that_goes_on_equals_one_that_was_not_interrupted(tmp_path):
     again = kept(GPT, tmp_path, *drop, steps=6)
     assert again.losses == whole.losses
     assert all(torch.equal(whole.parameters[name], of) for name, of in again.parameters.items())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['step-000004', 'step-000006']
+    assert sorted(path.name for path in tmp_path.glob('step*')) == ['step-000004', 'step-000006']
 
 
 def test_ranks_of_a_pool_keep_the_same_as_ranks_of_one_process(tmp_path):
@@ -193,7 +195,7 @@ def test_what_was_not_finished_is_no_checkpoint(tmp_path):
                                              if one.kind in ('parameter', 'state')})  # fmt: skip
     assert checkpoint.latest(tmp_path) == tmp_path / 'step-000001'
     assert len(kept(GPT, tmp_path, steps=2).losses) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['step-000001', 'step-000002']
+    assert sorted(path.name for path in tmp_path.glob('step*')) == ['step-000001', 'step-000002']
 
 
 def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
@@ -421,7 +423,7 @@ def test_damage_is_named_and_the_checkpoint_before_is_good(tmp_path, damage, wha
 
 def test_damage_of_both_checkpoints_is_told(tmp_path):
     kept(NETWORK, tmp_path, steps=2, every=1)
-    for folder in tmp_path.iterdir():
+    for folder in tmp_path.glob('step-*'):
         flip_in(folder, 'dense0.weight')
     with pytest.raises(ScheduleError, match='no earlier checkpoint is good'):
         kept(NETWORK, tmp_path, steps=3)
@@ -490,7 +492,7 @@ def test_another_training_does_not_go_on_silently(begun, file, what):
     with pytest.raises(ScheduleError) as error:
         kept(file, begun, steps=2)
     assert what.format(begun / 'step-000001') in str(error.value)
-    assert [path.name for path in begun.iterdir()] == ['step-000001']
+    assert [path.name for path in begun.glob('step*')] == ['step-000001']
 
 
 def test_all_that_differs_is_told_at_once_where_it_stands(begun, tmp_path):
@@ -533,3 +535,26 @@ def test_another_module_of_the_same_weights_is_named(tmp_path):
     with pytest.raises(ScheduleError, match=r'workload\.module\.graph\.1/gelu: is .* was trained with absent'):
         kept(OWN, tmp_path, steps=2, module=imported(torch.nn.GELU()), data=data)
     assert len(kept(OWN, tmp_path, steps=2, module=imported(torch.nn.Tanh()), data=data).losses) == 2
+
+
+def test_the_command_trains_and_goes_on_only_where_it_is_told_to(tmp_path, capsys):
+    root = tmp_path / 'kept'
+    file = tmp_path / 'job.yaml'
+    file.write_text(NETWORK)
+    words = ['run', str(file), '--device', 'virtual', '--checkpoint', str(root)]
+
+    def losses(*more):
+        assert run_job(parser().parse_args([*words, '--json', *more])) == 0
+        return json.loads(capsys.readouterr().out)['losses']
+
+    begun = losses('--steps', '2', '--resume')
+    with pytest.raises(ScheduleError, match='step-000002 is there already; write --resume'):
+        losses('--steps', '3')
+    assert losses('--steps', '3', '--resume')[:2] == begun
+    with pytest.raises(ScheduleError, match='--save: a training with checkpoints has no such flag'):
+        losses('--save', 'trace.json', '--resume')
+
+
+def test_two_trainings_do_not_write_into_one_folder(tmp_path):
+    with checkpoint.locked(tmp_path), pytest.raises(ScheduleError, match=r'another training writes here \(process \d+'):
+        kept(GPT, tmp_path, steps=1)

@@ -44,7 +44,7 @@ FLAGS = {
     'export': ['--given', '--json', '--onto', '--output', '--set', '--to', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
     'trace': ['--communication', '--json', 'recording'],
-    'script': ['--device', '--json', '--set', '--steps', 'file', 'launcher'],
+    'script': ['--checkpoint', '--device', '--every', '--json', '--resume', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],

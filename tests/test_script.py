@@ -58,7 +58,7 @@ def test_what_ranks_run_is_a_command_line_of_the_executor(capsys):
         text = script(capsys, launcher, *JOB).replace('\\\n', ' ').replace('$NODE_RANK', '0')
         for line in text.splitlines():
             if '-m executor' in line and not line.startswith('#'):
-                words = shlex.split(line.partition('-m executor ')[2])
+                words = shlex.split(line.partition('-m executor ')[2].partition(' || {')[0])
                 if words[0] != 'preflight':
                     words = ['run', *words]
                 assert parser().parse_args(words).set == ['cluster.nodes=2', 'cluster.devices=4', 'plan.data=2']
@@ -76,10 +76,26 @@ def test_a_job_of_kubernetes_is_a_service_and_an_indexed_job(capsys):
 def test_ranks_and_the_preflight_before_them_look_for_the_same_devices(capsys):
     text = script(capsys, 'torchrun', *JOB, '--device', 'npu').replace('\\\n', ' ').replace('$NODE_RANK', '0')
     lines = [line.partition('-m executor ')[2] for line in text.splitlines() if '-m executor ' in line]
-    words = [shlex.split(line) for line in lines]
+    words = [shlex.split(line.partition(' || {')[0]) for line in lines]
     assert [one[0] for one in words] == ['preflight', JOB[0]]
     for one in words:
         assert parser().parse_args(one if one[0] == 'preflight' else ['run', *one]).device == 'npu'
+
+
+def test_checkpoints_are_those_of_every_launcher_and_devices_those_of_the_profile(capsys):
+    for launcher in ('slurm', 'torchrun', 'mpirun', 'msrun', 'k8s'):
+        text = script(capsys, launcher, 'examples/transformer_h100.yaml', '--checkpoint', 'my kept', '--resume')
+        assert "--device cuda --steps 3 --checkpoint 'my kept' --every 10 --resume" in text
+        assert 'exit 5' in text
+    assert main(['script', 'slurm', JOB[0], '--resume']) == 2
+
+
+@pytest.mark.parametrize('name', ['1e3', 'null', 'on', 'y', '0x1f', '...'])
+def test_names_that_yaml_reads_as_something_else_get_a_word_before_them(capsys, tmp_path, name):
+    path = tmp_path / f'{name}.yaml'
+    path.write_text((ROOT / JOB[0]).read_text())
+    service, _ = yaml.safe_load_all(script(capsys, 'k8s', str(path)))
+    assert service['metadata']['name'] == f'simpar-{name.strip(".")}'.rstrip('-')
 
 
 def test_names_with_spaces_stay_one_word(capsys, tmp_path):

@@ -112,6 +112,8 @@ def test_fitted_numbers_lie_within_their_stated_ranges():
     [
         ('Megatron-LM', 'A100', 2021, 'megatron-2021'), ('Megatron-LM', 'A100', 2024, 'megatron-te-2024'),
         ('PyTorch FSDP + compile', 'H100', 2024, 'torch-compile-2024'),
+        ('PyTorch FSDP1 + compile', 'H100', 2024, 'torch-compile-fsdp1'), ('torchtitan', 'H100', 9999, 'torch-eager'),
+        ('torchtitan', 'H100', 2025, 'torch-eager-2025'),
         ('Composer+PyTorch FSDP1', 'H100-SXM', 9999, 'torch-fsdp-hopper'),
         ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('nobody knows', 'A100', 2023, DEFAULT),
     ],
@@ -206,6 +208,60 @@ def test_attention_goes_by_the_kernel_of_the_stack():
     fast = replace(slow, attention=replace(slow.attention, share=replace(slow.attention.share, value=0.9)))
     place_of = place(program, 'layer0.attention.F')
     assert costs(program, on(slow)).compute[place_of] > costs(program, on(fast)).compute[place_of]
+
+
+@pytest.mark.parametrize(
+    ('name', 'profile', 'share'),
+    [
+        ('torch-eager-2025', 'h100-sxm-8', 0.35),
+        ('torch-eager-2025', 'a100-sxm-8', None),
+        ('torch-eager', 'h100-sxm-8', None),
+    ],
+)
+def test_attention_of_torch_is_that_of_its_year_and_device(name, profile, share):
+    """FlashAttention-2 on Hopper until cuDNN came first; elsewhere the table of the device."""
+    program = lower(replace(WORK, model=replace(MODEL, sequence=4096)), Plan(), 1)
+    attention = place(program, 'layer0.attention.F')
+    bare = replace(load_stack(name), launches={})
+    found, plain = (costs(program, on(stack, profile)) for stack in (bare, None))
+    if share is None:
+        assert 'attention table' in found.why[attention]
+        assert found.compute[attention] >= plain.compute[attention]
+    else:
+        seconds = program.op_classes[attention].flops / (share * load_profile(profile).device.matrix['bf16'].value)
+        assert found.compute[attention] == pytest.approx(seconds, rel=0.05)
+
+
+def test_collectives_of_tensor_ranks_copy_what_they_carry_and_those_of_fsdp_do_not():
+    """By hand: what came is read and written once more, at the rate of streaming kernels."""
+    device = load_profile('a100-sxm-8').device
+    rate = device.memory.bandwidth.value * device.memory.share.value
+    for plan, name, times in (
+        (Plan(tensor=2, sequence_parallel=True), 'layer0.norm1.whole.all_gather.F', 2),
+        (Plan(data=2, zero=3), 'layer0.weights.data.all_gather.F', 0),
+    ):
+        program = lower(WORK, plan, 2)
+        hardware = on(load_stack('torch-eager'), devices=2)
+        message = place(program, name)
+        copied, plain = (
+            costs(program, hardware, Effects(framework=on_)).communication[message][0].alpha for on_ in (True, False)
+        )
+        assert copied - plain == pytest.approx(times * program.op_classes[message].bytes / rate, rel=1e-6)
+
+
+def test_blocks_of_a_shared_sequence_are_joined_and_repeated_keys_are_sent():
+    """By hand: 50 bytes an element for each of three further ranks; four query heads share a key head."""
+    model = replace(MODEL, heads=8, kv_heads=2, sequence=4096, position='rotary')
+    program = lower(replace(WORK, model=model), Plan(context=4, context_kind='all_gather'), 4)
+    stack, device = load_stack('torch-eager-2025'), load_profile('a100-sxm-8').device
+    attention, gather = (place(program, f'layer0.attention{part}.F') for part in ('', '.kv.whole.all_gather'))
+    less = {**stack.launches, 'context_attention.F': replace(stack.launches['context_attention.F'], blocks=0)}
+    found, plain = (costs(program, on(one, devices=4)) for one in (stack, replace(stack, launches=less)))
+    rate = device.memory.bandwidth.value * device.memory.share.value
+    joined = 50 * 3 * 8 * 1024 * 512 / rate
+    assert found.compute[attention] - plain.compute[attention] == pytest.approx(joined, rel=1e-6)
+    alone = costs(program, on(load_stack('eager'), devices=4)).communication[gather][0].transfer
+    assert found.communication[gather][0].transfer > 2 * alone
 
 
 @pytest.mark.parametrize('effect', ['framework', 'launch', 'host_waits'])

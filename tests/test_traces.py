@@ -331,13 +331,13 @@ def test_an_ascend_recording_is_joined_with_its_schedule(qwen3: Path) -> None:
 
 
 def test_a_profile_of_a_recording_predicts_what_was_recorded(qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the recorded stage: to the digit without a framework; with it within 10 %, as its own attention counts."""
+    """Of the recorded stage: to the digit without a framework; with it within 5 %, the recorded attention in both."""
     mine = qwen3.with_name('mine.yaml')
     folder = str(MSPROF / 'qwen3_pp2_dp2')
     assert main(['import', folder, '--for', str(qwen3), '--output', str(mine), '--json']) == 0
     assert json.loads(capsys.readouterr().out)['written'][0] == str(mine)
     recorded = EXPECTED['qwen3_pp2_dp2/rank_0_ascend_pt']['computing_us']
-    for stack, most in (('none', 1e-3), ('mindspeed', 0.1)):
+    for stack, most in (('none', 1e-3), ('mindspeed', 0.05)):
         case = load_case(qwen3, [f'cluster.profile={mine}', f'cluster.stack={stack}'])
         predicted = computing(case.program, 0, price(case.program, case.cluster).compute) * 1e6
         assert predicted == pytest.approx(recorded, rel=most), stack

@@ -7,12 +7,17 @@ import io
 import json
 import math
 import os
+import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
-from typing import Final
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,7 +26,18 @@ from executor.cluster import Launch, meeting
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
-from executor.ranks.watchdog import BusyThreads, Failure, Guard, Pulse, Seen, Status, Store, explain
+from executor.ranks.watchdog import (
+    FAILED,
+    BusyThreads,
+    Failure,
+    Guard,
+    Pulse,
+    Seen,
+    Status,
+    Store,
+    explain,
+    write_failure,
+)
 from executor.state import Execution, Finish, assemble_run
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
@@ -131,10 +147,25 @@ def launched(
             ranks = External(launch, program, timeout, meeting.asked(program, request, net), meet)
             if check:
                 ranks.preflight(meeting.bytes_of_ranks(program, request.dtype))
-        return ranks.run(request, net, finish)
+        try:
+            return ranks.run(request, net, finish)
+        except SystemExit:
+            # A launcher ends all ranks as soon as one has gone.
+            if reason := ranks.missing():
+                raise RunFailed(reason) from None
+            raise
 
+    # What an earlier run has left is not why this one fails.
+    if launch.rank == 0:
+        Path(FAILED).unlink(missing_ok=True)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     with errors_of(launch):
         yield perform
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 @contextmanager
@@ -142,8 +173,12 @@ def errors_of(launch: Launch) -> Iterator[None]:
     """Within it, errors of torch's are those of a rank."""
     try:
         yield
+    except RunFailed as error:
+        write_failure(str(error))
+        raise
     except RuntimeError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        write_failure(f'rank {launch.rank}: {reason}')
         raise RunFailed(f'rank {launch.rank}: {reason}') from error
 
 
@@ -350,6 +385,18 @@ class External:
         reason = explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
         server = f'the launcher on {self._cards[0].host.name}' if self._served else 'rank 0'
         return f"{reason}; {server}, which serves the ranks' store, cannot be reached"
+
+    def missing(self) -> str:
+        """Which ranks of this host had gone before the launcher ended all, in words; empty: none."""
+        gone = [rank for rank, card in enumerate(self._cards) if card.process.state == 'gone']
+        with suppress(RuntimeError, OSError), self._guard:
+            self._base.set(f'simpar/ended/{self._rank}', b'1')
+            # Those that the launcher has ended, too, have said so.
+            gone = [rank for rank in gone if not self._base.check([f'simpar/ended/{rank}'])]
+            for rank in range(self._program.world):
+                self._hear(rank)
+        seen = Seen(dict.fromkeys(gone, KILLED))
+        return explain(self._program, self._status, seen, [], self._timeout).splitlines()[0] if gone else ''
 
     def _ask_the_others(self) -> str:
         dead: dict[int, str] = {}

@@ -558,7 +558,9 @@ class Pool:
             raise RunFailed(explain(program, self._status, seen, failures, self._timeout))
         how = '; '.join(f'rank {rank} {reason}' for rank, reason in dead.items())
         how = how or '; '.join(f'rank {rank} is stopped' for rank in sorted(self._stopped()))
-        raise RunFailed(how or f'the ranks did not come up in {INIT_TIMEOUT:g} s')
+        slow = f'the {len(self._children)} ranks did not come up in {INIT_TIMEOUT:g} s on {os.cpu_count()} cores'
+        advice = 'let other work on this machine end, or take fewer ranks (of simpar calibrate: --ranks 2)'
+        raise RunFailed(how or f'{slow}: each is a process that imports torch; {advice}')
 
     def _stopped(self) -> frozenset[int]:
         """Ranks whose processes somebody has stopped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -335,9 +337,22 @@ LOST: Final = 10.0
 """Seconds without a sign of life after which a rank counts as lost; a busy one may miss some of its beats."""
 
 
+FAILED: Final = 'failed.json'
+"""Where ranks that a launcher has started say why they failed: of launchers, few hand on what a rank exits with."""
+
+
+def write_failure(reason: str) -> None:
+    """Say in the current folder why a run failed, unless another rank has said so."""
+    told = {'format': 'simpar failure 1', 'exit_code': RunFailed.exit_code, 'message': reason}
+    # A folder that cannot be written keeps nobody from ending.
+    with suppress(OSError), open(FAILED, 'x', encoding='utf-8') as file:
+        file.write(json.dumps({**told, 'host': os.uname().nodename}, ensure_ascii=False) + '\n')
+
+
 def leave(reason: str) -> None:
     """End the process: its main thread is in torch's C++, which cannot be called back."""
     print(RunFailed(reason), file=sys.stderr, flush=True)
+    write_failure(reason)
     os._exit(RunFailed.exit_code)
 
 

@@ -17,18 +17,23 @@ import yaml
 
 from simpar.case import cluster_of
 from simpar.commands.common import print_answer
+from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Cluster
 from simpar.schedule import load_schedule
 
 STORE, MEETING = 29500, 29400
 """Ports on the first host: of the ranks' store, and of the preflight before it."""
 _WORD: Final = re.compile(r'<<(\w+)>>')
+DEVICES: Final = {'NCCL': 'cuda', 'RCCL': 'cuda', 'HCCL': 'npu'}
+"""What computes, by the library of the collectives; all else: CPUs."""
 _SHOWN: Final = 3
 """Hosts of an example."""
 
 
 def script_command(options: argparse.Namespace) -> int:
     """Print the script."""
+    if options.resume and not options.checkpoint:
+        raise ScheduleError(Problem('--resume', 'goes on from a checkpoint', 'name its folder: --checkpoint DIR'))
     on = cluster_of(load_schedule(options.file, options.set))
     text = _script(options, on)
     told = {'launcher': options.launcher, 'hosts': on.nodes, 'ranks': on.world, 'script': text}
@@ -57,9 +62,15 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 def _words(options: argparse.Namespace, on: Cluster) -> dict[str, str]:
     """What a script is written for: its name, as Kubernetes allows it, its hosts, and what every rank runs."""
-    name = re.sub(r'[^a-z0-9]+', '-', options.file.stem.lower()).strip('-')[:50] or 'simpar'
+    name = re.sub(r'[^a-z0-9]+', '-', options.file.stem.lower())[:50].strip('-')
+    # Kubernetes takes no name of a service that begins with a digit, and YAML takes 1e3 and null for no text.
+    if not name[:1].isalpha() or len(name) == 1 or yaml.safe_load(name) != name:
+        name = f'simpar-{name}'.rstrip('-')
     # The preflight looks for the same devices as the ranks.
-    device = [] if options.device == 'cpu' else ['--device', options.device]
+    computes = options.device or DEVICES.get(on.profile.library.name, 'cpu')
+    device = [] if computes == 'cpu' else ['--device', computes]
+    kept = ['--checkpoint', str(options.checkpoint), '--every', str(options.every)] if options.checkpoint else []
+    kept += ['--resume'] if options.resume else []
     target = [str(options.file), *(word for one in options.set for word in ('--set', one)), *device]
     pods = [f'{name}-{index}.{name}' for index in range(on.nodes)]
     example = [f'node{index}' for index in range(min(on.nodes, _SHOWN))] + ['...'] * (on.nodes > _SHOWN)
@@ -67,6 +78,7 @@ def _words(options: argparse.Namespace, on: Cluster) -> dict[str, str]:
         'name': name,
         'target': shlex.join(target),
         'steps': str(options.steps),
+        'kept': ''.join(f' {word}' for word in map(shlex.quote, kept)),
         'hosts': str(on.nodes),
         'last_host': str(on.nodes - 1),
         'each': str(on.devices),

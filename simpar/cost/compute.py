@@ -21,6 +21,7 @@ from simpar.hardware import (
     Grade,
     Launches,
     Profile,
+    ShareFigure,
     Stack,
     TableFile,
     TimeFigure,
@@ -28,6 +29,7 @@ from simpar.hardware import (
 )
 from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
+from simpar.model.operators.attention import CONTEXT_ATTENTION
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 
@@ -502,7 +504,7 @@ class StackCompute:
         """Bytes that kernels beside the first one move."""
         if op.operator not in PRODUCTS or not op.dims:
             # Fewer than one pass: a kernel that skips what is masked.
-            return (launches.passes - 1) * op.bytes
+            return (launches.passes - 1) * op.bytes + (launches.blocks * _further_blocks(op) if launches.blocks else 0)
         m, n, k = (op.dims[key] for key in ('m', 'n', 'k'))
         return launches.result * m * n + launches.left * m * k + launches.right * k * n
 
@@ -510,7 +512,7 @@ class StackCompute:
         """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
         sustained = self.profile.device.sustained
         # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
-        if sustained is None or op.operator not in MATRIX or (self.stack.attention and op.operator == 'attention'):
+        if sustained is None or op.operator not in MATRIX or self._own_attention(op):
             return cost
         bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
         seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
@@ -518,23 +520,44 @@ class StackCompute:
 
     def _attention(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
         """The stack's kernel of fused attention in place of the table's."""
-        kernel = self.stack.attention
-        if kernel is None or op.operator not in MATRIX or op.operator in PRODUCTS or not op.dims:
-            return cost
-        if op.operator != 'attention':
-            return cost
+        kernel, share = self.stack.attention, self._own_attention(op)
         peaks = {str(dtype): figure for dtype, figure in self.profile.device.matrix.items()}
-        if op.dtype not in peaks:
+        if kernel is None or share is None or not op.dims or op.dtype not in peaks:
             return cost
         # By the kernel's share of the peak: the table is of another kernel, which treats narrow heads otherwise.
         device = dataclasses.replace(
-            self.profile.device, attention=dataclasses.replace(self.profile.device.attention, share=kernel.share)
+            self.profile.device, attention=dataclasses.replace(self.profile.device.attention, share=share)
         )
-        flops = op.flops if op.phase == 'F' else forward_flops(op) * kernel.backward.value
-        estimate = by_attention(device, peaks[op.dtype], flops, op.bytes)
+        factor = 1.0 if op.phase == 'F' else kernel.backward.value
+        estimate = by_attention(device, peaks[op.dtype], forward_flops(op) * factor, op.bytes)
         why = f'attention of {self.stack.name}: {estimate.bound}'
-        grade = worst([*estimate.figures, kernel.share, *([] if op.phase == 'F' else [kernel.backward])])
+        grade = worst([*estimate.figures, share, *([] if op.phase == 'F' else [kernel.backward])])
         return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)
+
+    def _own_attention(self, op: OpClass) -> ShareFigure | None:
+        """The share of the peak of the stack's kernel for an op; None where the device's own prices it."""
+        kernel, table = self.stack.attention, self.profile.tables.attention
+        if kernel is None or (table is not None and not kernel.tables):
+            return None
+        if op.operator != 'attention' and not (kernel.parts and op.operator == CONTEXT_ATTENTION):
+            return None
+        return kernel.share_on(self.profile.device.name)
+
+    def sent(self, op: OpClass, shared: float) -> OpClass:
+        """A message as the stack sends it. Arguments: ``shared``, query heads for each key head under context ranks."""
+        times = self.launches(op).sent * shared
+        return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 and op.kind == 'collective' else op
+
+    def copied(self, op: OpClass) -> float:
+        """Seconds in which kernels beside a collective copy what it sends or receives."""
+        return (self.launches(op).passes - 1) * op.bytes / self._rate if op.kind == 'collective' else 0.0
+
+
+def _further_blocks(op: OpClass) -> float:
+    """Elements of a result of attention for each rank but one whose keys it sees."""
+    dims = op.dims
+    ranks = dims.get('keys', dims['sequence']) / dims['sequence']
+    return (ranks - 1) * dims['batch'] * dims['sequence'] * dims['heads'] * dims.get('value_dim', dims['head_dim'])
 
 
 def _batches(op: OpClass) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -29,6 +29,7 @@ from simpar.cost.costs import (
 )
 from simpar.errors import Infeasible
 from simpar.hardware import GRADES, Cluster, Profile
+from simpar.model.operators.attention import CONTEXT_ATTENTION
 from simpar.program import OpClass, Program
 from simpar.session import Kept, Same
 from simpar.units import quantise
@@ -142,7 +143,9 @@ class Pricer:
         # without it.
         if self.stacked:
             self._kind, self._ops = _by_launches(program, self.stacked)
-            self._messages = Communicated(program, self.collective, self._kind, self._ops)
+            shared = _query_heads_shared(program)
+            sent = [self.stacked.sent(op, shared) for op in self._ops]
+            self._messages = Communicated(program, self.collective, self._kind, sent, self.stacked.copied)
         else:
             self._kind, self._ops = program.cost_kinds
             self._messages = models.messages(program, self.collective)
@@ -214,7 +217,7 @@ class Pricer:
 
     def _launched(self, op: OpClass) -> int:
         """Kernels that an op launches, and calls that take the host as long."""
-        if self.stacked is None or op.kind != 'compute':
+        if self.stacked is None:
             return 1
         launches = self.stacked.launches(op)
         return launches.kernels + launches.calls
@@ -282,6 +285,12 @@ def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.in
     return np.array(found, dtype=np.int64), tuple(ops)
 
 
+def _query_heads_shared(program: Program) -> float:
+    """Query heads for each key head in attention of a sequence that ranks share; 0 where none do."""
+    found = [op.dims['heads'] / op.dims['kv_heads'] for op in program.op_classes if op.operator == CONTEXT_ATTENTION]
+    return max(found, default=0.0)
+
+
 def _later_stages(program: Program) -> NDArray[np.int64]:
     """The op classes that begin the forward of a stage, of each but the first."""
     found: dict[int, int] = {}
@@ -330,12 +339,18 @@ def slowest(count: int, spread: float) -> float:
 class Communicated:
     """The messages of a program, of which a model is asked once for each cost key, whichever effects are on.
 
-    Arguments: ``kind``, of each op class the number of its cost key; ``ops``, an op class of each key.
+    Arguments: ``kind``, of each op class the number of its cost key; ``ops``, an op class of each key; ``copied``,
+    seconds in which a framework copies what an op sends or receives.
     Attribute ``costs``: by cost key, of every group.
     """
 
     def __init__(
-        self, program: Program, collective: CollectiveModel, kind: NDArray[np.int64], ops: Sequence[OpClass]
+        self,
+        program: Program,
+        collective: CollectiveModel,
+        kind: NDArray[np.int64],
+        ops: Sequence[OpClass],
+        copied: Callable[[OpClass], float] | None = None,
     ) -> None:
         self._program = program
         self._collective = collective
@@ -343,7 +358,8 @@ class Communicated:
         self._ranks: dict[str, list[list[int]]] = {}
         self._by_shape: dict[int, tuple[Alike, ...]] = {}
         self._lie: dict[tuple[str, str, int], tuple[NDArray[np.int32], list[NDArray[np.int64]]]] = {}
-        self._made: dict[tuple[bool, bool], tuple[ByKey[Messages], Sequence[str]]] = {}
+        self._made: dict[tuple[bool, ...], tuple[ByKey[Messages], Sequence[str]]] = {}
+        self._copied = {number: seconds for number, op in enumerate(ops) if copied and (seconds := copied(op))}
         self.costs: dict[int, tuple[CollectiveCost, ...]] = {}
         for number, op in enumerate(ops):
             if op.kind == 'compute':
@@ -357,7 +373,7 @@ class Communicated:
 
     def of(self, effects: Effects) -> tuple[ByKey[Messages], Sequence[str]]:
         """The messages with some effects on, and the names of the links; what no effect changes is the same object."""
-        key = (effects.small_operator, effects.link_sharing)
+        key = (effects.small_operator, effects.link_sharing, effects.framework and bool(self._copied))
         if key not in self._made:
             if self._by_shape and isinstance(self._collective, ClusterCollectives):
                 made, links = self._in_blocks(effects, self._collective)
@@ -370,14 +386,17 @@ class Communicated:
         """By cost key, a message of each group; links have numbers by first use."""
         numbers: dict[str, int] = {}
 
-        def message(cost: CollectiveCost) -> Communication:
+        def message(kind: int, cost: CollectiveCost) -> Communication:
             links = cost.links if effects.link_sharing else ()
             alpha, transfer, parts = _isolated(effects, cost, tuple([part for _, part in links]))
+            alpha += self._copies(kind, effects)
             own = [numbers.setdefault(name, len(numbers)) for name, _ in links] if parts else []
             # Sorted, so that equal costs are equal whatever order their links were found in.
             return Communication(alpha, transfer, tuple(sorted(zip(own, parts, strict=True))))
 
-        made: dict[int, Messages] = {kind: tuple(map(message, costs)) for kind, costs in self.costs.items()}
+        made: dict[int, Messages] = {
+            kind: tuple([message(kind, cost) for cost in costs]) for kind, costs in self.costs.items()
+        }
         return made, tuple(numbers)
 
     def _in_blocks(self, effects: Effects, collective: ClusterCollectives) -> tuple[dict[int, Messages], Sequence[str]]:
@@ -388,10 +407,15 @@ class Communicated:
             blocks = []
             for one in alike:
                 alpha, transfer, parts = _isolated(effects, one.cost, one.parts if effects.link_sharing else ())
+                alpha += self._copies(kind, effects)
                 links = numbers.of(one.channels) if parts else one.channels[:, :0]
                 blocks.append(Block(one.rows, alpha, transfer, links, parts, one.widths if parts else ()))
             made[kind] = Entries(tuple(blocks))
         return made, LinkNames(numbers.channels, collective.name)
+
+    def _copies(self, kind: int, effects: Effects) -> float:
+        """Seconds of a message in which no link is used, as its rank copies."""
+        return quantise(self._copied.get(kind, 0.0)) if effects.framework else 0.0
 
     def _lying(self, collective: ClusterCollectives, op: OpClass) -> tuple[NDArray[np.int32], list[NDArray[np.int64]]]:
         """The groups of an op, and which of them lie alike; ops of one partition share them."""

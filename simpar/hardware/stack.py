@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -97,9 +98,13 @@ class Launches:
     Arguments:
         kernels: in all; 0: it is not launched at all, or is part of another operator's kernel.
         calls: what else the host does meanwhile, each as long as a launch.
-        passes: how often it moves the bytes of the operator, of a streaming one.
+        passes: how often it moves the bytes of the operator, of a streaming one; of a collective, of its message, once
+            as a message.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its
             result, its left and its right operand.
+        blocks: of attention of a part of a sequence with keys of several ranks, block by block: bytes that joining its
+            results, or adding up gradients, moves for each element of the result and each further rank.
+        sent: of a message of attention of such a part: how often it goes for each query head that shares a key head.
         multiple: of a product of attention: holds where heads × samples of a rank are a multiple of it; elsewhere the
             entry with ``.odd`` behind its key.
     """
@@ -111,6 +116,8 @@ class Launches:
     result: Amount = 0.0
     left: Amount = 0.0
     right: Amount = 0.0
+    blocks: Amount = 0.0
+    sent: Amount = 0.0
     multiple: Count = 0
 
 
@@ -180,10 +187,25 @@ class KernelYear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernel:
-    """The kernel of fused attention: ``share`` of the peak forward; ``backward``, its time over the forward's."""
+    """The kernel of fused attention.
 
-    share: ShareFigure
+    Arguments:
+        share: of the peak forward, ``on`` some devices another, by patterns of their names; none: the device's own.
+        backward: its time over the forward's.
+        parts: whether it runs on the parts of a sequence that context ranks have, too.
+        tables: whether it goes before a table of attention that the device has; else only where there is none.
+    """
+
     backward: Figure
+    share: ShareFigure | None = None
+    on: Mapping[Name, ShareFigure] = field(default_factory=dict)
+    parts: bool = False
+    tables: bool = True
+
+    def share_on(self, device: str) -> ShareFigure | None:
+        """Of the peak of a device; none: its own."""
+        found = (share for pattern, share in self.on.items() if fnmatchcase(device.lower(), pattern))
+        return next(found, self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
