@@ -233,8 +233,8 @@ def check_memory(case: Case, prediction: Prediction) -> None:
     plan = case.plan
     multiple = plan.data * plan.micro_batches * plan.copies
     batch = case.schedule.workload.batch
-    size, margin = prediction.device_memory, prediction.memory_margin
-    check_fit(prediction.memory, size, batch=batch, multiple=multiple, margin=margin)
+    margin = prediction.memory_margin
+    check_fit(prediction.memory, prediction.room, batch=batch, multiple=multiple, margin=margin)
 
 
 def load_case(source: Source, overrides: Sequence[str] = (), *, limit: Limit = LIMIT, module: str = '') -> Case:
@@ -317,7 +317,7 @@ def cluster_of(schedule: Schedule) -> Cluster:
 
 
 def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
-    """The profile with the memory of a device that is left for the program."""
+    """The profile with the memory of a device that is left for the program: a reserve is in place of what is known."""
     reserve, memory = schedule.cluster.reserve, profile.device.memory
     if not reserve:
         return profile
@@ -326,7 +326,7 @@ def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
         what = f'{format_size(reserve)} of {format_size(memory.size.value)} leave nothing'
         raise ProfileError(Problem('cluster', f'reserve: {what}', 'write less, e.g. 4 GB'))
     size = replace(memory.size, value=left)
-    return replace(profile, device=replace(profile.device, memory=replace(memory, size=size)))
+    return replace(profile, device=replace(profile.device, memory=replace(memory, size=size, context=None)))
 
 
 def memory_notes(case: Case, prediction: Prediction) -> tuple[str, ...]:
@@ -348,7 +348,7 @@ def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
         told = f'{format_size(reserve)} of each device are reserved (cluster.reserve), {format_size(size)} are left'
         return (told,)
     share = prediction.memory.peak / size
-    if _TIGHT <= share <= 1:
+    if _TIGHT <= share <= 1 and not prediction.room.context:
         what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"
         return (f'the peak is {share * 100:.0f} % of the device: {what}',)
     return ()

@@ -71,7 +71,7 @@ def maybe_too_large(name: str, held: float, size: float, margin: float) -> str:
     """The first words where a plan may not fit; ``margin``, by which the bytes may be too many, else as of above."""
     text = f'{name} may not fit: {format_size(held)} counted of {format_size(size)} a device'
     if margin < 1:
-        return f'{text}, and runs held up to {margin * 100:.0f} % less than what is counted'
+        return f'{text}, and runs held up to {margin * 100:.0f} % less than what is counted, or fragment less'
     return f'{text}, and nobody has compared what is counted with a run of this framework'
 
 

@@ -24,7 +24,7 @@ from simpar.engine import simulate, step_ends
 from simpar.hardware import Cluster, Profile
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
 from simpar.lazy import card, dataframe, interactive
-from simpar.memory import Framework, Memory, fits, framework_of, margin_of, memory
+from simpar.memory import Framework, Memory, Room, fits, framework_of, margin_of, memory, room_of
 from simpar.metrics import Metrics, metrics
 from simpar.program import Program
 from simpar.throughput import Throughput
@@ -84,7 +84,8 @@ class Prediction:
 
     Arguments:
         profile: the cluster's hardware profile.
-        framework: what the cluster's stack holds beside a program; ``memory_margin``: see ``simpar.memory.margin_of``.
+        room: what of a device's memory tensors may take; ``memory_margin``: see ``simpar.memory.margin_of``.
+        framework: what the cluster's stack holds beside a program.
         baseline: a prediction without a baseline.
         explanation: rows whose seconds sum to (baseline step − step); empty without a baseline.
         without_effect: the keys of the schedule that changed nothing, where it was made of one.
@@ -98,6 +99,7 @@ class Prediction:
     trace: Trace
     costs: Costs
     profile: Profile
+    room: Room
     framework: Framework | None = None
     memory_margin: float = 0.0
     baseline: Prediction | None = None
@@ -164,12 +166,12 @@ class Prediction:
     @property
     def device_memory(self) -> float:
         """Bytes of a device."""
-        return self.profile.device.memory.size.value
+        return self.room.size
 
     @cached_property
     def fits(self) -> bool | None:
         """Whether no rank holds more than its device; None where that is not known: see ``memory_margin``."""
-        return fits(self.memory, self.device_memory, self.memory_margin)
+        return fits(self.memory, self.room, self.memory_margin)
 
     @property
     def gain(self) -> float | None:
@@ -327,6 +329,7 @@ def _prediction(name: str, program: Program, cluster: Cluster, trace: Trace, cos
         trace=trace,
         costs=costs,
         profile=cluster.profile,
+        room=room_of(cluster),
         framework=framework_of(cluster),
         memory_margin=margin_of(cluster),
         stack=cluster.stack.name if cluster.stack else '',

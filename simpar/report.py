@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, too_large
 from simpar.interval import LEVEL, Interval
 from simpar.keys import without_effect_json, without_effect_line
-from simpar.memory import memory_to_dict, peak_summary
+from simpar.memory import beside_summary, memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
 from simpar.stacks import NONE
@@ -49,7 +49,9 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
         parts += ['', _stages(prediction)]
     parts += ['', streams(prediction)]
     parts += ['', prediction.critical_path.summary]
-    parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.device_memory)}.')
+    parts.append(f'Memory: {peak_summary(prediction.memory.fullest, prediction.room)}.')
+    if beside := beside_summary(prediction.memory.peak, prediction.room):
+        parts.append(beside)
     parts += [line for line in (grades_line(prediction),) if line]
     parts += [f'Note: {note}' for note in prediction.notes]
     return render_parts(parts, colour=colour, width=width)
@@ -71,7 +73,7 @@ def answer(prediction: Prediction) -> str:
 
 
 def _misfit(side: Prediction) -> str:
-    held, size = side.memory.peak, side.device_memory
+    held, size = side.room.taken(side.memory.peak), side.room.size
     if side.fits is None:
         return maybe_too_large(side.name, held, size, side.memory_margin)
     return too_large(side.name, held, size)
@@ -310,7 +312,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'fits': prediction.fits,
         'throughput': _throughput(prediction),
         'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
-        'memory': memory_to_dict(prediction.memory, prediction.device_memory),
+        'memory': memory_to_dict(prediction.memory, prediction.room),
         'notes': list(prediction.notes),
     }
 

@@ -37,6 +37,7 @@ class Field:
     stack: str
     step: float
     peak: float
+    taken: float
     fits: bool | None
 
     @property
@@ -58,6 +59,7 @@ def predicted(name: str, row: dict) -> Field:
         name=name, settings=row['settings'], measured=row['measured_step'], ran_out=row['oom'], batch=row['batch'],
         reported_peak=row['measured_gib'] and row['measured_gib'] * 2**30,
         stack=answer.stack or 'none', step=answer.step, peak=answer.memory.peak, fits=answer.fits,
+        taken=answer.room.taken(answer.memory.peak),
     )  # fmt: skip
 
 
@@ -103,11 +105,10 @@ def page(rows: dict[str, Field], pairs: list[tuple[str, float, float, bool]]):
         f'({100 * statistics.mean(abs(row.error) for row in full):.1f} % in the mean). '
         f'Signs are right in {sum(pair[3] for pair in pairs)} of {len(pairs)} pairs that are at least 3 % apart.'
     )
-    peaks = [100 * row.peak_error for row in rows.values() if row.peak_error is not None]
+    peaks = [100 * (row.taken / row.reported_peak - 1) for row in rows.values() if row.reported_peak]
     yield (
-        f'{len(peaks)} rows tell their memory: predicted peaks are {min(peaks):+.0f} to {max(peaks):+.0f} % from it, '
-        f'{statistics.median(peaks):+.0f} % in the median. What was reported has the context of the device, '
-        'the buffers of messages and what an allocator keeps free, which is not predicted.'
+        f'{len(peaks)} rows tell their memory: what is predicted, tensors with context and fragmentation, is '
+        f'{min(peaks):+.0f} to {max(peaks):+.0f} % from it, {statistics.median(peaks):+.0f} % in the median.'
     )
     yield ''
     yield '| row | framework | devices | stack | measured | predicted | error | memory measured | predicted | fits |'

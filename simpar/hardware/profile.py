@@ -170,11 +170,16 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Device memory: ``bandwidth`` is nominal, ``share`` of it what streaming kernels reach."""
+    """Device memory: ``bandwidth`` is nominal, ``share`` of it what streaming kernels reach.
+
+    Arguments: ``size``, what the runtime offers all processes; ``context``, what of it a process takes that is in no
+    allocator: the runtime's own context and the buffers of the communication library.
+    """
 
     size: SizeFigure
     bandwidth: RateFigure
     share: ShareFigure
+    context: SizeFigure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,9 @@ class StackMemory:
             next step.
         mask: bytes for each pair of tokens of a sample, of the mask that comes with every micro-batch of ``samples``.
         boundary: tensors of the size of what a stage receives that stay between steps, for each chunk.
+        weights: ``cast``: the 16-bit shards of gathered weights are made of fp32 ones for each gather, and not kept.
+        update: bytes for each number of the fp32 weights, of what the update holds while it runs.
+        fragmentation: share of what tensors hold that the allocator keeps beside and can give to none.
     """
 
     source: Text
@@ -82,6 +85,9 @@ class StackMemory:
     gradient_copies: Annotated[int, Field(ge=0, le=8)] = 0
     boundary: Annotated[int, Field(ge=0, le=64)] = 0
     mask: Annotated[int, Field(ge=0, le=8)] = 0
+    weights: Literal['kept', 'cast'] = 'kept'
+    update: Annotated[int, Field(ge=0, le=16)] = 0
+    fragmentation: ShareFigure | None = None
 
 
 Wait = Literal['receive', 'pass', 'batch', 'norm', 'step']

@@ -2,5 +2,17 @@
 
 from simpar.memory.framework import Framework, framework_of
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
-from simpar.memory.memory import Memory, check_fit, fits, margin_of, memory, memory_to_dict, peak_summary, sequential
+from simpar.memory.memory import (
+    Memory,
+    Room,
+    beside_summary,
+    check_fit,
+    fits,
+    margin_of,
+    memory,
+    memory_to_dict,
+    peak_summary,
+    room_of,
+    sequential,
+)
 from simpar.memory.rank import Peak, RankMemory, Timeline

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.hardware import Beside, Cluster, StackMemory
 from simpar.memory.lifetimes import NONE, Flags, Lifetimes
-from simpar.program import BYTES, OpClass, Program, Role
+from simpar.program import BYTES, OpClass, Program, Role, Tensor
 
 HALF: Final = ('fp16', 'bf16')
 _BACKWARD: Final = dict.fromkeys(('ce_max', 'ce_sum', 'ce_loss'), 'cross_entropy')
@@ -77,16 +77,32 @@ class _Life(NamedTuple):
 
 def with_framework(lives: Lifetimes, program: Program, role: Role, framework: Framework) -> Lifetimes:
     """The lives as a framework has them: what it allocates in place takes no memory, what it adds are further lives."""
-    if framework.contiguous:
-        lives = _in_place(lives, program)
+    names = {tensor.name for tensor in program.tensors}
+    gathered = {name.removesuffix('.gathered') for name in names if name.endswith('.gathered')}
+    cast = framework.facts.weights == 'cast' and framework.told('weights', '', '')
+
+    def is_nothing(one: Tensor) -> bool:
+        if one.kind == 'parameter':
+            return cast and one.name in gathered and f'master:{one.name}' in names
+        return framework.contiguous and one.kind == 'gradient' and f'{one.name}.whole' in names and not shards(one)
+
+    def shards(one: Tensor) -> bool:
+        # Of gathered weights the buffer is of shards, and full gradients come and go.
+        return one.kind == 'gradient' and one.name.removeprefix('d:') in gathered
+
+    nothing, standing = (
+        _of(lives, np.array([of(one) for one in program.tensors], dtype=bool)) for of in (is_nothing, shards)
+    )
+    standing &= framework.contiguous
+    begin, end = (np.where(standing, NONE, side) for side in (lives.begin, lives.end))
+    lives = replace(lives, bytes=np.where(nothing, 0, lives.bytes), begin=begin, end=end)
     return _and(lives, list(_added(lives, program, role, framework)))
 
 
-def _in_place(lives: Lifetimes, program: Program) -> Lifetimes:
-    """Shards of gradients are parts of the buffer of full ones, where there is one."""
-    names = {tensor.name for tensor in program.tensors}
-    shards = np.array([one.kind == 'gradient' and f'{one.name}.whole' in names for one in program.tensors], dtype=bool)
-    return replace(lives, bytes=np.where(_of(lives, shards), 0, lives.bytes))
+def lasting(framework: Framework | None, program: Program) -> frozenset[str]:
+    """Kinds of tensors that a framework never gives back."""
+    sharded = any(tensor.kind == 'gathered' and tensor.name.endswith('.gathered') for tensor in program.tensors)
+    return frozenset({'gradient'} if framework and framework.contiguous and not sharded else ())
 
 
 def _of(lives: Lifetimes, wanted: Flags) -> Flags:
@@ -101,6 +117,8 @@ def _added(lives: Lifetimes, program: Program, role: Role, framework: Framework)
         yield _Life(facts.boundary * _received(program, role))
     if facts.gradient_copies and 'gradient_copies' not in framework.without:
         yield from _copies(facts.gradient_copies * _half_gradients(lives, program), program, role)
+    if facts.update and framework.told('update', '', ''):
+        yield from _updating(facts.update * _numbers(lives, program), program, role)
     if facts.mask and framework.told('mask', '', 'no-mask'):
         yield _Life(facts.mask * _pairs(program))
     for one in framework.beside():
@@ -116,6 +134,23 @@ def _copies(size: int, program: Program, role: Role) -> Iterator[_Life]:
     updates = program.op_column(_updates, np.bool_)[role.op_class]
     if size and updates.any():
         yield _Life(size, int(np.argmax(updates)), 0, before=True)
+
+
+def _updating(size: int, program: Program, role: Role) -> Iterator[_Life]:
+    """What the update of all weights holds while it runs."""
+    slots = np.flatnonzero(program.op_column(_updates, np.bool_)[role.op_class]).tolist()
+    if slots:
+        yield _Life(size, slots[0], slots[-1])
+
+
+def _numbers(lives: Lifetimes, program: Program) -> int:
+    """How many numbers the fp32 weights have that a role updates."""
+    own = {program.tensors[index].name for index in np.unique(lives.tensor[lives.tensor != NONE]).tolist()}
+    return sum(
+        int(size) // BYTES[tensor.dtype]
+        for tensor, size in zip(program.tensors, program.sizes.tolist(), strict=True)
+        if tensor.name in own and tensor.kind == 'state' and tensor.name.startswith('m:')
+    )
 
 
 def _pairs(program: Program) -> int:
@@ -201,4 +236,4 @@ def _and(lives: Lifetimes, added: list[_Life]) -> Lifetimes:
     )
 
 
-__all__ = ['Framework', 'framework_of', 'with_framework']
+__all__ = ['Framework', 'framework_of', 'lasting', 'with_framework']

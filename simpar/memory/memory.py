@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.memory.framework import Framework, with_framework
+from simpar.memory.framework import Framework, lasting, with_framework
 from simpar.memory.lifetimes import ALWAYS, Lifetimes, lifetimes
 from simpar.memory.rank import RankMemory
 from simpar.program import Program, Role
@@ -81,7 +81,7 @@ def memory(
     end = float(trace.step_ends[-1])
     # The last step, as in ``metrics``: it is the one in the steady state.
     begin = end - trace.step
-    kinds = frozenset(always) | ({'gradient'} if framework and framework.contiguous else frozenset())
+    kinds = frozenset(always) | lasting(framework, trace.program)
     known: dict[Role, Lifetimes] = {}
     ranks = []
     for times, count in zip(trace.representatives, counts, strict=True):
@@ -112,17 +112,33 @@ def sequential(program: Program) -> Trace:
     return Trace(program, 'simulated', tuple(representatives), program.role_of_rank)
 
 
-def peak_summary(rank: RankMemory, size: float | None = None) -> str:
-    """A rank's peak in a sentence: how much, of how much, at which op, of what; ``size``, bytes of its device."""
+def peak_summary(rank: RankMemory, room: Room | None = None) -> str:
+    """A rank's peak in a sentence: how much, of how much, at which op, of what; ``room``, of its device."""
     kinds = ', '.join(f'{kind} {format_size(held)}' for kind, held in rank.peak_kinds.items())
-    of = '' if size is None else f' of {format_size(size)}'
+    of = '' if room is None else f' of {format_size(room.size)}'
     more = f' (and {rank.ranks - 1} like it)' if rank.ranks > 1 else ''
     return f'rank {rank.rank}{more} holds {format_size(rank.peak_bytes)}{of} at {rank.peak_action}: {kinds}'
 
 
-def memory_to_dict(memory: Memory, size: float | None = None) -> dict[str, Any]:
-    """The peaks as one object, in bytes and seconds; ``size``, bytes of a device."""
-    return {'peak': memory.peak, 'device': size, 'ranks': [_rank(rank) for rank in memory.ranks]}
+def beside_summary(peak: int, room: Room) -> str:
+    """What the device gives beside tensors, in a sentence; empty where that is nothing."""
+    if not room.context:
+        return ''
+    kept = f', up to {format_size(peak * room.fragmentation)} that the allocator keeps' if room.fragmentation else ''
+    together = f'{format_size(room.taken(peak))} of {format_size(room.size)}'
+    return f'Beside tensors: {format_size(room.context)} of context and message buffers{kept}; together {together}.'
+
+
+def memory_to_dict(memory: Memory, room: Room) -> dict[str, Any]:
+    """The peaks as one object, in bytes and seconds; ``room``, of a device."""
+    return {
+        'peak': memory.peak,
+        'device': room.size,
+        'context': room.context,
+        'fragmentation': memory.peak * room.fragmentation,
+        'taken': room.taken(memory.peak),
+        'ranks': [_rank(rank) for rank in memory.ranks],
+    }
 
 
 def _rank(rank: RankMemory) -> dict[str, Any]:
@@ -145,44 +161,79 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 
 ABOVE: Final = 0.17
-"""How far predicted peaks lay above what runs were reported to hold, at most (docs/field.md, tests/test_field.py)."""
+"""How far peaks predicted of a stack that tells nothing lay above what runs were reported to hold, at most."""
+TOLD: Final = 0.145
+"""The same of stacks that tell what they hold (docs/field.md, tests/test_field.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A device's memory in bytes, and what of it is no tensor's.
+
+    Arguments: ``size``, of the device; ``context``, of what no allocator has; ``fragmentation``, what an allocator
+    keeps beside tensors as a share of these.
+    """
+
+    size: float
+    context: float = 0.0
+    fragmentation: float = 0.0
+
+    @property
+    def tensors(self) -> float:
+        """Bytes that tensors may take."""
+        return (self.size - self.context) / (1 + self.fragmentation)
+
+    def taken(self, peak: float) -> float:
+        """Bytes that the device gives where tensors take ``peak``, as its monitor shows them."""
+        return peak * (1 + self.fragmentation) + self.context
+
+
+def room_of(cluster: Cluster) -> Room:
+    """The memory of a cluster's devices; of devices alone, or with a reserve, all of what is left is for tensors."""
+    memory, stack = cluster.profile.device.memory, cluster.stack
+    if stack is None or memory.context is None:
+        return Room(size=memory.size.value)
+    share = stack.memory.fragmentation if stack.memory else None
+    return Room(size=memory.size.value, context=memory.context.value, fragmentation=share.value if share else 0.0)
 
 
 def margin_of(cluster: Cluster) -> float:
     """The share by which a peak may be predicted too high: none of a device alone, any where a stack tells nothing."""
     if cluster.stack is None:
         return 0.0
-    return ABOVE if cluster.stack.memory else inf
+    return TOLD if cluster.stack.memory else inf
 
 
-def fits(memory: Memory, size: float, margin: float = 0.0) -> bool | None:
+def fits(memory: Memory, room: Room, margin: float = 0.0) -> bool | None:
     """Whether no rank holds more than a device; None where that is not known.
 
-    Arguments: ``size``, bytes of a device; ``margin``, as of ``margin_of``. Weights, states and gradients, which no
-    batch changes, are known under any framework.
+    Arguments: ``margin``, as of ``margin_of``. Weights, states and gradients, which no batch changes, are known under
+    any framework; what an allocator keeps is not, so what does not fit for its sake alone may fit.
     """
-    if memory.peak <= size:
+    if memory.peak <= room.tensors:
         return True
-    if memory.peak > size * (1 + margin) or _fixed(memory) > size * (1 + min(margin, ABOVE)):
+    most = room.size - room.context
+    if memory.peak > most * (1 + margin) or _fixed(memory) > most * (1 + min(margin, ABOVE)):
         return False
     return None
 
 
-def check_fit(memory: Memory, size: float, *, batch: int, multiple: int = 1, margin: float = 0.0) -> None:
+def check_fit(memory: Memory, room: Room, *, batch: int, multiple: int = 1, margin: float = 0.0) -> None:
     """Compare the fullest rank with the memory of its device.
 
     Arguments:
-        size: bytes of a device.
+        room: of its device.
         batch: samples of a step, a multiple of ``multiple`` (data × micro-batches × copies) in every plan of this
             kind.
         margin: as of ``fits``.
     Raises ``Infeasible``, where it is known not to fit, with the op at the peak and the largest batch that fits.
     """
-    if fits(memory, size, margin) is not False:
+    if fits(memory, room, margin) is not False:
         return
     fullest = memory.fullest
-    over = format_size(fullest.peak_bytes - size)
-    raise Infeasible(f'{over} too much: {peak_summary(fullest, size)}; {_would_fit(memory, size, batch, multiple)}')
+    over = format_size(fullest.peak_bytes - room.tensors)
+    would = _would_fit(memory, room.tensors, batch, multiple)
+    raise Infeasible(f'{over} too much: {peak_summary(fullest, room)}; {would}')
 
 
 def _fixed(memory: Memory) -> int:

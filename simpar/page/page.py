@@ -175,7 +175,7 @@ def memory_of(prediction: Prediction, names: Sequence[str], unit: float) -> dict
         'name': prediction.name,
         'step': round(prediction.step / unit),
         'device': prediction.device_memory,
-        'words': f'{peak_summary(rank, prediction.device_memory)}.',
+        'words': f'{peak_summary(rank, prediction.room)}.',
         'times': [round(time / unit) for time in times],
         'layers': [{'name': name, 'bytes': column} for name, column in zip(names, held, strict=True)],
         'peak': {'time': round(rank.peak.time / unit), 'bytes': rank.peak.bytes, 'op': rank.peak.action},

@@ -23,6 +23,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
+from simpar.memory import room_of
 from simpar.pipeline import AUTOMATIC, ORDERS, family
 from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
@@ -58,7 +59,7 @@ class Judge:
         self._cluster = at_full_clocks(cluster)
         self._collectives = ClusterCollectives(self._cluster)
         self._ways = Ways(space, self._cluster, self._layers)
-        self._device = cluster.profile.device.memory.size.value
+        self._device = room_of(cluster).tensors
         self.samples = Samples(space, self._cluster)
         self._orders: dict[tuple[Any, ...], tuple[Timed, int]] = {}
         self._split: dict[tuple[Any, ...], bool] = {}

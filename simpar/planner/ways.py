@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.engine.hosts import RECEIVE, STEP
 from simpar.hardware import Cluster
-from simpar.memory import framework_of
+from simpar.memory import framework_of, room_of
 from simpar.pipeline.messages import KINDS
 from simpar.planner.bound import Sums, least_alone, least_sharing, sums_of
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
@@ -401,7 +401,7 @@ class Ways:
             for zero in space.values_of('zero')
             for group in (space.values_of('shard_group') if zero else (0,))
         ]
-        self._device = cluster.profile.device.memory.size.value
+        self._device = room_of(cluster).tensors
         workload = space.base.workload
         # The norm of all gradients, and whether they are finite, is one message of all ranks.
         self._together = bool(workload.clip_norm) or workload.loss_scale != 1

@@ -22,7 +22,7 @@ from simpar.lower.graph.record import has_strategies
 from simpar.lower.graph.stages import stage_of_layer, unit_of
 from simpar.lower.lower import order_of
 from simpar.lower.passes.optimizer_parallel import Part, choice_of
-from simpar.memory import framework_of, memory
+from simpar.memory import framework_of, memory, room_of
 from simpar.pipeline import AUTOMATIC, StageTimes, automatic_order, named_order
 from simpar.pipeline.table import rows_of
 from simpar.pipeline.zero_bubble import TWO_HOMES
@@ -132,7 +132,7 @@ class Simulated(NamedTuple):
 def simulated(program: Program, cluster: Cluster, steps: int = 3) -> Simulated:
     """Price and simulate a program; raises what ``simulate`` raises."""
     trace = simulate(program, price(program, cluster), steps=steps)
-    lacking = memory(trace, framework=framework_of(cluster)).peak - cluster.profile.device.memory.size.value
+    lacking = memory(trace, framework=framework_of(cluster)).peak - room_of(cluster).tensors
     return Simulated(trace.step_times, max(0.0, lacking))
 
 

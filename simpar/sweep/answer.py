@@ -68,7 +68,7 @@ def predicted(schedule: Schedule, session: Session | None = None) -> Outcome:
         # Baselines are rows of their own here, predicted once for all rows that share them.
         case = case_of(replace(schedule, against={}), session=session)
         prediction = case.predict(tell=False)
-        outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.device_memory)
+        outcome = Outcome(figures=_figures(prediction), peak=prediction.memory.peak, device=prediction.room.tensors)
         # After the figures are known, so that a row that does not fit still tells its step.
         check_memory(case, prediction)
         if prediction.fits is None:

@@ -175,6 +175,8 @@ def options(row: Row) -> frozenset[str]:
         'no-mask': _has(row, 'no-create-attention-mask-in-dataloader'),
         'softmax-unfused': _has(row, 'no-masked-softmax-fusion'),
         'grouped': _has(row, 'moe-grouped-gemm'),
+        # Images lag the merge of pytorch/pytorch #175344 by two months.
+        'torch-2026': row.text('mem_date').removeprefix('<=') >= '2026-05',
         'fused-loss': _has(row, 'cross-entropy-loss-fusion'),
     }
     return frozenset(name for name, holds in told.items() if holds)
