@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,6 +120,22 @@ def _problems(stack: Stack) -> Iterator[Problem]:
         if '*' not in key and (not operator or phase not in ('F', 'I', 'W', 'U')):
             instead = 'write e.g. norm.F, with F, I, W or U; or a pattern of names of ops, e.g. "*.qkv.F"'
             yield Problem(('launches', key), 'no operator and phase', instead)
+
+
+def choices_in(words: str) -> str:
+    """What Megatron's words on its dispatcher and on captured graphs make of its name in the table, to stand behind it.
+
+    Source: NVIDIA/Megatron-LM d98e8a64dd, transformer_config.py: cuda_graph_impl, cuda_graph_modules, and older words;
+    moe_token_dispatcher_type and its backends.
+    """
+    told = re.sub(r'[_ ]', '-', words.lower())
+    flex = ' flex' if re.search(r'dispatcher-type[-=:]*flex|deepep|hybrid-?ep', told) else ''
+    off = re.search(r'no-cuda-graph|cuda-graph(-impl)?[-=:]+(none|false|off|0)\b', told)
+    if off or 'cuda-graph' not in told:
+        return flex
+    if 'full-iteration' in told:
+        return f'{flex} full-iteration-graph'
+    return f'{flex} attention-graph' if re.search(r'\bmoe-(router|pre)|\battn', told) else f'{flex} layer-graph'
 
 
 def stack_of(framework: str, hardware: str, year: int = 9999, flags: str | None = None) -> str:

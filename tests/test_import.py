@@ -13,10 +13,10 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.cli import main
 from simpar.huggingface.models import MODELS
-from simpar.importing import accelerate, deepspeed, megatron, mindformers, torchtitan
+from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, torchtitan
 from simpar.importing.first import first_schedules
 from simpar.importing.mapping import schedule_text
-from simpar.importing.megatron import MEGATRON, MINDSPEED
+from simpar.importing.megatron import MEGATRON
 from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.shell import read_script
@@ -126,7 +126,7 @@ def test_a_plan_is_the_one_that_the_flags_say(tmp_path):
 
 
 LAUNCHERS = (
-    (megatron, MEGATRON), (megatron, MINDSPEED), (deepspeed, deepspeed.MEGATRON_DEEPSPEED),
+    (megatron, MEGATRON), (mindspeed, mindspeed.MINDSPEED), (deepspeed, deepspeed.MEGATRON_DEEPSPEED),
     (torchtitan, torchtitan.TORCHTITAN), (deepspeed, deepspeed.DEEPSPEED),
     (mindformers, mindformers.MINDFORMERS), (megatron, megatron.NEMO), (deepspeed, deepspeed.GPT_NEOX),
     (accelerate, accelerate.ACCELERATE), (accelerate, accelerate.LLAMA_FACTORY),

@@ -30,11 +30,12 @@ from simpar.hardware import Launches
 from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
 from simpar.lower import lower
+from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.predict import OF_STACKS, predict, step_of
 from simpar.profiles import cluster, load_profile
 from simpar.schedule import load_schedule
-from simpar.stacks import DEFAULT, load_stack, stack_names, stack_of
+from simpar.stacks import DEFAULT, choices_in, load_stack, stack_names, stack_of
 from simpar.validate.fit import BOUNDS
 from simpar.workload import Adam, Transformer, Workload
 
@@ -128,6 +129,45 @@ def test_one_table_tells_the_stack(framework, hardware, year, stack):
 )
 def test_flags_that_are_known_tell_scripts_that_do_not_fuse(flags, stack):
     assert stack_of('MindSpeed-LLM Legacy', 'Ascend 910B', flags=flags) == stack
+
+
+@pytest.mark.parametrize(
+    ('words', 'stack'),
+    [
+        ('--cuda-graph-impl full_iteration', 'megatron-te-graphs'), ('--enable-cuda-graph', 'megatron-te-layer-graphs'),
+        ('--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router', 'megatron-te-attention-graphs'),
+        ('--cuda-graph-impl none', 'megatron-te'), ('CUDA graphs', 'megatron-te-layer-graphs'), ('', 'megatron-te'),
+        ('no-cuda-graph', 'megatron-te'), ('--moe-token-dispatcher-type flex', 'megatron-te-flex'),
+        ('moe_flex_dispatcher_backend=deepep cuda_graph_scope=attn,moe_router', 'megatron-te-flex-graphs'),
+    ],
+)  # fmt: skip
+def test_words_on_captured_graphs_tell_the_stack(words, stack):
+    assert stack_of('NeMo 25.09' + choices_in(words), 'H100') == stack
+
+
+def test_captured_graphs_are_issued_at_once_and_leave_what_they_do_not_hold():
+    model = replace(MODEL, experts=Experts(count=4, top_k=2, ffn=128))
+    program = lower(replace(WORK, model=model), Plan(), 1)
+    host = {
+        name: costs(program, on(load_stack(name))).host
+        for name in ('megatron-te', 'megatron-te-graphs', 'megatron-te-layer-graphs', 'megatron-te-attention-graphs')
+    }
+    qkv, experts, head, update = (
+        place(program, name) for name in ('layer0.qkv.F', 'layer0.experts.fc1.F', 'head.F', 'layer0.update.U')
+    )
+    assert all(host[name][qkv] < host['megatron-te'][qkv] / 5 for name in list(host)[1:])
+    captured = {
+        name: [bool(mine[op] < host['megatron-te'][op]) for op in (experts, head, update)]
+        for name, mine in host.items()
+    }
+    assert captured == {
+        'megatron-te': [False] * 3,
+        'megatron-te-graphs': [True, True, False],
+        'megatron-te-layer-graphs': [True, False, False],
+        'megatron-te-attention-graphs': [False] * 3,
+    }
+    step = {name: step_of(program, on(load_stack(name))) for name in host}
+    assert step['megatron-te-graphs'] < step['megatron-te-layer-graphs'] < step['megatron-te']
 
 
 def test_an_unknown_stack_is_told_with_the_nearest(tmp_path, capsys):
@@ -558,3 +598,26 @@ def test_interleaved_stages_gain_with_megatron(keys):
     plain, _ = steps('megatron-te', plan_of(4, 1, exchange='fused', receive='late'))
     interleaved, _ = steps('megatron-te', plan_of(4, 2, **keys))
     assert interleaved < plain
+
+
+def test_a_token_goes_once_to_a_node_where_the_dispatcher_does_so():
+    """By hand: 8 of 128 experts over 4 nodes lie on 4 (1 − 0.75⁸) of them, of which 3 in 4 are others."""
+    experts = Experts(count=128, top_k=8, ffn=128)
+    work = replace(WORK, model=replace(MODEL, experts=experts, sequence=4096), batch=32)
+    program = lower(work, Plan(data=32, expert=32), 32)
+    message = place(program, 'layer0.dispatch.slice.all_to_all.F')
+    flex, plain = (
+        costs(program, cluster(load_profile('h100-sxm-8'), nodes=4, devices=8, stack=load_stack(name)))
+        for name in ('megatron-te-flex', 'megatron-te')
+    )
+    network = load_profile('h100-sxm-8').links[-1]
+    tokens = 4096 * 512 * 2
+    crossing = tokens * 4 * (1 - 0.75**8) * 3 / 4 / network.rate
+    assert flex.communication[message][0].transfer == pytest.approx(crossing, rel=1e-6)
+    assert plain.communication[message][0].transfer > 2 * crossing
+    # Groups of experts that lie whole on nodes limit how many of these a token reaches.
+    limited = replace(experts, groups=4, group_top_k=2)
+    program = lower(replace(work, model=replace(work.model, experts=limited)), Plan(data=32, expert=32), 32)
+    hardware = cluster(load_profile('h100-sxm-8'), nodes=4, devices=8, stack=load_stack('megatron-te-flex'))
+    found = costs(program, hardware).communication[place(program, 'layer0.dispatch.slice.all_to_all.F')][0]
+    assert found.transfer == pytest.approx(tokens * 2 * 3 / 4 / network.rate, rel=1e-6)

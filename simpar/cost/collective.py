@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import CollectiveCost
-from simpar.cost.formula import EXCHANGE, SEND, Terms, exchanged, share, terms
+from simpar.cost.formula import EXCHANGE, SEND, Terms, distinct, exchanged, share, terms
 from simpar.cost.tables import Curve
 from simpar.hardware import Cluster, Grade, Shape, Topology, worst
 from simpar.profiles import Row, read_table
@@ -163,6 +163,9 @@ class ClusterCollectives:
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if shape.ranks < 2 or not op.bytes:
             return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
+        if 'once' in op.dims and shape.nodes == 1:
+            # A token goes once to each device that has an expert of it.
+            op = replace(op, bytes=op.bytes * distinct(shape.ranks, op.dims['once']) / op.dims['once'], dims={})
         formula = terms(op, shape, self.topology, self._plain)
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
@@ -177,6 +180,8 @@ class ClusterCollectives:
         return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
+        if 'once' in op.dims:
+            return None
         curves = self._curves.get(self._algorithm(op), {})
         exact = curves.get((shape.ranks, shape.nodes))
         if exact is not None:
@@ -311,7 +316,8 @@ def _speed(op: OpClass, transfer: float) -> str:
 
 def _message(op: OpClass) -> tuple[object, ...]:
     """What tells a message's cost from others' in one group."""
-    return ('send' if op.kind != 'collective' else op.operator, op.bytes, op.dtype)
+    once = tuple(op.dims.items()) if 'once' in op.dims else ()
+    return ('send' if op.kind != 'collective' else op.operator, op.bytes, op.dtype, once)
 
 
 GRID: Final = 1024

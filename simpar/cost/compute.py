@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
+from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from simpar.cost.costs import MINOR, ComputeCost, ComputeModel, major
+from simpar.cost.formula import PAIRWISE
 from simpar.cost.tables import Axis, Curve, Grid, Scatter, is_grid
 from simpar.errors import Problem, ProfileError
 from simpar.hardware import (
@@ -468,6 +469,11 @@ class StackCompute:
             return 1
         return min(streams.count, int(op.attributes.get('tiles', streams.count)))
 
+    def captured(self, op: OpClass) -> bool:
+        """Whether a graph that was captured before launches an op."""
+        graphs = self.stack.graphs
+        return graphs is not None and _named(op.name, graphs.ops)
+
     def tile_seconds(self, op: OpClass) -> float | None:
         """Seconds in which the library issues an op of a tile; None of an op that the host issues by a call of its own.
 
@@ -543,14 +549,27 @@ class StackCompute:
             return None
         return kernel.share_on(self.profile.device.name)
 
-    def sent(self, op: OpClass, shared: float) -> OpClass:
-        """A message as the stack sends it. Arguments: ``shared``, query heads for each key head under context ranks."""
+    def sent(self, op: OpClass, shared: float, routed: Mapping[str, int]) -> OpClass:
+        """A message as the stack sends it.
+
+        Arguments: ``shared``, query heads for each key head under context ranks; ``routed``, dims that tell to how many
+        experts a token goes, empty without any.
+        """
+        if op.kind != 'collective':
+            return op
+        dispatch = self.stack.dispatch
+        if dispatch and routed and op.operator == PAIRWISE and _named(op.name, dispatch.ops):
+            return dataclasses.replace(op, dims={**op.dims, **routed})
         times = self.launches(op).sent * shared
-        return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 and op.kind == 'collective' else op
+        return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 else op
 
     def copied(self, op: OpClass) -> float:
         """Seconds in which kernels beside a collective copy what it sends or receives."""
         return (self.launches(op).passes - 1) * op.bytes / self._rate if op.kind == 'collective' else 0.0
+
+
+def _named(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _further_blocks(op: OpClass) -> float:

@@ -75,6 +75,8 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Te
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
     if op.operator not in _PASSES:
         return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
+    if 'once' in op.dims and shape.nodes > 1:
+        return once_a_node(op, shape, topology, library)
     if exchanged(op, library):
         return _phases(op, shape, topology, library, [(crossed[-1], EXCHANGE, 1.0)])
     if library.tuning != 'none' and op.operator != PAIRWISE:
@@ -204,6 +206,39 @@ def _pairwise(op: OpClass, shape: Shape, topology: Topology, library: Library) -
     crossed = ' and '.join(link.name for link, load in zip(topology.links, loads, strict=True) if load)
     text = f'{op.operator} by pairs of {shape.ranks} over {crossed}'
     return _terms(op, shape, library, latencies, transfers, loads, text)
+
+
+def distinct(places: float, drawn: int) -> float:
+    """How many of so many places so many experts lie on, each on any of them alike: p · (1 − (1 − 1 / p)^k)."""
+    return places * (1 - (1 - 1 / places) ** drawn)
+
+
+def once_a_node(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
+    """Tokens go once to each other node that has an expert of theirs, and there to each device that has one.
+
+    Both ways at once, as what comes is forwarded. Source: deepseek-ai/DeepEP, csrc/kernels/internode.cu: a token goes
+    by RDMA to the device of the same place in the other node, and over NVLink from there; its groups are limited as the
+    router says. Experts are taken as drawn independently. Does not model: multiprocessors that it takes.
+    """
+    ranks, nodes, drawn = shape.ranks, shape.nodes, op.dims['once']
+    tokens = op.bytes / drawn
+    reached = distinct(nodes, drawn)
+    if op.dims.get('groups', 1) % nodes == 0:
+        # Groups lie whole on nodes.
+        reached = min(reached, op.dims['group_top_k'])
+    inside = ranks / nodes
+    forwarded = min(distinct(ranks, drawn), reached * distinct(inside, drawn)) * (inside - 1) / inside
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    loads, parts, crossed = [], [], []
+    for link, members, domains in zip(topology.links, shape.members, shape.domains, strict=True):
+        copies = reached * (nodes - 1) / nodes if domains < nodes else forwarded
+        load = tokens * copies * _sharers(link, shape) / link.rate if members > 1 else 0.0
+        loads.append(load)
+        latencies.append((link.latency.value if load else 0.0, (link.latency,)))
+        parts.append((load, (link.bandwidth, link.share)))
+        crossed += [link.name] if load else []
+    text = f'{op.operator} of {ranks}, a token once a node, over {" and ".join(crossed)}'
+    return _terms(op, shape, library, latencies, [max(parts, key=lambda part: part[0])], loads, text)
 
 
 def _terms(

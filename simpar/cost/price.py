@@ -27,6 +27,7 @@ from simpar.cost.costs import (
     LinkNames,
     lasts,
 )
+from simpar.cost.formula import PAIRWISE
 from simpar.errors import Infeasible
 from simpar.hardware import GRADES, Cluster, Profile
 from simpar.model.operators.attention import CONTEXT_ATTENTION
@@ -143,8 +144,8 @@ class Pricer:
         # without it.
         if self.stacked:
             self._kind, self._ops = _by_launches(program, self.stacked)
-            shared = _query_heads_shared(program)
-            sent = [self.stacked.sent(op, shared) for op in self._ops]
+            shared, routed = _query_heads_shared(program), _routed(program)
+            sent = [self.stacked.sent(op, shared, routed) for op in self._ops]
             self._messages = Communicated(program, self.collective, self._kind, sent, self.stacked.copied)
         else:
             self._kind, self._ops = program.cost_kinds
@@ -212,6 +213,8 @@ class Pricer:
 
     def _issuing(self, op: OpClass, each: float) -> float:
         """Seconds that the host takes to issue an op. Arguments: ``each``, seconds of a launch by the framework."""
+        if self.stacked and self.stacked.stack.graphs and self.stacked.captured(op):
+            return self.stacked.stack.graphs.each.value * self.stacked.launches(op).kernels
         by_library = self.stacked.tile_seconds(op) if self.stacked else None
         return each * self._launched(op) if by_library is None else by_library
 
@@ -274,11 +277,13 @@ class Pricer:
 def _by_launches(program: Program, stacked: StackCompute) -> tuple[NDArray[np.int64], tuple[OpClass, ...]]:
     """As ``cost_kinds``, apart where a stack tells op classes apart by their names."""
     kind, _ = program.cost_kinds
-    numbers: dict[tuple[int, int, int, float | None], int] = {}
+    numbers: dict[tuple[int, int, int, float | None, bool, str | bool], int] = {}
     ops: list[OpClass] = []
     found = []
     for number, op in zip(kind.tolist(), program.op_classes, strict=True):
-        key = (number, id(stacked.launches(op)), stacked.side_by_side(op), stacked.tile_seconds(op))
+        is_sent = stacked.stack.dispatch is not None and op.operator == PAIRWISE and op.name
+        told = (stacked.side_by_side(op), stacked.tile_seconds(op), stacked.captured(op), is_sent)
+        key = (number, id(stacked.launches(op)), *told)
         if numbers.setdefault(key, len(ops)) == len(ops):
             ops.append(op)
         found.append(numbers[key])
@@ -289,6 +294,16 @@ def _query_heads_shared(program: Program) -> float:
     """Query heads for each key head in attention of a sequence that ranks share; 0 where none do."""
     found = [op.dims['heads'] / op.dims['kv_heads'] for op in program.op_classes if op.operator == CONTEXT_ATTENTION]
     return max(found, default=0.0)
+
+
+def _routed(program: Program) -> dict[str, int]:
+    """To how many experts a token goes, and to how many groups of them at most where it is limited."""
+    for op in program.op_classes:
+        if op.operator == 'route':
+            told = {'once': int(op.attributes['top_k'])}
+            groups = int(op.attributes.get('groups', 1))
+            return {**told, 'groups': groups, 'group_top_k': int(op.attributes['group_top_k'])} if groups > 1 else told
+    return {}
 
 
 def _later_stages(program: Program) -> NDArray[np.int64]:

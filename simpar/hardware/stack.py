@@ -176,6 +176,29 @@ class TileCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedGraphs:
+    """What is captured once and launched as graphs: its kernels take the host ``each``, and nothing calls them.
+
+    Arguments: ``ops``, patterns of their names, collectives too.
+    """
+
+    ops: tuple[Name, ...]
+    each: TimeFigure
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDispatch:
+    """How tokens go to their experts: once to each node that has one of them, and from there to its devices.
+
+    Arguments: ``ops``, patterns of names of the all-to-alls that go so.
+    """
+
+    ops: tuple[Name, ...]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpansionMode:
     """The mode in which the library expands the framework's collectives."""
 
@@ -229,6 +252,8 @@ class Stack:
         work_queues: how many of a device's it uses; none: all.
         tile_streams: of ``plan.tiles``; none: one tile behind the other.
         tile_call: by which tiles are issued; none: the host issues each as it would the product.
+        graphs: what is launched as captured graphs; none: kernel by kernel.
+        dispatch: by which tokens go to experts; none: a token goes once to each of its experts.
         expansion_mode: of the library; none: its default.
         kernels: of which year they are, as devices tell clocks apart (``device.newer``); none: older than all of these.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
@@ -248,6 +273,8 @@ class Stack:
     work_queues: WorkQueues | None = None
     tile_streams: TileStreams | None = None
     tile_call: TileCall | None = None
+    graphs: CapturedGraphs | None = None
+    dispatch: TokenDispatch | None = None
     expansion_mode: ExpansionMode | None = None
     attention: AttentionKernel | None = None
     kernels: KernelYear | None = None

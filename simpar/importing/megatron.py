@@ -25,6 +25,7 @@ from simpar.importing.settings import (
     first_layers,
     table_of,
 )
+from simpar.stacks import choices_in, stack_of
 
 _T: Final = 'workload.transformer'
 _PROGRAMS: Final = {
@@ -121,6 +122,15 @@ def framework(flags: Settings) -> tuple[str, int]:
     if any(name.startswith(('enable-zero-bubble', 'zero-bubble-')) for name in flags.named):
         return 'zero-bubble', NOW
     return 'Megatron-LM', 2022 if is_checkpointed(flags) else NOW
+
+
+def graphs(flags: Settings) -> Iterator[Finding]:
+    """A stack with captured graphs or another dispatcher, where flags ask for them."""
+    by = tuple(name for name in flags.named if 'cuda-graph' in name and 'warmup' not in name)
+    by += flags.given('moe-token-dispatcher-type', 'moe-flex-dispatcher-backend', 'moe-enable-deepep')
+    if words := choices_in(' '.join(f'{name}={flags.text(name)}' for name in by)):
+        name, year = framework(flags)
+        yield Entry('cluster.stack', stack_of(name + words, '', year), by)
 
 
 def attention(flags: Settings) -> Iterator[Finding]:
@@ -480,8 +490,8 @@ def expert(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('one expert rank', *names)
         return
     yield from _whole_experts(flags, degree)
-    yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind == 'alltoall' else 1]))
-    if kind != 'alltoall':
+    yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind in ('alltoall', 'flex') else 1]))
+    if kind not in ('alltoall', 'flex'):
         yield Unmapped('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
 
 
@@ -694,7 +704,7 @@ MEGATRON: Final = Source(
     name='Megatron-LM',
     profile='h100-sxm-8',
     table=table_of('megatron'),
-    rules=(*OF_MODEL, *OF_PLAN, sharding, recompute),
+    rules=(*OF_MODEL, *OF_PLAN, sharding, recompute, graphs),
     framework=framework,
 )
 
@@ -711,6 +721,6 @@ NEMO: Final = Source(
     name='NeMo, Megatron-Bridge or Primus',
     profile='h100-sxm-8',
     table=table_of('nemo').over(MEGATRON.table),
-    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute),
+    rules=(*OF_MODEL, grouped, *OF_PLAN, sharding, recompute, graphs),
     framework=framework,
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from simpar.stacks import load_stack, stack_of
+from simpar.stacks import choices_in, load_stack, stack_of
 from simpar.validate.recompute import says_sequence_parallel
 from simpar.validate.rows import Row
 from simpar.validate.words import Skipped, year_of
@@ -45,7 +45,9 @@ def stack_name(row: Row) -> str:
 
 def stack_in(row: Row, year: int) -> str:
     """The stack of a row's framework in a year."""
-    return stack_of(row.text('framework'), row.text('hardware'), year, row.text('overlap_flags') or None)
+    flags = row.text('overlap_flags')
+    framework = row.text('framework') + choices_in(f'{flags} {row.text("flags")}')
+    return stack_of(framework, row.text('hardware'), year, flags or None)
 
 
 def filled(tree: dict[str, Any], row: Row) -> dict[str, Any]:
