@@ -32,7 +32,7 @@ ALONE = SCHEDULE.replace('cluster: cpu-gloo', 'cluster: {profile: cpu-gloo, devi
 
 @pytest.mark.parametrize('name', ANSWERS)
 def test_busy_exposed_and_overlap_equal_those_of_hta(name):
-    (recording,), theirs = read_traces(FOLDER / f'{name}.json.gz'), ANSWERS[name]
+    (recording,), theirs = read_traces(FOLDER / f'{name}.json.gz', host=True), ANSWERS[name]
     kernels = recording.kernels
     # HTA counts what was launched before the first step, too, and no kernel without a launch.
     launched = np.isin(kernels.correlation, recording.host.correlation[recording.host.correlation >= 0])
@@ -60,7 +60,7 @@ def trained(tmp_path_factory):
 
 def test_every_product_of_a_training_is_found_in_the_program(trained):
     path, schedule = trained
-    found = join(load_case(schedule, ['cluster.devices=1']).program, read_traces(path))
+    found = join(load_case(schedule, ['cluster.devices=1']).program, read_traces(path, host=True))
     exact = [line for line in found.lines if line.key[0] in {'matmul', 'attention'}]
     # A layer has four products, each with two gradients, and one attention; the head has a product more.
     assert sum(line.program for line in exact) == 2 * (4 * 3 + 2) + 3
@@ -90,7 +90,7 @@ def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path
     # Steps follow one another, and every op that was found lies in its own.
     ends = trace.representatives[0].end_KS.max(axis=1)
     assert (trace.representatives[0].start_KS[1:].min(axis=1) >= ends[:-1] - 1e-3).all()
-    (recording,) = read_traces(path)
+    (recording,) = read_traces(path, host=True)
     assert trace.step_times[1:] == pytest.approx([(end - begin) / 1e9 for begin, end in recording.marks[1:]], rel=0.25)
     capsys.readouterr()
     told = json_of('compare', str(predicted), str(saved))
@@ -134,7 +134,7 @@ def test_a_collective_lasts_from_its_last_arrival(tmp_path):
         events = [('ncclDevKernel_AllReduce', 'kernel', start, 180 - start, REDUCE)]
         # An event before, at another time of each rank, that clocks must not be counted from.
         made(tmp_path, f'r{rank}.json', [('aten::add', 'cpu_op', 10 * rank, 1, {}), *events], rank=rank, world_size=2)
-    for (found,), waited in zip(collectives(read_traces(tmp_path)), (60e-6, 0.0), strict=True):
+    for (found,), waited in zip(collectives(read_traces(tmp_path, host=True)), (60e-6, 0.0), strict=True):
         assert found.key == ('collective', 'all_reduce', 2, 2000)
         assert found.seconds == pytest.approx(20e-6, rel=1e-6)
         assert found.start - found.arrive == pytest.approx(waited, abs=1e-9)
@@ -146,7 +146,7 @@ def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
     launch = [('cudaLaunchKernel', 'cuda_runtime', 2 + at, 1, {'correlation': at}) for at in (1, 2, 9)]
     kernels = [('gemm', 'kernel', 50 + 10 * at, 3 * at, {'correlation': at, 'stream': 7}) for at in (1, 2, 9)]
     path = made(tmp_path, 'a.json', [('aten::mm', 'cpu_op', 0, 8, shapes), *launch, *kernels])
-    (found,) = compute_ops(*read_traces(path))
+    (found,) = compute_ops(*read_traces(path, host=True))
     assert found.key == ('matmul', 8, 2, 4)
     assert found.seconds == pytest.approx(9e-6)
 

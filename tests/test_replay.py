@@ -145,4 +145,5 @@ def test_the_answer_says_who_straggles(tmp_path, capsys):
     assert cli.main(['replay', str(JOBS / 'ST.csv.gz'), '--scale', 'stage=3:0.9']) == 0
     told = capsys.readouterr().out
     assert told.startswith('Stragglers make a step 1.18 times as long. Stage 3 alone costs 125% of that.')
+    assert 'on every data rank: it has more work.' in told.splitlines()[0]
     assert 'with --scale' in told

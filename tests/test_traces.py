@@ -8,17 +8,22 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import prove_stragglers
 import pytest
 
 from simpar.case import load_case
 from simpar.cli import main
 from simpar.cost.price import price
 from simpar.errors import ScheduleError
+from simpar.kineto import write_kineto
+from simpar.plans import Plan
 from simpar.program import Program
 from simpar.recording.ascend import join_ascend
 from simpar.recording.join import program_key
-from simpar.traces import culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
+from simpar.traces.replay import change_of, what_if
 from simpar.traces.stream import Stream
 
 RECORDED = Path(__file__).parent / 'recorded'
@@ -156,7 +161,7 @@ def test_the_rank_that_computes_longer_is_named() -> None:
     traces = read_traces(CASES / 'straggler4')
     culprit = culprit_of(traces)
     assert culprit is not None
-    assert (culprit.rank, culprit.cause) == (2, 'computes')
+    assert (culprit.ranks, culprit.cause) == ((2,), 'computes')
     assert culprit.seconds == pytest.approx(5e-3)
     assert culprit.times == pytest.approx(1.5)
     waits = waits_of(traces)
@@ -193,8 +198,8 @@ def test_clocks_of_hosts_need_not_agree(tmp_path: Path) -> None:
     by = {0: (1.0, 0.0), 1: (1.4, 3e6), 2: (1.0, -2e6 + 5e6), 3: (1.01, 7.5)}
     culprit = culprit_of(read_traces(shifted(tmp_path / 'job', by)))
     assert culprit is not None
-    assert (culprit.rank, culprit.cause) == (1, 'computes')
-    assert culprit.seconds == pytest.approx(0.39e-3, rel=1e-3)
+    assert (culprit.ranks, culprit.cause) == ((1,), 'computes')
+    assert culprit.seconds == pytest.approx(0.4e-3, rel=1e-3)
 
 
 def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:
@@ -207,7 +212,7 @@ def test_the_command_names_the_rank_in_its_first_sentence(capsys: pytest.Capture
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith('rank 2 makes the others wait 5 ms of each step of 15.5 ms: it computes 1.5 times')
     assert main(['trace', str(CASES / 'straggler4'), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['culprit']['rank'] == 2
+    assert json.loads(capsys.readouterr().out)['culprit']['ranks'] == [2]
 
 
 def test_further_names_of_communication_are_given(tmp_path: Path) -> None:
@@ -374,10 +379,77 @@ def test_events_come_alike_in_batches_of_any_size(tmp_path: Path, monkeypatch: p
     path.write_text(text.replace('"ts": 20,', '"ts": 1736408883704643.217,'), encoding='utf-8')
     for size in (50, 333, 2**22):
         monkeypatch.setattr(f'{Stream.__module__}.BLOCK', size)
-        (trace,) = read_traces(path)
+        (trace,) = read_traces(path, host=True)
         assert (trace.rank, trace.device) == (3, 'GPU')
         assert trace.kernels is not None
         assert trace.kernels.name.tolist() == [f'k{n}' for n in (*range(1, 40), 0)]
         assert trace.kernels.begin[-1] == 1736408883704643217
         assert trace.host is not None
         assert len(trace.host) == 40
+
+
+@pytest.mark.parametrize('kind', [None, 'slow_rank', 'slow_link', 'loading', 'samples'])
+def test_what_was_made_slow_is_named_with_its_ranks(kind: str | None, tmp_path: Path) -> None:
+    """Some of what `make prove NAME=stragglers` draws: recordings of four ranks, with noise."""
+    bed, rng = prove_stragglers.Bed(4, Plan(tensor=2, data=2)), np.random.default_rng(3)
+    trace, truth = prove_stragglers.drawn(bed, getattr(prove_stragglers, kind) if kind else None, rng)
+    culprit, said = prove_stragglers.asked(trace, tmp_path)
+    assert prove_stragglers.right(culprit, truth) if kind else culprit is None, said
+
+
+def test_what_if_on_a_recording_is_worked_out_by_hand() -> None:
+    """10 kernels of 1 ms, on rank 2 of 1.5, and an all-reduce of 0.5 ms."""
+    traces = read_traces(CASES / 'straggler4')
+    for text, step in (
+        ('rank=2:0.66666667', 10.5e-3),
+        ('message=nccl:3', 16.5e-3),
+        ('link=0-1:3', 16.5e-3),
+        ('kernel=gemm:2', 30.5e-3),
+        ('hidden=nccl', 15e-3),
+        ('rank=0:1.2', 15.5e-3),
+    ):
+        found = what_if(traces, [change_of(text)])
+        assert found.recorded == pytest.approx(15.5e-3, rel=1e-3)
+        assert found.replayed == pytest.approx(15.5e-3, rel=1e-3)
+        assert found.changed == pytest.approx(step, rel=1e-3), text
+    for wrong in (
+        'rank=2',
+        'rank=x:2',
+        'kernel=(:2',
+        'colour=red:2',
+        'kernel=gemm:-1',
+        'host=3:1',
+        'kernel=conv:2',
+        '',
+    ):
+        with pytest.raises(ScheduleError, match='--what-if'):
+            what_if(traces, [change_of(wrong)])
+
+
+@pytest.mark.parametrize(('text', 'plan'), [
+    ('rank=1:1.6', Plan(tensor=2, data=2)), ('rank=1:1.6', Plan(pipeline=2, data=2, micro_batches=4)),
+    ('message=.:2', Plan(tensor=2, data=2)), ('kernel=fc1:2', Plan(pipeline=2, data=2, micro_batches=4)),
+])  # fmt: skip
+def test_what_if_meets_a_recording_of_that(text: str, plan: Plan, tmp_path: Path) -> None:
+    """Record A, ask for B, record B: both are simulated, B with the change made in its ops."""
+    bed = prove_stragglers.Bed(4, plan)
+    machine = bed.machine()
+    traces = recorded(bed, machine, tmp_path / 'a')
+    change = change_of(text)
+    for rank in range(4):
+        for slot, op in enumerate(bed.classes(machine, rank)):
+            if (change.what == 'rank' and rank in change.ranks) or (change.what == 'kernel' and 'fc1' in op.name):
+                machine.compute[rank][:, slot] *= change.factor
+            elif change.what == 'message':
+                machine.alpha[rank][:, slot] *= change.factor
+                machine.transfer[rank][:, slot] *= change.factor
+    found = what_if(traces, [change])
+    truth = what_if(recorded(bed, machine, tmp_path / 'b'), [change])
+    assert found.replayed == pytest.approx(found.recorded, rel=0.02)
+    assert truth.recorded > 1.05 * found.recorded
+    assert found.changed == pytest.approx(truth.recorded, rel=0.05)
+
+
+def recorded(bed: Any, machine: Any, folder: Path) -> list[RankTrace]:
+    write_kineto(folder, prove_stragglers.measured(machine, bed.program))
+    return read_traces(folder)

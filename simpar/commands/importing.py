@@ -157,7 +157,7 @@ def import_trace(options: argparse.Namespace) -> int:
     problems = list(_useless_flags(options))
     if problems:
         raise ScheduleError(problems)
-    traces = read_traces(options.file)
+    traces = read_traces(options.file, host=True)
     beside = _joined(options, traces) if options.schedule else None
     print_answer(
         options,

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from simpar.commands.common import print_answer
 from simpar.errors import Problem, ScheduleError
-from simpar.traces import Culprit, Figures, RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces import Culprit, Figures, RankTrace, Waits, culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces.blame import LEAST, Cause
+from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
 from simpar.traces.summary import whole
 from simpar.traces.table import COMMUNICATION
-from simpar.traces.waits import LEAST
 from simpar.units import format_time
 
 SHOWN = 12
-_WHY = {
-    'computes': 'it computes {times:.2g} times as long as they do',
-    'host': 'its device is idle {excess} longer, so its host is late',
-    'late': 'neither its computation nor its idle time says why',
+MOST_STEPS = 0.7
+"""Of the steps: what lies in fewer is told."""
+_WHY: Final[Mapping[Cause, str]] = {
+    'computes': 'it computes {times:.2g} times as long as the others',
+    'kernel': 'its kernels {what} take {times:.2g} times as long as on the others',
+    'copies': 'it copies memory longer than the others',
+    'host': 'its device is idle longer between kernels, so its host launches late',
+    'input': "it is idle before a step's first kernel: loading of data, or what its host does there",
+    'entry': 'it enters collectives late, idle before them',
+    'pause': 'it stands still in few steps (a pause of its host, as of garbage collection)',
 }
 
 
 def trace_command(options: argparse.Namespace) -> int:
     """One sentence, then a row for each rank and step."""
+    changes = [change_of(text) for text in options.what_if]
     traces = read_traces(options.recording, _names(options.communication))
-    print_answer(options, lambda: trace_to_dict(traces), lambda: ''.join(f'{line}\n' for line in trace_lines(traces)))
+    found = what_if(traces, changes) if changes else None
+    lines = (*(_changed(options.what_if, found) if found else ()), *trace_lines(traces))
+    print_answer(
+        options,
+        lambda: trace_to_dict(traces) | ({'what_if': asdict(found)} if found else {}),
+        lambda: ''.join(f'{line}\n' for line in lines),
+    )
     return 0
+
+
+def _changed(words: Sequence[str], found: WhatIf) -> Iterator[str]:
+    """The answer to what is asked, and how far it goes."""
+    change = found.changed / found.replayed - 1
+    yield (
+        f'With {", ".join(words)} a step would take {format_time(found.changed)} in place of '
+        f'{format_time(found.replayed)} ({change:+.1%}); {found.chosen} kernels and messages are changed.'
+    )
+    error = found.replayed / found.recorded - 1
+    yield f'It is {LIMITS}. Without a change the replay is {error:+.1%} off the recording.'
+    yield ''
 
 
 def _names(pattern: str | None) -> re.Pattern[str] | None:
@@ -39,22 +65,37 @@ def _names(pattern: str | None) -> re.Pattern[str] | None:
         raise ScheduleError(Problem('--communication', what, "write e.g. 'my_all_gather|my_dispatch'")) from None
 
 
-def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None) -> str:
+def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Mapping[int, Waits]) -> str:
     """Who makes whom wait, first."""
     if culprit:
-        why = _WHY[culprit.cause].format(times=culprit.times, excess=format_time(culprit.excess))
-        wait = f'{format_time(culprit.seconds)} of each step of {format_time(culprit.step)}'
-        return f'rank {culprit.rank} makes the others wait {wait}: {why}'
+        return _blamed(culprit)
     if len(traces) == 1:
         return 'one rank was recorded: what it waits for its peers is within its communication'
-    if not waits_of(traces):
+    if not waits:
         return 'no collective of one rank was found on another, so nobody can be said to wait for another'
     return f'no single rank makes the others wait {LEAST:.0%} of a step'
 
 
+def _blamed(one: Culprit) -> str:
+    wait = f'{format_time(one.seconds)} of each step of {format_time(one.step)}'
+    ranks = ', '.join(map(str, one.ranks))
+    if one.cause == 'samples':
+        return f'samples are uneven and make ranks wait {wait}: forward and backward of a micro-batch vary together'
+    if one.cause == 'link':
+        what = f'its messages take {one.times:.2g} times as long as those of others'
+        which = f'link of rank {ranks}' if len(one.ranks) == 1 else f'link between ranks {ranks}'
+        return f'the {which} makes the others wait {wait}: {what}'
+    who = f'rank {ranks} makes' if len(one.ranks) == 1 else f'ranks {ranks} make'
+    often = f', in {one.within:.0%} of the steps' if one.within < MOST_STEPS and one.cause != 'pause' else ''
+    why = _WHY[one.cause].format(times=one.times, what=one.what)
+    if len(one.ranks) > 1:
+        why = f'each {why[3:]}' if why.startswith('it ') else f'their {why[4:]}'
+    return f'{who} the others wait {wait}: {why}{often}'
+
+
 def trace_lines(traces: Sequence[RankTrace]) -> Iterator[str]:
     """The answer as text: the sentence, a row a step, and what the reader must know."""
-    yield f'{sentence_of(traces, culprit_of(traces))}.'
+    yield f'{sentence_of(traces, culprit_of(traces), waits_of(traces))}.'
     yield ''
     heads = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
     yield f'{"rank":>4} {"step":>8} ' + ' '.join(f'{head:>13}' for head in heads)
@@ -83,7 +124,7 @@ def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """The same for programs; seconds."""
     culprit, waits = culprit_of(traces), waits_of(traces)
     return {
-        'sentence': sentence_of(traces, culprit),
+        'sentence': sentence_of(traces, culprit, waits),
         'culprit': asdict(culprit) if culprit else None,
         'ranks': [
             {

@@ -16,6 +16,7 @@ from simpar.engine.simulate import step_ends
 from simpar.errors import Problem, ScheduleError
 from simpar.program import OpClass, OpKind, Partition, Phase, Program, ProgramBuilder, grid
 from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp
+from simpar.traces.blame import vary_together
 from simpar.units import GRID, format_time
 
 
@@ -286,6 +287,7 @@ class Straggling:
         families, data_ranks, stages: what each kind of op, data rank and stage costs, longest first.
         worst: the workers that cost most, WORST of all. without: the mean step if these were like all others.
         scaled: the mean step with the changes that were asked for; None where nothing was.
+        cause: in words, what the times of micro-batches say; empty where they say nothing.
     """
 
     steps: tuple[int, ...]
@@ -298,6 +300,7 @@ class Straggling:
     worst: tuple[str, ...]
     without: float
     scaled: float | None = None
+    cause: str = ''
 
     @property
     def slowdown(self) -> float:
@@ -363,7 +366,40 @@ def straggling(
         worst=tuple(f'data {data}, stage {stage}' for data, stage in worst),
         without=machine.mean(np.where(chosen, alike, own)),
         scaled=machine.mean(_scaled(own, scale)) if scale else None,
+        cause=_cause(job, own),
     )
+
+
+def _cause(job: RecordedJob, own: Array) -> str:
+    """A slow worker, a stage with more work, or uneven samples, by forward and backward of each micro-batch."""
+    columns = {op: at for at, op in enumerate(job.ops)}
+    items = {}
+    for data, stage in itertools.product(range(job.data), range(job.stages)):
+        mine = [op for op in job.of_worker(data, stage) if op.kind == 'forward-compute']
+        pairs = [(op, behind) for op in mine if (behind := op._replace(kind='backward-compute')) in columns]
+        items[data, stage] = tuple(own[:, [columns[pair[side]] for pair in pairs]].ravel() for side in (0, 1))
+    total = {
+        worker: float(np.mean(forward + backward)) for worker, (forward, backward) in items.items() if len(forward)
+    }
+    if not total:
+        return ''
+    usual = float(np.median([*total.values()]))
+    slow = [worker for worker, seconds in total.items() if seconds > SLOW * usual]
+    stages = {stage for _, stage in slow}
+    if slow and len(slow) == job.data * len(stages) and job.data > 1:
+        names = ', '.join(map(str, sorted(stages)))
+        times = min(total[worker] for worker in slow) / usual
+        return f'Stage {names} computes {times:.2f} times as long as most, on every data rank: it has more work.'
+    if slow and 2 * len(slow) < len(total):
+        first = max(slow, key=lambda worker: total[worker])
+        spread = np.std(items[first][0]) / np.mean(items[first][0])
+        return (
+            f'Data {first[0]}, stage {first[1]} computes {total[first] / usual:.2f} times as long as most, in all '
+            f'micro-batches alike (spread {spread:.1%}): the worker is slow, not its samples.'
+        )
+    if 2 * sum(vary_together(*one) for one in items.values()) > len(items):
+        return 'Forward and backward of a micro-batch vary together on most workers: samples are uneven.'
+    return ''
 
 
 def _longest(machine: _Machine, own: Array, alike: Array, group: dict[str, Ints]) -> Iterator[Part]:
@@ -475,6 +511,8 @@ def _is(op: RecordedOp, keys: dict[str, str]) -> bool:
 
 MOST: Final = 12
 MOST_OF_IT: Final = 0.5
+SLOW: Final = 1.2
+"""A worker that computes so many times as long as most is slow."""
 LITTLE: Final = 1.01
 """Below so many times the time of alike ops nobody straggles."""
 
@@ -490,7 +528,7 @@ def to_dict(found: Straggling) -> dict[str, Any]:
 
 
 def _lines(found: Straggling) -> Iterator[str]:
-    yield _headline(found)
+    yield f'{_headline(found)} {found.cause}'.rstrip()
     yield ''
     yield f'recorded                 {format_time(found.recorded):>9}  mean of {len(found.steps)} steps'
     gaps = found.recorded / found.replayed - 1

@@ -55,15 +55,17 @@ def is_trace(path: Path) -> bool:
     return _format(path, head) != '' or _refusal(path, head) is not None
 
 
-def read_traces(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrace]:
+def read_traces(path: Path, extra: re.Pattern[str] | None = None, *, host: bool = False) -> list[RankTrace]:
     """The recordings of a file, of a rank's folder, or of a folder of ranks, by rank.
 
-    Arguments: ``extra``, further names of communication.
+    Arguments: ``extra``, further names of communication; ``host``, whether to keep what threads did, which is much.
     Raises ``ScheduleError`` for what cannot be read, and where two recordings are of one rank.
     """
     if not path.exists():
         raise ScheduleError(Problem(str(path), 'is not there', 'check the path'))
-    found = [*_of_folder(path, extra)] if path.is_dir() else _of_file(path, extra)
+    each = _of_folder(path, extra) if path.is_dir() else _of_file(path, extra)
+    # One after the other, so that of one rank alone all is held at once.
+    found = [trace if host else replace(trace, host=None) for trace in each]
     if not found:
         raise ScheduleError(Problem(str(path), 'holds no recording', f'give {READ}'))
     ranks = [trace.rank for trace in found]

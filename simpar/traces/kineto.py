@@ -51,6 +51,11 @@ class _Arguments(msgspec.Struct, gc=False):
     dtype: Any = ''
     ranks: Any = msgspec.field(default='', name='Process Group Ranks')
     group: Any = msgspec.field(default='', name='Process Group Name')
+    sender: Any = msgspec.field(default=None, name='Src Rank')
+    receiver: Any = msgspec.field(default=None, name='Dst Rank')
+    phase: Any = None
+    grid: msgspec.Raw = msgspec.Raw()
+    item: Any = msgspec.field(default=0, name='micro-batch')
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -102,8 +107,11 @@ def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> Rank
     name = devices[0].get('name', '') if isinstance(devices, list) and isinstance(devices[0], dict) else ''
     host, kernels = table.of(table.kind == HOST), table.of(table.kind != HOST)
     steps = _steps(host)
+    launch = _launches(kernels, host)
+    _tell_phases(kernels, host, launch)
     begins = np.array([begin for _, begin, _ in steps], dtype=np.int64)
-    kernels.step[:] = np.searchsorted(begins, _launched(kernels, host), side='right') - 1
+    kernels.launch[launch >= 0] = host.begin[launch[launch >= 0]]
+    kernels.step[:] = np.searchsorted(begins, kernels.launch, side='right') - 1
     host.step[:] = np.searchsorted(begins, host.begin, side='right') - 1
     return RankTrace(
         source=str(path),
@@ -131,17 +139,27 @@ def _steps(host: Kernels) -> list[tuple[str, int, int]]:
     return list(found.values())
 
 
-def _launched(kernels: Kernels, host: Kernels) -> Ints:
-    """When the host launched each kernel; its own begin where nothing says so."""
-    launches = np.flatnonzero(host.correlation >= 0)
-    # Of several events of one number the last one.
-    order = launches[np.argsort(host.correlation[launches], kind='stable')]
-    numbers = host.correlation[order]
-    if not len(order):
-        return kernels.begin
+def _launches(kernels: Kernels, host: Kernels) -> Ints:
+    """The host's row that launched each kernel, of several of one number the last; -1 where there is none."""
+    rows = np.flatnonzero(host.correlation >= 0)
+    if not len(rows):
+        return np.full(len(kernels), -1)
+    rows = rows[np.argsort(host.correlation[rows], kind='stable')]
+    numbers = host.correlation[rows]
     at = np.searchsorted(numbers, kernels.correlation, side='right') - 1
     known = (kernels.correlation >= 0) & (at >= 0) & (numbers[at] == kernels.correlation)
-    return np.where(known, host.begin[order[at]], kernels.begin)
+    return np.where(known, rows[at], -1)
+
+
+def _tell_phases(kernels: Kernels, host: Kernels, launch: Ints) -> None:
+    """Call what autograd's thread launched B, and what the thread of the steps launched F, where nothing says more."""
+    marked = next((at for at, name in enumerate(host.name) if name.startswith('ProfilerStep#')), None)
+    rows = np.flatnonzero((kernels.kind == COMPUTE) & (launch >= 0) & (kernels.type == ''))
+    if marked is not None:
+        own = host.stream[launch[rows]] == host.stream[marked]
+        # Of one thread alone nothing is told; recordings of simpar launch from another one.
+        if own.any():
+            kernels.type[rows] = np.where(own, 'F', 'B')
 
 
 class _Columns:
@@ -172,6 +190,12 @@ class _Columns:
             elements = max(whole_number(one.taken, 0), whole_number(one.given, 0))
             size[at], ranks[at] = elements * SIZES.get(str(one.dtype), 0), whole_number(one.size, 0)
             types[at], groups[at] = str(one.collective), str(one.ranks or one.group or '')
+            if one.sender is not None and one.receiver is not None:
+                groups[at] = f'{one.sender}→{one.receiver}'
+        for at in np.flatnonzero(kind == COMPUTE).tolist():
+            # What simpar's own files say; others, the thread of the launch.
+            if args[at].phase is not None:
+                types[at] = f'{args[at].phase}{args[at].item}'
         for at in [at for at, event in enumerate(rows) if event.name in self.gloo] if self.gloo else ():
             size[at], groups[at] = _moved(bytes(args[at].dims), bytes(args[at].types)), str(args[at].ranks or '')
             types[at] = str(rows[at].name).removeprefix(GLOO)
@@ -194,7 +218,7 @@ class _Columns:
             ('type', types),
             ('stream', [intern(str(place)) for place in places]),
             ('group', list(map(intern, groups))),
-            ('shapes', [self._shape(bytes(one.dims)) for one in args]),
+            ('shapes', [self._shape(bytes(one.dims or one.grid)) for one in args]),
         ):
             self.texts[name] += texts
 

@@ -53,8 +53,9 @@ class Kernels:
         step: an index into the steps of the rank; ``NO_STEP`` for none.
         name, type: as recorded; ``type``, of an operator, a collective or a number, is empty where nothing tells it.
         stream: of the device; of the host, its thread. group: of a collective, its ranks or its communicator.
-        shapes, results: of what is read and written, as recorded.
+        shapes, results: of what is read and written, as recorded; of a CUDA kernel its grid.
         correlation: what a launch and its kernel have in common; -1 for none.
+        launch: nanoseconds when the host launched it; its begin where nothing tells it.
         bytes, ranks: of a message, the larger of what it takes and gives, and of how many; 0 where nothing tells it.
     """
 
@@ -69,6 +70,7 @@ class Kernels:
     shapes: Texts
     results: Texts
     correlation: Ints
+    launch: Ints
     bytes: Ints
     ranks: Ints
 
@@ -106,8 +108,8 @@ def table_of(columns: Mapping[str, Sequence[Any]]) -> Kernels:
         if name in _TEXTS:
             found = np.empty(len(begin), dtype=np.object_)
             found[:] = columns.get(name, '')
-        elif name in columns:
-            found = np.asarray(columns[name], dtype=np.int64)
+        elif name == 'launch' or name in columns:
+            found = np.asarray(columns.get(name, begin), dtype=np.int64)
         else:
             found = np.full(len(begin), _UNTOLD.get(name, 0), dtype=np.int64)
         made[name] = found[order]
