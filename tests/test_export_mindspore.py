@@ -171,6 +171,9 @@ def drawn(seed):
         'sequence_parallel': tensor > 1 and dice.random() < 0.5, 'recompute': dice.choice(('none', 'full')),
         'overlap': dice.choice(([], ['matmul_grad_comm_overlap'])), 'hsdp': dice.choice(('off', 'level1')),
     }  # fmt: skip
+    # With a pipeline it marks all of a stage alike, without one layers in groups.
+    marks = [4, 1, 1, 2, 2, 3, 3, 4, 4, 4] + [4] * (not sizes['tied'])
+    plan |= {'fusion': 'stage'} if pipeline > 1 else {'fusion': 'ids', 'fusion_ids': marks}
     if pipeline > 1:
         plan['stages'] = dice.choice(([4, 4], [3, 5]))
     if plan['hsdp'] != 'off':

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, bytes_of, direct, need_transformer, plain
-from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.mindformers import MINDFORMERS, groups_of
 
 _M: Final = 'model.model_config'
 _P: Final = 'parallel_config'
@@ -68,6 +68,11 @@ def _parallel(values: Values) -> Iterator[Said]:
     if not is_pipeline:
         yield Said('runner_config.gradient_accumulation_steps', steps, ('plan.micro_batches',))
     yield Said('runner_config.batch_size', max(1, values.small // copies), ('workload.batch',))
+    layers, ids = values.model('layers'), list(values.plan('fusion_ids'))
+    for count in range(1, layers + 2) if ids else ():
+        if ids == groups_of(layers, count, has_positions=False, is_tied=bool(values.model('tied'))):
+            yield Said(f'{_P}.gradient_aggregation_group', count, ('plan.fusion', 'plan.fusion_ids'))
+            return
 
 
 def _pipeline(values: Values) -> Iterator[Said]:

@@ -174,12 +174,21 @@ def messages(config: Settings, pipe: int) -> Iterator[Finding]:
     if pipe > 1:
         yield Entry('plan.fusion', 'stage', config.given(name), 'one number marks all of a stage')
     elif count > 0 and layers:
-        share = max((layers + 1) // count, 1)
-        own = [1 + layer // share for layer in range(layers)]
-        yield Entry('plan.fusion', 'ids', (name,))
-        # Embedding and positions; norm and head.
-        before, behind = 1 + _is_gpt(config), 1 + (not config.on(f'{_M}.tie_word_embeddings'))
-        yield Entry('plan.fusion_ids', [count] * before + own + [count] * behind, (name,))
+        yield Entry('plan.fusion', 'ids', config.given(name))
+        is_tied = config.on(f'{_M}.tie_word_embeddings')
+        yield Entry(
+            'plan.fusion_ids', groups_of(layers, count, has_positions=_is_gpt(config), is_tied=is_tied), (name,)
+        )
+
+
+def groups_of(layers: int, count: int, *, has_positions: bool, is_tied: bool) -> list[int]:
+    """The number that MindFormers marks each layer with: embedding and positions, the layers, norm and head.
+
+    Arguments: ``count``, the gradient_aggregation_group.
+    """
+    share = max((layers + 1) // count, 1)
+    own = [1 + layer // share for layer in range(layers)]
+    return [count] * (1 + has_positions) + own + [count] * (1 + (not is_tied))
 
 
 def pipeline(config: Settings, ranks: int) -> Iterator[Finding]:

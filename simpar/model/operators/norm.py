@@ -137,7 +137,7 @@ class GainNorm(Norm):
 
     key = 'gain_norm'
     written = False
-    primitives = {'norm': GAIN_NORM}
+    primitives = {'gain_norm': GAIN_NORM}
     operator, kept, flops = 'gain_norm', ('mean', 'rstd'), (8, 12, 3)
     inputs_told = 'x, gain'
     unsharded = 'last dim'
