@@ -75,6 +75,13 @@ RIGHT = {
         '--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2'),
         {'cluster.nodes': 4, 'plan.micro_batches': 16},
     ),
+    'K10 processes of MPI': ('a.sh', f'mpirun -np 16 -N 8 -x A=1 python pretrain_gpt.py {COMMON}', {
+        'cluster.nodes': 2, 'plan.micro_batches': 4,
+    }),
+    'K10 launchers of MPI': ('a.sh', f'mpirun -np 2 -npernode 1 bash -c "{EIGHT}"', {'cluster.nodes': 2}),
+    'K13 slopes of BLOOM': ('a.sh', f'{SPEED} --embed-layernorm --position-embedding-type alibi', {
+        f'{_T}.position': 'alibi', f'{_T}.embedding_norm': True,
+    }),
     'K12 modules': (
         'a.sh',
         f'{EIGHT} --recompute-granularity selective --recompute-modules layernorm mlp --pipeline-model-parallel-size 2',
@@ -364,6 +371,14 @@ def test_a_file_of_deepspeed_beside_a_script_says_the_stage_of_zero(tmp_path):
     made = made_of(tmp_path, 'a.sh', f'{SPEED} --deepspeed_config configs/ds.json')
     assert made.values['plan.zero'] == 2
     assert not any('is not here' in one for one in made.assumed)
+
+
+def test_a_script_that_sources_another_has_its_variables(tmp_path):
+    (tmp_path / 'sizes.sh').write_text('TP=4\nSIZES=(--num-layers 8)\n')
+    text = f'source "$(dirname "$0")/sizes.sh"\n{EIGHT} "${{SIZES[@]}}" --tensor-model-parallel-size $TP'
+    (tmp_path / 'run.sh').write_text(text)
+    values = imported(tmp_path / 'run.sh', given={}).values
+    assert (values['plan.tensor'], values[f'{_T}.layers']) == (4, 8)
 
 
 def test_arguments_of_a_script_stand_behind_two_dashes(tmp_path, capsys):

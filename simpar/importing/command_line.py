@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
@@ -38,24 +39,36 @@ _PROGRAM: Final = re.compile(
     r'(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|numactl|env|singularity|apptainer|[^/]*\.(py|sh))'
 )
 """What stands behind the options of ``srun``, where an option that is not known may or may not take a value."""
+_MPI: Final = re.compile(r'(.*/)?(mpirun|mpiexec(\.hydra)?|orterun|horovodrun)')
+_MPI_COUNTS: Final = {
+    'np': 'np', 'n': 'np', 'c': 'np', 'npernode': 'node', 'N': 'node', 'ppn': 'node', 'perhost': 'node',
+    'map-by': 'node',
+}  # fmt: skip
+"""Options of Open MPI, MPICH and Horovod: processes in all, and of a node."""
 _GRES: Final = re.compile(r'(?:^|,)(?:gpu|npu|ascend)(?::(?P<kind>[A-Za-z][\w.+-]*))?(?::(?P<count>\d+))?(?:\(|,|$)')
 
 
 def settings_of(
-    text: str, name: str, source: Source, given: Mapping[str, str], arguments: Sequence[str] = ()
+    text: str,
+    name: str,
+    source: Source,
+    given: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    sourced: Callable[[str], str] = lambda _: '',
 ) -> tuple[Settings, list[Setting], tuple[str, ...]]:
     """The settings of a script, those that it does not use, and what could not be followed.
 
-    Arguments: ``given``, variables and flags of ``--set``; ``arguments`` of the script. Raises ``ScheduleError``.
+    Arguments: ``given``, variables and flags of ``--set``; ``arguments`` of the script; ``sourced``, the text of a
+    script that it sources. Raises ``ScheduleError``.
     """
     printed = _PRINTED.findall(text)
     if len(printed) >= 5:
         settings = _printed(text, name)
         return Settings([*settings, *_over(given, source, settings)], source.table), [], ()
     text = f'ARGS=({text}\n)\narguments "${{ARGS[@]}}"' if _LIST.match(text) else text
-    script, job, launch = _with_job(text, name, given, arguments)
+    script, job, launch = _with_job(text, name, given, arguments, sourced)
     if not _has_model(launch) and (opened := _opened(text)) != text:
-        script, job, launch = _with_job(opened, name, given, arguments)
+        script, job, launch = _with_job(opened, name, given, arguments, sourced)
     if not _has_model(launch):
         # Another script starts it: what holds its flags is the command.
         launch = (*launch, *_of_variables(script))
@@ -64,7 +77,12 @@ def settings_of(
         raise ScheduleError(
             Problem(name, what, 'name the script that starts the training, or a file with its arguments')
         )
-    found = [*settings_of_job(job, name), *_documents(text, name, script), *_settings(srun_options(launch)[1], name)]
+    found = [
+        *settings_of_job(job, name),
+        *_processes(_with_text(script, launch), name),
+        *_documents(text, name, script),
+    ]
+    found += _settings(srun_options(launch)[1], name)
     found += [*_trainer(launch, name), *_environment(script, name)]
     skipped = list(_words(script.skipped, name))
     skipped += [one for other in script.commands if other is not launch for one in _others(other, name)]
@@ -81,10 +99,10 @@ def _over(given: Mapping[str, str], source: Source, settings: Sequence[Setting])
 
 
 def _with_job(
-    text: str, name: str, given: Mapping[str, str], arguments: Sequence[str]
+    text: str, name: str, given: Mapping[str, str], arguments: Sequence[str], sourced: Callable[[str], str]
 ) -> tuple[Script, Job, tuple[Argument, ...]]:
     """The script as a job of Slurm runs it, whose variables have what its options say; and the command of training."""
-    script = _script(text, name, given, {}, arguments)
+    script = _script(text, name, given, {}, arguments, sourced)
     values = {name: words[0].text for name, words in script.variables.items() if len(words) == 1}
     launch = _launch(script)
     before = launch
@@ -94,15 +112,20 @@ def _with_job(
     job = job_of([*batch_options(text, {**values, **given}), *srun_options(before)[0]])
     variables = environment(job)
     if variables:
-        script = _script(text, name, given, variables, arguments)
+        script = _script(text, name, given, variables, arguments, sourced)
     return script, job, _launch(script)
 
 
 def _script(
-    text: str, name: str, given: Mapping[str, str], environment: Mapping[str, str], arguments: Sequence[str]
+    text: str,
+    name: str,
+    given: Mapping[str, str],
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    sourced: Callable[[str], str],
 ) -> Script:
     try:
-        return read_script(text.replace('\0', ''), given, environment, arguments)
+        return read_script(text.replace('\0', ''), given, environment, arguments, sourced)
     except ShellError as error:
         raise ScheduleError(Problem(f'{name}:{error.line}', error.what, 'write it as bash reads it')) from None
 
@@ -195,6 +218,34 @@ def _settings(words: Sequence[Argument], name: str) -> Iterator[Setting]:
         yield Setting(
             _bare(flag), (values[0] if len(values) == 1 else values) if values else True, f'{name}:{word.line}', flag
         )
+
+
+def _with_text(script: Script, launch: Sequence[Argument]) -> tuple[Argument, ...]:
+    """A command, behind that which runs it as a text: ``mpirun … bash -c "…"``."""
+    place = next((place for place, one in enumerate(script.commands) if one == launch), 0)
+    before = script.commands[place - 1] if place else ()
+    return (*(before if before and _MPI.fullmatch(before[0].text) else ()), *launch)
+
+
+def _processes(words: Sequence[Argument], name: str) -> Iterator[Setting]:
+    """How many processes ``mpirun`` starts: all of a run, or one launcher on each node."""
+    start = next((place for place, word in enumerate(words) if _MPI.fullmatch(word.text)), None)
+    if start is None:
+        return
+    number, before = {'np': 0, 'node': 0}, words[start + 1 :]
+    end = next((place for place, word in enumerate(before) if _PROGRAM.fullmatch(word.text)), len(before))
+    for word, value in pairwise(before[: end + 1]):
+        kind = _MPI_COUNTS.get(word.text.lstrip('-'))
+        if kind and (match := re.fullmatch(r'(?:ppr:)?(\d{1,6})(?::node)?', value.text)):
+            number[kind] = int(match[1])
+    is_launcher = any(re.search(r'torchrun|torch\.distributed|nproc.per.node', word.text) for word in before)
+    line = f'{name}:{words[start].line}'
+    if number['np'] and is_launcher:
+        yield Setting('nnodes', str(number['np'] // max(1, number['node'])), line, 'mpirun -np')
+    elif number['np']:
+        yield Setting('worker-num', str(number['np']), line, 'mpirun -np')
+        if number['node']:
+            yield Setting('nproc-per-node', str(number['node']), line, 'mpirun -npernode')
 
 
 def _trainer(words: Sequence[Argument], name: str) -> Iterator[Setting]:

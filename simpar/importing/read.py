@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -88,7 +89,7 @@ def _script(
         return _overrides(text, path, given, profile, model, arguments)
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
-    settings, skipped, notes = settings_of(text, str(path), source, given, arguments)
+    settings, skipped, notes = settings_of(text, str(path), source, given, arguments, partial(_sourced, path))
     if source is MEGATRON_DEEPSPEED and 'zero-stage' not in settings:
         named = _found(Path(settings.text('deepspeed-config')), path) if 'deepspeed-config' in settings else None
         of_file = settings_of_yaml(_text(named).replace('\t', ' '), str(named)) if named else []
@@ -114,7 +115,7 @@ def _overrides(
     text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str]
 ) -> Import:
     """Settings of torchtitan that a command line has, over those of the TOML that it names."""
-    settings, skipped, notes = settings_of(text, str(path), TORCHTITAN, given, arguments)
+    settings, skipped, notes = settings_of(text, str(path), TORCHTITAN, given, arguments, partial(_sourced, path))
     words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in settings.every]
     named = next((str(one.value) for one in words if one.name == 'job.config_file'), '')
     file = _found(Path(named), path) if named else None
@@ -181,6 +182,13 @@ def _found(named: Path, path: Path) -> Path | None:
     """A file that another one names: as it is called, or beside that one."""
     places = (named, path.parent / named, path.parent / named.name)
     return next((place for place in places if place.is_file()), None)
+
+
+def _sourced(path: Path, named: str) -> str:
+    """The text of a script that another one sources, by its name where its folder is not known; nothing without it."""
+    file = _found(Path(named.rpartition('/')[2] if '\0' in named else named), path)
+    # Environments of shells and toolkits say nothing of a training.
+    return _text(file) if file is not None and file.suffix in ('.sh', '.env', '.conf', '.bash') and file != path else ''
 
 
 def _longest(model: str) -> Iterator[Setting]:

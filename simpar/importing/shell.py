@@ -95,14 +95,15 @@ def read_script(
     given: Mapping[str, str],
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
+    sourced: Callable[[str], str] = lambda _: '',
 ) -> Script:
     """The commands of a script.
 
     Arguments: ``given``, variables that the script does not change; ``environment``, variables that it may assign anew;
-    ``arguments`` of the script, ``$1`` and on.
+    ``arguments`` of the script, ``$1`` and on; ``sourced``, the text of a script that it sources, where that is here.
     Raises `ShellError`.
     """
-    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}))
+    walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}), sourced)
     walk.values.take(arguments) if arguments else None
     walk.block(blocks_of(words_of(text)))
     variables = {name: tuple(words) for name, words in walk.origins.items()}
@@ -112,8 +113,8 @@ def read_script(
 class _Walk:
     """Goes through statements in order; mutable."""
 
-    def __init__(self, values: Values) -> None:
-        self.values = values
+    def __init__(self, values: Values, sourced: Callable[[str], str]) -> None:
+        self.values, self.sourced = values, sourced
         self.commands: list[tuple[Argument, ...]] = []
         self.skipped: list[Argument] = []
         self.notes: list[str] = []
@@ -280,6 +281,8 @@ class _Walk:
             self.called(name, given)
         elif name == 'eval':
             self.text(' '.join(one.text for one in given[1:]), given[0].line)
+        elif name in ('source', '.') and len(given) > 1:
+            self.text(self.sourced(given[1].text), given[0].line)
         else:
             inner = [place + 1 for place, one in enumerate(given[:-1]) if one.text in _RUNS_TEXT]
             # What Python runs is no text of a shell.
@@ -474,7 +477,8 @@ class Values:
                     return number
                 if '|' not in words and int(number) <= MOST_NAMES:
                     return ' '.join(f'node{place}' for place in range(int(number)))
-        return unknown(f'$({words[:60]})')
+        # Its name has no blanks, at which words are split.
+        return unknown(f'$({words.partition(" ")[0][:40]}…)' if ' ' in words else f'$({words[:60]})')
 
     def text(self, text: str) -> str:
         """A default such as ``"6000"`` or ``$OTHER``, expanded."""
