@@ -185,3 +185,17 @@ def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):
     told = capsys.readouterr().err
     assert '--output' in told
     assert '--set' in told
+
+
+@pytest.mark.parametrize(
+    ('file', 'expected'),
+    [
+        ('cuda_attention', {('attention', 1, 64, 559, 256, 'F'): 113.4, ('attention', 1, 64, 559, 256, 'I'): 300.0}),
+        ('optimizer_after_an_inner_op', {('update',): 205.0}),
+    ],
+)
+def test_what_a_known_op_calls_is_part_of_it(file, expected):
+    """A flash attention calls another one with other shapes; an optimizer adds, then launches its own kernel."""
+    (recording,) = read_traces(FOLDER.parent / 'kineto_cases' / f'{file}.json', host=True)
+    found = {op.key: op.seconds * 1e6 for op in compute_ops(recording)}
+    assert found == {key: pytest.approx(seconds, abs=1e-3) for key, seconds in expected.items()}

@@ -26,6 +26,7 @@ from simpar.recording.join import program_key
 from simpar.recording.profile import write_measured
 from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
+from simpar.traces.names import kind_of
 from simpar.traces.replay import change_of, what_if
 from simpar.traces.stream import Stream
 
@@ -123,6 +124,35 @@ def test_plain_msprof_has_the_same_columns_by_other_names(tmp_path: Path) -> Non
     assert found['communication'] == pytest.approx(100.0)
     assert found['overlapped'] == pytest.approx(50.25)
     assert found['span'] == pytest.approx(150.25)
+
+
+@pytest.mark.parametrize(
+    ('head', 'times'),
+    [
+        ('Step ID,Name,Type,Accelerator Core,Start Time(us),Duration(us)', ('1700000000000010.5', '20.25')),
+        ('step,OP NAME,op type,task type,Task Start Time (ns),Task Duration (ns)', ('1700000000000010500', '20250')),
+        ('"Step Id","Kernel Name","Type","Accelerator Core","Start Time(ms)","Duration(ms)"', ('17.0105', '0.02025')),
+    ],
+)
+def test_columns_of_other_versions_are_told_by_name_and_unit(tmp_path: Path, head: str, times: tuple[str, str]) -> None:
+    """In any case, with units in brackets, packed or not; cores by their older names."""
+    rows = [head, '7,one,MatMulV2,KERNEL_AICORE', '7,hcom_allReduce__1_2_3,hcom_allReduce_,']
+    text = '\n'.join([rows[0], *(','.join([row, *times]) for row in rows[1:])])
+    (tmp_path / 'kernel_details_0.csv.gz').write_bytes(gzip.compress(text.encode()))
+    (trace,) = read_traces(tmp_path)
+    ((step, found),) = step_figures(trace)
+    assert step == '7'
+    assert found.computing == pytest.approx(20.25e-6)
+    assert found.communication > 0
+
+
+def test_what_communicates_is_told_by_whole_names() -> None:
+    """Inductor names a kernel after all that it fuses, and DeepEP's layout of tokens says nothing to others."""
+    assert kind_of('triton_poi_fused_all_gather_into_tensor_copy_3') == 'compute'
+    assert kind_of('void deep_ep::layout::get_dispatch_layout<512, 32>') == 'compute'
+    for name in ('void deep_ep::internode_ll::combine<x>', 'one_shot_all_reduce_kernel', 'quickreduce::allreduce'):
+        assert kind_of(name) == 'communication'
+    assert kind_of('__amd_rocclr_fillBufferAligned') == 'memory'
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ UPDATE: Final = 'update'
 """A step of an optimizer."""
 _STEP = re.compile(r'Optimizer\.step#')
 _ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
+_INNER = re.compile(r'aten::_(?:flash|efficient)_')
 _OPERATORS: Final = {word: name for name, one in COLLECTIVES.items() for word in one.recorded}
 
 
@@ -87,7 +88,7 @@ def key_of(each: Row, world: int) -> Key | None:
     if _STEP.match(each.name):
         return (UPDATE,)
     if found := _ATTENTION.match(each.name):
-        return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F')
+        return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
     return message_key(each, world) if each.name.startswith(GLOO) else None
 
 
@@ -117,12 +118,17 @@ _PRODUCTS: Final[Mapping[str, Callable[[Shapes], Key | None]]] = {
 }  # fmt: skip
 
 
-def _attention(shapes: Shapes, phase: str) -> Key | None:
-    """Of [batch, heads, sequence, head_dim]; a backward reads the gradient first."""
+def _attention(shapes: Shapes, phase: str, inner: bool) -> Key | None:
+    """Of [batch, heads, sequence, head_dim], or of an inner op [batch, sequence, heads, head_dim].
+
+    A backward reads the gradient first.
+    """
     place = 1 if phase == 'I' else 0
     if len(shapes) < place + 2 or len(shapes[place]) != 4 or len(shapes[place + 1]) != 4:
         return None
     (batch, heads, sequence, width), keys = shapes[place], shapes[place + 1]
+    if inner:
+        heads, sequence, keys = sequence, heads, (keys[0], keys[2], keys[1], keys[3])
     return ('attention', heads // max(1, keys[1]), width, sequence, batch * heads, phase)
 
 
@@ -153,8 +159,15 @@ def _known(recording: RankTrace, host: Sequence[Row]) -> _Known:
     marks, origin = recording.marks, recording.origin
     begin = (marks[0][0] - origin) * NANOSECOND if marks else float('-inf')
     end = (marks[-1][1] - origin) * NANOSECOND if marks else float('inf')
-    found = [(each, key_of(each, recording.world)) for each in host if begin <= each.start < end]
-    return [(each, key) for each, key in found if key is not None and key[0] != 'collective']
+    until: dict[str, float] = {}
+    found = []
+    for each in sorted(host, key=lambda each: (each.start, -each.end)):
+        key = key_of(each, recording.world) if begin <= each.start < end else None
+        # What a known op calls is part of it: a step of an optimizer adds, and attention calls attention.
+        if key is not None and key[0] != 'collective' and each.start >= until.get(each.stream, begin):
+            until[each.stream] = each.end
+            found.append((each, key))
+    return found
 
 
 def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:

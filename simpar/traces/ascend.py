@@ -20,20 +20,23 @@ from simpar.traces.stream import Plain, Stream
 from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, RankTrace, kernels_of
 
 MOST_BYTES: Final = 2**31
-COMPUTING: Final = frozenset({'AI_CORE', 'AI_VECTOR_CORE', 'MIX_AIC', 'MIX_AIV', 'AI_CPU', 'DSA_SQE', 'N/A'})
+COMPUTING: Final = frozenset({
+    'AI_CORE', 'AI_VECTOR_CORE', 'MIX_AIC', 'MIX_AIV', 'AI_CPU', 'DSA_SQE', 'N/A', 'AIV_SQE', 'KERNEL_AICORE',
+    'KERNEL_AIVEC', 'KERNEL_AICPU', 'KERNEL_MIX_AIC', 'KERNEL_MIX_AIV',
+})  # fmt: skip
 """Cores whose tasks compute; at Level0 no core is told, and what is no collective computes."""
 TALKING: Final = frozenset({'HCCL', 'COMMUNICATION'})
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    # What is read: its name in kernel_details.csv, then in msprof's op_summary.csv.
-    'name': ('Name', 'Op Name'),
-    'type': ('Type', 'OP Type'),
+    # What is read: its name in kernel_details.csv, then in msprof's op_summary.csv, whatever its case; units behind it.
+    'name': ('Name', 'Op Name', 'Kernel Name'),
+    'type': ('Type', 'Op Type'),
     'core': ('Accelerator Core', 'Task Type'),
-    'begin': ('Start Time(us)', 'Task Start Time(us)'),
-    'lasts': ('Duration(us)', 'Task Duration(us)'),
-    'stream': ('Stream ID',),
-    'step': ('Step Id',),
-    'shapes': ('Input Shapes',),
-    'results': ('Output Shapes',),
+    'begin': ('Start Time', 'Task Start Time'),
+    'lasts': ('Duration', 'Task Duration'),
+    'stream': ('Stream Id',),
+    'step': ('Step Id', 'Step'),
+    'shapes': ('Input Shapes', 'Input Shape'),
+    'results': ('Output Shapes', 'Output Shape'),
 }
 NEEDED: Final = ('name', 'begin', 'lasts')
 TOTALS: Final[Mapping[str, str]] = {
@@ -45,30 +48,45 @@ TOTALS: Final[Mapping[str, str]] = {
     'exposed': 'Communication(Not Overlapped)',
     'idle': 'Free',
 }
+UNITS: Final = {'': 1000, 'us': 1000, 'ns': 1, 'ms': 1_000_000}
+"""Nanoseconds of the units that stand in brackets behind a column of times."""
 _MOST_DIGITS: Final = 16
 """Of microseconds since 1970, until the year 2286; nanoseconds of them are integers of 64 bits."""
 _GROUP = re.compile(r'__(\d+)_\d+(?:_\d+)?$')
 _RANK = re.compile(r'_(\d+)$')
 
 
-def nanoseconds(text: str) -> int:
+def nanoseconds(text: str, unit: int = 1000) -> int:
     """Microseconds as exports write them, ``1700000000881410.320<TAB>``, exactly: a double would lose 0.25 us.
 
-    Raises ``ValueError`` for what is no number.
+    Arguments: ``unit``, nanoseconds of what the text counts. Raises ``ValueError`` for what is no number.
     """
     whole, _, part = text.strip().partition('.')
     digits = whole.removeprefix('-')
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or (part and not part.isdecimal()):
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
-    return int(whole) * 1000 + int((part + '000')[:3]) * (-1 if whole.startswith('-') else 1)
+    return int(whole) * unit + int((part + '0' * 9)[:9]) * unit // 10**9 * (-1 if whole.startswith('-') else 1)
 
 
-def duration(text: str) -> int:
+def duration(text: str, unit: int = 1000) -> int:
     """The same of what lasts. Raises ``ValueError`` for what is below 0, too."""
-    lasts = nanoseconds(text)
+    lasts = nanoseconds(text, unit)
     if lasts < 0:
         raise ValueError(f'a duration below 0: {text!r}')
     return lasts
+
+
+def columns_of(head: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Where each column that is read stands, and the nanoseconds of its unit."""
+    named: dict[str, tuple[int, int]] = {}
+    for at, cell in enumerate(head):
+        name, _, unit = cell.strip().rstrip(')').partition('(')
+        named.setdefault(name.strip().lower(), (at, UNITS.get(unit.strip().lower(), 0)))
+    found = {
+        key: next((named[one.lower()] for one in names if one.lower() in named), None) for key, names in COLUMNS.items()
+    }
+    known = {key: one for key, one in found.items() if one and (one[1] or key not in NEEDED)}
+    return {key: at for key, (at, _) in known.items()}, {key: unit for key, (_, unit) in known.items()}
 
 
 def text_of(path: Path) -> str:
@@ -97,21 +115,21 @@ def rows_of(path: Path) -> tuple[list[str], list[list[str]]]:
 def read_kernel_details(path: Path) -> RankTrace:
     """Of ``kernel_details.csv``, or of msprof's ``op_summary_*.csv``: a row a kernel."""
     head, lines = rows_of(path)
-    place = {key: next((head.index(name) for name in names if name in head), -1) for key, names in COLUMNS.items()}
-    lacking = [COLUMNS[key][0] for key in NEEDED if place[key] < 0]
+    place, unit = columns_of(head)
+    lacking = [COLUMNS[key][0] for key in NEEDED if key not in place]
     if lacking:
         raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
     steps: dict[str, int] = {}
     rows, strange = [], set[str]()
     for number, line in enumerate(lines, 2):
-        cells = {key: line[at].strip() if 0 <= at < len(line) else '' for key, at in place.items()}
+        cells = {key: line[place[key]].strip() if place.get(key, len(line)) < len(line) else '' for key in COLUMNS}
         try:
-            begin, lasts = nanoseconds(cells['begin']), duration(cells['lasts'])
+            begin, lasts = nanoseconds(cells['begin'], unit['begin']), duration(cells['lasts'], unit['lasts'])
         except ValueError as error:
             what = f'{error}; write it as the export has it'
             raise ScheduleError(Problem(f'{path}:{number}', what)) from None
         core, name = cells['core'], cells['name']
-        talks = core in TALKING or name.startswith('hcom_')
+        talks = core in TALKING or name.startswith('hcom_') or cells['type'].startswith('hcom_')
         if not talks and core and core not in COMPUTING:
             strange.add(core)
             continue

@@ -18,10 +18,12 @@ _COMPUTE: Final = """
 select task.startNs, task.endNs, name.value, type.value, task.streamId, core.value, shapes.value,
     results.value
 from COMPUTE_TASK_INFO info join TASK task on task.globalTaskId = info.globalTaskId
-left join STRING_IDS name on name.id = info.name left join STRING_IDS type on type.id = info.opType
-left join STRING_IDS core on core.id = info.taskType left join STRING_IDS shapes on shapes.id = info.inputShapes
-left join STRING_IDS results on results.id = info.outputShapes
+left join STRING_IDS name on name.id = info.name left join STRING_IDS type on type.id = {opType}
+left join STRING_IDS core on core.id = {taskType} left join STRING_IDS shapes on shapes.id = {inputShapes}
+left join STRING_IDS results on results.id = {outputShapes}
 """
+_OPTIONAL: Final = ('opType', 'taskType', 'inputShapes', 'outputShapes')
+"""Columns that older databases lack."""
 _COMMUNICATION: Final = """
 select op.startNs, op.endNs, name.value, op.groupName, groups.value
 from COMMUNICATION_OP op left join STRING_IDS name on name.id = op.opName
@@ -68,7 +70,9 @@ def _rows(
         # Without steps that is NO_STEP.
         return bisect_right(begins, begin) - 1
 
-    for begin, end, name, kind, stream, core, shapes, results in _asked(path, data, _COMPUTE):
+    there = {name for _, name, *_ in _asked(path, data, 'pragma table_info(COMPUTE_TASK_INFO)')}
+    question = _COMPUTE.format(**{name: f'info.{name}' if name in there else 'null' for name in _OPTIONAL})
+    for begin, end, name, kind, stream, core, shapes, results in _asked(path, data, question):
         if core is None or core in COMPUTING:
             yield begin, end, COMPUTE, step(begin), name or '', kind or '', str(stream), '', shapes or '', results or ''
     for begin, end, name, group, named in _asked(path, data, _COMMUNICATION) if talks else ():

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.traces.ascend import rank_of, read_kernel_details, read_step_times, read_trace_view, world_of
+from simpar.traces.ascend import (
+    NEEDED,
+    columns_of,
+    rank_of,
+    read_kernel_details,
+    read_step_times,
+    read_trace_view,
+    world_of,
+)
 from simpar.traces.ascend_db import read_database, tables_of
 from simpar.traces.kineto import read_kineto
 from simpar.traces.table import RankTrace
@@ -23,11 +31,13 @@ READ: Final = (
     'kernel_details.csv, op_summary_*.csv, trace_view.json, step_trace_time.csv or the database'
 )
 _PREFERRED: Final = (
-    'kernel_details.csv',
-    'op_summary_*.csv',
+    'kernel_details*.csv*',
+    'op_summary*.csv*',
     '*profiler_*.db',
     'trace_view.json*',
-    'step_trace_time.csv',
+    'msprof*.db',
+    'msprof*.json*',
+    'step_trace_time.csv*',
 )
 """Of a rank's exports the first that is there: rows of kernels are exact, the others are rounded or totals."""
 _RANK_FOLDERS: Final = ('*_ascend_pt', '*_ascend_ms')
@@ -151,9 +161,11 @@ def _format(path: Path, head: bytes) -> str:
     first = head.lstrip(b'\xef\xbb\xbf').split(b'\n', 1)[0]
     if head.startswith(b'SQLite format 3'):
         return 'database' if 'COMPUTE_TASK_INFO' in tables_of(path) else ''
+    if b'Ascend Hardware' in head:
+        return 'view'
     if any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')):
         return 'kineto'
-    if b'Start Time(us)' in first and b'Duration(us)' in first:
+    if set(NEEDED) <= set(columns_of(first.decode('utf-8', 'replace').replace('"', '').split(','))[0]):
         return 'kernels'
     if b'Communication(Not Overlapped)' in first and b'Stage' in first:
         return 'steps'

@@ -24,7 +24,7 @@ def kind_of(name: str) -> KernelKind:
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[tuple[KernelKind, re.Pattern[str]], ...]:
     rows = list(csv.DictReader(files(__package__).joinpath('kernels.csv').read_text(encoding='utf-8').splitlines()))
-    kinds: tuple[KernelKind, ...] = ('communication', 'memory')
+    kinds: tuple[KernelKind, ...] = ('compute', 'communication', 'memory')
     return tuple(
         (kind, re.compile('|'.join(f'(?:{row["pattern"]})' for row in rows if row['kind'] == kind), re.IGNORECASE))
         for kind in kinds
