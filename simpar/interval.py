@@ -1,12 +1,14 @@
 """Intervals: how far measured steps lay from predictions of their kind, told with every prediction.
 
-A kind is a class of devices and what bounds the step, whatever the stack: of steps for fitting, intervals told by
-device fit models that were left out better than those told by stack. Within a kind kernels that stream are priced less
-well than products are. So errors are taken relative to √(1 + (ρ · s)²), with s the share of the step that streaming
-kernels fill and ρ one number for all kinds. What the parts of a sum are unsure by adds up in squares (GUM, JCGM
-100:2008, section 5.1.2). Quantiles of errors relative to a scale that the prediction knows are normalised conformal
-intervals (Papadopoulos, Gammerman, Vovk 2008, "Normalized nonconformity measures for regression conformal prediction";
-Lei et al. 2018, "Distribution-free predictive inference for regression", section 5.2).
+A kind is a class of devices and what bounds the step, of the frameworks whose steps were scored: of steps for fitting,
+intervals told by device fit models that were left out better than those told by stack. Where no step of that framework,
+device or bound was scored, the interval is that of all frameworks, each counted once, wider by a rule (``WIDER``).
+Within a kind kernels that stream are priced less well than products are. So errors are taken relative to √(1 + (ρ·s)²),
+with s the share of the step that streaming kernels fill and ρ one number for all kinds. What the parts of a sum are
+unsure by adds up in squares (GUM, JCGM 100:2008, section 5.1.2). Quantiles of errors relative to a scale that the
+prediction knows are normalised conformal intervals (Papadopoulos, Gammerman, Vovk 2008, "Normalized nonconformity
+measures for regression conformal prediction"; Lei et al. 2018, "Distribution-free predictive inference for regression",
+section 5.2).
 
 Half-widths are of published steps that numbers may be fitted on (docs/validate.md), and of no others; the steps that
 were kept aside tell whether they hold (docs/accuracy.md). They are ratios: 80 % of measured steps lie between step / r
@@ -19,7 +21,7 @@ import csv
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, hypot
 from typing import Final
 
@@ -34,6 +36,12 @@ from simpar.program import Program
 TABLE: Final = 'intervals.csv'
 LEVEL: Final = 0.8
 HOST, DEVICE = 'host', 'device'
+ANY: Final = '*'
+"""In the table, the device and the bound of the spread of all frameworks together, each counted once."""
+FRAMEWORK: Final = 'framework'
+WIDER: Final = 1.5
+"""How many times as wide for a device, and for a bound, of which no step was scored: a choice, held against frameworks
+that were left out whole (docs/accuracy.md)."""
 _HALF: Final = 0.5
 
 
@@ -47,6 +55,7 @@ class Spread:
         step: half-width in the logarithm of measured / predicted where nothing streams; ``streaming``, the ρ above.
         gain: half-width of the ratio of two plans of one model on equal devices, 0 where no such ``pairs`` were
             measured.
+        lacking: of which of framework, device and bound no step was scored, where it is of others; see ``spread_of``.
     """
 
     device: str
@@ -58,10 +67,15 @@ class Spread:
     streaming: float
     pairs: int
     gain: float
+    lacking: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """What it rests on, in words."""
+        if self.lacking:
+            times = WIDER ** len({*self.lacking} - {FRAMEWORK})
+            wider = f', {times:g} times as wide for what is not known' if times > 1 else ''
+            return f'{self.rows} published steps of other kinds, each framework counted once{wider}'
         steps = f'{self.rows} published steps of {self.models} models ({", ".join(self.stacks)})'
         return f'{steps} on {self.device}, bound by the {self.bound}'
 
@@ -111,13 +125,30 @@ def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> 
 
 
 def spread_of(cluster: Cluster, bound: str) -> Spread | None:
-    """The spread of steps like those on a cluster; None where nobody published any that were scored.
+    """The spread of steps like those on a cluster; None without a stack: no published step is of a device alone.
 
-    Without a stack it is None, too: no published step is of a device alone. So it is of a stack of which none was
-    scored: how far other frameworks' steps lie off says nothing of its own.
+    Where no step of the framework on such a device with such a bound was scored, it is that of all frameworks, or of
+    kinds that share the framework or the device where these are wider, ``WIDER`` times so for a device and for a bound
+    that no scored step had.
     """
-    found = spread_among(spreads(), device_class(cluster.profile.device.name), bound)
-    return found if found and cluster.stack and cluster.stack.name in found.stacks else None
+    known, device = spreads(), device_class(cluster.profile.device.name)
+    every = spread_among(known, ANY, ANY)
+    if cluster.stack is None:
+        return None
+    of_framework = [one for one in known if cluster.stack.name in one.stacks and one is not every]
+    found = spread_among(known, device, bound)
+    if found in of_framework or every is None:
+        return found if found in of_framework else None
+    on_device = [one for one in known if one.device == device]
+    kin = of_framework or on_device or [one for one in known if one is not every]
+    lacks = {
+        FRAMEWORK: not of_framework,
+        DEVICE: device not in {one.device for one in of_framework or known},
+        'bound': bound not in {one.bound for one in kin},
+    }
+    step = max(one.step for one in (every, *of_framework, *on_device)) * WIDER ** (lacks[DEVICE] + lacks['bound'])
+    lacking = tuple(name for name, holds in lacks.items() if holds) or ('both together',)
+    return replace(every, device=device, bound=bound, step=step, lacking=lacking)
 
 
 def spread_among(known: Sequence[Spread], device: str, bound: str) -> Spread | None:

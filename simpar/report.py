@@ -142,11 +142,15 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
     if not prediction.stack:
         return
     if found is None:
-        device = prediction.profile.device.name
-        yield f'No interval: no published step of {prediction.stack} on {device} was scored.'
+        yield 'No interval: no published step was scored.'
         return
-    low, high = format_time(found.low), format_time(found.high)
+    low, high, lacking = format_time(found.low), format_time(found.high), found.spread.lacking
     yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
+    if lacking:
+        device, bound = found.spread.device, f'a step bound by the {found.spread.bound}'
+        own = {'framework': prediction.stack, 'device': device, 'bound': bound}
+        what = ', and none of '.join(own.get(name, f'{prediction.stack} on {device}') for name in lacking)
+        yield f'No published step of {what} was scored, so this interval is by rule (docs/accuracy.md).'
     noise = prediction.gain_noise
     if prediction.gain is not None and noise is not None and abs(prediction.gain) < noise:
         yield f'The gain is within noise: of two such plans the ratio is known to ± {_percent(noise)}.'

@@ -24,7 +24,7 @@ from simpar.shipped import measured_folder
 from simpar.validate.rows import Row, read_rows
 from simpar.validate.run import Pair, answers, covered, outcomes
 from simpar.validate.text import to_dict
-from tests.equipment.residuals import Bench, bench_of, spreads_of, written
+from tests.equipment.residuals import Bench, bench_of, left_out, spreads_of, written
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
 SAMPLE = Path(__file__).parent / 'recorded' / 'accuracy' / 'sample.csv'
@@ -102,6 +102,12 @@ def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
         lines.append(
             f'| {name} | {told} of {len(models)} models | {within / told:.0%} | {spans} | {width:.1%} | {mean:.1%} |'
         )
+    head = '| framework left out whole | rows | within | half-width, median | of its own rows |'
+    lines += ['', head, '|---|---|---|---|---|']
+    scored = [pair for pairs in pairs_of(answer, rows, fitting=False).values() for pair in pairs]
+    for name in sorted({pair.row.of for pair in fitted}):
+        told, within, width, own = left_out(fitted, scored, name)
+        lines.append(f'| {name} | {told} | {within / told:.0%} | {width:.1%} | {own:.1%} |')
     return lines
 
 

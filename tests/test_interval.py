@@ -4,13 +4,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from equipment.residuals import fitted_streaming, half_width, spreads_of, written
+from equipment.residuals import fitted_streaming, half_width, left_out, spreads_of, written
 
 from simpar.cost.compute import MATRIX
 from simpar.interval import (
+    ANY,
     DEVICE,
     HOST,
     TABLE,
+    WIDER,
     Spread,
     bound_by,
     device_class,
@@ -37,6 +39,10 @@ def pair(model, factor, stack='torch-fsdp', bound=DEVICE, streaming=0.0, batch='
     return Pair(Row(of='mine', cells=cells, seconds=factor), 1.0, 1.0, stack, 'A100 SXM', bound, streaming)
 
 
+def replace_set(one, of):
+    return replace(one, row=replace(one.row, of=of))
+
+
 def spread(step, streaming=0.0):
     return Spread(
         device='A100 SXM', bound=DEVICE, stacks=('eager',), rows=9, models=3, step=step, streaming=streaming, pairs=1,
@@ -61,7 +67,7 @@ def test_a_model_with_many_rows_counts_no_more_than_one_with_a_single_row():
 def test_a_kind_is_a_class_of_devices_and_what_bounds_the_step_of_three_models_or_more():
     rows = [pair(f'm{n}', 1.1, 'megatron-2021') for n in range(3)] + [pair('z', 1.5, 'zero-bubble')]
     known = spreads_of([*rows, pair('h', 2.0, bound=HOST)])
-    (found,) = known
+    found, _ = known
     assert (found.stacks, found.rows, found.models) == (('megatron-2021', 'zero-bubble'), 4, 4)
     assert spread_among(known, 'A100 SXM', DEVICE) is found
     assert spread_among(known, 'A100 SXM', HOST) is None
@@ -79,7 +85,7 @@ def test_the_more_of_a_step_streams_the_wider_is_its_interval_where_rows_for_fit
 
     assert fitted_streaming(rows(8)) == pytest.approx(8)
     assert fitted_streaming(rows(0)) == 0
-    (found,) = spreads_of(rows(8))
+    (found, _) = spreads_of(rows(8))
     assert found.half_width(0.0) == pytest.approx(0.05)
     assert found.half_width(0.5) == pytest.approx(0.05 * math.hypot(1, 4))
 
@@ -97,7 +103,7 @@ def test_rows_that_were_kept_aside_are_counted_within_their_interval():
 
 def test_of_gains_the_common_error_of_two_plans_is_no_error():
     """Both are 10 % slow: the ratio is right. Then one is 5 % more so."""
-    (found,) = spreads_of([pair(f'm{n}', 1.1) for n in range(3) for _ in (0, 1)])
+    found, _ = spreads_of([pair(f'm{n}', 1.1) for n in range(3) for _ in (0, 1)])
     assert (found.pairs, found.gain) == (3, 0.0)
     rows = [pair(f'm{n}', factor) for n in range(3) for factor in (1.1, 1.1 * 1.05)]
     assert spreads_of(rows)[0].gain == pytest.approx(math.log(1.05))
@@ -143,23 +149,28 @@ def test_what_bounds_a_step_is_the_host_where_it_issues_for_half_of_it(hidden, b
     assert to_dict(answer)['interval']['low'] == low
 
 
-def test_a_stack_that_nobody_measured_has_no_interval_though_its_device_has():
+def test_a_stack_that_nobody_measured_has_the_interval_of_all_and_a_device_a_wider_one():
+    """And the answer says what is lacking; of a device alone there is none."""
     work = Workload(model=Transformer(layers=1, hidden=64, heads=8, vocab=512, sequence=64), batch=8, precision='bf16')
     own = replace(load_stack('deepspeed'), name='my-own', extends='')
-    answer = predict(lower(work, Plan(), 1), None, cluster(A100, devices=1, stack=own))
-    assert answer.interval is None
-    assert (
-        next(iter(interval_lines(answer))) == 'No interval: no published step of my-own on A100 SXM 80 GB was scored.'
-    )
-
-
-def test_a_device_that_nobody_measured_says_so_and_no_stack_says_nothing():
-    work = Workload(model=Transformer(layers=1, hidden=64, heads=8, vocab=512, sequence=64), batch=8, precision='bf16')
     program = lower(work, Plan(), 1)
-    answer = predict(program, None, cluster(load_profile('h200-sxm-8'), devices=1, stack=load_stack('deepspeed')))
-    assert answer.interval is None
-    assert 'No interval: no published step of deepspeed on H200' in next(iter(interval_lines(answer)))
+    answer, other = (
+        predict(program, None, cluster(profile, devices=1, stack=own)) for profile in (A100, load_profile('h200-sxm-8'))
+    )
+    every = spread_among(spreads(), ANY, ANY)
+    on_device = [one.step for one in spreads() if one.device == 'A100 SXM']
+    assert (answer.spread.lacking, answer.spread.step) == (('framework',), max(every.step, *on_device))
+    assert (other.spread.lacking, other.spread.step) == (('framework', 'device'), every.step * WIDER)
+    assert list(interval_lines(answer))[1].startswith('No published step of my-own was scored')
+    assert 'No published step of my-own, and none of H200' in list(interval_lines(other))[1]
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
+
+
+def test_of_all_kinds_together_each_framework_counts_once():
+    """Nine rows of one that are 10 % off, and one of another that is 30 % off: half of all is of each."""
+    rows = [pair('m', 1.1)] * 9 + [replace_set(pair('n', 1.3), 'other')]
+    assert spreads_of(rows)[-1].step == pytest.approx(math.log(1.3))
+    assert left_out(rows, rows, 'other')[:2] == (1, 0)
 
 
 def test_a_gain_below_what_two_such_plans_are_known_to_is_within_noise():

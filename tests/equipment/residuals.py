@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 from typing import Final
 
 from simpar.case import Case, case_of
 from simpar.document import Tree
 from simpar.errors import SimparError
-from simpar.interval import DEVICE, HOST, LEVEL, Spread, unsure
+from simpar.interval import ANY, DEVICE, HOST, LEVEL, WIDER, Spread, unsure
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
 from simpar.validate.fit import with_numbers
@@ -43,7 +44,38 @@ def spreads_of(pairs: Sequence[Pair]) -> list[Spread]:
     streaming = fitted_streaming(pairs)
     kinds = [(device, bound) for device in sorted({pair.device for pair in pairs}) for bound in (HOST, DEVICE)]
     found = (_spread(kind, [pair for pair in pairs if (pair.device, pair.bound) == kind], streaming) for kind in kinds)
-    return [one for one in found if one.models >= LEAST]
+    return [*(one for one in found if one.models >= LEAST), *([every(pairs, streaming)] if pairs else [])]
+
+
+def every(pairs: Sequence[Pair], streaming: float) -> Spread:
+    """The spread of all kinds together, each set, which is of one framework, counted once."""
+    rows = Counter(pair.row.of for pair in pairs)
+    relative = [size_of(pair) / unsure(streaming, pair.streaming) for pair in pairs]
+    step = half_width(relative, [1 / rows[pair.row.of] for pair in pairs], further=False)
+    return Spread(
+        device=ANY, bound=ANY, stacks=tuple(sorted({pair.stack for pair in pairs})), rows=len(pairs),
+        models=len(set(map(_model, pairs))), step=step, streaming=streaming, pairs=0, gain=0.0,
+    )  # fmt: skip
+
+
+def left_out(fitted: Sequence[Pair], scored: Sequence[Pair], of: str) -> tuple[int, int, float, float]:
+    """Of the scored rows of a set that is left out whole: how many, how many lie within the interval of all others, and
+    medians of half of its width and of that which the set's own rows give.
+
+    A device and a bound that no other set has make it wider, as ``simpar.interval`` has it.
+    """
+    others = [pair for pair in fitted if pair.row.of != of]
+    streaming = fitted_streaming(others)
+    devices, bounds = {pair.device for pair in others}, {pair.bound for pair in others}
+    mine = [pair for pair in scored if pair.row.of == of]
+    own = every([pair for pair in fitted if pair.row.of == of], streaming)
+    told = every(others, streaming)
+    widths = [
+        told.half_width(pair.streaming) * WIDER ** ((pair.device not in devices) + (pair.bound not in bounds))
+        for pair in mine
+    ]
+    within = sum(size_of(pair) <= width for pair, width in zip(mine, widths, strict=True))
+    return len(mine), within, median(widths), median(own.half_width(pair.streaming) for pair in mine)
 
 
 def fitted_streaming(pairs: Sequence[Pair]) -> float:
@@ -91,17 +123,17 @@ def _gains(pairs: Sequence[Pair]) -> Iterator[float]:
             yield math.log(one.row.seconds / one.seconds) - math.log(other.row.seconds / other.seconds)
 
 
-def half_width(errors: Sequence[float], weights: Sequence[float] = ()) -> float:
+def half_width(errors: Sequence[float], weights: Sequence[float] = (), *, further: bool = True) -> float:
     """The size that ``LEVEL`` of further errors stay below: of n + 1 ranks, the first that is enough.
 
-    Arguments: ``weights`` of the errors, equal unless given; a further one weighs their mean.
+    Arguments: ``weights`` of the errors, equal unless given; a ``further`` one weighs their mean, where it counts.
     """
     if not errors:
         return 0.0
     ranked = sorted(zip(map(abs, errors), weights or [1.0] * len(errors), strict=True))
     total = sum(weight for _, weight in ranked)
     # A little less, as sums of weights are not exact.
-    needed = LEVEL * total * (1 + 1 / len(ranked)) * (1 - 1e-9)
+    needed = LEVEL * total * (1 + further / len(ranked)) * (1 - 1e-9)
     reached = 0.0
     for size, weight in ranked:
         reached += weight
