@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from typing import Any, Final
 
 from simpar.ablation import (
@@ -25,6 +26,7 @@ from simpar.hardware.net import Net, parse_net
 from simpar.lazy import card
 from simpar.lower import lower
 from simpar.memory import check_fit
+from simpar.numbers import SHOWN, Decisive, Side, decisive, pricing_with
 from simpar.pipeline.table import read_csv, rows_of
 from simpar.plans import Plan
 from simpar.predict import Prediction, Told, predict
@@ -61,7 +63,8 @@ class Case:
 
     Arguments: ``plan``, the schedule's with every choice made; ``strategies``, with the workload that they are in;
     ``baseline``, the case that gain is measured from, without a baseline of its own; ``session``, which cases that
-    are asked of this one share.
+    are asked of this one share; ``factors``, of numbers that an anchor told (`simpar run --anchor`), and how well the
+    step is ``known`` by it, the half-width of its logarithm.
     """
 
     schedule: Schedule
@@ -71,6 +74,8 @@ class Case:
     strategies: Strategies
     baseline: Case | None = None
     session: Session = field(default_factory=Session)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    known: float = inf
 
     def __repr__(self) -> str:
         mine, other = self.names
@@ -179,6 +184,19 @@ class Case:
         case = _one(schedule, self.session)
         return case.program, case.cluster
 
+    def what_decides(self, most: int = SHOWN) -> tuple[Decisive, ...]:
+        """The numbers whose range could turn the sign of the gain, or move it most; what tells each.
+
+        Example: ``[one.line for one in case.what_decides()]``.
+        """
+        return decisive(self.sides, most)
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Program, cluster and batch of the plan, and of its baseline."""
+        both = (self, self.baseline) if self.baseline else (self,)
+        return tuple(Side(one.program, one.cluster, one.workload.batch) for one in both)
+
     def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
 
@@ -194,8 +212,11 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
             progress=progress,
+            pricing=pricing_with(self.factors) if self.factors else None,
             models=self.session.once(Models),
         )
+        if prediction.spread:
+            prediction = replace(prediction, spread=prediction.spread.narrowed(self.known, prediction.streaming))
         if not tell:
             return prediction
         below = replace(prediction.baseline, throughput=other.throughput) if prediction.baseline and other else None

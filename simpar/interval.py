@@ -55,6 +55,7 @@ class Spread:
         step: half-width in the logarithm of measured / predicted where nothing streams; ``streaming``, the ρ above.
         gain: half-width of the ratio of two plans of one model on equal devices, 0 where no such ``pairs`` were
             measured.
+        anchored: whether an own measured step made it narrower.
         lacking: of which of framework, device and bound no step was scored, where it is of others; see ``spread_of``.
     """
 
@@ -68,16 +69,25 @@ class Spread:
     pairs: int
     gain: float
     lacking: tuple[str, ...] = ()
+    anchored: bool = False
 
     @property
     def words(self) -> str:
         """What it rests on, in words."""
+        if self.anchored:
+            return 'as the anchor tells it, whatever its kind'
         if self.lacking:
             times = WIDER ** len({*self.lacking} - {FRAMEWORK})
             wider = f', {times:g} times as wide for what is not known' if times > 1 else ''
             return f'{self.rows} published steps of other kinds, each framework counted once{wider}'
         steps = f'{self.rows} published steps of {self.models} models ({", ".join(self.stacks)})'
         return f'{steps} on {self.device}, bound by the {self.bound}'
+
+    def narrowed(self, width: float, share: float) -> Spread:
+        """The spread where an anchor tells a half-width, of a step with this share, that is less than its own."""
+        if width >= self.half_width(share):
+            return self
+        return replace(self, step=width / unsure(self.streaming, share), anchored=True)
 
     def half_width(self, share: float) -> float:
         """The half-width of a step of which streaming kernels fill this share."""

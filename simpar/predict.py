@@ -257,10 +257,10 @@ def step_and_costs(
     """The same, and the costs that it comes of."""
     models = models or Models()
     costs = Pricer(program, under_load(program, cluster, models), models=models).costs(EFFECTS[-1][1])
-    return _step(program, costs, steps), costs
+    return step_of_costs(program, costs, steps), costs
 
 
-def _step(program: Program, costs: Costs, steps: int) -> float:
+def step_of_costs(program: Program, costs: Costs, steps: int = 2) -> float:
     """Seconds of the last step of ``followed``."""
     ends = step_ends(program, costs, steps=steps + _goes_on(program, costs))[:steps]
     return float(np.diff(ends, prepend=0.0)[-1])
@@ -356,7 +356,7 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, to
     found = [trace.step]
     # From the last state back: nothing is asked of the others but their step, and many are as the one behind them.
     for one, behind in zip(reversed(costs[:-1]), reversed(costs), strict=False):
-        found.append(found[-1] if _same(one, behind) else _step(program, one, steps))
+        found.append(found[-1] if _same(one, behind) else step_of_costs(program, one, steps))
         told()
     return _States(tuple(reversed(found)), costs[-1], trace)
 

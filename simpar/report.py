@@ -146,7 +146,7 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
         return
     low, high, lacking = format_time(found.low), format_time(found.high), found.spread.lacking
     yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
-    if lacking:
+    if lacking and not found.spread.anchored:
         device, bound = found.spread.device, f'a step bound by the {found.spread.bound}'
         own = {'framework': prediction.stack, 'device': device, 'bound': bound}
         what = ', and none of '.join(own.get(name, f'{prediction.stack} on {device}') for name in lacking)

@@ -30,7 +30,7 @@ REASONS = (
     (r'--device (cuda|npu)|executor\.gpu_check', 'GPU'),
     (r'executor preflight', 'cluster'),
     (r'^simpar plan', 'searches a large space: > 20 s'),
-    (r'--fit measured\.yaml', 'needs measured steps of a run of yours'),
+    (r'--(fit measured|anchor anchor)\.yaml', 'needs measured steps of a run of yours'),
     (r'best\.yaml', 'needs what a search of a large space wrote: > 20 s'),
     (r'^torchrun .*train\.py', 'trains a module of the reader'),
     (r'--nnodes|^#!/bin/bash|SLURM', 'cluster'),

@@ -18,8 +18,8 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--chakra', '--fit', '--html', '--json', '--limit', '--module', '--net', '--plot', '--quiet', '--save', '--set',
-        '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
+        '--anchor', '--chakra', '--decides', '--fit', '--html', '--json', '--limit', '--module', '--net', '--plot',
+        '--quiet', '--save', '--set', '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],

@@ -17,10 +17,10 @@ FLOORS = [
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [
         *('throughput', 'strategy_search', 'schedule', 'clocks', 'interval'),
-        *('predict', 'diagnosis', 'traces', 'recording', 'report', 'page'),
+        *('predict', 'numbers', 'diagnosis', 'traces', 'recording', 'report', 'page'),
     ],
     [
-        *('resolve', 'ablation', 'size', 'case', 'exporting', 'sweep', 'planner'),
+        *('numbers', 'resolve', 'ablation', 'size', 'case', 'exporting', 'sweep', 'planner'),
         *('comparison', 'calibrate', 'validate', 'saved_answer', 'notebook', 'listing'),
     ],
     ['__init__', 'commands', 'cli', '__main__'],

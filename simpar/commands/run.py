@@ -58,7 +58,13 @@ def run_command(options: argparse.Namespace) -> int:
         from simpar.validate.fit import fitted_case, read_own_step
 
         case, found = fitted_case(case, read_own_step(options.fit))
+    anchor = None
+    if options.anchor:
+        from simpar.validate.anchor import anchored
+
+        case, anchor = anchored(case, options.anchor)
     prediction = _predicted(case, options.steps)
+    decides = case.what_decides() if options.decides else ()
     notes = (*case.notes, *memory_notes(case, prediction))
     with waiting('writing'):
         written = _write(options, prediction, case, notes)
@@ -70,6 +76,10 @@ def run_command(options: argparse.Namespace) -> int:
         answer['parameters'] = case.parameters
         if found:
             answer['fitted'] = asdict(found)
+        if anchor:
+            answer['anchor'] = asdict(anchor)
+        if options.decides:
+            answer['decides'] = [{**asdict(one), 'turns': one.turns} for one in decides]
         if budget:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
@@ -84,8 +94,12 @@ def run_command(options: argparse.Namespace) -> int:
         from simpar.report import render
 
         sys.stdout.write(render(prediction))
-        if found:
-            print(found.line)
+        for line in (*([found.line] if found else []), *(anchor.lines if anchor else ())):
+            print(line)
+        if options.decides:
+            print('What decides:' if decides else 'No number decides: none moves the answer by a thousandth.')
+            for one in decides:
+                print(f'  {one.line}')
         if budget:
             print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
         for line in (*(f'Note: {note}' for note in notes), *(f'wrote {name}' for name in written)):

@@ -1,0 +1,232 @@
+"""Anchor: what one node tells of a device and its stack, for predictions of larger clusters (`simpar run --anchor`).
+
+Factors of the numbers that a prediction rests on (``simpar.numbers``) are fitted to measured steps: the likeliest ones,
+where each number lies within the range that its grade has, and a step repeats and is modelled within ``NOISE``, both
+normal in logarithms. What the steps do not move keeps its range, and is told as not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf, log, sqrt
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import Final
+
+import numpy as np
+
+from simpar import document
+from simpar.case import Case, load_case
+from simpar.document import Seconds
+from simpar.errors import Problem, ScheduleError
+from simpar.hardware import Cluster, Profile
+from simpar.interval import LEVEL
+from simpar.numbers import Number, Step, numbers_of, steps_of
+from simpar.profiles import load_profile
+from simpar.traces import is_trace, read_traces
+from simpar.traces.summary import step_figures
+from simpar.units import format_time
+
+NOISE: Final = 0.06
+"""Standard deviation of log(measured / predicted) that no number explains. With it 80 % of larger runs of LLM-Foundry
+and MindSpeed lay within the half-widths that runs on one node gave (docs/accuracy.md)."""
+SIGMAS: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Standard deviations of the half-width of a range."""
+ROUNDS: Final = 2
+NUDGE: Final = 0.05
+TOLD: Final = 0.8
+"""A number whose range stays this share of what it was, or more, is not told by the anchor."""
+FELT: Final = 0.1
+"""Share of the step from which a number that is not told is worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A measured step.
+
+    Arguments: ``schedule`` that ran, from the folder of the file; empty: the one that is predicted. ``step``, its
+    seconds, or a ``recording`` of it.
+    """
+
+    schedule: str = ''
+    step: Seconds | None = None
+    recording: str = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorFile:
+    """What a file of ``--anchor`` has: a run, or several ``runs``; ``profile``, what `simpar calibrate` wrote."""
+
+    schedule: str = ''
+    step: Seconds | None = None
+    recording: str = ''
+    runs: tuple[Run, ...] = ()
+    profile: str = ''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """What came of a number: its ``factor`` of seconds, how far it is known, and how far it was (half-widths)."""
+
+    number: Number
+    factor: float
+    known: float
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the anchor tells it."""
+        return self.known < TOLD * self.number.range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchored:
+    """What an anchor told.
+
+    Arguments: ``steps``, seconds of each run: measured, predicted without and with it; ``factors``; ``unknown``,
+    numbers that the prediction rests on and the anchor does not tell; ``known``, half-width of the logarithm of the
+    predicted step; ``profile``, whose bench was taken.
+    """
+
+    steps: tuple[tuple[float, float, float], ...] = ()
+    factors: tuple[Factor, ...] = ()
+    unknown: tuple[Number, ...] = ()
+    known: float = inf
+    profile: str = ''
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All of it, in lines."""
+        return tuple(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.profile:
+            yield (f'Anchored by the bench of {self.profile}: its device, and its innermost link.')
+        for measured, before, after in self.steps:
+            times = ', '.join(map(format_time, (measured, before, after)))
+            yield (f'Anchored by a step (measured, predicted without and with it): {times}.')
+        told = [f'{one.number.words} × {one.factor:.3f}' for one in self.factors if one.is_told]
+        if self.steps:
+            yield (f'It tells {", ".join(told) or "no number"} (seconds, of those predicted).')
+        if self.unknown:
+            words = '; '.join(f'{one.words} ({one.settled} would)' for one in self.unknown)
+            yield (f'It does not tell {words}.')
+
+
+def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
+    """The case with numbers as an anchor has them, of its baseline too where that is on the same devices.
+
+    Raises ``ScheduleError`` for a file that says nothing, and where no stack is named.
+    """
+    if case.cluster.stack is None:
+        instead = 'name one in the schedule, as cluster.stack: eager, or leave --anchor out'
+        raise ScheduleError(Problem('--anchor', 'it tells numbers of a stack, and the cluster names none', instead))
+    told = _read(path)
+    bench = told.profile
+    if bench:
+        measured = load_profile(_beside(path, bench))
+        case = _on_profile(case, measured)
+    runs = [*told.runs, *([Run(schedule=told.schedule, step=told.step, recording=told.recording)]
+                          if told.step or told.recording else [])]  # fmt: skip
+    if not runs:
+        return case, Anchored(profile=bench)
+    seconds = [_seconds(path, run) for run in runs]
+    cases = [_of_run(case, path, run, bench) for run in runs]
+    return _fitted(case, cases, seconds, bench)
+
+
+def _read(path: Path) -> AnchorFile:
+    if path.is_dir() or is_trace(path):
+        return AnchorFile(recording=str(path.resolve()))
+    tree = document.read(path)
+    if isinstance(tree.root, dict) and {'device', 'links'} <= tree.root.keys():
+        return AnchorFile(profile=str(path.resolve()))
+    found = document.build(tree, AnchorFile)
+    if not (found.step or found.recording or found.runs or found.profile):
+        what = 'it has no measured step'
+        raise ScheduleError(Problem(str(path), what, 'write e.g. step: 161 ms, and schedule: FILE of what ran'))
+    return found
+
+
+def _beside(path: Path, name: str) -> str:
+    return str(path.parent / name) if (path.parent / name).exists() else name
+
+
+def _seconds(path: Path, run: Run) -> float:
+    if run.step:
+        return run.step
+    if not run.recording:
+        raise ScheduleError(Problem(f'{path}: runs', 'a run without a step', 'write step: 161 ms, or recording: PATH'))
+    [first, *_] = read_traces(Path(_beside(path, run.recording)))
+    spans = [figures.span for _, figures in step_figures(first)]
+    if not spans:
+        raise ScheduleError(Problem(run.recording, 'it has no step', 'record whole steps, or write step: 161 ms'))
+    # The first recorded step is often a warm-up.
+    return median(spans[1:] or spans)
+
+
+def _of_run(case: Case, path: Path, run: Run, bench: str) -> Case:
+    if not run.schedule:
+        return case
+    found = load_case(Path(_beside(path, run.schedule)))
+    mine, other = case.cluster.profile.device.name, found.cluster.profile.device.name
+    if mine != other:
+        what = f'{run.schedule} ran on {other}, and the schedule is of {mine}'
+        raise ScheduleError(Problem(str(path), what, 'anchor by a run on the same device'))
+    return _on_profile(found, case.cluster.profile) if bench else found
+
+
+def _on_profile(case: Case, measured: Profile) -> Case:
+    """The case on a device as its bench has it; links beyond the innermost stay as they are."""
+
+    def changed(cluster: Cluster) -> Cluster:
+        own = cluster.profile
+        links = (replace(measured.links[0], name=own.links[0].name, devices=own.links[0].devices), *own.links[1:])
+        profile = replace(own, device=measured.device, tables=measured.tables, links=links)
+        return replace(cluster, profile=profile)
+
+    other = replace(case.baseline, cluster=changed(case.baseline.cluster)) if case.baseline else None
+    return replace(case, cluster=changed(case.cluster), baseline=other)
+
+
+def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench: str) -> tuple[Case, Anchored]:
+    numbers = numbers_of(case.cluster)
+    prior = np.diag([(one.range / SIGMAS) ** 2 for one in numbers])
+    steps = [steps_of(one.program, one.cluster) for one in cases]
+    plain = [step({}) for step in steps]
+    found, at = np.zeros(len(numbers)), plain
+    moved, spread = np.zeros((len(steps), len(numbers))), prior
+    for _ in range(ROUNDS):
+        moved = np.array([_moves(step, found, numbers, own) for step, own in zip(steps, at, strict=True)])
+        # The likeliest factors of a linear model with normal noise and prior (Bishop 2006, section 3.3.1).
+        spread = np.linalg.inv(moved.T @ moved / NOISE**2 + np.linalg.inv(prior))
+        lacks = np.array([log(wanted / own) for wanted, own in zip(measured, at, strict=True)]) + moved @ found
+        found = spread @ moved.T @ lacks / NOISE**2
+        at = [step(_factors(found, numbers)) for step in steps]
+    factors = _factors(found, numbers)
+    own = steps_of(case.program, case.cluster)
+    felt = np.array(_moves(own, found, numbers, own(factors)))
+    known = SIGMAS * sqrt(felt @ spread @ felt + NOISE**2)
+    told = tuple(
+        Factor(number=number, factor=factors[number.name], known=SIGMAS * sqrt(spread[index, index]))
+        for index, number in enumerate(numbers)
+    )
+    unknown = tuple(one.number for one, part in zip(told, felt, strict=True) if part >= FELT and not one.is_told)
+    answer = Anchored(
+        steps=tuple(zip(measured, plain, at, strict=True)), factors=told, unknown=unknown, known=known, profile=bench,
+    )  # fmt: skip
+    return replace(case, factors=factors, known=known), answer
+
+
+def _factors(found: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:
+    return {one.name: exp(value) for one, value in zip(numbers, found.tolist(), strict=True)}
+
+
+def _moves(step: Step, found: np.ndarray, numbers: Sequence[Number], plain: float) -> list[float]:
+    """By how much log(seconds) moves with that of each number."""
+    moved = []
+    for index in range(len(numbers)):
+        nudged = found.copy()
+        nudged[index] += NUDGE
+        moved.append(log(step(_factors(nudged, numbers)) / plain) / NUDGE)
+    return moved

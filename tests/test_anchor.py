@@ -1,0 +1,96 @@
+"""`simpar run --anchor` and `--decides`: what one node tells of numbers, what it does not, what could turn a gain."""
+
+import json
+import math
+
+import pytest
+
+import simpar
+from simpar.cli import main
+from simpar.numbers import RANGE, numbers_of, steps_of
+from simpar.validate.anchor import anchored
+
+TWO_NODES = """\
+simpar: 1
+cluster: {profile: h200-sxm-8, nodes: NODES, stack: torch-eager}
+workload:
+  transformer: {layers: 2, hidden: 4096, heads: 32, vocab: 4096, sequence: 2048}
+  batch: BATCH
+  precision: bf16
+plan: {data: BATCH, zero: 3}
+against: {}
+"""
+
+
+def schedule(nodes):
+    return TWO_NODES.replace('NODES', str(nodes)).replace('BATCH', str(8 * nodes))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """One node, whose products take 1.3 times as long as predicted, and that step as an anchor of two."""
+    path = tmp_path_factory.mktemp('anchor')
+    for nodes in (1, 2):
+        (path / f'{nodes}.yaml').write_text(schedule(nodes))
+    case = simpar.load_case(path / '1.yaml')
+    seconds = steps_of(case.program, case.cluster)({'products': 1.3})
+    (path / 'anchor.yaml').write_text(f'schedule: 1.yaml\nstep: {seconds * 1e3:.6f} ms\n')
+    return path
+
+
+def test_an_anchor_moves_the_larger_run_towards_the_truth_narrows_its_interval_and_says_what_it_cannot(folder):
+    case = simpar.load_case(folder / '2.yaml')
+    truth = steps_of(case.program, case.cluster)({'products': 1.3})
+    plain = case.predict()
+    moved, told = anchored(case, folder / 'anchor.yaml')
+    answer = moved.predict()
+    assert abs(math.log(answer.step / truth)) < 0.5 * abs(math.log(plain.step / truth))
+    assert answer.interval.low < truth < answer.interval.high
+    assert answer.interval.high / answer.interval.low < plain.interval.high / plain.interval.low
+    assert next(one.factor for one in told.factors if one.number.name == 'products') > 1.05
+    # The network between nodes moves the step of two, and one node says nothing of it.
+    told_of = {one.number.name: one.is_told for one in told.factors}
+    assert told_of['products']
+    assert not told_of['infiniband']
+
+
+def test_the_command_tells_what_was_anchored_and_what_decides(folder, capsys):
+    arguments = ['run', str(folder / '2.yaml'), '--anchor', str(folder / 'anchor.yaml'), '--decides']
+    assert main([*arguments, '--json']) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer['anchor']['known'] < 0.2
+    assert 0 < len(answer['decides']) <= 3
+    assert main(arguments) == 0
+    screen = capsys.readouterr().out
+    assert 'Anchored by a step (measured, predicted without and with it)' in screen
+    assert 'What decides:' in screen
+
+
+@pytest.mark.parametrize(
+    ('text', 'said'),
+    [
+        ('{}', 'it has no measured step; write e.g. step: 161 ms'),
+        ('step: fast', 'step'),
+        ('runs: [{schedule: 1.yaml}]', 'a run without a step; write step: 161 ms'),
+        ('{step: 1 s, schedule: none.yaml}', 'none.yaml'),
+        ('{step: 1 s, schedul: 1.yaml}', 'schedul'),
+        ('{step: 0 s}', 'step'),
+    ],
+)
+def test_a_wrong_anchor_is_refused_in_a_line(folder, capsys, text, said):
+    (folder / 'wrong.yaml').write_text(text)
+    assert main(['run', str(folder / '2.yaml'), '--anchor', str(folder / 'wrong.yaml')]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert 'Traceback' not in error
+
+
+def test_a_number_that_could_turn_the_gain_is_told_first():
+    case = simpar.load_case('examples/transformer_h100.yaml')
+    first, *_ = found = case.what_decides()
+    assert len(found) <= 3
+    assert all(one.is_gain and RANGE[one.number.grade] == one.number.range for one in found)
+    spans = [abs(one.high - one.low) for one in found]
+    assert first.turns or spans == sorted(spans, reverse=True)
+    assert {one.number.name for one in found} <= {one.name for one in numbers_of(case.cluster)}
+    assert ' tells it.' in first.line
