@@ -75,6 +75,7 @@ def test_the_command_tells_what_was_anchored_and_what_decides(folder, capsys):
         ('{step: 1 s, schedule: none.yaml}', 'none.yaml'),
         ('{step: 1 s, schedul: 1.yaml}', 'schedul'),
         ('{step: 0 s}', 'step'),
+        ('{step: 3 s, schedule: 1.yaml}', 'a step of 3 s was measured'),
     ],
 )
 def test_a_wrong_anchor_is_refused_in_a_line(folder, capsys, text, said):

@@ -37,6 +37,8 @@ ROUNDS: Final = 2
 NUDGE: Final = 0.05
 TOLD: Final = 0.8
 """A number whose range stays this share of what it was, or more, is not told by the anchor."""
+FAR: Final = 3.0
+"""Standard deviations from which on a step is no step of what is predicted."""
 FELT: Final = 0.1
 """Share of the step from which a number that is not told is worth a word."""
 
@@ -85,7 +87,7 @@ class Anchored:
 
     Arguments: ``steps``, seconds of each run: measured, predicted without and with it; ``factors``; ``unknown``,
     numbers that the prediction rests on and the anchor does not tell; ``known``, half-width of the logarithm of the
-    predicted step; ``profile``, whose bench was taken.
+    predicted step; ``profile``, whose bench was taken, and its ``device``.
     """
 
     steps: tuple[tuple[float, float, float], ...] = ()
@@ -93,6 +95,7 @@ class Anchored:
     unknown: tuple[Number, ...] = ()
     known: float = inf
     profile: str = ''
+    device: str = ''
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -101,7 +104,7 @@ class Anchored:
 
     def _lines(self) -> Iterator[str]:
         if self.profile:
-            yield (f'Anchored by the bench of {self.profile}: its device, and its innermost link.')
+            yield (f'Anchored by the bench of {self.profile}: its {self.device}, and its innermost link.')
         for measured, before, after in self.steps:
             times = ', '.join(map(format_time, (measured, before, after)))
             yield (f'Anchored by a step (measured, predicted without and with it): {times}.')
@@ -129,7 +132,7 @@ def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
     runs = [*told.runs, *([Run(schedule=told.schedule, step=told.step, recording=told.recording)]
                           if told.step or told.recording else [])]  # fmt: skip
     if not runs:
-        return case, Anchored(profile=bench)
+        return case, Anchored(profile=bench, device=case.cluster.profile.device.name)
     seconds = [_seconds(path, run) for run in runs]
     cases = [_of_run(case, path, run, bench) for run in runs]
     return _fitted(case, cases, seconds, bench)
@@ -194,6 +197,7 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
     prior = np.diag([(one.range / SIGMAS) ** 2 for one in numbers])
     steps = [steps_of(one.program, one.cluster) for one in cases]
     plain = [step({}) for step in steps]
+    _refuse_far(steps, numbers, prior, measured, plain)
     found, at = np.zeros(len(numbers)), plain
     moved, spread = np.zeros((len(steps), len(numbers))), prior
     for _ in range(ROUNDS):
@@ -214,8 +218,26 @@ def _fitted(case: Case, cases: Sequence[Case], measured: Sequence[float], bench:
     unknown = tuple(one.number for one, part in zip(told, felt, strict=True) if part >= FELT and not one.is_told)
     answer = Anchored(
         steps=tuple(zip(measured, plain, at, strict=True)), factors=told, unknown=unknown, known=known, profile=bench,
+        device=case.cluster.profile.device.name,
     )  # fmt: skip
     return replace(case, factors=factors, known=known), answer
+
+
+def _refuse_far(
+    steps: Sequence[Step],
+    numbers: Sequence[Number],
+    prior: np.ndarray,
+    measured: Sequence[float],
+    plain: Sequence[float],
+) -> None:
+    for step, wanted, own in zip(steps, measured, plain, strict=True):
+        felt = np.array(_moves(step, np.zeros(len(numbers)), numbers, own))
+        if abs(log(wanted / own)) > FAR * sqrt(felt @ prior @ felt + NOISE**2):
+            what = f'a step of {format_time(wanted)} was measured, and {format_time(own)} are predicted'
+            instead = (
+                'check that its schedule is what ran: model, batch, plan, type, devices; no number is that far off'
+            )
+            raise ScheduleError(Problem('--anchor', what, instead))
 
 
 def _factors(found: np.ndarray, numbers: Sequence[Number]) -> Mapping[str, float]:
