@@ -32,6 +32,11 @@ class Plan:
         copies: slices of the batch that interleave, one computing while another communicates.
         copies_loss: ``mean`` over the copies, or MindSpore's ``sum`` (MicroBatchInterleaved adds them undivided, so
             gradients are ``copies`` times as large).
+        pairs: the forward of a micro-batch runs beside the backward of another, layer by layer: ``none``; ``overlap``,
+            as Megatron's combined 1F1B; ``memory``, the same with the backward of attention before the forward of the
+            experts, so that its activations end earlier, and less is hidden.
+        weight_gradients: ``joint``: in pairs, all-to-alls of experts wait for gradients of weights before them;
+            ``delayed``: they do not, and those of a stage's first layer come behind the sending of its gradient.
         sum_loss: the loss is summed over the ranks for display, as MindSpore's graph does for every copy of a
             micro-batch and Megatron-LM for every micro-batch; nothing waits for it.
         reduce: where the gradient of a replicated activation is summed: ``early``, behind each column-parallel
@@ -133,6 +138,8 @@ class Plan:
     sequence_parallel: bool = False
     copies: int = 1
     copies_loss: Literal['mean', 'sum'] = 'mean'
+    pairs: Literal['none', 'overlap', 'memory'] = 'none'
+    weight_gradients: Literal['joint', 'delayed'] = 'joint'
     sum_loss: bool = False
     reduce: Literal['early', 'late'] = 'early'
     streams: Literal['group', 'messages', 'single'] = 'group'

@@ -42,6 +42,18 @@ def drawn(draw: random.Random, ffn: int) -> Experts:
     )
 
 
+def beside(workload: Workload, plan: Plan, draw: random.Random) -> tuple[Workload, Plan]:
+    """Mostly with the forward of a micro-batch beside the backward of another, where the order has them."""
+    if plan.rows or plan.order not in ('1f1b', 'interleaved-1f1b', 'dualpipe-v') or plan.sequence_chunks > 1:
+        return workload, plan
+    pairs, weights = draw.choice(['none', 'overlap', 'overlap', 'memory']), draw.choice(['joint', 'delayed'])
+    if plan.pipeline == 1 and pairs != 'none':
+        more = draw.choice([2, 3])
+        workload = replace(workload, batch=workload.batch * more)
+        plan = replace(plan, micro_batches=plan.micro_batches * more)
+    return workload, replace(plan, pairs=pairs, weight_gradients=weights)
+
+
 def mixture_case(seed: int) -> tuple[Workload, Plan, int]:
     """A drawn training plan of a transformer with experts; a seed gives the first that can be."""
     while True:
@@ -57,6 +69,7 @@ def mixture_case(seed: int) -> tuple[Workload, Plan, int]:
         data = world // (plan.tensor * plan.pipeline)
         able = [one for one in range(1, data + 1) if data % one == 0 == model.experts.count % one]
         plan = replace(plan, data=data, expert=draw.choice([able[-1], draw.choice(able)]))
+        workload, plan = beside(workload, plan, random.Random(f'pairs {seed}'))
         if any(check(Contents(simpar=1, cluster=ClusterReference(profile=''), workload=workload, plan=plan))):
             continue
         try:

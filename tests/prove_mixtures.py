@@ -14,13 +14,14 @@ from executor.validate import validate
 from simpar.lower import lower
 
 asked = arguments(__doc__, seed=0, plans=500)
-shared, worst = 0, 0.0
+shared, pairs, worst = 0, 0, 0.0
 for seed in range(asked.seed, asked.seed + asked.plans):
     workload, plan, world = mixture_case(seed)
     program = lower(workload, plan, world)
     validate(program)
     worst = max(worst, check(program, workload, plan, steps=2, seed=seed).worst.error)
     shared += plan.expert > 1
-told = f'{asked.plans} plans from seed {asked.seed}, {shared} with expert ranks'
+    pairs += plan.pairs != 'none'
+told = f'{asked.plans} plans from seed {asked.seed}, {shared} with expert ranks, {pairs} with pairs'
 print(f'{told}: none is off by more than {worst:.1e}')
 print(f'{time.process_time():.0f} s CPU')

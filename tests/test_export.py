@@ -64,6 +64,8 @@ def drawn(framework, seed):
             'bias': [], 'dropout': 0,
         }  # fmt: skip
         plan['expert'] = dice.choice([one for one in (1, 2, 4) if data % one == 0])
+        if plan['expert'] > 1 and (pipeline == 1 or 'chunks' in plan):
+            plan |= {'pairs': dice.choice(('overlap', 'memory')), 'weight_gradients': dice.choice(('joint', 'delayed'))}
     workload = {
         'transformer': sizes, 'batch': 2 * data * plan['micro_batches'], 'precision': 'bf16',
         'gradients': dice.choice(('fp32', 'bf16')), 'clip_norm': 1.0,

@@ -231,6 +231,10 @@ LAYERS = {
     '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': ((1, 2, 2, 1), 0, 'none'),
     '--pipeline-model-parallel-layout "Ett|(t|)*2ttL"': ((2, 1, 1, 2), 0, 'none'),
     '--pipeline-model-parallel-layout "Et|(t|)*4(|)*2tL"': ((1, 1, 1, 1, 1, 0, 0, 1), 2, 'none'),
+    # Those of a rank, in the chunks that it has.
+    '--decoder-last-pipeline-num-layers 0 --decoder-first-pipeline-num-layers 3': ((3, 1, 1, 1), 0, 'none'),
+    '--num-virtual-stages-per-pipeline-rank 2 --num-layers 16 --decoder-first-pipeline-num-layers 2 '
+    '--decoder-last-pipeline-num-layers 6': ((1, 2, 2, 3, 1, 2, 2, 3), 2, 'none'),
     '--recompute-granularity full --recompute-method block --recompute-num-layers 1 '
     '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': (
         (1, 2, 2, 1), 0, ('layer0.*', 'layer1.*', 'layer3.*', 'layer5.*'),

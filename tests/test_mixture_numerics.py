@@ -35,6 +35,9 @@ PLANS = {
     'all': (Plan(data=2, tensor=2, sequence_parallel=True, expert=2, pipeline=2, micro_batches=2, copies=2, zero=2,
                  recompute='full'), 8),
     'without expert ranks': (Plan(data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, zero=1), 8),
+    'pairs': (Plan(data=2, expert=2, micro_batches=4, pairs='overlap', zero=2), 2),
+    'pairs-pipeline-memory': (
+        Plan(data=2, expert=2, pipeline=2, micro_batches=4, pairs='memory', weight_gradients='delayed', zero=1), 4),
     'sequence-copies': (Plan(tensor=2, sequence_parallel=True, copies=2, recompute='full'), 2),
 }  # fmt: skip
 """Plan and ranks."""
@@ -117,7 +120,7 @@ def test_an_auxiliary_loss_balances_the_tokens_of_a_rank_and_copy(plan, folder):
 
 
 @pytest.mark.parametrize('kind', ['qwen2_moe', 'deepseek_v2', 'deepseek_v3'])
-@pytest.mark.parametrize('plan', ['tensor-sequence-zero', 'all'])
+@pytest.mark.parametrize('plan', ['tensor-sequence-zero', 'all', 'pairs-pipeline-memory'])
 def test_other_families_compute_what_transformers_computes(kind, plan, folder):
     assert compared(kind, folder, *PLANS[plan]) <= TOLERANCE
 

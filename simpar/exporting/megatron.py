@@ -30,6 +30,7 @@ def flags(values: Values, source: Source) -> list[Said]:
     said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values), *_experts(values)]
     said += _training(values)
     said += [one for rule in (_launch, _tiles, _pipeline, _sharding) for one in rule(values)]
+    said += _pairs(values, source)
     said += _window(values, source)
     if source is MINDSPEED and values.model('attention', '') == 'flash':
         said.append(Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL'))
@@ -182,6 +183,23 @@ def _pipeline(values: Values) -> Iterator[Said]:
             break
     if chunks > 1 and values.plan('exchange') == 'fused':
         yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
+
+
+def _pairs(values: Values, source: Source) -> Iterator[Said]:
+    """A forward beside a backward, where ranks share experts, and a pipeline has virtual stages."""
+    pairs, delayed = values.plan('pairs'), values.plan('weight_gradients') == 'delayed'
+    whole = values.plan('pipeline') > 1 and values.plan('chunks') < 2
+    say, keys = partial(Said, part='PLAN'), ('plan.pairs',)
+    if pairs == 'none' or values.plan('expert') == 1 or whole:
+        return
+    if source is MINDSPEED and (pairs, delayed) == ('overlap', True):
+        yield say('moe-fb-overlap', True, (*keys, 'plan.weight_gradients'))
+        return
+    yield say('overlap-moe-expert-parallel-comm', True, keys)
+    if pairs == 'memory':
+        yield say('ep-overlap-early-attn-memory-release', True, keys)
+    if delayed:
+        yield say('delay-wgrad-compute', True, ('plan.weight_gradients',))
 
 
 _ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipeline-num-layers', -1))

@@ -541,9 +541,12 @@ def stages_of(flags: Settings) -> Stages:
     middle, rest = ranks - bool(first) - bool(last), layers - first - last
     by, count = flags.given(*_ENDS, *_ACCOUNTS, *([_METHOD] if both else [])), ranks * chunks
     if first or last:
-        fits = chunks == 1 and middle > 0 and rest % middle == 0
-        counts = [first] * bool(first) + [rest // middle] * middle + [last] * bool(last) if fits else []
-        return Stages(chunks, counts or None, by)
+        # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_block.py, line 104 on: layers of a
+        # rank, which its chunks share evenly.
+        fits = chunks > 0 and rest >= 0 and (rest % middle == 0 if middle else rest == 0)
+        each_rank = [first] * bool(first) + [rest // max(1, middle)] * middle + [last] * bool(last) if fits else []
+        even = bool(each_rank) and all(one % chunks == 0 for one in each_rank)
+        return Stages(chunks, [one // chunks for one in each_rank] * chunks if even else None, by)
     if full % max(1, count) or flags.given('noop-layers', 'num-layer-list'):
         return Stages(chunks, None, by)
     share = full // count
@@ -589,6 +592,28 @@ def pipeline(flags: Settings) -> Iterator[Finding]:
     yield from (
         Unmapped(name, 'with these numbers of layers, ranks and chunks') for name in stages.by if not stages.layers
     )
+
+
+def pairs(flags: Settings) -> Iterator[Finding]:
+    """The forward of a micro-batch beside the backward of another, which hides all-to-alls of experts."""
+    switches = ('overlap-moe-expert-parallel-comm', 'moe-fb-overlap')
+    more = ('ep-overlap-early-attn-memory-release', 'delay-wgrad-compute')
+    on = [name for name in switches if name in flags.table.rows and flags.on(name)]
+    whole = flags.number('pipeline-model-parallel-size') > 1 and stages_of(flags).chunks == 1
+    # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_config.py, line 3002 on.
+    if not on or not number_of_experts(flags) or flags.number('expert-model-parallel-size') < 2:
+        why = 'without overlap-moe-expert-parallel-comm' if not on else 'no ranks share experts'
+        yield from flags.left(why, *switches, *more)
+    elif whole and flags.text('schedules-method') != 'dualpipev':
+        for name in flags.given(*on, *more):
+            yield Unmapped(name, 'with a pipeline it needs virtual stages; forwards and backwards are written in turns')
+    else:
+        early, late = (flags.on(name) for name in more)
+        by = flags.given(*on, *more[:1])
+        yield Entry('plan.pairs', 'memory' if early else 'overlap', by)
+        # MindSpeed's docs of moe-fb-overlap: dW of attention covers the sending between stages.
+        if late or 'moe-fb-overlap' in on:
+            yield Entry('plan.weight_gradients', 'delayed', flags.given('delay-wgrad-compute') or by)
 
 
 def sharding(flags: Settings) -> Iterator[Finding]:
@@ -699,7 +724,7 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
 
 
 OF_MODEL: Final = (trainer, position, blocks, attention, latent, vocabulary, experts)
-OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline)
+OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs)
 MEGATRON: Final = Source(
     name='Megatron-LM',
     profile='h100-sxm-8',

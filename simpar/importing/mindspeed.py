@@ -132,5 +132,7 @@ MINDSPEED: Final = Source(
     nodes={16: 'ascend910c-16'},
     framework=lambda _: ('MindSpeed-LLM', NOW),
 )
-MINDSPEED_HINTS: Final = re.compile(r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb', re.IGNORECASE)
+MINDSPEED_HINTS: Final = re.compile(
+    r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb|moe-fb-overlap', re.IGNORECASE
+)
 """What a script of Megatron-LM on GPUs does not have."""

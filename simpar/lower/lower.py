@@ -120,12 +120,15 @@ def order_of(plan: Plan) -> Order:
         return _counted(order_of_rows(plan.rows), plan)
     # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
+        if plan.pairs != 'none':
+            return named_order('1f1b', 1, plan.micro_batches, pairs=True)
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
     if has_two_homes(plan):
         return order_of_a_half(plan)
-    return named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks)
+    counts = plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks
+    return named_order(plan.order, *counts, pairs=plan.pairs != 'none')
 
 
 def _fitting(order: Order, plan: Plan) -> Order:

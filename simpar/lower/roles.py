@@ -7,6 +7,7 @@ recomputes belongs to its B, or to its I.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
@@ -15,10 +16,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from simpar.errors import Problem
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import Block, Issue, Issued, Run
+from simpar.lower.mesh import EXPERT
 from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, recomputed
 from simpar.lower.passes.tiles import nothing_tiled, tiled
 from simpar.lower.tape import Tape, layer_of
 from simpar.pipeline.order import Action
+from simpar.pipeline.orders import AUTOMATIC
 from simpar.plans import Plan
 from simpar.program import OpClass, Tensor
 
@@ -43,17 +46,23 @@ class Overlap:
         fill: gradients of weights fill the time in which the gradient of their layer's input is summed; else that sum
             waits for them.
         recompute_early: what is recomputed stands before the op that waits for a sum; else where it is needed.
+        pairs: a forward beside a backward: ``none``, ``overlap`` or ``memory``, see ``pair_up``.
+        delayed: gradients of weights hold up no all-to-all of a pair, and the last stand behind a stage's send.
+        experts: all-to-alls of experts alone end the parts of a layer.
     """
 
     fill: bool = True
     recompute_early: bool = False
+    pairs: str = 'none'
+    delayed: bool = False
+    experts: bool = False
 
 
 def overlap_of(plan: Plan) -> Overlap:
     """What the plan's passes say of the order in a stage."""
-    if isinstance(plan.overlap, str):
-        return Overlap()
-    return Overlap(fill=MATMUL_GRAD in plan.overlap, recompute_early=RECOMPUTE_COMM in plan.overlap)
+    fill = isinstance(plan.overlap, str) or MATMUL_GRAD in plan.overlap
+    delayed = plan.weight_gradients == 'delayed'
+    return Overlap(fill=fill, recompute_early=RECOMPUTE_COMM in plan.overlap, pairs=plan.pairs, delayed=delayed)
 
 
 def with_passes(plan: Plan) -> Plan:
@@ -85,6 +94,13 @@ def overlap_conflicts(plan: Plan) -> Iterator[Problem]:
         )
     if OPT_SHARD in plan.overlap and not plan.prefetch:
         yield Problem(('plan', 'prefetch'), f'0, but {OPT_SHARD} is among plan.overlap', 'write 1 or more')
+    if plan.pairs != 'none' and plan.order in AUTOMATIC and not plan.rows:
+        what = f'{plan.pairs}, but {plan.order} has no forward beside a backward'
+        yield Problem(('plan', 'pairs'), what, 'write none, or order: 1f1b')
+    for key, asks in (('pairs', plan.pairs != 'none'), ('weight_gradients', plan.weight_gradients != 'joint')):
+        if asks and plan.sequence_chunks > 1:
+            what = f'{getattr(plan, key)} with {plan.sequence_chunks} sequence chunks'
+            yield Problem(('plan', key), what, f'leave out one of {key} and sequence_chunks')
 
 
 def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
@@ -167,6 +183,116 @@ def interleave(threads: Sequence[Sequence[Sequence[Item]]]) -> list[Item]:
     return [item for together in rounds for segment in together for item in segment]
 
 
+# Pairs: a forward beside a backward, layer by layer, as Megatron-LM's combined 1F1B and MindSpeed's moe-fb-overlap do.
+#
+# Layers of the forward ascend and meet those of the backward, which descend. A layer is in parts: attention up to the
+# dispatch of tokens, experts up to their combination, and what is behind; the backward has the same from the end. So
+# the all-to-all of one travels under a part of the other, as in TransformerLayerSchedulePlan.run of NVIDIA/Megatron-LM
+# (model_chunk_schedule_plan.py, d98e8a64). Without ranks of experts every wait for a collective ends a part.
+
+
+Part = list[OpClass]
+_LAYER: Final = re.compile(r'(?:d:)?((?:\w+\.)*?\w*\d)\.')
+_ATTENDED: Final = '.residual1'
+"""Of a layer without experts, what attention ends with."""
+
+
+class Layered(NamedTuple):
+    """A forward or a backward: its parts before the first layer, those of each layer, and those behind the last."""
+
+    before: list[Part]
+    layers: list[list[Part]]
+    behind: list[Part]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts in order."""
+        return [*self.before, *chain.from_iterable(self.layers), *self.behind]
+
+
+def layered(ops: Sequence[OpClass], overlap: Overlap) -> Layered:
+    """The ops of a forward or a backward by layers, each gradient of weights in the first part that can compute it."""
+    layers: list[str] = ['']
+    parts: list[Part] = [[]]
+    mixtures = {_layer(op) for op in ops if op.partition == EXPERT}
+    arriving: set[str] = set()
+    # By tensor, the part that may read it.
+    ready: dict[str, int] = {}
+    turned = False
+    for op in ops:
+        if _fills(op):
+            here = len(parts) - 1
+            own = min(here, max((ready[name] for name in op.reads if name in ready), default=here))
+            parts[own].append(op)
+            ready |= dict.fromkeys(op.writes, own)
+            continue
+        layer = _layer(op)
+        dense = overlap.experts and layer not in mixtures
+        turns = dense and (turned or (op.name.startswith('d:') and _ATTENDED in op.name))
+        if parts[-1] and (layer != layers[-1] or turns or not arriving.isdisjoint(op.reads)):
+            parts.append([])
+            layers.append(layer)
+            arriving = set()
+        layers[-1] = layer
+        parts[-1].append(op)
+        ends = _ends(op, overlap)
+        ready |= dict.fromkeys(op.writes, len(parts) - 1 + ends)
+        arriving.update(op.writes if ends else ())
+        turned = dense and op.phase == 'F' and op.name.endswith(f'{_ATTENDED}.F')
+    return _by_layer(layers, [_with_weights(part, overlap) for part in parts])
+
+
+def _layer(op: OpClass) -> str:
+    match = _LAYER.match(op.name)
+    return match[1] if match else ''
+
+
+def _ends(op: OpClass, overlap: Overlap) -> bool:
+    return op.kind == 'collective' and (not overlap.experts or op.partition == EXPERT)
+
+
+def _with_weights(part: Part, overlap: Overlap) -> Part:
+    """A part with gradients of weights at its end where they are delayed, else before the all-to-alls at its end."""
+    at = next((place for place, op in enumerate(part) if op.partition == EXPERT), len(part))
+    before, after = ([], part) if overlap.delayed else (part[:at], part[at:])
+    weights, others = [op for op in after if _fills(op)], [op for op in after if not _fills(op)]
+    return [*others, *weights] if overlap.delayed else [*before, *weights, *others]
+
+
+def _by_layer(names: Sequence[str], parts: Sequence[Part]) -> Layered:
+    inside = [place for place, name in enumerate(names) if name]
+    if not inside:
+        return Layered([], [[part] for part in parts], [])
+    layers: list[list[Part]] = []
+    for place in range(inside[0], inside[-1] + 1):
+        # What stands between two layers goes with the first.
+        if names[place] and (place == inside[0] or names[place] != names[place - 1]):
+            layers.append([])
+        layers[-1].append(parts[place])
+    return Layered(list(parts[: inside[0]]), layers, list(parts[inside[-1] + 1 :]))
+
+
+def pair_up(forwards: Sequence[Layered], backwards: Sequence[Layered], *, memory: bool) -> list[tuple[int, Part]]:
+    """The parts of threads in issue order, each with the number of its thread, the forwards' first.
+
+    Of each layer a backward's part stands before the forward's, whose computation its all-to-all travels under.
+    Arguments: ``memory``: a backward's layer ends before the second part of the forward's begins.
+    """
+    threads = list(enumerate((*forwards, *backwards)))
+    found = [(thread, part) for thread, one in threads for part in one.before]
+    for number in range(max(len(one.layers) for _, one in threads)):
+        placed: list[tuple[tuple[bool, int, bool, int], Part]] = []
+        for thread, one in threads:
+            parts = one.layers[number] if number < len(one.layers) else []
+            ahead = thread < len(forwards)
+            # The backward of a layer without experts has no combination to begin with.
+            first = 1 if len(parts) == len(('feed-forward', 'attention')) and not ahead else 0
+            for place, part in enumerate(parts, first):
+                placed.append(((memory and ahead and place > 0, place, ahead, thread), part))
+        found += [(at[-1], part) for at, part in sorted(placed, key=lambda one: one[0])]
+    return found + [(thread, part) for thread, one in threads for part in one.behind]
+
+
 # Frees: an activation ends with the last op of its copy that reads it, so that memory is known and reuse is checked.
 #
 # A free must wait for all readers. Where a collective and a computation read the same tensor, the free moves on to the
@@ -245,13 +371,15 @@ class StageOps:
         parts: F, B, I, W → ops in order.
         transfers: (send or recv, phase) → op.
         gathered: weights that several copies share and that are soon freed again.
-        fill: whether W fills the time of sums.
+        overlap: how its ops are ordered.
+        behind: gradients of weights of a B that come behind its SEND_B.
     """
 
     parts: dict[str, tuple[OpClass, ...]]
     transfers: dict[tuple[str, str], OpClass]
     gathered: frozenset[str] = frozenset()
-    fill: bool = True
+    overlap: Overlap = Overlap()
+    behind: tuple[OpClass, ...] = ()
 
 
 def stages_of(
@@ -270,6 +398,7 @@ def stages_of(
     what is not there.
     """
     recompute, overlap = recompute or Recompute(), overlap or Overlap()
+    overlap = replace(overlap, experts=any(op.partition == EXPERT for op in tape.ops))
     check_recompute(recompute, tape.ops, count)
     ops: list[list[OpClass]] = [[] for _ in range(count)]
     for op in tape.ops:
@@ -306,10 +435,13 @@ def _stage(
     inputs = [op for op in backward if op.phase != 'W']
     weights = [op for op in backward if op.phase == 'W']
     gathered = _gathered(tape)
-    filled = [op for part in segments(backward, gathered, fill=overlap.fill) for op in part]
+    filled = _in_order(backward, gathered, overlap)
     # Frees follow from an order, so they are worked out for each order that the stage is done in.
-    first = [op for part in segments(forward, gathered) for op in part]
-    b = _freeing(tape, elsewhere, first, transfers, filled) if joint or not split else {}
+    first = _in_order(forward, gathered, replace(overlap, fill=True))
+    behind = _behind(filled, overlap) if overlap.delayed and ('send', 'I') in transfers else []
+    last = {op.name for op in behind}
+    filled = [op for op in filled if op.name not in last]
+    b = _freeing(tape, elsewhere, first, transfers, filled, behind) if joint or not split else {}
     i = _freeing(tape, elsewhere, first, transfers, [*inputs, *weights]) if split else b
     b = b or i
     apart = i
@@ -320,14 +452,27 @@ def _stage(
     return StageOps(
         parts={
             'F': tuple(b[op.name] for op in forward),
-            'B': tuple(b[op.name] for op in backward),
+            'B': tuple(b[op.name] for op in backward if op.name not in last),
             'I': tuple(apart[op.name] for op in inputs),
             'W': tuple(apart[op.name] for op in weights),
         },
         transfers={key: b[op.name] for key, op in transfers.items()},
         gathered=gathered,
-        fill=overlap.fill,
+        overlap=overlap,
+        behind=tuple(b[op.name] for op in behind),
     )
+
+
+def _in_order(ops: Sequence[OpClass], gathered: Collection[str], overlap: Overlap) -> list[OpClass]:
+    """The ops of a forward or a backward as they are issued where nothing interleaves with them."""
+    parts = segments(ops, gathered, fill=overlap.fill) if overlap.pairs == 'none' else layered(ops, overlap).parts
+    return [op for part in parts for op in part]
+
+
+def _behind(ops: Sequence[OpClass], overlap: Overlap) -> list[OpClass]:
+    """The gradients of weights in the last part of a backward: of the attention of a stage's first layer."""
+    layers = layered(ops, replace(overlap, experts=True)).layers
+    return [op for op in layers[-1][-1] if _fills(op)]
 
 
 def _stage_in_chunks(chunks: ByChunk, ops: list[OpClass], elsewhere: set[str], overlap: Overlap) -> list[StageOps]:
@@ -358,7 +503,7 @@ def _stage_in_chunks(chunks: ByChunk, ops: list[OpClass], elsewhere: set[str], o
             },
             transfers={key: freeing[op.name] for key, op in one.transfers.items()},
             gathered=gathered,
-            fill=overlap.fill,
+            overlap=overlap,
         )
         for one in of
     ]
@@ -396,6 +541,7 @@ def _freeing(
     forward: list[OpClass],
     transfers: dict[tuple[str, str], OpClass],
     backward: list[OpClass],
+    behind: Sequence[OpClass] = (),
 ) -> dict[str, OpClass]:
     """The ops of a stage by name, with frees as of this order of its forward and its backward."""
 
@@ -403,7 +549,7 @@ def _freeing(
         return [transfers[kind, phase]] if (kind, phase) in transfers else []
 
     ordered = [*transfer('recv', 'F'), *forward, *transfer('send', 'F')]
-    ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I')]
+    ordered += [*transfer('recv', 'I'), *backward, *transfer('send', 'I'), *behind]
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
 
 
@@ -416,15 +562,18 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     blocks: list[Block] = []
     runs: dict[tuple[object, ...], Run] = {}
     computed: tuple[tuple[Action, ...], ...] = ()
+    # Where I and W are apart, W has its own place.
+    whole = {(part.stage, part.micro_batch) for action in row for part in action.parts if part.kind == 'B'}
     for actions in _threads(row):
         first = actions[0][0]
         if first.kind not in TRANSFERS:
             computed = actions
         waits = late and first.kind in TRANSFERS and not _sends_what_is_new(first, computed)
+        behind = first.kind == 'SEND_B' and (first.stage, first.micro_batch) in whole
         if len(actions) == 1:
             micro_batches: tuple[int, ...] = (first.micro_batch or 0,)
             # Actions of one kind do the same for every micro-batch, so they share a run.
-            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind, waits)
+            key: tuple[object, ...] = (first.stage, first.kind, actions[0][-1].kind, waits, behind)
         else:
             # Parts that are of one micro-batch have it once.
             parts = [one.micro_batch or 0 for one in chain(*actions)]
@@ -432,7 +581,7 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
             key = (*[(one.stage, one.kind) for one in chain(*actions)], len(micro_batches))
         run = runs.get(key)
         if run is None:
-            run = runs[key] = _run(stages, actions, micro_batches, copies, late=waits)
+            run = runs[key] = _run(stages, actions, micro_batches, copies, late=waits, behind=behind)
         blocks.append(Block(run, micro_batches))
     return Issued(tuple([block for block in blocks if block.run.issues]))
 
@@ -483,17 +632,22 @@ def _run(
     copies: int,
     *,
     late: bool,
+    behind: bool,
 ) -> Run:
     """One thread for each copy; in an overlap, one for each copy of each part."""
     first = threads[0][0]
     if first.kind in TRANSFERS:
         # Of a stage below which nothing is trained no gradient goes back, whatever the order says.
         op = stages[first.stage].transfers.get(TRANSFERS[first.kind])
-        return Run(() if op is None else tuple(Issue(op, 0, copy, late) for copy in range(copies)))
+        sent = () if op is None else tuple(Issue(op, 0, copy, late) for copy in range(copies))
+        weights = stages[first.stage].behind if behind else ()
+        return Run((*sent, *(Issue(op, 0, copy) for op in weights for copy in range(copies))))
+    if stages[first.stage].overlap.pairs != 'none':
+        return _paired(stages, threads, micro_batches, copies)
     found: list[list[list[Issue]]] = []
     for actions in threads:
         mine = [stages[action.stage] for action in actions]
-        fill = all(stage.fill for stage in mine)
+        fill = all(stage.overlap.fill for stage in mine)
         ops = [op for stage, action in zip(mine, actions, strict=True) for op in stage.parts[action.kind]]
         parts = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
         part = micro_batches.index(actions[0].micro_batch or 0)
@@ -502,6 +656,32 @@ def _run(
             for copy in range(copies)
         ]
     return Run(tuple(interleave(found)))
+
+
+def _paired(
+    stages: Sequence[StageOps], threads: Sequence[tuple[Action, ...]], micro_batches: tuple[int, ...], copies: int
+) -> Run:
+    """The parts of layers of a forward and a backward in turns; of one alone, those of its copies."""
+    overlap = stages[threads[0][0].stage].overlap
+    forwards, backwards = ([one for one in threads if (one[0].kind == 'F') is ahead] for ahead in (True, False))
+    of: list[tuple[int, int, Layered]] = []
+    for actions in (*forwards, *backwards):
+        ops = [op for action in actions for op in stages[action.stage].parts[action.kind]]
+        part = micro_batches.index(actions[0].micro_batch or 0)
+        of += [(part, copy, layered(ops, overlap)) for copy in range(copies)]
+    count = len(forwards) * copies
+    layers = [one for _, _, one in of]
+    issues = [
+        Issue(op, of[thread][0], of[thread][1], _holds(op, overlap))
+        for thread, part in pair_up(layers[:count], layers[count:], memory=overlap.pairs == 'memory')
+        for op in part
+    ]
+    return Run(tuple(issues))
+
+
+def _holds(op: OpClass, overlap: Overlap) -> bool:
+    """Whether a collective waits for the gradients of weights before it."""
+    return _sums_input(op) and not (overlap.delayed if op.partition == EXPERT else overlap.fill)
 
 
 def _sums_input(op: OpClass) -> bool:

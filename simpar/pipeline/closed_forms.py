@@ -35,13 +35,19 @@ def split(row: Sequence[Action]) -> list[Action]:
     return [Action(action.stage, 'I', action.micro_batch) if action.kind == 'B' else action for action in row]
 
 
-def alternate(forward: Sequence[Action], backward: Sequence[Action], warm_up: int) -> list[Action]:
-    """Some forwards first, then one backward behind each further forward, then the backwards that are left."""
+def alternate(
+    forward: Sequence[Action], backward: Sequence[Action], warm_up: int, *, pairs: bool = False
+) -> list[Action]:
+    """Some forwards first, then one backward behind each further forward, then the backwards that are left.
+
+    Arguments: ``pairs``: each further forward interleaves with its backward, which needs one more forward before.
+    """
     # Fewer micro-batches than stages leave no steady state.
-    warm_up = min(warm_up, len(forward))
+    warm_up = min(warm_up + pairs, len(forward))
     # The forward goes first: torch's and Megatron's 1F1B send it before they wait for a gradient.
-    steady = [action for pair in zip(forward[warm_up:], backward, strict=False) for action in pair]
-    return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
+    steady = zip(forward[warm_up:], backward, strict=False)
+    beside = [overlap(*pair) for pair in steady] if pairs else [action for pair in steady for action in pair]
+    return [*forward[:warm_up], *beside, *backward[len(forward) - warm_up :]]
 
 
 def with_weights(row: Sequence[Action], lag: int) -> list[Action]:
@@ -105,18 +111,21 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
     return make_order(rows, loop(ranks), micro_batches)
 
 
-def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Order:
+def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1, *, pairs: bool = False) -> Order:
     """One forward, one backward behind ranks − 1 − rank forwards (Narayanan et al., 2021; PipeDream-Flush).
 
     Bubble (ranks − 1)(T_F + T_B), as GPipe; rank r keeps at most ranks − r activations.
-    Arguments: pipeline ranks, micro-batches, ``chunks`` 1. Equals torch's Schedule1F1B, which refuses fewer
-    micro-batches than ranks; here they make an order like any other.
+    Arguments: pipeline ranks, micro-batches, ``chunks`` 1; ``pairs``: of a forward and the backward beside it. These
+    keep up to 2(ranks − 1 − r) + 2 activations. Equals torch's Schedule1F1B, which refuses fewer micro-batches than
+    ranks; here they make an order like any other.
     """
-    rows = (
-        alternate(forwards(stage, micro_batches), backwards(stage, micro_batches), ranks - 1 - stage)
-        for stage in range(ranks * chunks)
-    )
-    return make_order(rows, loop(ranks), micro_batches)
+    # A pair waits for the pair of the rank behind: with 1F1B's own warm-up neighbours would work in turns.
+
+    def row(stage: int) -> list[Action]:
+        ahead, back = forwards(stage, micro_batches), backwards(stage, micro_batches)
+        return alternate(ahead, back, (1 + pairs) * (ranks - 1 - stage), pairs=pairs)
+
+    return make_order(map(row, range(ranks * chunks)), loop(ranks), micro_batches)
 
 
 def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Order:
@@ -135,20 +144,22 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Order:
     return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
 
 
-def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Order:
+def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int, *, pairs: bool = False) -> Order:
     """Interleaved 1F1B, Megatron's virtual pipeline (Narayanan et al., 2021), rounds as in torch.
 
     Bubble (ranks − 1)(T_F + T_B) / chunks of the work of a rank's stages. Rank r is ahead by at most
-    (chunks − 1) × round + 2(ranks − 1 − r) + 1 activations of one stage.
-    Arguments: pipeline ranks, micro-batches, chunks on each rank. The micro-batches must divide evenly into
-    max(1, micro-batches // ranks) rounds. Raises `ScheduleError` where not. Equals torch's ScheduleInterleaved1F1B.
+    (chunks − 1) × round + 2(ranks − 1 − r) + 1 activations of one stage, with ``pairs`` by one more.
+    Arguments: pipeline ranks, micro-batches, chunks on each rank; ``pairs``: of a forward and the backward beside it
+    (Megatron-LM's combined 1F1B, schedules.py of d98e8a64: one more micro-batch of warm-up). The micro-batches must
+    divide evenly into max(1, micro-batches // ranks) rounds. Raises `ScheduleError` where not. Equals torch's
+    ScheduleInterleaved1F1B.
     """
     size = round_size('interleaved-1f1b', ranks, micro_batches)
 
     def row(rank: int) -> list[Action]:
         ahead, back = _directions(rank, ranks, chunks, [size] * (micro_batches // size))
         # Megatron's warm-up: all chunks but the last for a round, and there and back again to the last rank.
-        return alternate(ahead, back, (chunks - 1) * size + 2 * (ranks - 1 - rank))
+        return alternate(ahead, back, (chunks - 1) * size + 2 * (ranks - 1 - rank), pairs=pairs)
 
     return make_order(map(row, range(ranks)), loop(ranks, chunks), micro_batches)
 

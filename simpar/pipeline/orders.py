@@ -31,12 +31,15 @@ class Family:
         chunks: least and most chunks (stages) on a rank.
         placement: how stages lie on ranks.
         sequences: whether it can split the sequence of a sample.
+        pairs: ``made``, where it has a form in which forwards and backwards are pairs; ``own``, where it has them
+            anyway.
     """
 
     build: Callable[..., Order]
     chunks: tuple[int, int] = (1, 1)
     placement: Literal['loop', 'v'] = 'loop'
     sequences: bool = False
+    pairs: Literal['', 'made', 'own'] = ''
 
 
 AUTOMATIC: Final = {'zb-1p': 1, 'zb-2p': 2}
@@ -44,14 +47,14 @@ AUTOMATIC: Final = {'zb-1p': 1, 'zb-2p': 2}
 SEVERAL: Final = (2, MOST_CHUNKS)
 ORDERS: Final[dict[str, Family]] = {
     'gpipe': Family(build=gpipe),
-    '1f1b': Family(build=one_forward_one_backward),
-    'interleaved-1f1b': Family(build=interleaved_1f1b, chunks=SEVERAL),
+    '1f1b': Family(build=one_forward_one_backward, pairs='made'),
+    'interleaved-1f1b': Family(build=interleaved_1f1b, chunks=SEVERAL, pairs='made'),
     'looped-bfs': Family(build=looped_bfs, chunks=SEVERAL),
     'interleaved-zero-bubble': Family(build=interleaved_zero_bubble, chunks=SEVERAL),
     'zb-h1': Family(build=zb_h1),
     'zb-h2': Family(build=zb_h2),
     'zb-v': Family(build=zb_v, chunks=(2, 2), placement='v'),
-    'dualpipe-v': Family(build=dualpipe_v, chunks=(2, 2), placement='v'),
+    'dualpipe-v': Family(build=dualpipe_v, chunks=(2, 2), placement='v', pairs='own'),
     f'{mindspore.VERSION}/1f1b': Family(build=mindspore.one_forward_one_backward, chunks=(1, MOST_CHUNKS)),
     f'{mindspore.VERSION}/gpipe': Family(build=mindspore.gpipe),
     f'{mindspore.VERSION}/seqpipe': Family(build=mindspore.seqpipe, chunks=(1, MOST_CHUNKS), sequences=True),
@@ -76,11 +79,14 @@ def family(name: str) -> Family:
     return ORDERS[name]
 
 
-def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequence_chunks: int = 1) -> Order:
+def named_order(
+    name: str, ranks: int, micro_batches: int, chunks: int = 0, sequence_chunks: int = 1, *, pairs: bool = False
+) -> Order:
     """The order of this name.
 
     Arguments: pipeline ranks, micro-batches; ``chunks``, stages on each rank, 0 for the least that the order has;
-    ``sequence_chunks``, parts of a sample's sequence, 1 except for MindSpore's seq orders.
+    ``sequence_chunks``, parts of a sample's sequence, 1 except for MindSpore's seq orders; ``pairs``: each forward
+    beside a backward, from when on there are both.
     Raises `ScheduleError` for an unknown name, and for counts that the order cannot have.
     """
     found = family(name)
@@ -95,7 +101,13 @@ def named_order(name: str, ranks: int, micro_batches: int, chunks: int = 0, sequ
         if sequence_chunks > 1:
             known = ', '.join(key for key, value in ORDERS.items() if value.sequences)
             raise refuse(name, 'does not split the sequence', f'orders that do: {known}')
-        return found.build(ranks, micro_batches, chunks)
+        if pairs and not found.pairs:
+            known = ', '.join(key for key, value in ORDERS.items() if value.pairs)
+            raise refuse(name, 'has no forward beside a backward, as plan.pairs asks', f'orders that do: {known}')
+        made = {'pairs': True} if pairs and found.pairs == 'made' else {}
+        return found.build(ranks, micro_batches, chunks, **made)
+    if pairs:
+        raise refuse(name, 'has no forward beside a backward, as plan.pairs asks', 'write 1f1b')
     return found.build(ranks, micro_batches, chunks, sequence_chunks)
 
 

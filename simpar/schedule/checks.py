@@ -240,6 +240,7 @@ def _order(plan: Plan) -> Order:
         plan.micro_batches,
         plan.chunks,
         plan.sequence_chunks,
+        pairs=plan.pairs != 'none' and plan.order not in AUTOMATIC,
     )
 
 
