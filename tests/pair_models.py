@@ -68,7 +68,7 @@ def tree_of(row, number):
     """The tree of a schedule file for a row of levels, by factor."""
     draw = random.Random(f'models {number}')
     pipeline, stages, most = MODEL_ORDERS[row['order']]
-    micro_batches = most if stages > 1 else draw.randint(1, most) if row['pairs'] == 'none' else max(2, most)
+    micro_batches = most if stages > 1 else draw.randint(1, most)
     data, tensor, copies = row['data'] * row['expert'], row['tensor'], row['copies']
     context = _context(row, data * tensor * pipeline)
     plan = {
@@ -85,8 +85,6 @@ def tree_of(row, number):
         'reduce': row['reduce'],
         'fusion': FUSIONS[row['fusion']],
         'tiles': row['tiles'],
-        'pairs': row['pairs'],
-        'weight_gradients': row['weight_gradients'],
         'recompute': _patterns(row) if row['recompute'] == 'patterns' else row['recompute'],
         **SHARDING[row['sharding']],
         **({FORM_KEY: row['form']} if row['form'] != 'none' else {}),
@@ -174,8 +172,6 @@ FACTORS = {
     'fusion': tuple(name for name in FUSIONS if name != 'ids'),
     'recompute': ('none', 'full', 'selective', 'patterns'),
     'tiles': (1, 2),
-    'pairs': ('none', 'overlap', 'memory'),
-    'weight_gradients': ('joint', 'delayed'),
     'reduce': ('early', 'late'),
     'optimizer': tuple(MODEL_OPTIMIZERS),
     'attention': ('flash', 'unfused'),
@@ -196,14 +192,11 @@ EXCUSES = {
 MIXTURES = tuple(name for name in EXPERTS if name != 'none')
 SHARED = tuple(name for name in CONTEXT if name != 'none')
 CHUNKS = ('sequence_chunks', 2)
-BESIDE = ('none', '1f1b', 'interleaved-1f1b', 'dualpipe-v', 'dualpipe')
-"""Orders with forwards beside backwards."""
 WHOLE = tuple(name for name in MODEL_ORDERS if name != 'none' and not name.startswith('mindspore'))
 UNBUILT = {
     **{(CHUNKS, ('experts', name)): r'^workload\.transformer\.experts: not built beside' for name in MIXTURES},
     **{(CHUNKS, ('context', name)): r'^plan\.context: not built beside' for name in SHARED},
     (CHUNKS, ('strategies', 'one')): r'^plan\.sequence_chunks: strategies do not know chunks',
-    (CHUNKS, ('weight_gradients', 'delayed')): r'^plan\.weight_gradients: delayed with',
     (CHUNKS, ('attention', 'unfused')): r'^plan\.sequence_chunks: unfused attention over chunks is not built',
     **{(CHUNKS, ('order', name)): r'^plan\.sequence_chunks: \S+ takes whole samples' for name in WHOLE},
 }
@@ -214,11 +207,4 @@ NEVER = (
     # These need experts, which are refused beside chunks.
     *((CHUNKS, ('aux', aux)) for aux in AUX[1:]),
     (CHUNKS, ('expert', 2)),
-    *(
-        (('order', order), ('pairs', pairs))
-        for order in MODEL_ORDERS
-        if order not in BESIDE
-        for pairs in ('overlap', 'memory')
-    ),
-    *((CHUNKS, ('pairs', pairs)) for pairs in ('overlap', 'memory')),
 )

@@ -141,6 +141,7 @@ SITUATIONS = [
     (GPT, '{zero: 1, unsharded: ["*"], shard_threshold: 100 GB}', 'plan.zero plan.shard_threshold plan.unsharded',
      'no parameter is sharded'),
     (GPT, 'overlap: [enable_grad_comm_opt, recompute_comm_overlap]', 'plan.overlap', 'stands alike'),
+    (GPT, '{pairs: overlap, weight_gradients: delayed}', 'plan.pairs plan.weight_gradients', 'of a pair'),
     (GPT, '{fusion: ids, fusion_ids: [1, 1, 1, 1, 1, 1, 1, 1]}', 'plan.fusion_ids', 'say the same'),
     (CHAIN.replace('out: 64}', 'out: 64, comm_fusion: 2}', 1), '{}',
      'workload.network.0.dense.comm_fusion', 'not ids'),

@@ -90,7 +90,7 @@ def lower(
     else:
         folded_plan, order, way = plan, _fitting(order, plan), Plan().order
     # From here on the order itself is what counts, and of its name whether stages have two homes.
-    plan = replace(folded_plan, order=way)
+    plan = replace(folded_plan, order=way, pairs=folded_plan.pairs if order.overlaps else 'none')
     if workload.phase == 'forward':
         order = forward_order(order)
     order = with_messages(order, plan)

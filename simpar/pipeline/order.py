@@ -143,6 +143,11 @@ class Order:
         """Whether some backward is done in two parts, I and W."""
         return any(part.kind == 'I' for row in self.actions for action in row for part in action.parts)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether some forward interleaves with a backward."""
+        return any(action.sub_actions for row in self.actions for action in row)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a pipeline rank holds, in order."""
         return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
