@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from simpar.program import OpClass, Program, Role
 
+Floats = NDArray[np.float64]
+Many = float | Floats
 SURELY: Final = 1 - 1e-9
 """Of what was worked out, for each duration of the engine is rounded to its grid."""
 
@@ -46,34 +48,41 @@ def least_beside(seconds: float, slowed: float, idle: float, wire: float, speeds
         idle: in which the rank surely computes nothing.
         wire: of all messages of one stream by themselves.
     """
-    return _beside(seconds, slowed, idle, wire, speeds, _products(seconds, slowed, speeds))
+    return float(_beside(seconds, slowed, idle, wire, speeds, _products(seconds, slowed, speeds)))
 
 
-def _beside(seconds: float, slowed: float, idle: float, wire: float, speeds: Speeds, matrix: float) -> float:
+def _beside(seconds: Many, slowed: Many, idle: Many, wire: Many, speeds: Speeds, matrix: Many) -> Floats:
     fast, slow = speeds.matrix, speeds.memory
     # Idle time is filled first, for it costs nothing. What is left lies over products first, which suffer least.
-    over = max(0.0, (wire - idle) / speeds.collective)
-    if over >= slowed:
-        # All computation is slowed, and the messages still need more time than that.
-        return max(idle + slowed, wire + (1 - speeds.collective) * slowed)
-    products = min(over, matrix / fast)
-    return idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
+    over = np.maximum(0.0, (wire - idle) / speeds.collective)
+    # All computation is slowed, and the messages still need more time than that.
+    longer = np.maximum(idle + slowed, wire + (1 - speeds.collective) * slowed)
+    products = np.minimum(over, matrix / fast)
+    within = idle + seconds + (1 - fast) * products + (1 - slow) * (over - products)
+    return np.where(over >= slowed, longer, within)
 
 
 def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
     """The same for any idle time."""
+    return float(_hidden(seconds, slowed, wire, speeds))
+
+
+def _hidden(seconds: Many, slowed: Many, wire: Many, speeds: Speeds) -> Floats:
     matrix = _products(seconds, slowed, speeds)
     # By idle time it is convex, and in straight pieces: the least is where one ends.
-    between = min(wire, max(0.0, wire - speeds.collective * matrix / speeds.matrix))
-    return min([_beside(seconds, slowed, idle, wire, speeds, matrix) for idle in {0.0, between, wire}])
+    between = np.minimum(wire, np.maximum(0.0, wire - speeds.collective * matrix / speeds.matrix))
+    ends = [_beside(seconds, slowed, idle, wire, speeds, matrix) for idle in (0.0, between, wire)]
+    least: Floats = np.minimum(np.minimum(ends[0], ends[1]), ends[2])
+    return least
 
 
-def _products(seconds: float, slowed: float, speeds: Speeds) -> float:
+def _products(seconds: Many, slowed: Many, speeds: Speeds) -> Many:
     """Of all computation, that of products, as told by how much messages slow it."""
     fast, slow = speeds.matrix, speeds.memory
     if fast == slow:
         return seconds
-    return min(seconds, max(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+    least: Floats = np.minimum(seconds, np.maximum(0.0, seconds - (slowed - seconds / fast) / (1 / slow - 1 / fast)))
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +120,27 @@ def windows(
     while nothing is. All arguments are by place, in issue order: ``ahead`` as of ``last_ahead``, ``behind`` as of
     ``first_behind``; ``ops``, op classes; ``computes``, which of them compute; ``streams``, which stream each is on.
     """
-    sums = _Sums(ops, computes, work)
+    # Seconds of computation up to each place.
+    alone, slowed = (
+        np.concatenate([[0.0], np.cumsum(np.array(seconds)[ops] * computes)]) for seconds in (work.alone, work.slowed)
+    )
     found: dict[int, list[tuple[int, float]]] = {}
     for stream in set(streams):
-        sent = [
-            (ahead[place], behind[place], work.wire[op])
+        sent = sorted(
+            (behind[place], work.wire[op], ahead[place])
             for place, op in enumerate(ops)
             if streams[place] == stream and op in work.wire and ahead[place] >= 0 and behind[place] < len(ops)
-        ]
-        for first in sorted({begin for begin, _, _ in sent}):
-            wire = 0.0
-            inside = sorted((end, each) for begin, end, each in sent if begin >= first)
-            for number, (end, each) in enumerate(inside):
-                wire += each
-                if number + 1 == len(inside) or inside[number + 1][0] > end:
-                    alone, slowed = sums(first, end)
-                    least = least_hidden(alone, slowed, wire, work.speeds) * SURELY
-                    found.setdefault(end, []).append((first, least))
+        )
+        end, wire, begin = np.array(sent, dtype=np.float64).reshape(-1, 3).T
+        for first in sorted({begin for _, _, begin in sent}):
+            inside = begin >= first
+            ends = end[inside].astype(np.int64)
+            # Of all that end at a place, the sum behind the last.
+            last = np.append(ends[1:] > ends[:-1], True)
+            ends, sums = ends[last], np.cumsum(wire[inside])[last]
+            least = _hidden(alone[ends] - alone[first], slowed[ends] - slowed[first], sums, work.speeds) * SURELY
+            for place, seconds in zip(ends.tolist(), least.tolist(), strict=True):
+                found.setdefault(place, []).append((first, seconds))
     return found
 
 
@@ -147,19 +160,6 @@ def first_behind(before: Sequence[Sequence[int]], computes: Sequence[bool]) -> l
         for need in before[place]:
             found[need] = min(found[need], reach)
     return found
-
-
-class _Sums:
-    """Seconds of computation between two places."""
-
-    def __init__(self, ops: Sequence[int], computes: Sequence[bool], work: Work) -> None:
-        self._alone, self._slowed = [0.0], [0.0]
-        for op, computed in zip(ops, computes, strict=True):
-            self._alone.append(self._alone[-1] + (work.alone[op] if computed else 0.0))
-            self._slowed.append(self._slowed[-1] + (work.slowed[op] if computed else 0.0))
-
-    def __call__(self, first: int, end: int) -> tuple[float, float]:
-        return self._alone[end] - self._alone[first], self._slowed[end] - self._slowed[first]
 
 
 _LAYER: Final = re.compile(r'(?:d:)?layer(\d+)\.(.*)')
@@ -373,7 +373,6 @@ class _Done:
         return least <= Counter(does) <= most
 
 
-Floats = NDArray[np.float64]
 UNREACHED: Final = -np.inf
 
 

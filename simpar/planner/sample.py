@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.cost.costs import Costs, Entries
-from simpar.cost.price import Pricer, speeds_beside
+from simpar.cost.price import Models, Pricer, speeds_beside
 from simpar.hardware import Cluster, Topology
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
@@ -21,6 +21,7 @@ from simpar.planner.pieces import MIDDLE, PARTS, Block, Floats, Ops, Speeds, Wor
 from simpar.planner.space import Few, Space, few_of
 from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
+from simpar.session import Session
 
 
 def outermost(topology: Topology, world: int) -> str:
@@ -285,6 +286,18 @@ APART: Final = ('F', 'I', 'W')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What samples of one space have in common: what is lowered alike, and models of devices and links."""
+
+    session: Session = field(default_factory=lambda: Session(16))
+    models: Models = field(default_factory=Models)
+
+    def costs(self, program: Program, cluster: Cluster) -> Costs:
+        """Of a small program."""
+        return Pricer(program, _roomy(program, cluster), models=self.models).costs()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """What the stages of a small program last and hold.
 
@@ -324,17 +337,19 @@ class Sample:
         return len(self.held)
 
 
-def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool, known: Known) -> Sample:
+def sample_of(
+    few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool, known: Known, shared: Shared
+) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
     Arguments: ``size``, samples of one copy of a micro-batch; ``split``, whether backwards are done in two parts;
-    ``known``, others of so many samples.
+    ``known``, others of so many samples; ``shared``, with these.
     Raises what ``lower`` raises where degrees do not fit the model.
     """
     if split:
-        return _parted(few, plan, cluster, size, known)
-    program = _lowered(few, plan, size, split=False)
-    costs = Pricer(program, _roomy(program, cluster)).costs()
+        return _parted(few, plan, cluster, size, known, shared)
+    program = _lowered(few, plan, size, shared, split=False)
+    costs = shared.costs(program, cluster)
     blocks = _blocks(few, plan, program, cluster, costs, JOINT)
     sends = [op for op in program.op_classes if op.kind == 'send' and op.phase == 'F']
     sample = Sample(
@@ -352,11 +367,11 @@ def sample_of(few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool,
     return _in_turn(sample, blocks, plan, known, split=False)
 
 
-def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known) -> Sample:
+def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known, shared: Shared) -> Sample:
     """The same where backwards are done in two parts, as well."""
     joint = known(plan, False)
-    apart = _lowered(few, plan, size, split=True)
-    blocks = joint.whole | _blocks(few, plan, apart, cluster, Pricer(apart, _roomy(apart, cluster)).costs(), APART)
+    apart = _lowered(few, plan, size, shared, split=True)
+    blocks = joint.whole | _blocks(few, plan, apart, cluster, shared.costs(apart, cluster), APART)
     waits = [waits_of(apart, role, layers) for role, layers in _stages(few, plan, apart)]
     held = tuple(replace(one, waits=later) for one, later in zip(joint.held, waits, strict=True))
     return _in_turn(replace(joint, held=held, known={}), blocks, plan, known, split=True)
@@ -403,7 +418,7 @@ def _pace(few: Few, plan: Plan, program: Program, costs: Costs) -> float:
     return least
 
 
-def _lowered(few: Few, plan: Plan, size: int, *, split: bool) -> Program:
+def _lowered(few: Few, plan: Plan, size: int, shared: Shared, *, split: bool) -> Program:
     stages = len(few.stages)
     small = replace(
         plan,
@@ -420,7 +435,7 @@ def _lowered(few: Few, plan: Plan, size: int, *, split: bool) -> Program:
         fusion='layer',
     )
     workload = replace(few.workload, batch=size * plan.copies * plan.expert * MICRO_BATCHES)
-    return lower(workload, small, stages * _ranks(plan))
+    return lower(workload, small, stages * _ranks(plan), session=shared.session)
 
 
 def _ranks(plan: Plan) -> int:
@@ -527,6 +542,7 @@ class Samples:
         self._space = space
         self._cluster = cluster
         self._few = few_of(space.base.workload)
+        self._shared = Shared()
         self._known: dict[tuple[Any, ...], Sample] = {}
         self._made: list[Made] = []
 
@@ -578,6 +594,7 @@ class Samples:
                 each,
                 split=split,
                 known=lambda other, parted: self._other(other, each * other.copies, split=parted),
+                shared=self._shared,
             )
             self._known[key] = sample
             # What is worked out of it would be more to send than to work out.
