@@ -179,3 +179,55 @@ def test_half_precision_is_read(tmp_path: Path) -> None:
     assert imported(half, given={'worker_num': '8'}).values['workload.precision'] == 'fp16'
     text = (HEAD + NET + TAIL).replace('net = Net()', 'net = Net()\nnet.to_float(ms.bfloat16)')
     assert imported(script(tmp_path, text), given={'worker_num': '8'}).values['workload.precision'] == 'bf16'
+
+
+FUNCTION = """
+import mindspore as ms
+from mindspore import nn, ops
+from mindspore.common.initializer import initializer
+from mindspore.parallel.auto_parallel import AutoParallel
+
+class Wide(nn.Cell):
+    def __init__(self, weight=None):
+        super().__init__()
+        self.w = ms.Parameter(initializer('normal', [16, 32], ms.float32))
+        if weight is not None:
+            self.w = weight
+        self.b = ms.Parameter(initializer('normal', [32], ms.float32))
+        self.matmul = ops.MatMul().shard(((2, 4), (4, 1)))
+        self.add, self.show = ops.Add(), ops.Print()
+
+    def construct(self, x):
+        y = self.add(self.matmul(x, self.w), self.b)
+        self.show('y', y)
+        return y
+
+def batches(size):
+    return ms.dataset.MnistDataset('d').batch(size)
+
+def test_it():
+    data, net, loss = batches(32), Wide(), nn.MSELoss()
+    optimizer = nn.SGD(net.trainable_params(), 1e-2)
+
+    def forward(x, y):
+        return loss(net(x), y)
+
+    grad = ms.value_and_grad(forward, None, net.trainable_params())
+    step = AutoParallel(grad, parallel_mode='semi_auto')
+    step.dataset_strategy(config='full_batch')
+    for x, y in data:
+        step(x, y)
+"""
+
+
+def test_a_training_inside_of_a_function_is_read_with_its_biases(tmp_path: Path) -> None:
+    path = tmp_path / 'train.py'
+    path.write_text(FUNCTION)
+    values = imported(path, given={'worker_num': '8'}).values
+    assert values['workload.network'] == [
+        {'dense': {'in': 16, 'out': 32, 'bias': True, 'strategy': [[2, 4], [4, 1]], 'name': 'matmul'}}
+    ]
+    assert (values['workload.batch'], values['plan.dataset']) == (32, 'full-batch')
+    path.write_text(FUNCTION.replace('.shard(((2, 4), (4, 1)))', '.shard((1, "mp"))'))
+    with pytest.raises(ScheduleError, match=r'train.py:14: this strategy is no tuple of numbers'):
+        imported(path, given={'worker_num': '8'})

@@ -221,6 +221,9 @@ def _sharding(values: Values) -> Iterator[Said]:
     if stage > 1:
         yield say('use-megatron-fsdp', True)
         yield say('data-parallel-sharding-strategy', ('optim_grads', 'optim_grads_params')[stage - 2])
+    group, ranks = values.plan('shard_group'), values.plan('data') * values.plan('context')
+    if stage == 1 and 0 < group < ranks and ranks % group == 0:
+        yield Said('num-distributed-optimizer-instances', ranks // group, ('plan.shard_group',), 'PLAN')
     # Megatron-LM checks that gathers overlap only where sums of gradients do.
     if stage and values.plan('reduce_gradients') == 'overlapped' and (stage < 3 or values.plan('prefetch')):
         yield Said('overlap-param-gather', True, ('plan.gather', 'plan.prefetch'), 'PLAN')

@@ -84,6 +84,8 @@ OF_FILES: Final = frozenset(
     }
 )
 """Methods of AutoParallel that are of files and printed norms."""
+_STARTS: Final = re.compile('test_|main|train|run')
+"""Names of functions that start a training where nothing else does."""
 WRAPPERS: Final = {
     'MicroBatchInterleaved': 'copies', 'PipelineCell': 'micro_batches', 'Pipeline': 'micro_batches',
     'GradAccumulationCell': 'micro_batches', 'GradAccumulation': 'micro_batches',
@@ -200,7 +202,7 @@ class _Script(Reader):
             return self.inner_shard(owner.owner, owner.name, line, values[0])
         if isinstance(owner, (Thing, Cell)):
             if name == 'shard' and values:
-                owner.marks['strategy'] = [list(part) for part in values[0]]
+                owner.marks['strategy'] = self.slices(line, values[0])
             elif name == 'recompute':
                 owner.marks['recompute'] = True
             elif name == 'to_float' and values:
@@ -227,8 +229,16 @@ class _Script(Reader):
             of.marks['strategy'] = [list(first), [into, out]]
         elif inner != 'bias_add':
             # A bias lies as the product that it is added to.
-            of.marks['strategy'] = [list(part) for part in slices]
+            of.marks['strategy'] = self.slices(line, slices)
         return of
+
+    def slices(self, line: int, said: Any) -> Any:
+        """Numbers of slices of each input, as a strategy of a network has them."""
+        parts = said if isinstance(said, (tuple, list)) else [said]
+        if all(isinstance(part, (tuple, list)) and all(isinstance(one, int) for one in part) for part in parts):
+            return [list(part) for part in parts]
+        what = 'this strategy is no tuple of numbers for each input'
+        return self.refuse(line, what, 'write numbers of slices; a Layout as layout: and plan.device_matrix by hand')
 
     def parallel(self, name: str, line: int, values: list[Any], named: dict[str, Any], owner: Thing) -> Any:
         """A method of AutoParallel as the setting of the older context that says the same."""
@@ -253,8 +263,8 @@ class _Script(Reader):
                 'pipeline_scheduler': said.get('scheduler', '1f1b'),
             }
             self.context['pipeline_config'] = (config, line)
-        elif name == 'dataset_strategy' and values:
-            self.context['dataset_strategy'] = (values[0], line)
+        elif name == 'dataset_strategy' and (values or 'config' in named):
+            self.context['dataset_strategy'] = (values[0] if values else named['config'], line)
         elif name == 'comm_fusion' and values:
             self.context['comm_fusion'] = (values[0], line)
         elif name not in OF_FILES:
@@ -315,8 +325,10 @@ class _Script(Reader):
             )
         if kind == 'matmul':
             return self.product(of, line, values, data)
-        if kind == 'bias':
+        if kind == 'print':
             return data[0]
+        if kind == 'bias' or (kind == 'add' and len(data) == 1):
+            return self.biased(data[0], values, line)
         if kind in ('dense', 'layer_norm', 'embedding') and id(of) in self.used:
             return self.refuse(line, f'{self.named(of) or kind} is used twice, and weights are not shared', BY_LAYERS)
         self.used.add(id(of))
@@ -326,9 +338,21 @@ class _Script(Reader):
             found = self.emit(inner, {}, [found], line, '')
         return found
 
+    def biased(self, data: Data, values: list[Any], line: int) -> Any:
+        """A vector of weights that is added to a product is its bias."""
+        weight = next((value for value in values if isinstance(value, Thing)), None)
+        layers = (one for layer, _ in self.layers for one in layer.values())
+        spec: dict[str, Any] = next((one for one in layers if one['name'] == data.name), {})
+        if weight is None or spec.get('bias') is not False:
+            return self.refuse(line, 'what is added is neither a result of a layer nor the bias of one', BY_LAYERS)
+        spec['bias'] = True
+        return data
+
     def product(self, of: Thing, line: int, values: list[Any], data: list[Data]) -> Any:
         """A product with a weight is a dense layer without a bias; of two results it is their product."""
         weight = next((value for value in values if isinstance(value, Thing)), None)
+        if weight is None and len(data) < 2:
+            return self.refuse(line, 'what this product multiplies with is not known', BY_LAYERS)
         if weight is None:
             return self.emit('matmul', dict(of.marks), data, line, self.named(of))
         shape = _shape(weight)
@@ -371,6 +395,10 @@ class _Script(Reader):
     # the schedule
 
     def answer(self, path: Path, profile: str) -> Import:
+        for of in [one for one in self.scope.values() if isinstance(one, Function)]:
+            # A script of the tutorials may train in a function that its test runner calls.
+            if self.network is None and _STARTS.match(of.of.name) and not of.of.args.args:
+                self.function(of.of, [], {}, of.scope)
         network = self.network
         if isinstance(network, Cell):
             self.label(network)

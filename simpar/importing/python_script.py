@@ -14,6 +14,10 @@ from simpar.errors import Problem
 MOST_CALLS: Final = 10_000
 """Calls of a script's own functions and cells, so that a loop without an end is refused."""
 BY_LAYERS: Final = 'write it by layers of nn or ops'
+_COMPARES: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
 _SIGNS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv, ast.Mod: operator.mod,
@@ -260,6 +264,8 @@ class Reader(ABC):
                 self.assign(one.generators[0].target, turn, inner)
                 found.append(self.value(one.elt, inner))
             return found
+        if isinstance(one, ast.Compare) and len(one.ops) == 1:
+            return _compared(one.ops[0], self.value(one.left, scope), self.value(one.comparators[0], scope))
         if isinstance(one, ast.IfExp):
             test = self.value(one.test, scope)
             return UNKNOWN if isinstance(test, Unknown) else self.value(one.body if test else one.orelse, scope)
@@ -338,6 +344,20 @@ class Reader(ABC):
 
 def method_of(of: Cell, name: str) -> ast.FunctionDef | None:
     return next((one for one in of.of.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
+
+
+def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
+    """Of numbers and texts, and with None."""
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        return UNKNOWN
+    if isinstance(sign, (ast.Is, ast.IsNot)) and (left is None or right is None):
+        return (left is right) == isinstance(sign, ast.Is)
+    known = (int, float, str, type(None))
+    try:
+        known_values = isinstance(left, known) and isinstance(right, known)
+        return _COMPARES[type(sign)](left, right) if known_values and type(sign) in _COMPARES else UNKNOWN
+    except TypeError:
+        return UNKNOWN
 
 
 def _builtin(name: str, values: Sequence[Any]) -> Any:
