@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from simpar.clocks import under_load
+from simpar.cost.compute import BEYOND, FAR
 from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Models, Pricer
 from simpar.critical_path import CriticalPath, critical_path
@@ -49,6 +50,8 @@ _ORDER: Final = (
     ('shared links', 'link_sharing'),
     ('unlike devices', 'spread'),
 )
+_FELT: Final = 0.05
+"""Share of computing from which on it is told that a table is asked beyond its range."""
 OF_STACKS: Final = frozenset({'kernels of the framework', 'waits of the host'})
 """Effects that only a stack has."""
 OF_QUEUES: Final = 'work queues'
@@ -195,7 +198,7 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know besides the figures."""
-        return (*self.program.notes, *self._clock(), *self._queues(), *_unsteady(self.trace))
+        return (*self.program.notes, *self._clock(), *self._beyond(), *self._queues(), *_unsteady(self.trace))
 
     def _clock(self) -> tuple[str, ...]:
         # Without a stack all is at its best, and the answer does not claim more.
@@ -204,6 +207,18 @@ class Prediction:
             return ()
         unknown = f'the clock that {device.name} keeps under load is not known, so the step may be too fast'
         return (f'{unknown}: give device.sustained in its profile, or a measured step by --fit',)
+
+    def _beyond(self) -> tuple[str, ...]:
+        far = {index for index, why in self.costs.why.items() if BEYOND in why}
+        if not far:
+            return ()
+        each = self.costs.compute[self.program.role(0).op_class]
+        share = each[np.isin(self.program.role(0).op_class, list(far))].sum() / each.sum()
+        if share < _FELT:
+            return ()
+        far_away = f'more than {FAR:g} times as large as any in the measured table'
+        what = f'{share * 100:.0f} % of computing is products {far_away}'
+        return (f'{what}: their rates go on from its edge',)
 
     def _queues(self) -> tuple[str, ...]:
         queues = self.costs.work_queues

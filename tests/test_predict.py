@@ -157,3 +157,17 @@ def test_json_of_a_program_that_does_not_communicate_has_no_nan():
     assert to_dict(prediction)['steady']['overlap'] is None
     json.dumps(to_dict(prediction), allow_nan=False)
     assert 'no communication' in render(prediction, colour=False)
+
+
+def test_a_table_that_is_asked_far_beyond_its_range_says_so():
+    """Two million tokens at once, where products of 32768 rows were measured."""
+    cluster_ = cluster(load_profile('h100-sxm-8'), devices=1)
+
+    def notes(batch):
+        work = Workload(
+            model=Transformer(layers=1, hidden=512, heads=4, vocab=512, sequence=4096), batch=batch, precision='bf16'
+        )
+        return [note for note in predict(lower(work, Plan(), 1), None, cluster_).notes if 'measured table' in note]
+
+    assert not notes(8)
+    assert 'more than 4 times as large as any' in notes(512)[0]

@@ -41,6 +41,9 @@ A convolution is one of windows with the weight.
 """
 ITERATED = frozenset({'muon', 'muon_change'})
 """Several products: Newton–Schulz iterations."""
+FAR: Final = 4.0
+"""How many times as large as any measured product one is that its table says little of."""
+BEYOND: Final = 'far beyond the rows'
 MATRIX = PRODUCTS | priced('attention') | ITERATED
 """Operators that run on the matrix units; all others are bound by memory or by the vector units."""
 NO_WORK = priced('view') | {'piece', 'reshard', 'split', 'join'}
@@ -112,6 +115,8 @@ class DeviceCompute:
         lookup, points, fastest = self._matmul_lookup
         seconds = lookup(*size)
         how = 'a row' if size in points else 'between the rows'
+        if any(part > FAR * most for part, most in zip(size, self._largest, strict=True)):
+            how = BEYOND
         rate = op.flops / seconds / 1e12
         why = f'{how} of the matmul table at m, n, k = {size[0]}, {size[1]}, {size[2]}: {rate:.4g} TFLOP/s'
         return _cost(seconds, op.flops / fastest, why, table.grade)
@@ -136,6 +141,10 @@ class DeviceCompute:
         grid, points, fastest = _grid_of_products(rows)
         # Published tables often hold the shapes of some models, not a grid.
         return grid or Scatter(rows, self._model(table), waves(self.device)), points, fastest
+
+    @functools.cached_property
+    def _largest(self) -> tuple[float, ...]:
+        return tuple(map(max, zip(*self._matmul_lookup[1], strict=True)))
 
     def _model(self, table: TableFile | None) -> Callable[..., float]:
         dtype = (table and table.dtype) or 'fp32'
