@@ -36,7 +36,7 @@ from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.resolve.resolve import settled_plan, settled_workload
 from simpar.schedule import Schedule, WithoutEffect, check_against_cluster, load_schedule, written
 from simpar.schedule.checks import counts_fit
-from simpar.schedule.schedule import with_changes
+from simpar.schedule.schedule import told_apart, with_changes
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
 from simpar.stacks import NONE, load_stack
@@ -89,10 +89,12 @@ class Case:
         """The case with other values of some keys, compared with the case as it is.
 
         Arguments: ``changes``, by the last part of a dotted key, or ``**{'plan.copies': 4}``.
-        Raises ``ScheduleError`` for unknown keys, values that do not fit, and where nothing changes.
+        Values that are as before give the case itself, with a gain of 0, so that a loop may pass over them.
+        Raises ``ScheduleError`` for unknown keys, values that do not fit, and where none is given.
         Example: ``case.what_if(copies=4, nodes=2).predict().gain``.
         """
-        return case_of(with_changes(self.schedule, changes), session=self.session)
+        changed = case_of(with_changes(self.schedule, changes), session=self.session)
+        return changed if changed.baseline else replace(changed, baseline=replace(self, baseline=None))
 
     @property
     def workload(self) -> Workload:
@@ -383,6 +385,18 @@ def _at(schedule: Schedule, problem: Problem) -> Problem:
     if key.partition('.')[0] in {field.name for field in fields(schedule.cluster)}:
         return replace(problem, where=schedule.where(f'cluster.{key}'), what=f'cluster.{problem.what}')
     return replace(problem, where=schedule.where('cluster.profile'), what=f'cluster: {problem.what}')
+
+
+def names_of(cases: Sequence[Case]) -> list[str]:
+    """What cases are called side by side: their own names, or, where two have the same, what differs between all."""
+    names = [case.names[0] for case in cases]
+    if len(set(names)) == len(names):
+        return names
+    apart = told_apart([case.schedule for case in cases])
+    words = [', '.join(f'{_short(key)} {_shown(value)}' for key, value in one.items()) for one in apart]
+    # Equal schedules stay equal; then their order tells them apart.
+    return [text if words.count(text) == 1 else f'{text or name} ({index})'
+            for index, (name, text) in enumerate(zip(names, words, strict=True), 1)]  # fmt: skip
 
 
 def _short(key: str) -> str:

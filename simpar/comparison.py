@@ -474,16 +474,78 @@ def _saved_side(predicted: SavedTrace | None, measured: SavedTrace | None) -> Si
     return side_of(name, to_trace(predicted, program), to_trace(measured, program), found, samples)
 
 
-def render_gain(gain: Gain, *, colour: bool | None = None, width: int = 110) -> str:
-    """Gain and comparison on one screen; arguments as of ``report.render``."""
+AGREES: Final = 0.05
+"""Share of the measured step within which step, overlap and exposed communication agree; of a gain, so much of 1."""
+
+
+def verdict(gain: Gain, unlike: str = '') -> str:
+    """What of a prediction the measurement bears out, in one sentence: what agrees, what does not, and why.
+
+    Arguments: ``unlike``, why machine and prediction cannot be compared, in words; then nothing else is said.
+    """
+    plan = gain.plan
+    if unlike or plan.comparison.networks:
+        return unlike or plan.comparison.cause
+    rows = _judged(gain)
+    good = [name for name, _, fine in rows if fine]
+    bad = [f'{name} {told}' for name, told, fine in rows if not fine]
+    text = f'{_several(good)} {"agree" if len(good) > 1 else "agrees"}' if good else ''
+    if bad:
+        text += (
+            f'{", " if good else ""}{_several(bad)} {"do" if len(bad) > 1 else "does"} not{"" if good else " agree"}'
+        )
+    text = _capital(text)
+    found = plan.comparison.diagnosis
+    if found is not None and found.causes:
+        return f'{text}{": " if bad else "; yet "}{sentence(found)}.'
+    cancelled = _cancelled(plan)
+    if cancelled:
+        return f'{text}{"; " if bad else ", but by "}errors that cancel: {cancelled}.'
+    return f'{text}{f": {sentence(found)}" if bad and found is not None else ""}.'
+
+
+def _judged(gain: Gain) -> list[tuple[str, str, bool]]:
+    """What is judged, with both figures, and whether they agree."""
+    one, other = gain.plan.predicted, gain.plan.measured
+    step = gain.plan.comparison.step
+    told = f'(predicted {format_time(step.predicted)}, {gain.plan.comparison.origin} {format_time(step.measured)})'
+    rows = [('the step', told, abs(step.error) <= AGREES)]
+    if gain.predicted is not None and gain.measured is not None:
+        points = f'({gain.predicted * 100:+.0f} % and {gain.measured * 100:+.0f} %)'
+        rows.append(('the gain', points, abs(gain.predicted - gain.measured) <= AGREES))
+    # Without communication there is nothing to hide.
+    if math.isfinite(one.overlap) and math.isfinite(other.overlap):
+        shares = f'({one.overlap * 100:.0f} % and {other.overlap * 100:.0f} %)'
+        rows.append(('the overlap', shares, abs(one.overlap - other.overlap) <= AGREES))
+        times = f'({format_time(one.exposed)} and {format_time(other.exposed)})'
+        rows.append(('exposed communication', times, abs(one.exposed - other.exposed) <= AGREES * other.step))
+    return rows
+
+
+def _cancelled(side: Side) -> str:
+    """Which parts of a step err by more than the step itself does; empty: none that matters."""
+    parts = {name: of(side.predicted) - of(side.measured) for name, of in _SECONDS.items()}
+    long, short = (max(sign * one for one in parts.values()) for sign in (1, -1))
+    if min(long, short) <= AGREES * side.measured.step:
+        return ''
+    words = [
+        f'{name} is predicted {format_time(abs(error))} too {"long" if error > 0 else "short"}'
+        for name, error in sorted(parts.items(), key=lambda item: -abs(item[1]))
+        if abs(error) > AGREES * side.measured.step
+    ]
+    return _several(words)
+
+
+def _several(words: list[str]) -> str:
+    return f'{", ".join(words[:-1])} and {words[-1]}' if len(words) > 1 else words[0]
+
+
+def render_gain(gain: Gain, *, unlike: str = '', colour: bool | None = None, width: int = 110) -> str:
+    """Gain and comparison on one screen; arguments as of ``report.render``, and ``unlike`` as of ``verdict``."""
     from simpar.report import render_parts
 
     comparison = gain.plan.comparison
-    cause = [comparison.cause] if comparison.cause else []
-    told = [gain_line(gain)] if gain.baseline else []
-    # Where the networks differ, no other figure tells anything before.
-    lines = [*cause, *told] if comparison.networks else [*told, *cause]
-    lines.append(comparison.headline)
+    lines = [verdict(gain, unlike), *([gain_line(gain)] if gain.baseline else []), comparison.headline]
     return render_parts([*lines, '', gain_table(gain), '', *details(comparison)], colour=colour, width=width)
 
 
@@ -520,7 +582,7 @@ def gain_table(gain: Gain) -> Table:
 
 def gain_to_dict(gain: Gain) -> dict[str, Any]:
     """The plan's comparison as one object, with gain and figures, and the baseline's below it."""
-    told = _side(gain.plan)
+    told = {**_side(gain.plan), 'verdict': verdict(gain)}
     if gain.predicted is not None and gain.measured is not None and gain.baseline is not None:
         points = (gain.predicted - gain.measured) * 100
         told['gain'] = {'predicted': gain.predicted, 'measured': gain.measured, 'points': points}

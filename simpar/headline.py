@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -13,16 +14,26 @@ TIMES: Final = 3.0
 """Whoever takes so many times as long is told by that: 5223 % slower says nothing."""
 
 
-def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None) -> str:
+def headline(plan: tuple[str, float], baseline: tuple[str, float] | None = None, *, exact: bool = True) -> str:
     """The answer in a sentence; arguments: name and seconds of a step, of the plan and of its baseline.
 
+    Unless it is to be exact, times have three digits and shares from 10 % on none behind the point.
     Faster and slower are by one definition, longer step / shorter step − 1: from 161.5 to 202.7 µs is 25.5 % slower,
     and back is 25.5 % faster.
     """
-    text = f'{plan[0]}: {format_time(plan[1])} a step'
+    shown = format_time if exact else short_time
+    text = f'{plan[0]}: {shown(plan[1])} a step'
     if baseline is None:
         return text
-    return f'{text}, {than(plan[1], baseline[1])} {baseline[0]} ({format_time(baseline[1])})'
+    how = than(plan[1], baseline[1])
+    # A step is hardly ever known better than to some percent.
+    how = how if exact else re.sub(r'(\d\d+)\.(\d) %', lambda found: f'{float(found[0][:-2]):.0f} %', how)
+    return f'{text}, {how} {baseline[0]} ({shown(baseline[1])})'
+
+
+def short_time(seconds: float) -> str:
+    """A time in the digits that it is worth."""
+    return format_time(float(f'{seconds:.3g}'))
 
 
 def run_by(titles: Collection[str], libraries: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, too_large
+from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, short_time, too_large
 from simpar.interval import LEVEL, Interval
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.memory import beside_summary, memory_to_dict, peak_summary
@@ -57,10 +57,89 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     return render_parts(parts, colour=colour, width=width)
 
 
-def answer(prediction: Prediction) -> str:
-    """The answer in a sentence; that a plan does not fit comes first, as no other figure counts then."""
+def brief(prediction: Prediction, notes: Sequence[str] = (), *, colour: bool | None = None, width: int = 100) -> str:
+    """The answer for who only wants that: sentence, interval, six figures, why in words, and one note.
+
+    Arguments: ``notes`` that count most, before those of the prediction; others as of ``render``.
+    """
     baseline = prediction.baseline
-    text = headline((prediction.name, prediction.step), (baseline.name, baseline.step) if baseline else None)
+    # What a file has otherwise than its framework changes what the headline is of.
+    otherwise = [line for line in prediction.beside_stack if not line.startswith(_BY_RULE)]
+    lines = [answer(prediction, exact=False), *otherwise, *interval_lines(prediction), '']
+    every = [line for line in (without_effect_line(prediction.without_effect),) if line]
+    every = [*notes, *every, *prediction.notes, *(line for line in prediction.beside_stack if line not in otherwise)]
+    told = [why_in_words(prediction, baseline)] if baseline else []
+    if every:
+        more = f' ({len(every) - 1} more: --full)' if len(every) > 1 else ''
+        told.append(f'Note: {every[0]}{more}')
+    parts: list[RenderableType] = [*lines, _six(prediction), *(['', *told] if told else [])]
+    return render_parts(parts, colour=colour, width=width)
+
+
+def _six(prediction: Prediction) -> Table:
+    """The figures that most readers want; one that is nothing on all sides has no row."""
+    sides = [prediction, *([prediction.baseline] if prediction.baseline else [])]
+    rows = table('', *(side.name for side in sides))
+    steady = [side.metrics.steady for side in sides]
+    idle = 'bubble and idle' if is_pipeline(prediction.program) else 'idle'
+    parts = (('computing', 'compute'), ('exposed communication', 'exposed'), (idle, 'idle'))
+    rows.add_row('step', *(short_time(side.step) for side in sides))
+    for name, figure in parts:
+        shares = [getattr(m, figure) / m.step for m in steady]
+        if max(shares) >= _SHOWN:
+            times = (short_time(getattr(m, figure)) for m in steady)
+            rows.add_row(name, *(f'{time} {share * 100:3.0f} %' for time, share in zip(times, shares, strict=True)))
+    rows.add_row('memory at the peak', *(format_size(float(f'{side.memory.peak:.3g}')) for side in sides))
+    known = [side.throughput.rate(side.step) for side in sides if side.throughput]
+    if len(known) == len(sides) and prediction.throughput:
+        unit = f'{prediction.throughput.unit} a second'
+        rows.add_row(unit, *(format_count(float(f'{rate:.3g}')) for rate in known))
+    return rows
+
+
+_BY_RULE = 'The file names no framework'
+_IN_WORDS = {
+    'ideal overlap': 'hiding messages',
+    'small operators': 'smaller kernels and messages',
+    'kernels of the framework': "the framework's kernels",
+    'launch': 'launches by the host',
+    'waits of the host': 'waits of the host',
+    'work queues': 'streams in one work queue',
+    'slow-down under overlap': 'slow-down of what runs at once',
+    'shared links': 'links that are shared',
+    'unlike devices': 'devices that are unlike',
+}
+_COUNTS = 0.05
+"""Of the largest effect: smaller ones are told together."""
+
+
+def why_in_words(prediction: Prediction, baseline: Prediction) -> str:
+    """The gain by its largest effects, in a sentence whose seconds add up."""
+    rows = [row for row in prediction.explanation if row.seconds]
+    if not rows:
+        return ''
+    least = _COUNTS * max(abs(row.seconds) for row in rows)
+    large = sorted((row for row in rows if abs(row.seconds) >= least), key=lambda row: -abs(row.seconds))
+    sides = {
+        verb: [f'{_IN_WORDS[row.effect]} {short_time(abs(row.seconds))}' for row in large if (row.seconds > 0) == saves]
+        for verb, saves in (('saved by', True), ('lost to', False))
+    }
+    # What weighs most is said first.
+    ordered = [*sides.items()][:: 1 if large[0].seconds > 0 else -1]
+    text = '; '.join(f'{verb} {", ".join(words)}' for verb, words in ordered if words)
+    left = baseline.step - prediction.step - sum(row.seconds for row in large)
+    small = f'; all else {"saves" if left > 0 else "takes"} {short_time(abs(left))}' if abs(left) >= least / 5 else ''
+    return f'Why: {text}{small}.'
+
+
+def answer(prediction: Prediction, *, exact: bool = True) -> str:
+    """The answer in a sentence; that a plan does not fit comes first, as no other figure counts then.
+
+    Arguments: ``exact``, as of ``headline``.
+    """
+    baseline = prediction.baseline
+    below = (baseline.name, baseline.step) if baseline else None
+    text = headline((prediction.name, prediction.step), below, exact=exact)
     mine, other = prediction.throughput, baseline.throughput if baseline else None
     if baseline and mine and other and mine.samples != other.samples:
         rates = (mine.rate(prediction.step), other.rate(baseline.step))

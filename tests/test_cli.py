@@ -18,7 +18,8 @@ TUTORIAL = ROOT / 'examples' / 'multi_copy.yaml'
 
 FLAGS = {
     'run': [
-        '--anchor', '--chakra', '--decides', '--fit', '--html', '--json', '--limit', '--module', '--net', '--plot',
+        '--anchor', '--chakra', '--decides', '--fit', '--full', '--html', '--json', '--legend', '--limit', '--module',
+        '--net', '--plot',
         '--quiet', '--save', '--set', '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
     'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],

@@ -220,7 +220,9 @@ def files(tmp_path):
 def test_compare_names_the_cause_and_draws_it(files, capsys):
     words = ['compare', str(files / 'p.json'), str(files / 'm.json')]
     assert cli.main([*words, '--plot', str(files / 'new' / 'cause.svg')]) == 0
-    assert capsys.readouterr().out.startswith('Rank 1 computes 1.50 times as long as predicted, all others wait')
+    said = ' '.join(capsys.readouterr().out.splitlines()[:3])
+    assert said.startswith('The step (predicted 56 s, measured 78 s), the overlap')
+    assert 'do not agree: rank 1 computes 1.50 times as long as predicted, all others wait' in said
     drawn = (files / 'new' / 'cause.svg').read_text(encoding='utf-8')
     assert drawn.startswith('<?xml')
     assert cli.main([*words, '--plot', str(files / 'cause.bmp')]) == 2

@@ -59,10 +59,10 @@ def test_copies_gain_less_where_sums_take_the_vector_cores_of_what_runs_beside_t
 
 
 def test_a_mode_other_than_the_default_is_said_and_the_default_is_not(tmp_path, capsys):
-    told = ' '.join(ran(tmp_path, capsys, 'aiv').out.split())
+    told = ' '.join(ran(tmp_path, capsys, 'aiv', '--full').out.split())
     assert 'HCCL expands collectives by aiv, not host: they take up to 24 of 48 vector cores' in told
     assert 'without effect' not in told
-    assert 'expands collectives' not in ran(tmp_path, capsys, '').out
+    assert 'expands collectives' not in ran(tmp_path, capsys, '', '--full').out
 
 
 @pytest.mark.parametrize('name', profile_names())
@@ -167,7 +167,7 @@ def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mod
     ],
 )
 def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, why):
-    told = ' '.join(ran(tmp_path, capsys, mode, profile=profile).out.split())
+    told = ' '.join(ran(tmp_path, capsys, mode, '--full', profile=profile).out.split())
     assert f'without effect here: cluster.expansion_mode ({mode}): ' in told
     assert why in told
 

@@ -101,7 +101,7 @@ def test_rows_of_a_sweep_run_under_one_framework_unless_it_is_swept():
 def test_the_headline_says_whose_step_it_is(tmp_path, capsys):
     file = tmp_path / 'plan.yaml'
     file.write_text(json.dumps(schedule()))
-    assert main(['run', str(file)]) == 0
+    assert main(['run', str(file), '--full']) == 0
     told = ' '.join(capsys.readouterr().out.split())
     assert 'as Megatron Core with Transformer Engine, without CUDA graphs, runs it' in told
     assert 'The file names no framework: megatron-te is the default here (cluster.stack).' in told

@@ -11,7 +11,17 @@ from worked import worked_costs, worked_program
 
 from simpar import cli
 from simpar.case import load_case, on_net
-from simpar.comparison import Gain, compare, comparison_to_dict, gain_line, gain_of, gain_to_dict, render_gain, side_of
+from simpar.comparison import (
+    Gain,
+    compare,
+    comparison_to_dict,
+    gain_line,
+    gain_of,
+    gain_to_dict,
+    render_gain,
+    side_of,
+    verdict,
+)
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.hardware.net import parse_net
@@ -92,6 +102,25 @@ def test_the_gain_is_of_the_same_steps_that_are_shown():
     assert told['baseline']['step']['measured'] == pytest.approx(56)
     rows = [line.split('  ')[0] for line in render_gain(gain, colour=False).splitlines()]
     assert {'gain: baseline / step - 1', 'step', 'overlap', 'exposed communication', 'computing'} <= set(rows)
+
+
+def judged(told, seen, costs=None):
+    return verdict(Gain(plan=side_of('plan', told, seen, compare(told, seen, costs=costs))))
+
+
+def test_the_verdict_says_what_agrees_what_does_not_and_why():
+    """A rank that computes twice as long; then one prediction that is right, and one whose errors cancel."""
+    costs = worked_costs(PROGRAM)
+    told = simulate(PROGRAM, costs, steps=3)
+    assert judged(told, run(5), costs) == 'The step, the overlap and exposed communication agree.'
+    slow = judged(told, run(5, slow={1: 0.5}), costs)
+    assert slow.startswith('The step (predicted 56 s, measured 100 s), the overlap (100 % and 52 %) and exposed')
+    assert 'do not agree: rank 1 computes 2.00 times as long as predicted, all others wait' in slow
+    side = side_of('plan', told, run(5), compare(told, run(5)))
+    ranks = tuple(replace(one, compute=one.compute / 2, idle=one.idle + one.compute / 2) for one in side.measured.ranks)
+    other = replace(side, measured=replace(side.measured, ranks=ranks))
+    assert 'errors that cancel: computing is predicted' in verdict(Gain(plan=other))
+    assert verdict(Gain(plan=side), 'another machine') == 'another machine'
 
 
 def disturbed_all(trace, seconds):

@@ -52,12 +52,30 @@ def test_what_if_is_the_file_with_other_values_against_the_file(case):
 def test_what_if_says_what_is_wrong(case):
     for changes, told in (
         ({'copeis': 4}, 'did you mean copies'),
-        ({'copies': 2}, 'changes nothing: plan.copies is 2 already'),
         ({'copies': 3}, 'write a multiple of'),
         ({}, 'no key was given'),
     ):
         with pytest.raises(ScheduleError, match=told):
             case.what_if(**changes)
+
+
+def test_a_loop_may_pass_over_the_values_that_are_there(case):
+    gains = [case.what_if(copies=count).predict().gain for count in (1, 2, 4)]
+    assert gains[1] == 0
+    assert gains[0] != 0 != gains[2]
+    slower = case.what_if(**{'cluster.links.nvlink': 0.5})
+    assert slower.names == ('cluster.links.nvlink 0.5', 'cluster.links.nvlink 1')
+
+
+def test_cases_side_by_side_are_called_by_what_differs(case):
+    def plain(**changes):
+        found = [f'{key}={value}' for key, value in changes.items()]
+        return simpar.load_case(TEXT, ['against={}', *(f'plan.{one}' for one in found)])
+
+    table = str(simpar.compare(plain(copies=1), plain(copies=2), plain(copies=2)))
+    assert 'copies 1' in table
+    assert 'copies 2 (2)' in table
+    assert 'copies 2 (3)' in table
 
 
 def test_steps_of_other_batches_are_compared_by_sample(case):

@@ -366,7 +366,7 @@ def test_one_work_queue_makes_sums_of_gradients_hold_up_the_backward(tmp_path, c
     (row,) = [row for row in answer['explanation'] if row['effect'] == 'work queues']
     assert row['seconds'] < 0
     assert answer['step'] > answer['baseline']['step']
-    told = ' '.join(queued(tmp_path, capsys, '1').out.split())
+    told = ' '.join(queued(tmp_path, capsys, '1', '--full').out.split())
     assert '2 streams of a device share 1 work queue: an op that waits holds up what is issued behind it' in told
     assert 'in a work queue, ' in told
 

@@ -660,7 +660,7 @@ def test_a_changed_link_says_so(tmp_path, capsys):
     path = tmp_path / 'schedule.yaml'
     path.write_text(SCHEDULE, encoding='utf-8')
     note = 'links are not as in the profile: infiniband × 0.5; what rests on their bandwidth is an estimate'
-    assert cli.main(['run', str(path)]) == 0
+    assert cli.main(['run', str(path), '--full']) == 0
     out = capsys.readouterr().out
     assert f'Note: {note}' in out
     assert 'estimate' in out[out.index('Grades of the numbers') : out.index('Note')]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 
@@ -63,6 +64,18 @@ def test_a_plan_that_does_not_fit_is_said_in_the_first_words(tmp_path, capsys):
     assert capsys.readouterr().out.split('\n')[0].startswith('copies 2 does not fit: ')
     assert cli.main(['run', str(path), '--json']) == 3
     assert json.loads(capsys.readouterr().out)['fits'] is False
+
+
+def test_the_answer_in_brief_is_one_screen_of_figures_that_are_worth_their_digits(capsys):
+    assert cli.main(['run', 'examples/transformer_h100.yaml', '--legend']) == 0
+    screen, _, legend = capsys.readouterr().out.partition('\ncompute  ')
+    assert len(screen.splitlines()) <= 20
+    assert screen.startswith('copies 2: 379 ms a step, 51 % slower than copies 1 (251 ms), as Megatron Core')
+    assert 'Why: lost to launches by the host' in screen
+    assert '(1 more: --full)' in ' '.join(screen.split())
+    assert re.search(r'\d{4}|\d\.\d{3}', screen.partition('step')[2].partition('Why')[0]) is None
+    assert 'tensor           stream: messages of the ranks that split each layer' in legend
+    assert 'expert ' not in legend
 
 
 WORK = Throughput(samples=1, tokens=1000, devices=4, parameters=1, model_flops=1.0, hardware_flops=1.0, peak=1.0)

@@ -236,7 +236,7 @@ def test_it_stands_below_the_headline_and_in_json(tmp_path, capsys):
     path = str(tmp_path / 'schedule.yaml')
     expected = [{'key': 'plan.reduce', 'value': 'late', 'why': load_case(path).predict().without_effect[0].why}]
     for verb in ('run', 'check'):
-        assert cli.main([verb, path]) == 0
+        assert cli.main([verb, path, *(['--full'] if verb == 'run' else [])]) == 0
         assert capsys.readouterr().out.split('\n')[1].startswith('without effect here: plan.reduce (late): tensor is 1')
         assert cli.main([verb, path, '--json']) == 0
         assert json.loads(capsys.readouterr().out)['without_effect'] == expected

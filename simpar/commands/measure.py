@@ -40,6 +40,7 @@ from simpar.comparison import (
     render_comparison,
     render_gain,
     side_of,
+    verdict,
 )
 from simpar.errors import Problem, ScheduleError, dotted
 from simpar.files import remove_at_the_end, write_atomically
@@ -224,14 +225,14 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: 
     if measured.baseline and prediction.baseline:
         below = replace(prediction.baseline, name=measured.baseline.name)
         gain = replace(gain, baseline=_side(below, measured.baseline))
-    comparison = gain.plan.comparison
+    comparison, unlike = gain.plan.comparison, _unlike(options, case)
     notes = [*filter(None, [left_out]), *_notes(options, case, measured)]
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     if options.plot:
         draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison, gain)
         written.append(options.plot)
     if options.html:
-        written.append(_page(options, prediction, gain, [*_told(case, gain, net), *notes]))
+        written.append(_page(options, prediction, gain, [verdict(gain, unlike), *_told(case, gain, net), *notes]))
     if options.json:
         told = {
             'statistic': statistic_json(comparison.steps),
@@ -239,9 +240,9 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: 
             'without_effect': without_effect_json(prediction.without_effect),
             'note': ' '.join(notes),
         }
-        print_json({**gain_to_dict(gain), **told})
+        print_json({**gain_to_dict(gain), **told, **({'verdict': unlike} if unlike else {})})
         return
-    sys.stdout.write(render_gain(gain))
+    sys.stdout.write(render_gain(gain, unlike=unlike))
     for line in _told(case, gain, net):
         print(line)
     if prediction.without_effect:
@@ -308,12 +309,19 @@ def _notes(options: argparse.Namespace, case: Case, measured: SavedTrace) -> lis
     notes = []
     if case.baseline and measured.baseline is None:
         notes.append('a launcher has started the ranks for the plan, so its baseline is not measured')
-    name = case.cluster.profile.name
-    if case.cluster.profile.library.name != 'gloo':
-        notes.append(
-            f'the prediction is for {name}, the measurement was made on this machine with gloo; for a comparison write '
-            'a profile of this machine with `simpar calibrate` and pass it as --set cluster=PROFILE.yaml'
-        )
-    elif options.compute == 'emulated':
+    if options.compute == 'emulated' and not _unlike(options, case):
         notes.append('emulated compute checks order, streams and communication, not the seconds of computation')
     return notes
+
+
+def _unlike(options: argparse.Namespace, case: Case) -> str:
+    """Why prediction and measurement are of machines that cannot be compared; empty where they can."""
+    profile = case.cluster.profile
+    # Emulated ops take what is predicted, and a shaped network is the one that is predicted on.
+    shaped = options.compute == 'emulated' and options.net != 'none'
+    if profile.library.name == 'gloo' or options.device in ('cuda', 'npu') or shaped:
+        return ''
+    return (
+        f'The prediction is for {profile.name}, the measurement is of this machine with gloo: their seconds cannot be '
+        'compared; write a profile of this machine with `simpar calibrate`, and pass it as --set cluster=PROFILE.yaml.'
+    )

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -34,7 +35,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.engine.loop import events
 from simpar.errors import Problem, ScheduleError
-from simpar.files import write_atomically
+from simpar.files import read_csv, write_atomically
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.pipeline import StageTimes, automatic_order
@@ -91,9 +92,7 @@ def run_command(options: argparse.Namespace) -> int:
         for note in (*case.gaps, *case.left_out):
             print(f'Note: {note}', file=sys.stderr)
     else:
-        from simpar.report import render
-
-        sys.stdout.write(render(prediction))
+        _show(options, prediction, case, notes)
         for line in (*([found.line] if found else []), *(anchor.lines if anchor else ())):
             print(line)
         if options.decides:
@@ -102,12 +101,31 @@ def run_command(options: argparse.Namespace) -> int:
                 print(f'  {one.line}')
         if budget:
             print(run_line(budget, training_run(budget, case.throughput, prediction.step), case.throughput))
-        for line in (*(f'Note: {note}' for note in notes), *(f'wrote {name}' for name in written)):
-            print(line)
+        for name in written:
+            print(f'wrote {name}')
     # The answer is printed before memory is checked, so that it is seen even if the plan does not fit.
     sys.stdout.flush()
     check_memory(case, prediction)
     return 0
+
+
+def _show(options: argparse.Namespace, prediction: Prediction, case: Case, notes: tuple[str, ...]) -> None:
+    """Print the answer, in brief or in full, and what its words mean."""
+    from simpar.report import brief, render
+
+    if options.full:
+        sys.stdout.write(render(prediction))
+        for note in notes:
+            print(f'Note: {note}')
+    else:
+        # What the user's file says and no prediction reads stands before all other notes.
+        first = (*case.gaps, *case.left_out)
+        sys.stdout.write(brief(prediction, (*first, *(note for note in notes if note not in first))))
+    if options.legend:
+        print()
+        for row in read_csv(Path(__file__).with_name('legend.csv')):
+            if row['stream'] != 'yes' or any(row['word'] in role.streams for role in case.program.roles):
+                print(f'{row["word"]:16} {row["meaning"]}')
 
 
 def _predicted(case: Case, steps: int) -> Prediction:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simpar.case import Case
+from simpar.case import Case, names_of
 from simpar.comparison import Comparison, render_comparison
 from simpar.comparison import compare as compare_traces
 from simpar.diagnosis import Diagnosis
@@ -70,7 +70,14 @@ def compare_cases(*answers: Case | Prediction) -> Compared:
     """
     if not answers:
         raise ValueError('nothing to compare; give cases or predictions')
-    return Compared(tuple(one.predict() if isinstance(one, Case) else one for one in answers))
+    cases = [one for one in answers if isinstance(one, Case)]
+    found = [one.predict() if isinstance(one, Case) else one for one in answers]
+    if len(cases) == len(found):
+        names = names_of(cases)
+    else:
+        same = [one.name for one in found]
+        names = [name if same.count(name) == 1 else f'{name} ({index})' for index, name in enumerate(same, 1)]
+    return Compared(tuple(replace(one, name=name) for one, name in zip(found, names, strict=True)))
 
 
 # Measured: a prediction beside a measurement of the same program, as a picture and a table that show themselves.

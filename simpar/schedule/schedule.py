@@ -388,7 +388,8 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
     """The schedule with other values of some keys; its baseline is the schedule as it was.
 
     Arguments: ``changes``, by dotted key (``plan.copies``) or by the last part of one (``copies``), of the plan first.
-    Raises ``ScheduleError`` for unknown keys, for values that do not fit, and where nothing changes.
+    Where the values are as before, it is the schedule itself, compared with itself.
+    Raises ``ScheduleError`` for unknown keys, for values that do not fit, and where there are none.
     """
     keys = {_dotted(schedule, name): value for name, value in changes.items()}
     try:
@@ -396,10 +397,23 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
         other = replace(schedule, against=keys).baseline()
     except ScheduleError as wrong:
         raise ScheduleError([_as_what_if(problem) for problem in wrong.problems]) from None
-    if other is None:
-        told = ', '.join(f'{key} is {value} already' for key, value in keys.items()) or 'no key was given'
-        raise ScheduleError(Problem('what_if', f'changes nothing: {told}', 'give another value, e.g. copies=4'))
-    return replace(other, against={key: schedule.value(key) for key in keys})
+    if not keys:
+        raise ScheduleError(Problem('what_if', 'no key was given', 'give one with its value, e.g. copies=4'))
+    # A link that no factor is written for is as the profile has it.
+    absent = {key: 1 for key in keys if key.startswith('cluster.links.')}
+    before = {key: absent.get(key) if (value := schedule.value(key)) is None else value for key in keys}
+    return replace(other or schedule, against=before)
+
+
+def told_apart(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
+    """The keys in which schedules differ, with the values that each has; links and values below keys included."""
+    trees = [Tree(root=written(one), origins={}) for one in schedules]
+    keys = dict.fromkeys(key for tree in trees for key in _keys(tree.root))
+    found = {key: [tree.get(tuple(key.split('.'))) for tree in trees] for key in keys}
+    # Of a mapping and what stands in it, the latter says what differs.
+    unlike = [key for key, values in found.items() if any(value != values[0] for value in values[1:])]
+    unlike = [key for key in unlike if not any(other.startswith(f'{key}.') for other in unlike)]
+    return [{key: found[key][index] for key in unlike} for index in range(len(trees))]
 
 
 def _dotted(schedule: Schedule, name: str) -> str:

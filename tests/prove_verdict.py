@@ -1,0 +1,132 @@
+"""The first sentence of `simpar measure` on sabotaged real runs: eight schedules, five draws each.
+
+    python tests/prove_verdict.py --seed 2043 [--only 0 3] [--write PAGE]
+
+Each schedule is a file in the folder; a run that was interrupted, or of some of them, goes on with those that are
+missing. A sentence is right where it names class and place of the sabotage, or where all figures agree and it names no
+cause; and where it says of the step, the overlap and the exposed communication what two numbers of each say.
+"""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import prove_culprit_runs as runs
+from equipment.validation import CalibratedCollectives, emulated_cluster
+from equipment.validation_cases import network
+from proof import arguments
+from prove_evidence import commit, cores
+from sabotage_kinds import right
+
+from executor.ranks.pool import Pool
+from simpar.comparison import AGREES, Gain, compare, side_of, verdict
+from simpar.cost.price import price
+from simpar.diagnosis.causes import Bench
+from simpar.diagnosis.sites import sites_of
+from simpar.engine import simulate
+from simpar.files import write_atomically
+from simpar.hardware.net import parse_net
+from simpar.lower import lower
+from simpar.plans import Plan
+
+KINDS = (runs.slow_link, runs.lost_overlap, runs.slow_op, runs.slow_rank, runs.longer_messages)
+PLANS = {
+    2: [Plan(tensor=2, copies=2), Plan(data=2), Plan(pipeline=2, micro_batches=4), Plan(data=2, zero=3)],
+    4: [
+        *(Plan(tensor=4, copies=2), Plan(data=4), Plan(pipeline=2, data=2, micro_batches=4)),
+        Plan(tensor=2, data=2, copies=2),
+    ],
+}
+WANTED = 0.9
+
+
+def main():
+    """Run what is missing, then print the page as Markdown."""
+    options = arguments(
+        __doc__, only={'type': int, 'nargs': '+', 'default': list(range(8))}, seed=2043, net='paced:150mbit,200us',
+        folder=(Path('out/verdict'), 'where finished schedules are kept'), write=(Path, 'where the page goes'),
+    )  # fmt: skip
+    os.environ.setdefault('TORCH_CPP_LOG_LEVEL', 'ERROR')
+    options.folder.mkdir(parents=True, exist_ok=True)
+    every = [(ranks, plan) for ranks, plans in PLANS.items() for plan in plans]
+    parts = []
+    for number, (ranks, plan) in enumerate(every):
+        file = options.folder / f'{options.seed}-{number}.json'
+        if not file.exists() and number in options.only:
+            write_atomically(file, json.dumps(part(options, number, ranks, plan)) + '\n')
+        parts += [json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
+    text, held = page(options, parts)
+    if options.write:
+        write_atomically(options.write, text)
+    print(text)
+    raise SystemExit(0 if held else 4)
+
+
+def part(options, number, ranks, plan):
+    """Five sabotaged runs of one schedule, each with its first sentence."""
+    begun, net, rng = time.monotonic(), parse_net(options.net), random.Random(f'{options.seed} {number}')
+    name = ', '.join(f'{key} {value}' for key, value in vars_of(plan).items())
+    program, hardware = lower(network(256, width=512, inner=1024), plan, ranks), emulated_cluster(net, ranks)
+    told = []
+    with Pool(ranks, net=net, timeout=60, pinned=ranks <= cores()) as pool:
+        lines = runs.calibrate(pool, {name: program}, hardware, ranks)
+        sites, given = sites_of(program), price(program, hardware)
+        costs = price(program, hardware, collective=CalibratedCollectives(lines))
+        predicted = simulate(program, costs)
+        for kind in KINDS:
+            strength = rng.uniform(0.1, 0.5)
+            bench, truth = kind(Bench(program, given), sites, rng, strength, predicted.step)
+            trace, busy = runs.measure(pool, bench, program)
+            side = side_of(name, predicted, trace, compare(predicted, trace, costs=costs))
+            found = side.comparison.diagnosis
+            cause = found.causes[0] if found.causes else None
+            agree = agreeing(side)
+            is_right = all(agree) if cause is None else right(truth, cause, sites, predicted)
+            told.append({
+                'what': f'{kind.__name__}: {truth.what}, {strength:.0%}', 'busy': busy, 'right': bool(is_right),
+                'said': verdict(Gain(plan=side)),
+            })  # fmt: skip
+    return {'name': name, 'ranks': ranks, 'commit': commit(), 'runs': told, 'seconds': time.monotonic() - begun}
+
+
+def vars_of(plan):
+    """What a plan sets."""
+    return {key: value for key in ('tensor', 'data', 'pipeline', 'copies', 'zero', 'micro_batches')
+            if (value := getattr(plan, key)) != getattr(Plan(), key)}  # fmt: skip
+
+
+def agreeing(side):
+    """Whether step, overlap and exposed communication agree, by the figures alone."""
+    one, other = side.predicted, side.measured
+    return (
+        abs(side.comparison.step.predicted / side.comparison.step.measured - 1) <= AGREES,
+        abs(one.overlap - other.overlap) <= AGREES,
+        abs(one.exposed - other.exposed) <= AGREES * other.step,
+    )
+
+
+def page(options, parts):
+    """The page in Markdown, and whether enough sentences are right."""
+    every = [(one, run) for one in parts for run in one['runs'] if not run['busy']]
+    count, seconds = sum(run['right'] for _, run in every), sum(one['seconds'] for one in parts)
+    head = f'{count} of {len(every)} first sentences are right'
+    commits = ', '.join(sorted({one['commit'] for one in parts}))
+    text = [
+        '# The verdict on sabotaged runs', '',
+        f'{head}, over {len(parts)} schedules. `make prove NAME=verdict` wrote this page: seed {options.seed}, commit',
+        f'{commits}, {seconds / 60:.0f} minutes on {cores()} cores, network `{options.net}`. Compute is emulated,',
+        'messages are real. Runs during which the machine was too busy for the links are left out:',
+        f'{sum(run["busy"] for one in parts for run in one["runs"])} of {sum(len(one["runs"]) for one in parts)}.', '',
+        '| schedule | ranks | sabotage | right | first sentence |', '|---|---|---|---|---|',
+    ]  # fmt: skip
+    text += [
+        f'| {one["name"]} | {one["ranks"]} | {run["what"]} | {"yes" if run["right"] else "**no**"} | {run["said"]} |'
+        for one, run in every
+    ]
+    return '\n'.join(text) + '\n', count >= WANTED * len(every)
+
+
+if __name__ == '__main__':
+    main()
