@@ -11,7 +11,11 @@ from recorded_training import Gpt, record, stepper
 
 from simpar import cli
 from simpar.case import load_case
-from simpar.recording.join import collectives, compute_ops, join
+from simpar.cost.collective import ClusterCollectives
+from simpar.profiles import cluster, load_profile
+from simpar.program import OpClass
+from simpar.recording.join import Join, Joined, collectives, compute_ops, join
+from simpar.recording.profile import write_measured
 from simpar.trace_files import load_trace
 from simpar.traces import figures, read_traces
 from simpar.traces.table import COMMUNICATION
@@ -199,3 +203,45 @@ def test_what_a_known_op_calls_is_part_of_it(file, expected):
     (recording,) = read_traces(FOLDER.parent / 'kineto_cases' / f'{file}.json', host=True)
     found = {op.key: op.seconds * 1e6 for op in compute_ops(recording)}
     assert found == {key: pytest.approx(seconds, abs=1e-3) for key, seconds in expected.items()}
+
+
+def test_a_profile_has_the_link_of_what_was_recorded_and_scales_below_it(tmp_path):
+    """All-reduces of two ranks, α = 100 us a step and 2 GB/s: other kinds and small messages are told from them."""
+    sizes = (2**16, 2**18, 2**22)
+    times = {size: 2 * 100e-6 + size / 2e9 for size in sizes}
+    lines = [
+        Joined(key=('collective', 'all_reduce', 2, size), seconds=times[size], times=9, program=1, recorded=1.0)
+        for size in sizes
+    ]
+    path = tmp_path / 'mine.yaml'
+    write_measured(
+        path, 'cpu-gloo', Join(lines=tuple(lines), missing=(), host=True, step=1.0, matched=0.0), 'x', 'fp32'
+    )
+    profile = load_profile(path)
+    assert profile.links[0].latency.value == pytest.approx(100e-6, rel=1e-3)
+    assert profile.links[0].bandwidth.value == pytest.approx(2e9, rel=1e-3)
+    assert profile.links[0].bandwidth.grade == 'estimate'
+    model = ClusterCollectives(cluster(profile, devices=2))
+    ops = {
+        (operator, size): OpClass('x', 'collective', operator, 'F', bytes=size, partition='all', reduce='sum')
+        for operator, size in (('all_reduce', 2**22), ('all_reduce', 2**15), ('reduce_scatter', 2**22))
+    }
+    costs = {key: model.cost(op, (0, 1)) for key, op in ops.items()}
+    assert costs['all_reduce', 2**22].grade == 'measured'
+    small, other = ('all_reduce', 2**15), ('reduce_scatter', 2**22)
+    for key, expected in ((small, 2 * 100e-6 + 2**15 / 2e9), (other, 1e-4 + 2**21 / 2e9)):
+        assert costs[key].alpha + costs[key].transfer == pytest.approx(expected, rel=0.02)
+        assert costs[key].grade == 'estimate'
+
+
+def test_products_that_were_recorded_one_by_one_are_one_of_the_program(tmp_path):
+    """Queries, keys and values of 64 columns each, in both layers, beside the output and its gradient."""
+    op = {'Input Dims': [[128, 64], [64, 64]]}
+    events = [('aten::mm', 'cpu_op', 10 * at, 9, op) for at in range(2 * (3 + 2))]
+    schedule = tmp_path / 'schedule.yaml'
+    schedule.write_text(ALONE, encoding='utf-8')
+    found = join(load_case(schedule).program, read_traces(made(tmp_path, 'a.json', events), host=True))
+    lines = {line.key: line for line in found.lines}
+    assert lines['matmul', 128, 192, 64].seconds == pytest.approx(30e-6)
+    assert lines['matmul', 128, 192, 64].recorded == 2
+    assert lines['matmul', 128, 64, 64].program == 4

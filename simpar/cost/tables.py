@@ -100,6 +100,7 @@ class Curve:
         ordered = sorted(dict(sorted((size, seconds) for size, seconds in rows)).items())
         self._grid = Grid([Axis('bytes')], ordered)
         self._largest, self._slowest = ordered[-1]
+        self.smallest = ordered[0][0]
         # Small messages scatter; the fastest of all is the best guess at latency.
         self.alpha = min(seconds for _, seconds in ordered)
         if line and len(ordered) > 1:

@@ -71,6 +71,8 @@ UPDATE: Final = 'update'
 """A step of an optimizer."""
 _STEP = re.compile(r'Optimizer\.step#')
 _ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
+MOST_OF_IT: Final = 0.9
+"""Of as many as the program has: products that stand for one of it must have been recorded so often."""
 _INNER = re.compile(r'aten::_(?:flash|efficient)_')
 _OPERATORS: Final = {word: name for name, one in COLLECTIVES.items() for word in one.recorded}
 
@@ -344,12 +346,40 @@ def program_key(program: Program, op: OpClass) -> Key | None:
 def _sized(wanted: Mapping[Key, int], found: Mapping[Key, list[float]], steps: int) -> Iterator[Joined]:
     """Products, attention and collectives, told by their sizes; collectives of other sizes than the program's too."""
     apart = {key: 0 for key in found if key[0] == 'collective' and key not in wanted}
+    # Products that the program has not, or not as often, and how many of them a step has.
+    left = {key: len(times) / steps - wanted.get(key, 0) for key, times in found.items() if key[0] == 'matmul'}
     for key, often in (*wanted.items(), *apart.items()):
         times = found.get(key, [])
-        if key[0] != OPERATOR and times:
-            yield Joined(
-                key=key, seconds=median(times), times=len(times), program=often, recorded=len(times) / steps
-            )  # fmt: skip
+        if key[0] == OPERATOR:
+            continue
+        if times:
+            seconds, recorded = median(times), len(times) / steps
+        elif parts := _parts(key, often, left):
+            seconds, recorded = sum(median(found[part]) for part in parts), float(often)
+            times = found[parts[0]]
+            for part in parts:
+                left[part] -= often
+        else:
+            continue
+        yield Joined(key=key, seconds=seconds, times=len(times), program=often, recorded=recorded)
+
+
+def _parts(key: Key, often: int, left: Mapping[Key, float]) -> list[Key]:
+    """The products that one of the program was recorded as: queries, keys and values, or gate and up, one by one.
+
+    Their sizes along one dim add up to its own; a gradient of what all read is a sum along that dim, too.
+    """
+    for dim in (1, 2, 3) if key[0] == 'matmul' else ():
+        whole_size = int(key[dim])
+        alike = {int(one[dim]): one for one in left if one[:dim] + one[dim + 1 :] == key[:dim] + key[dim + 1 :]}
+        for size, part in alike.items():
+            rest = (whole_size - size) // 2
+            for parts in ([part] * 2, [part] * 3, [part, *[alike.get(rest)] * 2]):
+                sizes = sum(int(one[dim]) for one in parts if one)
+                enough = all(one and left[one] >= often * parts.count(one) * MOST_OF_IT for one in parts)
+                if sizes == whole_size and enough:
+                    return [one for one in parts if one]
+    return []
 
 
 def _streaming(wanted: Mapping[Key, int], found: Mapping[Key, list[float]], steps: int) -> Iterator[Joined]:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import yaml
 
+from simpar.cost.formula import share, steps
 from simpar.cost.tables import is_grid
 from simpar.files import read_regular, write_atomically
 from simpar.hardware import Profile
@@ -19,6 +21,8 @@ from simpar.recording.join import OPERATOR, Join, Joined
 MOST_BYTES: Final = 2**22
 NOTHING: Final = 1e-9
 """Seconds of an op whose time lies in others; rows must be above 0."""
+APART: Final = 4.0
+"""How many times the smallest message the largest must be, to tell latency from rate."""
 SAME: Final = {'matmul': 3, 'operator': 2, 'collective': 3}
 """How many leading columns tell which rows of the other profile a recorded row stands for."""
 
@@ -46,6 +50,12 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) 
     tree |= {'name': path.stem, 'description': f'{profile.name}, with {source}', 'tables': tables}
     if factor := _backward(found):
         tree['device']['attention']['backward'] = {'value': factor, 'source': source, 'grade': 'measured'}
+    if 'links' in tree and (fitted := _link(found, profile.devices)):
+        # What was recorded in one node tells the innermost link, for kinds and sizes that were not.
+        tree['links'][0] |= {
+            name: {'value': value, 'source': f'{source}: fitted to its collectives', 'grade': 'estimate'}
+            for name, value in fitted.items()
+        }
     if not found.host:
         # What was recorded in steps of a training ran at the clock that the device keeps under that load.
         tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}
@@ -99,6 +109,29 @@ def _table(
     same = {row[: SAME[kind]] for row in recorded}
     kept = [row for row in rows if row[: SAME[kind]] not in same]
     return [*kept, *recorded], mine | ({'source': f'{source}; other rows: {table.source}'} if kept else {})
+
+
+def _link(found: Join, devices: int) -> dict[str, Any]:
+    """Latency and rate of a ring that takes what was recorded; empty where nothing tells them.
+
+    Of least relative squares of t = α · steps + β · bytes over a link. Where sizes lie within a factor of 4 they do not
+    tell α from β, and both stay as the profile has them.
+    """
+    rows = [
+        (steps('ring', str(operator), int(ranks)), share('ring', str(operator), int(ranks)) * int(size), line.seconds)
+        for line in found.lines
+        if line.key[0] == 'collective' and line.seconds
+        for _, operator, ranks, size in [line.key]
+        if int(ranks) <= devices
+    ]
+    if not rows or max(row[1] for row in rows) < APART * min(row[1] for row in rows):
+        return {}
+    table = np.array(rows)
+    scaled = table[:, :2] / table[:, 2:]
+    (alpha, beta), *_ = np.linalg.lstsq(scaled, np.ones(len(rows)), rcond=None)
+    if alpha < 0 or beta <= 0:
+        alpha, beta = 0.0, float((scaled[:, 1] @ np.ones(len(rows))) / (scaled[:, 1] @ scaled[:, 1]))
+    return {'latency': f'{alpha * 1e6:.6g} us', 'bandwidth': f'{1e-9 / beta:.6g} GB/s', 'share': 1.0}
 
 
 def _backward(found: Join) -> float:
