@@ -1,6 +1,7 @@
 """Plans go out in a framework's words and come back: `make prove NAME=round_trip`.
 
-    python -m tests.prove_round_trip field      every recorded public file that imports, in the words of its framework
+    python -m tests.prove_round_trip field      every recorded public file that imports, in the words of its framework;
+                                                with a launcher behind it those of that one
     python -m tests.prove_round_trip drawn 200  so many drawn plans for each framework that reads them back
 
 Printed are files that come back the same, those of which export lists what the framework cannot say, and those that
@@ -43,10 +44,12 @@ def _counts(key: str, values: Values) -> bool:
     return key in values.every or not key.startswith('cluster.')
 
 
-def of_field() -> Iterator[tuple[str, str, Schedule]]:
+def of_field(launcher: str = '') -> Iterator[tuple[str, str, Schedule]]:
     """The launcher, framework and schedule of each recorded file that imports."""
     with tempfile.TemporaryDirectory() as folder:
         for row in files():
+            if launcher and row['launcher'] != launcher:
+                continue
             made = made_of(row, Path(folder))
             if isinstance(made, str):
                 continue
@@ -73,7 +76,8 @@ def of_draws(count: int) -> Iterator[tuple[str, str, Schedule]]:
 
 def main(words: list[str]) -> int:
     """Prints a line for each launcher, and each file that is not the same."""
-    chosen = of_draws(int(words[1])) if words[0] == 'drawn' else of_field()
+    named = [word for word in words[1:] if word != '-v']
+    chosen = of_draws(int(named[0])) if words[0] == 'drawn' else of_field(*named[:1])
     counts: dict[str, Counter[str]] = {}
     for launcher, framework, schedule in chosen:
         try:
