@@ -111,7 +111,7 @@ def _joined(base: Any, over: Any) -> Any:
 
 
 def _problems(stack: Stack) -> Iterator[Problem]:
-    for key in stack.schedule:
+    for key in (*stack.schedule, *[key for case in stack.cases for key in case.schedule]):
         if not key.startswith('plan.') and key not in OF_WORKLOAD:
             instead = f"write a key of the plan, or one of {', '.join(OF_WORKLOAD)}; a model is the user's own"
             yield Problem(('schedule', key), 'no key that a framework decides', instead)

@@ -9,8 +9,9 @@ import pytest
 
 from simpar.document.tree import parse
 from simpar.importing.deepspeed import DEEPSPEED
-from simpar.importing.megatron import MEGATRON, MINDSPEED
+from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
+from simpar.importing.mindspeed import MINDSPEED
 from simpar.importing.settings import Settings
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan

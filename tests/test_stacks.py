@@ -170,6 +170,16 @@ def test_captured_graphs_are_issued_at_once_and_leave_what_they_do_not_hold():
     assert step['megatron-te-graphs'] < step['megatron-te-layer-graphs'] < step['megatron-te']
 
 
+def test_keys_of_a_case_hold_where_the_schedule_says_what_they_belong_to(tmp_path):
+    """DeepSpeed gathers weight by weight in stage 3 alone; what a file says itself stays."""
+    fusion = {}
+    for plan in ('{data: 2, zero: 3}', '{data: 2, zero: 1}', '{data: 2, zero: 3, fusion: stage}'):
+        file = tmp_path / 'plan.yaml'
+        file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: deepspeed}') + f'plan: {plan}\n')
+        fusion[plan] = load_schedule(file).plan.fusion
+    assert list(fusion.values()) == ['none', 'layer', 'stage']
+
+
 def test_an_unknown_stack_is_told_with_the_nearest(tmp_path, capsys):
     with pytest.raises(ProfileError, match='did you mean torch-fsdp'):
         load_stack('torch_fsdp')

@@ -329,7 +329,7 @@ def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Itera
         return
     plan = {
         key: (value, getattr(facts.plan, key.removeprefix(_PLAN), None))
-        for key, value in stack.schedule.items()
+        for key, value in stack.keys_of(lambda key: getattr(facts.plan, key.removeprefix(_PLAN), None)).items()
         if key.startswith(_PLAN) and tuple(key.split('.')) not in schedule.of_stack and not _inert(key, facts)
     }
     # Of its models' keys this one alone is what a framework does of itself: it has no other kernel.

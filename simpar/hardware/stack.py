@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
@@ -238,6 +238,15 @@ class AttentionKernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Keys of a schedule that hold beside the others where it has some values itself; both by dotted keys."""
+
+    where: dict[str, Any]
+    schedule: dict[str, Any]
+    source: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """A training framework of some year written down.
 
@@ -246,6 +255,7 @@ class Stack:
         extends: the stack that it differs from.
         schedule: dotted keys that a schedule on this stack has where it is silent, with their values: of the plan,
             ``workload.optimizer``, ``workload.clip_norm`` and ``workload.gradients``.
+        cases: further keys, each where a schedule says what they belong to.
         model: keys of the models that its published rows are of, where these are silent; no schedule takes them.
         source: where these were read.
         waiting: whether a message that waits for its peer slows kernels, in place of what the profile says.
@@ -267,6 +277,7 @@ class Stack:
     title: str = ''
     extends: str = ''
     schedule: dict[str, Any] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
     model: dict[str, Any] = field(default_factory=dict)
     host: HostTimes | None = None
     waits: Waits | None = None
@@ -287,7 +298,17 @@ class Stack:
         """What an answer calls it."""
         return self.title or self.name
 
-    @property
-    def of_rows(self) -> dict[str, Any]:
-        """Dotted keys that a published row of this framework has where it is silent: of schedule and of model."""
-        return {**self.schedule, **{f'workload.transformer.{key}': value for key, value in self.model.items()}}
+    def keys_of(self, told: Callable[[str], Any]) -> dict[str, Any]:
+        """Dotted keys with the values that a schedule has where it is silent.
+
+        Arguments: ``told``, what the schedule says itself of a key.
+        """
+        found = dict(self.schedule)
+        for case in self.cases:
+            if all(told(key) == value for key, value in case.where.items()):
+                found |= case.schedule
+        return found
+
+    def of_rows(self, told: Callable[[str], Any]) -> dict[str, Any]:
+        """As of a published row of this framework, with keys of its model."""
+        return {**self.keys_of(told), **{f'workload.transformer.{key}': value for key, value in self.model.items()}}

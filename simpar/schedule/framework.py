@@ -119,9 +119,10 @@ def _keys(tree: Tree, name: Any, folder: Path) -> Mapping[str, Any]:
     if not isinstance(name, str) or name == NONE:
         return {}
     try:
-        return load_stack(_path(tree, STACK, name, folder)).schedule
+        stack = load_stack(_path(tree, STACK, name, folder))
     except ProfileError:
         return {}
+    return stack.keys_of(lambda key: tree.get(tuple(key.split('.'))))
 
 
 def _path(tree: Tree, key: Key, name: str, folder: Path) -> str:

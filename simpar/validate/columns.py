@@ -52,7 +52,14 @@ def stack_in(row: Row, year: int) -> str:
 
 def filled(tree: dict[str, Any], row: Row) -> dict[str, Any]:
     """The tree with what the row's stack has where the row is silent."""
-    for key, value in load_stack(stack_name(row)).of_rows.items():
+
+    def told(key: str) -> Any:
+        node: Any = tree
+        for part in key.split('.'):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    for key, value in load_stack(stack_name(row)).of_rows(told).items():
         *path, last = key.split('.')
         under = tree
         for part in path:
