@@ -136,7 +136,7 @@ SMALL_ONES = {
     'optimizer_parallel.yaml': (),
     'tiles.yaml': (),
     'hybrid_strategies.yaml': (),
-    'pipeline_h100.yaml': ('plan.micro_batches=8',),
+    'pipeline_h100.yaml': ('plan.micro_batches=4', 'workload.transformer.layers=8'),
 }
 
 

@@ -542,11 +542,10 @@ def test_init_proposes_the_fastest_of_the_plans_that_it_compares(tmp_path, capsy
     assert step('plan.sequence_parallel=true', *node)['step'] >= best['step']
 
 
-@pytest.mark.parametrize(('name', 'nodes', 'batch'), [('mixtral-8x7b', 2, 128), ('qwen3-235b-a22b', 16, 512)])
-def test_a_first_schedule_with_experts_fits(name, nodes, batch, tmp_path, capsys, json_of):
+def test_a_first_schedule_with_experts_fits(tmp_path, capsys, json_of):
     out = tmp_path / 'first.yaml'
-    asked = ['--nodes', str(nodes), '--batch', str(batch), '--sequence', '4096', '--output', str(out)]
-    assert cli.main(['init', '--model', name, *asked]) == 0
+    asked = ['--nodes', '2', '--batch', '128', '--sequence', '4096', '--output', str(out)]
+    assert cli.main(['init', '--model', 'mixtral-8x7b', *asked]) == 0
     capsys.readouterr()
     assert json_of('run', str(out))['fits']
     assert load_schedule(out).plan.expert > 1

@@ -573,8 +573,15 @@ def plan_of(pipeline: int, chunks: int, **keys: str) -> Plan:
     return Plan(pipeline=pipeline, micro_batches=16, fusion='stage', **order, **keys)
 
 
-OWN = [name for name in stack_names() if load_stack(name).waits is not None]
-"""Stacks whose host waits anywhere."""
+def host_of(name: str) -> tuple[object, ...]:
+    """All of a stack that its lockstep depends on."""
+    stack = load_stack(name)
+    exchange = [stack.schedule.get(key) for key in ('plan.exchange', 'plan.receive')]
+    return repr(stack.waits), stack.work_queues, repr(stack.host), *exchange
+
+
+OWN = [*{host_of(name): name for name in reversed(stack_names()) if load_stack(name).waits is not None}.values()]
+"""Stacks whose host waits anywhere; of those whose hosts are alike one."""
 
 
 @pytest.mark.parametrize('chunks', [1, 2])

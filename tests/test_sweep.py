@@ -95,7 +95,7 @@ choices = st.fixed_dictionaries(
 ).filter(lambda keys: 0 < math.prod(len(values) for values in keys.values()) <= 8 and keys)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sweep=choices, against=st.sampled_from([{}, {'plan.copies': 1}, {'plan.copies': 2, 'plan.reduce': 'late'}]))
 def test_a_row_is_what_run_says_with_the_same_settings(sweep, against, tmp_path):
     fixed = [f'against={json.dumps(against)}']
