@@ -122,6 +122,33 @@ def test_a_large_step_is_shown_as_shares_and_a_window_op_by_op():
     assert sum(len(collection.get_paths()) for collection in whole.collections) < 50
 
 
+def test_windows_of_plan_and_baseline_show_the_same_op_and_no_words_are_cut_or_overlap():
+    """The baseline waits before its first op, so that the same op comes later in it."""
+    plan = large()
+    later = replace(
+        plan,
+        representatives=tuple(
+            replace(one, arrive_KS=one.arrive_KS * 1.5, start_KS=one.start_KS * 1.5, end_KS=one.end_KS * 1.5)
+            for one in plan.representatives
+        ),
+    )
+    figure = timeline(plan, later, names=('the plan', 'the baseline'))
+    *_, baseline, own = figure.axes
+    assert baseline.get_xlim()[0] == pytest.approx(1.5 * own.get_xlim()[0], rel=0.015)
+    figure.canvas.draw()
+    words = [*figure.texts, *figure.legends[0].get_texts()]
+    for axes in figure.axes:
+        words += [axes.title, axes._left_title, *axes.texts, *axes.get_yticklabels()]
+    boxes = [one.get_window_extent() for one in words if one.get_visible() and one.get_text()]
+    assert len(boxes) > 60
+    assert [
+        box for box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
+    ] == []
+    # A pixel is the edge of a letter.
+    apart = [box.padded(-1) for box in boxes]
+    assert [(one, other) for i, one in enumerate(apart) for other in apart[:i] if one.overlaps(other)] == []
+
+
 @pytest.mark.parametrize('slow', [{}, {1: 0.5}])
 def test_rows_show_what_the_metrics_count(slow):
     trace = worked(slow=slow)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from simpar.headline import headline
 from simpar.metrics import is_pipeline
 from simpar.plot.frame import HATCH, Page, new_figure, title
-from simpar.plot.panel import COLOURS, EASY, VISIBLE, Kind, Panel, View, view
+from simpar.plot.panel import COLOURS, EASY, VISIBLE, Bar, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.trace import Trace
 from simpar.units import format_time
@@ -70,11 +70,27 @@ def timeline(
 
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
-    """For each view a window of one length where most communication is exposed, with few enough ops to see each."""
+    """For each view a window of one length: of the last, the plan, where most communication is exposed, with few
+    enough ops to see each; of the others, where they compute the same op."""
     # One length for all windows, so that bars can be compared.
     seconds = min(v.busy_stretch() for v in views)
-    begins = [v.most_exposed(seconds) for v in views]
-    return [(begin, begin + seconds) for begin in begins]
+    begin = views[-1].most_exposed(seconds)
+    computed = (bar for bar in views[-1].bars if not bar.communicates and bar.start >= begin)
+    first = min(computed, key=lambda bar: bar.start, default=None)
+    begins = [*(_as_in(v, first, begin, seconds) for v in views[:-1]), begin]
+    return [(one, one + seconds) for one in begins]
+
+
+def _as_in(other: View, first: Bar | None, begin: float, seconds: float) -> float:
+    """Where a window begins that shows the same op at the same place as one that begins at ``begin``."""
+    same = [
+        bar.start
+        for bar in other.bars
+        if first and (bar.name, bar.phase, bar.micro_batch) == (first.name, first.phase, first.micro_batch)
+    ]
+    if first is None or not same:
+        return other.most_exposed(seconds)
+    return max(0.0, min(min(same) - (first.start - begin), other.step - seconds))
 
 
 def _patches(views: list[View]) -> list[Patch]:
