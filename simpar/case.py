@@ -23,7 +23,7 @@ from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster, Profile
 from simpar.hardware.net import Net, parse_net
-from simpar.lazy import card
+from simpar.lazy import card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.numbers import SHOWN, Decisive, Side, decisive, pricing_with
@@ -95,6 +95,10 @@ class Case:
         """
         changed = case_of(with_changes(self.schedule, changes), session=self.session)
         return changed if changed.baseline else replace(changed, baseline=replace(self, baseline=None))
+
+    def why_not(self) -> Any:
+        """Each overlap that the framework offers, alone and together: step, hidden share, tax, memory, why it loses."""
+        return why_not(self)
 
     @property
     def workload(self) -> Workload:

@@ -74,7 +74,7 @@ def _function(name: str) -> Callable[[argparse.Namespace], int]:
     """The function of a verb, of the module that the table of verbs names."""
     module = next(verb.module for verb in VERBS if verb.name == name)
     function: Callable[[argparse.Namespace], int] = getattr(
-        importlib.import_module(f'simpar.commands.{module}'), f'{name}_command'
+        importlib.import_module(f'simpar.commands.{module}'), f'{name.replace("-", "_")}_command'
     )
     return function
 

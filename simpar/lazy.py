@@ -22,3 +22,8 @@ def dataframe(answer: Any, *kind: str) -> Any:
 def interactive(answer: Any, ranks: Sequence[int]) -> Any:
     """What a notebook shows of an answer to zoom in and to point at."""
     return importlib.import_module('simpar.notebook.sliders').Interactive(answer, tuple(ranks))
+
+
+def why_not(case: Any) -> Any:
+    """Which overlaps pay in a case."""
+    return importlib.import_module('simpar.sweep.why_not').why_not(case)

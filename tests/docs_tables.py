@@ -10,12 +10,14 @@ import yaml
 from field_score import SCORE, score_table
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
+from simpar.files import read_csv
 from simpar.huggingface import families
 from simpar.importing.read import imported
 from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
 from simpar.model.operators import OPERATORS
 from simpar.model.operators.base import Operator
 from simpar.schedule import schedule_schema
+from simpar.sweep.why_not import TABLE as overlaps_file
 from simpar.torch_module.rules import aten_table
 
 HEAD = (
@@ -183,7 +185,26 @@ def stack_table() -> list[str]:
     return found
 
 
+OFFERED = '| overlap | frameworks (stacks) | needs | off | on | what they call it |'
+
+
+def overlap_table() -> list[str]:
+    """A line for each overlap that a framework offers."""
+    rows = read_csv(overlaps_file)
+    cells = [
+        (row['name'], _listed(row['stacks']), row['needs'] and f'`{row["needs"]}`', f'`{row["off"]}`',
+         ' or '.join(f'`{way}`' for way in row['on'].split(' | ')), row['called'])
+        for row in rows
+    ]  # fmt: skip
+    return [OFFERED, '|---|---|---|---|---|---|', *(f'| {" | ".join(line)} |' for line in cells)]
+
+
+def _listed(words: str) -> str:
+    return ', '.join(f'`{word}`' for word in words.split())
+
+
 TABLES = (
+    (DOCS / 'overlaps.md', OFFERED, '|', overlap_table),
     *(
         (LAYER_KEYS if topic == NETWORK else KEYS, topic_head(topic), '|', partial(topic_table, topic))
         for topic in TOPICS

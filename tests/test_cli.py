@@ -36,6 +36,7 @@ FLAGS = {
         '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',
         '--save-state', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
     ],
+    'why-not': ['--html', '--json', '--limit', '--module', '--set', 'file'],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],
     'calibrate': ['--compute', '--device', '--dtype', '--json', '--net', '--quick', '--ranks', 'output'],
     'profiles': ['--json', 'name'],

@@ -1,4 +1,7 @@
-"""``simpar sweep FILE``: a table of predictions over keys; ``simpar plan FILE``: the best plan, with a proven gap."""
+"""``simpar sweep FILE``: a table of predictions over keys; ``simpar plan FILE``: the best plan, with a proven gap.
+
+``simpar why-not FILE``: which overlaps pay.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,29 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from simpar.commands.common import PICTURES, Line, Progress, check_picture, graph_of, make_folders, print_answer
+from simpar.commands.common import (
+    PICTURES,
+    Line,
+    Progress,
+    case_waited_for,
+    check_picture,
+    graph_of,
+    make_folders,
+    print_answer,
+    schedule_text,
+    waiting,
+)
 from simpar.commands.exporting import export_target, tell, write_export
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.exporting.export import export
 from simpar.files import write_atomically
+from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning
 from simpar.planner.plan import Planned, explained, sizes
 from simpar.planner.render import render, render_sizes, saved, sizes_to_dict, to_dict
 from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
 from simpar.sweep.table import as_markdown, side_by_side
+from simpar.sweep.why_not import why_not
 from simpar.throughput import parse_budget
 from simpar.units import format_time
 
@@ -110,6 +126,25 @@ def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
         write_figure(options.plot, bars(answer))
         written.append(str(options.plot))
     return written
+
+
+def why_not_command(options: argparse.Namespace) -> int:
+    """Print sets of overlaps, the best first; raise ``Infeasible`` where none fits."""
+    make_folders(options.html)
+    case = case_waited_for(options)
+    with waiting('predicting sets of overlaps'):
+        found = why_not(case)
+    if options.html:
+        best = found.case or case
+        page = answer_page(best.predict(), schedule=schedule_text(options), notes=best.notes, overlaps=found.html)
+        write_atomically(options.html, page)
+    wrote = f'wrote {options.html}\n' if options.html else ''
+    warnings = ''.join(f'Note: {line}\n' for line in (*case.beside_stack, *case.left_out))
+    print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
+    sys.stdout.flush()
+    if found.best is None and found.verdicts:
+        raise Infeasible('no set of overlaps fits; the table says why')
+    return 0
 
 
 _OFTEN: Final = 0.5

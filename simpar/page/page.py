@@ -213,6 +213,7 @@ def answer_page(
     ranks: Sequence[int] = (),
     headline: str = '',
     measured: str = '',
+    overlaps: str = '',
 ) -> str:
     """The answer as an HTML page that stands alone.
 
@@ -221,7 +222,7 @@ def answer_page(
         notes: what the reader should know besides the prediction's notes.
         ranks: whose ops are shown; unless given, a few that differ.
         headline: in place of the prediction's own.
-        measured: HTML of a table that stands before the predicted figures.
+        measured, overlaps: HTML of tables that stand before the predicted figures.
     Does not show: ops of more ranks, or of longer steps, than a page of 3 MB holds; it says which.
     Example: ``Path('answer.html').write_text(answer_page(case.predict()))``.
     """
@@ -243,6 +244,7 @@ def answer_page(
         script=(_HERE / 'page.js').read_text(encoding='utf-8'),
         lines=_warnings(prediction),
         measured=f'<div><h2>Predicted and measured</h2>{measured}</div>' if measured else '',
+        overlaps=f'<div><h2>Which overlap pays</h2>{overlaps}</div>' if overlaps else '',
         figures=table_html(report.figures(prediction)),
         why=f'<div><h2>Why</h2>{why}</div>' if (why := why_html(prediction)) else '',
         path=html.escape(prediction.critical_path.summary),

@@ -24,6 +24,7 @@ class Figures:
     Arguments:
         grades: share of the isolated seconds by grade.
         notes: as of the prediction.
+        hidden: share of communication under which ranks compute; None where there is none.
     """
 
     step: float
@@ -33,6 +34,7 @@ class Figures:
     bubble: float | None
     grades: Mapping[str, float]
     notes: tuple[str, ...]
+    hidden: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def _figures(prediction: Prediction) -> Figures:
         bubble=steady.bubble if is_pipeline(prediction.program) else None,
         grades=prediction.grades,
         notes=prediction.notes,
+        hidden=steady.overlap if steady.communication else None,
     )
 
 

@@ -1,0 +1,412 @@
+"""Why not this overlap? Those that a plan's framework offers, alone and together: what each hides, and what it takes.
+
+``overlaps.csv`` has them: a switch is a key of the plan, off and on. Every figure is a prediction like any other.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from simpar.case import Case, case_of
+from simpar.errors import SimparError
+from simpar.files import read_csv
+from simpar.headline import gain_in_words, headline
+from simpar.page.page import table_html
+from simpar.predict import Contribution
+from simpar.report import render_parts
+from simpar.report import table as empty_table
+from simpar.schedule import Schedule
+from simpar.schedule.schedule import with_changes
+from simpar.session import Session
+from simpar.stacks import NONE
+from simpar.sweep.answer import Outcome, predicted
+from simpar.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FORMAT: Final = 'simpar why-not 1'
+TABLE: Final = Path(__file__).with_name('overlaps.csv')
+MOST_SETS: Final = 16
+"""Sets that are all tried; of more, the best that no single switch makes better."""
+NOTHING: Final = 'none of them'
+_HIDES: Final = 'ideal overlap'
+_WORDS: Final = {
+    _HIDES: 'its order waits longer, even if overlap cost nothing',
+    'small operators': 'its kernels and messages are smaller or more, and take longer',
+    'kernels of the framework': 'the framework launches more kernels for it',
+    'launch': 'the host has more to issue',
+    'waits of the host': 'the host waits longer for the device',
+    'work queues': 'its streams hold one another up in shared work queues',
+    'slow-down under overlap': 'computation and communication slow each other',
+    'shared links': 'messages at once share links',
+    'unlike devices': 'more waits for the slowest device',
+}
+"""What an effect takes, in words; by the names of ``predict.EFFECTS``."""
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """One overlap that frameworks sell.
+
+    Arguments: ``stacks``, patterns of names; ``needs``, a key of the plan that must be above 1, or none; ``off`` and
+    ``on``, dotted keys with their values, ``on`` with every way to have it; ``called``, what frameworks call it.
+    """
+
+    name: str
+    stacks: tuple[str, ...]
+    needs: str
+    off: Changes
+    on: tuple[Changes, ...]
+    called: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A set of overlaps.
+
+    Arguments:
+        overlaps: their names; ``changes``, the keys that they are.
+        step: seconds; None where it cannot be, for ``reason``.
+        hidden: share of communication under which ranks compute; ``peak``, bytes of the fullest rank.
+        tax: seconds that small operators, launches, queues, slow-down and shared links take more than without any.
+    """
+
+    overlaps: tuple[str, ...]
+    changes: Changes
+    step: float | None
+    hidden: float | None
+    peak: int
+    reason: str
+    tax: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return ' + '.join(self.overlaps) or NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one overlap does to the best set: ``gain``, of the set with it over the set without, and why in words."""
+
+    overlap: str
+    in_best: bool
+    gain: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """The answer: sets of overlaps, the best first, and a verdict on each overlap.
+
+    Arguments:
+        written: the plan as its file has it; ``best``: None where no set fits.
+        rows: none of them, each alone, all together, and the best.
+        tried: how many sets were predicted; ``complete``, whether these are all.
+        case: of the best set, against the plan as written.
+    """
+
+    framework: str
+    written: Tried
+    rows: tuple[Tried, ...]
+    best: Tried | None
+    verdicts: tuple[Verdict, ...]
+    left_out: tuple[str, ...]
+    tried: int
+    complete: bool
+    case: Case | None = field(default=None, repr=False)
+
+    @property
+    def answer(self) -> str:
+        """The best set in a sentence."""
+        if not self.verdicts:
+            return f'no overlap of {self.framework} has anything to hide in this plan'
+        if self.best is None or self.best.step is None:
+            return 'no set of overlaps fits; the reasons stand below'
+        mine = (self.best.name, self.best.step)
+        return headline(mine, ('the plan as written', self.written.step) if self.written.step else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as one object; seconds, bytes, and shares from 0 to 1."""
+        rows = [{'name': row.name, **asdict(row)} for row in self.rows]
+        return {
+            'format': FORMAT,
+            'answer': self.answer,
+            'framework': self.framework,
+            'written': asdict(self.written),
+            'best': {'name': self.best.name, **asdict(self.best)} if self.best else None,
+            'rows': rows,
+            'verdicts': [asdict(one) for one in self.verdicts],
+            'left_out': list(self.left_out),
+            'tried': self.tried,
+            'complete': self.complete,
+        }
+
+    def tables(self) -> list[Table]:
+        """Sets and verdicts as a screen and a page have them."""
+        sets = empty_table('overlaps', 'step', 'hidden', 'tax', 'memory', 'not possible')
+        for row in (replace(self.written, overlaps=('the plan as written',)), *self.rows):
+            sets.add_row(
+                f'{row.name}{" (best)" if row == self.best else ""}',
+                format_time(row.step) if row.step is not None else '-',
+                f'{row.hidden * 100:.0f} %' if row.hidden is not None else '-',
+                f'{"-" if row.tax < 0 else ""}{format_time(abs(row.tax))}' if row.tax is not None else '-',
+                format_size(row.peak) if row.peak else '-',
+                row.reason,
+            )
+        verdicts = empty_table('overlap', 'of the best set', 'it makes the step', 'why')
+        for one in self.verdicts:
+            does = '-' if one.gain is None else gain_in_words(one.gain)
+            verdicts.add_row(one.overlap, 'yes' if one.in_best else 'no', does, one.why)
+        for shown in (sets, verdicts):
+            shown.columns[-1].justify = 'left'
+        return [sets, verdicts]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How far to trust the best."""
+        how = 'all sets of these' if self.complete else 'the best is one that no single switch makes better'
+        out = (f'Not here: {"; ".join(self.left_out)}.',) if self.left_out else ()
+        return (f'{self.tried} sets predicted: {how}.', *out)
+
+    def render(self, *, colour: bool | None = None) -> str:
+        """The answer as text."""
+        if not self.verdicts:
+            return render_parts([self.answer, *self.notes[1:]], colour=colour, width=120)
+        sets, verdicts = self.tables()
+        return render_parts([self.answer, '', sets, '', verdicts, '', *self.notes], colour=colour, width=140)
+
+    def __str__(self) -> str:
+        return self.render(colour=False)
+
+    __repr__ = __str__
+
+    @property
+    def html(self) -> str:
+        """Tables and notes as a page has them."""
+        tables = ''.join(map(table_html, self.tables())) if self.verdicts else ''
+        return tables + ''.join(f'<p>{html.escape(note)}</p>' for note in self.notes)
+
+    def _repr_html_(self) -> str:
+        return f'<p><b>{html.escape(self.answer)}</b></p>{self.html}'
+
+
+def overlaps() -> tuple[Overlap, ...]:
+    """The table."""
+    return tuple(
+        Overlap(
+            name=row['name'],
+            stacks=tuple(row['stacks'].split()),
+            needs=row['needs'],
+            off=yaml.safe_load(row['off']),
+            on=tuple(yaml.safe_load(way) for way in row['on'].split(' | ')),
+            called=row['called'],
+            source=row['source'],
+        )
+        for row in read_csv(TABLE)
+    )
+
+
+def why_not(case: Case) -> WhyNot:
+    """Each overlap that the case's framework offers, alone and together, and why each loses.
+
+    Does not model: what the framework itself refuses to combine; overlaps that are no row of ``overlaps.csv``.
+    Example: ``why_not(case).best``.
+    """
+    return _Question(case).answer()
+
+
+class _Question:
+    """One plan's sets of overlaps, each predicted once; mutable."""
+
+    def __init__(self, case: Case) -> None:
+        self.session: Session = case.session
+        self.asked = replace(case.schedule, against={})
+        stack = case.cluster.stack
+        self.framework = stack.called if stack else 'a device without a framework'
+        self.names = (stack.name, stack.extends) if stack else (NONE,)
+        self.left_out: list[str] = []
+        self.switches = {one.name: one for one in self._offered(case)}
+        self.on: dict[str, Changes] = {}
+        self.off = _joined([one.off for one in self.switches.values()])
+        self.none = _changed(self.asked, self.off)
+        self.sets: dict[frozenset[str], Outcome] = {}
+
+    def _offered(self, case: Case) -> Iterator[Overlap]:
+        """Those of its framework, and those that the file itself sets, where the plan has what they need."""
+        seen = set()
+        for one in overlaps():
+            mine = any(fnmatchcase(name, pattern) for name in self.names for pattern in one.stacks)
+            is_set = any(tuple(key.split('.')) in self.asked.origins for key in one.off)
+            if one.name in seen or not (mine or is_set or self.names == (NONE,)):
+                continue
+            seen.add(one.name)
+            if one.needs and getattr(case.plan, one.needs.removeprefix('plan.')) < 2:
+                self.left_out.append(f'{one.name}, as {one.needs} is 1')
+            else:
+                yield one
+
+    def answer(self) -> WhyNot:
+        written = self._row((), self._outcome(self.asked), {})
+        for name, one in self.switches.items():
+            ways = [(self._outcome(_changed(self.none, way)), way) for way in one.on]
+            outcome, self.on[name] = min(ways, key=lambda found: _rank(found[0]))
+            self.sets[frozenset({name})] = outcome
+        idle = {name: why for name in self.switches if (why := self._idle(name))}
+        names = [name for name in self.switches if name not in idle]
+        best, complete = self._best(names)
+        shown = [frozenset[str](), *map(frozenset, zip(names, strict=True)), frozenset(names), best]
+        rows = [self._with_tax(chosen) for chosen in dict.fromkeys(shown)]
+        first = rows[[*dict.fromkeys(shown)].index(best)]
+        fits = first.step is not None and not first.reason
+        verdicts = [self._verdict(name, best) for name in names]
+        return WhyNot(
+            framework=self.framework,
+            written=written,
+            rows=tuple(sorted(rows, key=lambda row: (row != first, bool(row.reason), row.step or 0.0))),
+            best=first if fits else None,
+            verdicts=tuple(sorted(verdicts, key=lambda one: (not one.in_best, -(one.gain or 0.0)))),
+            left_out=(*self.left_out, *(f'{name}, {why}' for name, why in idle.items())),
+            tried=len(self.sets),
+            complete=complete,
+            case=self._against_written(best) if fits else None,
+        )
+
+    def _best(self, names: list[str]) -> tuple[frozenset[str], bool]:
+        """The fastest set that fits, and whether all were tried."""
+        complete = 2 ** len(names) <= MOST_SETS
+        sizes = range(len(names) + 1) if complete else (0, 1, len(names))
+        for size in sizes:
+            for some in combinations(names, size):
+                self._of(frozenset(some))
+        best = min(self.sets, key=lambda chosen: (_rank(self.sets[chosen]), len(chosen)))
+        while not complete:
+            beside = [best ^ {name} for name in names]
+            for chosen in beside:
+                self._of(chosen)
+            better = min(beside, key=lambda chosen: _rank(self.sets[chosen]))
+            if _rank(self.sets[better]) >= _rank(self.sets[best]):
+                break
+            best = better
+        return best, complete
+
+    def _idle(self, name: str) -> str:
+        """Why an overlap changes nothing in this plan; empty where it does."""
+        everything = frozenset(self.switches)
+        try:
+            # Some have an effect only beside others, as delayed gradients of weights have beside pairs.
+            sides = ((self.none, {name}), (self._schedule(everything - {name}), everything))
+            for without, chosen in sides:
+                bare, other = (case_of(one, session=self.session) for one in (without, self._schedule(chosen)))
+                if bare.program.hash != other.program.hash:
+                    return ''
+        except SimparError:
+            return ''
+        found = {one.key: one.why for one in other.without_effect()}
+        told = next((found[key] for key in self.on[name] if key in found), 'the program is the same without it')
+        return f'as {told}'
+
+    def _verdict(self, name: str, best: frozenset[str]) -> Verdict:
+        """What an overlap does to the best set; of those that are not in it, why it loses."""
+        within, without = self._schedule(best | {name}), self._schedule(best - {name})
+        outcomes = self._of(best | {name}), self._of(best - {name})
+        of_best, inside = (outcomes[0], name in best)
+        refused = outcomes[1] if inside else of_best
+        if refused.reason and not (refused.figures and inside):
+            return Verdict(overlap=name, in_best=inside, gain=None, why=refused.reason)
+        if within == without:
+            return Verdict(overlap=name, in_best=inside, gain=0.0, why='the best set has it another way')
+        gain, explanation = self._explained(within, without)
+        return Verdict(overlap=name, in_best=inside, gain=gain, why=in_words(explanation, gain))
+
+    def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[Contribution, ...]]:
+        keys = {key for changes in (self.off, *self.on.values()) for key in changes}
+        against = {key: value for key in keys if (value := without.value(key)) != within.value(key)}
+        found = case_of(replace(within, against=against), session=self.session).predict(tell=False)
+        return found.gain or 0.0, found.explanation
+
+    def _with_tax(self, chosen: frozenset[str]) -> Tried:
+        outcome = self._of(chosen)
+        row = self._row(tuple(name for name in self.switches if name in chosen), outcome, self._changes(chosen))
+        if not chosen or outcome.figures is None:
+            return row
+        _, explanation = self._explained(self._schedule(chosen), self.none)
+        return replace(row, tax=-sum(one.seconds for one in explanation if one.effect != _HIDES))
+
+    def _row(self, names: tuple[str, ...], outcome: Outcome, changes: Changes) -> Tried:
+        found = outcome.figures
+        return Tried(
+            overlaps=names,
+            changes=changes,
+            step=found.step if found else None,
+            hidden=found.hidden if found else None,
+            peak=outcome.peak,
+            reason=outcome.reason,
+        )
+
+    def _of(self, chosen: frozenset[str]) -> Outcome:
+        if chosen not in self.sets:
+            self.sets[chosen] = self._outcome(self._schedule(chosen))
+        return self.sets[chosen]
+
+    def _outcome(self, schedule: Schedule) -> Outcome:
+        return predicted(schedule, self.session)
+
+    def _changes(self, chosen: frozenset[str]) -> Changes:
+        return _joined([self.off, *(self.on[name] for name in self.switches if name in chosen)])
+
+    def _schedule(self, chosen: frozenset[str] | set[str]) -> Schedule:
+        return _changed(self.asked, self._changes(frozenset(chosen)))
+
+    def _against_written(self, chosen: frozenset[str]) -> Case:
+        mine = self._schedule(chosen)
+        against = {key: value for key in self._changes(chosen) if (value := self.asked.value(key)) != mine.value(key)}
+        return case_of(replace(mine, against=against), session=self.session)
+
+
+def in_words(explanation: tuple[Contribution, ...], gain: float) -> str:
+    """What an overlap wins and what it pays, the larger first."""
+    ordered = sorted(explanation, key=lambda one: one.seconds, reverse=gain >= 0)
+    if not any(one.seconds for one in explanation):
+        return 'it changes no time'
+    lost = [f'{_WORDS[one.effect]} ({format_time(-one.seconds)})' for one in ordered if one.seconds < 0][:2]
+    won = [f'{_helps(one)} ({format_time(one.seconds)})' for one in ordered if one.seconds > 0][:2]
+    if gain >= 0:
+        return '; it pays: '.join(filter(None, (', '.join(won), ', '.join(lost))))
+    rest = f'; it wins {", ".join(won)}' if won else ', and nothing more is hidden'
+    return f'{", ".join(lost)}{rest}'
+
+
+def _helps(one: Contribution) -> str:
+    return 'it hides more' if one.effect == _HIDES else f'less time by {one.effect}'
+
+
+def _rank(outcome: Outcome) -> tuple[bool, bool, float]:
+    """What can be comes first, then what has a step, then the shorter one."""
+    return bool(outcome.reason), outcome.figures is None, outcome.figures.step if outcome.figures else 0.0
+
+
+def _joined(changes: list[Changes]) -> Changes:
+    """Several changes as one: lists are joined, of other keys the last holds."""
+    found: dict[str, Any] = {}
+    for one in changes:
+        for key, value in one.items():
+            found[key] = [*found.get(key, []), *value] if isinstance(value, list) else value
+    return found
+
+
+def _changed(schedule: Schedule, changes: Changes) -> Schedule:
+    """The schedule with other values, without a baseline; what it has already is no change."""
+    other = {key: value for key, value in changes.items() if schedule.value(key) != value}
+    return replace(with_changes(schedule, other), against={}) if other else schedule

@@ -1,0 +1,75 @@
+"""Which overlap pays: sets that are predictions like any other, the best of all, and a reason for each that loses."""
+
+import json
+from itertools import product
+
+import pytest
+
+from simpar import case_of, load_case, load_schedule
+from simpar.cli import main
+from simpar.plans import Plan
+from simpar.predict import EFFECTS
+from simpar.stacks import stack_names
+from simpar.sweep.why_not import _WORDS, overlaps, why_not
+
+SMALL = """
+simpar: 1
+cluster: {profile: ascend910b-8, devices: 4, stack: mindspore-graph}
+workload: {transformer: {layers: 2, hidden: 256, heads: 4, vocab: 512, sequence: 256}, batch: 8, precision: bf16}
+plan: {data: 2, tensor: 2, copies: 2}
+"""
+PASSES = {'gradients': 'enable_grad_comm_opt', 'sums of dx': 'matmul_grad_comm_overlap'}
+
+
+@pytest.fixture(scope='module')
+def answer():
+    return why_not(load_case(SMALL))
+
+
+def test_the_best_set_is_the_fastest_of_all_that_a_user_could_write(answer):
+    # By hand, over every combination of the values of the table.
+    steps = {}
+    for gradients, dx, tiles, copies in product((0, 1), (0, 1), (1, 2, 4, 8), (1, 2, 4)):
+        passes = [name for name, on in zip(PASSES.values(), (gradients, dx), strict=True) if on]
+        words = [f'plan.overlap={json.dumps(passes)}', f'plan.tiles={tiles}', f'plan.copies={copies}', 'against={}']
+        steps[gradients, dx, tiles, copies] = case_of(load_schedule(SMALL, words)).predict(tell=False).step
+    assert answer.best.step == min(steps.values())
+    row = {row.name: row.step for row in answer.rows}
+    assert row['none of them'] == steps[0, 0, 1, 1]
+    assert row['gradients'] == steps[1, 0, 1, 1]
+    assert row['copies'] == min(steps[0, 0, 1, 2], steps[0, 0, 1, 4])
+    assert answer.written.step == load_case(SMALL).predict(tell=False).step
+
+
+def test_what_loses_says_by_what_and_what_is_idle_why(answer):
+    loser = next(one for one in answer.verdicts if one.overlap == 'copies')
+    assert not loser.in_best
+    assert loser.gain < 0
+    assert 'smaller' in loser.why
+    assert any(line.startswith('prefetch, as ') for line in answer.left_out)
+    assert 'copies' in str(answer)
+    assert '<table>' in answer._repr_html_()
+
+
+def test_every_row_names_stacks_and_keys_that_exist_and_every_effect_has_words():
+    names, keys = stack_names(), {f'plan.{key}' for key in Plan.__dataclass_fields__}
+    for one in overlaps():
+        for pattern in one.stacks:
+            assert any(name.startswith(pattern.rstrip('*')) for name in names), pattern
+        assert {key for way in (one.off, *one.on) for key in way} <= keys
+        assert all(way.keys() == one.off.keys() for way in one.on)
+    assert {name for name, _ in EFFECTS} == set(_WORDS)
+
+
+def test_no_set_that_fits_is_exit_3_and_a_page_has_the_tables(tmp_path, capsys):
+    path = tmp_path / 'a.yaml'
+    path.write_text(SMALL.replace('copies: 2', 'copies: 1, tensor: 1').replace('tensor: 2, ', ''), encoding='utf-8')
+    page = tmp_path / 'a.html'
+    assert main(['why-not', str(path), '--html', str(page), '--set', 'cluster.devices=2']) == 0
+    assert 'Which overlap pays' in page.read_text(encoding='utf-8')
+    capsys.readouterr()
+    large = ['--set', 'workload.transformer.hidden=32768']
+    assert main(['why-not', str(path), '--set', 'cluster.devices=2', *large, '--json']) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told['best'] is None
+    assert all('fit' in row['reason'] for row in told['rows'])
