@@ -1,8 +1,9 @@
-"""Expert parallelism, predicted and measured, and what copies hide of its all-to-alls: ``make prove-experts``.
+"""Expert parallelism, predicted and measured, and what hides its all-to-alls: ``make prove-experts``.
 
-Four ranks over gloo, compute emulated, messages held back as on links of 100 MB/s and 1 ms: each case with one copy and
-with two. Of two runs of each the shorter step counts: others on the machine only ever lengthen one. Prints a table;
-ends with an error where a step is off by more than 5 %, or a gain by more than 3 points.
+Ranks over gloo, compute emulated, messages held back as on links of 100 MB/s and 1 ms: each case in turns, with two
+copies, and with a forward beside a backward. Of two runs of each the shorter step counts: others on the machine only
+ever lengthen one. Prints a table; ends with an error where a step is off by more than 5 %, or a gain by more than 3
+points. ``--only`` takes cases whose names have these words.
 """
 
 import tempfile
@@ -14,47 +15,79 @@ from prove_context import BOUND, NET, measured_file
 # Devices are slow, so that their compute is as long as messages of links that one machine can pace. With a capacity all
 # slots are sent, whatever the router does.
 FILE = """simpar: 1
-cluster: {{profile: a100-sxm-8, devices: 4, slow: {{0: {speed}, 1: {speed}, 2: {speed}, 3: {speed}}}}}
+cluster: {{profile: a100-sxm-8, devices: {devices}, slow: {{{slow}}}}}
 workload:
-  transformer: {{layers: 2, hidden: 512, heads: 8, ffn: 512, vocab: 64, sequence: {sequence}, position: rotary,
+  transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 512, vocab: 64, sequence: {sequence}, position: rotary,
                 bias: [], experts: {{count: 8, top_k: {top_k}, capacity: 1.0}}}}
-  batch: 8
+  batch: {batch}
   precision: bf16
-plan: {{data: {data}, expert: {expert}, tensor: {tensor}, sequence_parallel: {slices}, copies: {copies}}}
+plan: {{data: {data}, expert: {expert}, tensor: {tensor}, sequence_parallel: {slices}, {plan}}}
 """
-SIZES = ('data', 'expert', 'tensor', 'sequence', 'top_k', 'speed', 'slices')
-CASES = {
-    'four ranks share the experts': dict(zip(SIZES, (4, 4, 1, 2048, 2, 0.008, 'false'), strict=True)),
-    'two share them, twice': dict(zip(SIZES, (4, 2, 1, 2048, 2, 0.008, 'false'), strict=True)),
-    'beside tensor ranks': dict(zip(SIZES, (2, 2, 2, 2048, 1, 0.004, 'true'), strict=True)),
+SIZES = ('data', 'expert', 'tensor', 'sequence', 'top_k', 'speed', 'slices', 'batch', 'layers', 'pipeline')
+COPIES = {'in turns': '', 'two copies': 'copies: 2'}
+FOUR = 'micro_batches: 4'
+PAIRS = {
+    'in turns': FOUR,
+    'two copies': f'{FOUR}, copies: 2',
+    'pairs': f'{FOUR}, pairs: overlap',
+    'pairs, delayed': f'{FOUR}, pairs: overlap, weight_gradients: delayed',
+    'pairs, memory': f'{FOUR}, pairs: memory',
 }
-COPIES = (1, 2)
+STAGES = 'pipeline: 2, order: interleaved-1f1b, chunks: 2, micro_batches: 4'
+CASES = {
+    'four ranks share the experts': ((4, 4, 1, 2048, 2, 0.008, 'false', 8, 2, 1), COPIES),
+    'two share them, twice': ((4, 2, 1, 2048, 2, 0.008, 'false', 8, 2, 1), COPIES),
+    'beside tensor ranks': ((2, 2, 2, 2048, 1, 0.004, 'true', 8, 2, 1), COPIES),
+    'pairs, two ranks': ((2, 2, 1, 1024, 2, 0.004, 'false', 16, 2, 1), PAIRS),
+    'pairs, virtual stages': (
+        (2, 2, 1, 1024, 2, 0.004, 'false', 16, 4, 2),
+        {'in turns': STAGES, 'pairs': f'{STAGES}, pairs: overlap'},
+    ),
+    'pairs, nothing to exchange': (
+        (1, 1, 1, 512, 1, 0.002, 'false', 8, 2, 2),
+        {'in turns': f'pipeline: 2, {FOUR}', 'pairs': f'pipeline: 2, {FOUR}, pairs: overlap'},
+    ),
+}
 POINTS = 0.03
 """By how much a gain may be off."""
 
 
+def file_of(sizes, plan):
+    """The schedule of a case."""
+    said = dict(zip(SIZES, sizes, strict=True))
+    devices = said['data'] * said['tensor'] * said['pipeline']
+    slow = ', '.join(f'{rank}: {said["speed"]}' for rank in range(devices))
+    return FILE.format(devices=devices, slow=slow, plan=plan, **said)
+
+
 def main():
     options = arguments(
-        __doc__, steps=(6, 'measured steps of each'), runs=(2, 'runs of each, of which the shortest counts')
+        __doc__,
+        steps=(6, 'measured steps of each'),
+        runs=(2, 'runs of each, of which the shortest counts'),
+        only=('', 'words of the names of cases'),
     )
     print(f'commit {commit()}, {options.steps} steps each, {NET}\n', flush=True)
-    print('| case | copies | predicted | measured | error | gain predicted | gain measured |', flush=True)
-    print('| --- | ---: | ---: | ---: | ---: | ---: | ---: |', flush=True)
+    print('| case | plan | predicted | measured | error | gain predicted | gain measured |', flush=True)
+    print('| --- | --- | ---: | ---: | ---: | ---: | ---: |', flush=True)
     wrong = []
-    for name, case in CASES.items():
+    for name, (sizes, ways) in CASES.items():
+        if options.only not in name:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / 'schedule.yaml'
-            runs = [(copies, FILE.format(copies=copies, **case)) for _ in range(options.runs) for copies in COPIES]
-            found = [(copies, measured_file(path, text, options.steps)) for copies, text in runs]
-        steps = [min(pair for one, pair in found if one == copies) for copies in COPIES]
-        gains = [1 - last / first for first, last in zip(*steps, strict=True)]
-        for copies, (predicted, took) in zip(COPIES, steps, strict=True):
+            runs = [(way, file_of(sizes, plan)) for _ in range(options.runs) for way, plan in ways.items()]
+            found = [(way, measured_file(path, text, options.steps)) for way, text in runs]
+        steps = {way: min((pair for one, pair in found if one == way), key=lambda pair: pair[1]) for way in ways}
+        first = steps['in turns']
+        for way, (predicted, took) in steps.items():
             error = predicted / took - 1
-            shown = ' | '.join(f'{gain * 100:.1f} %' if copies > 1 else '' for gain in gains)
+            gains = [1 - own / other for own, other in zip((predicted, took), first, strict=True)]
+            shown = ' | '.join(f'{gain * 100:.1f} %' if way != 'in turns' else '' for gain in gains)
             times = f'{predicted * 1e3:.0f} ms | {took * 1e3:.0f} ms | {error * 100:+.1f} %'
-            print(f'| {name} | {copies} | {times} | {shown} |', flush=True)
-            wrong += [f'{name}, {copies} copies: off by {error:.1%}'] if abs(error) > BOUND else []
-        wrong += [f'{name}: gain {gains}'] if abs(gains[0] - gains[1]) > POINTS else []
+            print(f'| {name} | {way} | {times} | {shown} |', flush=True)
+            wrong += [f'{name}, {way}: off by {error:.1%}'] if abs(error) > BOUND else []
+            wrong += [f'{name}, {way}: gain {gains}'] if abs(gains[0] - gains[1]) > POINTS else []
     if wrong:
         raise SystemExit('\n'.join(wrong))
 

@@ -7,11 +7,13 @@ import pytest
 from tile_cases import PASSES, by_work
 
 from simpar.engine import simulate
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
+from simpar.lower.lower import order_of
 from simpar.lower.roles import passes_beside, recomputed_early, segments, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
+from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.program import OpClass
 from simpar.workload import Transformer, Workload
@@ -188,3 +190,66 @@ def test_nothing_is_issued_before_it_can_be():
     found = {names: step(lower(GPT, replace(plan, overlap=names), 4), rate=16.0) for names in ((), (MATMUL,), PASSES)}
     assert found[PASSES] <= found[MATMUL,] <= found[()]
     assert np.isfinite(list(found.values())).all()
+
+
+MIXTURE = Workload(
+    model=Transformer(
+        layers=2, hidden=32, heads=4, vocab=64, sequence=8, bias=(), experts=Experts(count=4, top_k=2, ffn=32)
+    ),
+    batch=16,
+)
+BESIDE = Plan(data=2, expert=2, micro_batches=4, pairs='overlap')
+PARTS = {
+    'dispatch.slice.all_to_all.F': 'F dispatch', 'experts.fc2.slice.all_to_all.F': 'F combine',
+    'rows.whole.all_to_all.I': 'B combine', 'experts.fc1.whole.all_to_all.I': 'B dispatch',
+    'attention.F': 'F attention', 'experts.gelu.F': 'F experts', 'experts.gelu.I': 'B experts',
+    'attention.I': 'B attention',
+}  # fmt: skip
+
+
+def parts(program, kind):
+    """The parts of layers in issue order, of messages or of computation, from the first pair on."""
+    (role,) = program.roles
+    ops = [program.op(role, slot) for slot in range(len(role))]
+    told = [next((part for end, part in PARTS.items() if op.name.endswith(end)), '') for op in ops if op.kind == kind]
+    # Of the forward alone before, two parts of each kind for each of two layers.
+    return [part for part in told if part][4:]
+
+
+def test_a_forward_meets_a_backward_layer_by_layer_as_in_megatron():
+    """Streams as told in model_chunk_schedule_plan.py of NVIDIA/Megatron-LM d98e8a64, TransformerLayerSchedulePlan."""
+    program = lower(MIXTURE, BESIDE, 2)
+    assert parts(program, 'collective')[:8] == ['B combine', 'F dispatch', 'B dispatch', 'F combine'] * 2
+    assert parts(program, 'compute')[:8] == ['F attention', 'B experts', 'F experts', 'B attention'] * 2
+    early = lower(MIXTURE, replace(BESIDE, pairs='memory'), 2)
+    assert parts(early, 'compute')[:8] == ['F attention', 'B experts', 'B attention', 'F experts'] * 2
+
+
+def test_pairs_hide_messages_of_experts_and_hide_less_where_memory_is_given_back_early():
+    def takes(**keys):
+        return step(lower(MIXTURE, replace(BESIDE, **keys), 2), 1.0)
+
+    assert takes() < takes(pairs='none')
+    assert takes(weight_gradients='delayed') <= takes() < takes(pairs='memory')
+
+
+def test_pairs_need_a_longer_warm_up_and_an_order_that_has_them():
+    rows = [' '.join(map(str, row)) for row in order_of(Plan(pipeline=2, micro_batches=4, pairs='overlap')).actions]
+    assert rows == [
+        '0F0 0F1 0F2 (0F3;0B0)OVERLAP_F_B 0B1 0B2 0B3',
+        '1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3',
+    ]
+    with pytest.raises(ScheduleError, match='gpipe: has no forward beside a backward'):
+        order_of(Plan(pipeline=2, micro_batches=4, order='gpipe', pairs='overlap'))
+    with pytest.raises(Infeasible, match='zb-1p has no forward beside a backward'):
+        lower(MIXTURE, Plan(pipeline=2, order='zb-1p', pairs='overlap'), 2)
+
+
+def test_delayed_gradients_of_weights_come_behind_the_send_of_their_stage():
+    plan = Plan(pipeline=2, micro_batches=2, weight_gradients='delayed')
+    program = lower(MIXTURE, plan, 2)
+    role = program.roles[1]
+    told = [program.op(role, slot) for slot in range(len(role))]
+    first = next(place for place, op in enumerate(told) if op.kind == 'send' and op.phase == 'I')
+    assert {op.phase for op in told[first + 1 : first + 4]} == {'W'}
+    assert 'layer1.qkv.W' in {op.name for op in told[first + 1 : first + 5]}

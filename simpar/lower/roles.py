@@ -470,9 +470,10 @@ def _in_order(ops: Sequence[OpClass], gathered: Collection[str], overlap: Overla
 
 
 def _behind(ops: Sequence[OpClass], overlap: Overlap) -> list[OpClass]:
-    """The gradients of weights in the last part of a backward: of the attention of a stage's first layer."""
-    layers = layered(ops, replace(overlap, experts=True)).layers
-    return [op for op in layers[-1][-1] if _fills(op)]
+    """The gradients of weights in the last part of a backward that has some: of the attention of a first layer."""
+    parts = layered(ops, replace(overlap, experts=True)).parts
+    weights = ([op for op in part if _fills(op)] for part in reversed(parts))
+    return next(filter(None, weights), [])
 
 
 def _stage_in_chunks(chunks: ByChunk, ops: list[OpClass], elsewhere: set[str], overlap: Overlap) -> list[StageOps]:
