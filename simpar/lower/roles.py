@@ -47,7 +47,8 @@ class Overlap:
             waits for them.
         recompute_early: what is recomputed stands before the op that waits for a sum; else where it is needed.
         pairs: a forward beside a backward: ``none``, ``overlap`` or ``memory``, see ``pair_up``.
-        delayed: gradients of weights hold up no all-to-all of a pair, and the last stand behind a stage's send.
+        delayed: gradients of weights hold up no all-to-all of a pair.
+        behind: the last of them stand behind a stage's send.
         experts: all-to-alls of experts alone end the parts of a layer.
     """
 
@@ -55,6 +56,7 @@ class Overlap:
     recompute_early: bool = False
     pairs: str = 'none'
     delayed: bool = False
+    behind: bool = False
     experts: bool = False
 
 
@@ -62,7 +64,14 @@ def overlap_of(plan: Plan) -> Overlap:
     """What the plan's passes say of the order in a stage."""
     fill = isinstance(plan.overlap, str) or MATMUL_GRAD in plan.overlap
     delayed = plan.weight_gradients == 'delayed'
-    return Overlap(fill=fill, recompute_early=RECOMPUTE_COMM in plan.overlap, pairs=plan.pairs, delayed=delayed)
+    return Overlap(
+        fill=fill,
+        recompute_early=RECOMPUTE_COMM in plan.overlap,
+        pairs=plan.pairs,
+        delayed=delayed,
+        # Computation between the messages of one exchange would wait for half of it, and ranks for each other.
+        behind=delayed and plan.exchange != 'fused',
+    )
 
 
 def with_passes(plan: Plan) -> Plan:
@@ -438,7 +447,7 @@ def _stage(
     filled = _in_order(backward, gathered, overlap)
     # Frees follow from an order, so they are worked out for each order that the stage is done in.
     first = _in_order(forward, gathered, replace(overlap, fill=True))
-    behind = _behind(filled, overlap) if overlap.delayed and ('send', 'I') in transfers else []
+    behind = _behind(filled, overlap) if overlap.behind and ('send', 'I') in transfers else []
     last = {op.name for op in behind}
     filled = [op for op in filled if op.name not in last]
     b = _freeing(tape, elsewhere, first, transfers, filled, behind) if joint or not split else {}
