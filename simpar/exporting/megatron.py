@@ -32,10 +32,21 @@ def flags(values: Values, source: Source) -> list[Said]:
     said += [one for rule in (_launch, _tiles, _pipeline, _sharding) for one in rule(values)]
     said += _pairs(values, source)
     said += _window(values, source)
-    if source is MINDSPEED and values.model('attention', '') == 'flash':
-        said.append(Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL'))
+    if source is MINDSPEED:
+        said += _mindspeed(values)
     said += _biases(said, values, source)
     return [*said, *_recompute(said, values, source)]
+
+
+def _mindspeed(values: Values) -> Iterator[Said]:
+    """Attention and the scales of Gemma, for which Megatron-LM has no flags."""
+    scale, factor = values.model('attention_scale'), values.model('embedding_scale', 1)
+    if values.model('attention', '') == 'flash':
+        yield Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL')
+    if scale:
+        yield Said('query-pre-attn-scalar', plain(round(1 / scale**2, 6)), (f'{T}.attention_scale',), 'MODEL')
+    if factor != 1 and abs(factor**2 - values.model('hidden')) < 1e-6 * factor**2:
+        yield Said('input-embeds-norm', True, (f'{T}.embedding_scale',), 'MODEL')
 
 
 def _facts(values: Values, source: Source) -> Iterator[str]:

@@ -132,7 +132,12 @@ def _recompute(values: Values) -> Iterator[Said]:
             whole = {int(layer.removeprefix('layer')) for layer, rest in of_layers if rest == '*'}
             both = [len(whole & set(range(at, at + length))) for at, length in zip(starts, stages, strict=True)]
             counts = [one and one + more for one, more in zip(counts, both, strict=True)]
-        yield Said(name, counts if any(counts) else False, keys)
+        chosen_parts = {rest for _, rest in of_layers if rest != '*'}
+        if not is_full and any(counts) and chosen_parts == {values.model('activation', '')}:
+            # The activation alone: what MindFormers multiplies, and the function of its gate.
+            yield Said(some, {r'feed_forward\.mul': counts, r'feed_forward\.w1\.activation\.silu': list(counts)}, keys)
+        else:
+            yield Said(name, counts if any(counts) else False, keys)
 
 
 def _update(values: Values) -> Iterator[Said]:

@@ -133,6 +133,9 @@ MINDSPEED: Final = Source(
     framework=lambda _: ('MindSpeed-LLM', NOW),
 )
 MINDSPEED_HINTS: Final = re.compile(
-    r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb|moe-fb-overlap', re.IGNORECASE
+    r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb|--(norm-topk-prob|seq-aux|post-norm|add-dense-bias|'
+    r'context-parallel-algo|first-k-dense-replace|n-shared-experts|gelu-tanh|geglu|noop-layers|num-layer-list|'
+    r'output-logit-softcapping|reuse-fp32-param|moe-fb-overlap|schedules-method)\b',
+    re.IGNORECASE,
 )
 """What a script of Megatron-LM on GPUs does not have."""
