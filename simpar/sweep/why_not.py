@@ -321,10 +321,13 @@ class _Question:
         """What an overlap does to the best set; of those that are not in it, why it loses."""
         within, without = self._schedule(best | {name}), self._schedule(best - {name})
         outcomes = self._of(best | {name}), self._of(best - {name})
-        of_best, inside = (outcomes[0], name in best)
-        refused = outcomes[1] if inside else of_best
-        if refused.reason and not (refused.figures and inside):
-            return Verdict(overlap=name, in_best=inside, gain=None, why=refused.reason)
+        inside = name in best
+        refused = outcomes[inside]
+        # Where the best set does not fit either, the seconds tell more than that.
+        if refused.figures is None or (refused.reason and not inside and not self._of(best).reason):
+            return Verdict(
+                overlap=name, in_best=inside, gain=None, why=f'{"without it: " if inside else ""}{refused.reason}'
+            )
         if within == without:
             return Verdict(overlap=name, in_best=inside, gain=0.0, why='the best set has it another way')
         gain, explanation = self._explained(within, without)
