@@ -33,7 +33,7 @@ from simpar.clocks import under_load
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
-from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
+from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
 from simpar.program import Program
 from simpar.size import parse_limit
 from simpar.trace import PERCENTILE, Trace, joined
@@ -414,4 +414,26 @@ def check_numerics(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: Final = {'run': run_job, 'preflight': preflight_hosts, 'numerics': check_numerics}
+# ``dry-run``: what ranks would ask of devices, held against one another and against the program.
+
+
+def dry_run_job(options: argparse.Namespace) -> int:
+    """Issue two steps without devices; raises ``RunFailed`` that names what would fail on them."""
+    # It imports parts of torch that no other verb needs.
+    from executor.virtual.dry_run import dry_run
+
+    case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
+    try:
+        found = dry_run(case.program, options.device, dtype=options.dtype)
+    except (ProgramError, Deadlock) as error:
+        raise RunFailed(f'dry run on {options.device}: {error}') from error
+    if options.json:
+        print(json.dumps({'program': case.program.hash, **found.to_dict()}))
+    else:
+        print(*found.lines(), sep='\n')
+    if found.wrong:
+        raise RunFailed('\n'.join(f'dry run on {options.device}: {what}' for what in found.wrong))
+    return 0
+
+
+COMMANDS: Final = {'run': run_job, 'preflight': preflight_hosts, 'numerics': check_numerics, 'dry-run': dry_run_job}

@@ -123,6 +123,7 @@ VERBS: Final = {
     'run': 'run a schedule for some steps, one process a rank',
     'preflight': 'one process a host, before the ranks: who is missing, what hosts lack, who does not reach whom',
     'numerics': 'train in process and compare with the unsharded model',
+    'dry-run': 'issue what ranks would ask of devices that are not there',
 }
 DTYPES: Final = ('fp64', 'fp32', 'fp16', 'bf16')
 
@@ -221,7 +222,13 @@ def _numerics(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('--steps', type=_positive, default=2, metavar='N', help='steps (default: 2)')
 
 
-_ARGUMENTS: Final = {'run': _run, 'preflight': _preflight, 'numerics': _numerics}
+def _dry_run(verb: argparse.ArgumentParser) -> None:
+    devices = [name for name, kind in KINDS.items() if not kind.module.startswith('executor.')]
+    verb.add_argument('--device', choices=devices, default='cuda', help='what would compute (default: cuda)')
+    _dtype(verb)
+
+
+_ARGUMENTS: Final = {'run': _run, 'preflight': _preflight, 'numerics': _numerics, 'dry-run': _dry_run}
 
 
 def with_verb(arguments: list[str]) -> list[str]:

@@ -22,7 +22,9 @@ FLAGS = {
         '--net', '--plot',
         '--quiet', '--save', '--set', '--steps', '--trace', '--trace-ranks', '--trace-steps', '--train', 'file',
     ],
-    'check': ['--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file'],
+    'check': [
+        '--device', '--fake', '--ir', '--json', '--limit', '--module', '--numerics', '--program', '--set', 'file',
+    ],
     'resolve': ['--json', '--limit', '--module', '--set', 'file'],
     'sweep': [
         '--across', '--csv', '--jobs', '--journal', '--json', '--markdown', '--module', '--plot', '--scheduler',

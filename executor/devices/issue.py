@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -68,6 +68,7 @@ class Issuer:
     device: Device
     transports: Mapping[tuple[str, str], Transport]
     watch: Watch | None = None
+    memory_of: ClassVar[type[DeviceMemory]] = DeviceMemory
 
     def __post_init__(self) -> None:
         start, device, role = self.start, self.device, self.start.program.role(self.start.rank)
@@ -78,7 +79,7 @@ class Issuer:
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
         self._copies = self._module.Stream(device.name)
         self._ends = [slots[-1].position for slots in self.order.streams if slots]
-        self.memory = DeviceMemory(start, device, clocks(role))
+        self.memory = self.memory_of(start, device, clocks(role))
         where = replace(context(start.program, start.rank), device=device.name)
         self.computation = Computation(start, self.memory, where)
         self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in self.slots]

@@ -168,13 +168,13 @@ class DeviceMemory(FedMemory):
             raise self._absent(op, 'reads', key) from None
 
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
-        entry = self._owners.setdefault(_storage(tensor), [stream, 0])
+        entry = self._owners.setdefault(storage(tensor), [stream, 0])
         entry[1] += 1
         return tensor
 
     def _let_go(self, tensor: torch.Tensor) -> None:
         """Drop a tensor as soon as its memory may be reused."""
-        owner = self._owners[_storage(tensor)][0]
+        owner = self._owners[storage(tensor)][0]
         position, stream = self._place
         # What is on the stream that owns the memory is over when the next op there starts.
         if owner in (stream, INPUT):
@@ -183,11 +183,12 @@ class DeviceMemory(FedMemory):
             self._dropped.add(owner, stream, position, tensor)
 
     def _release(self, tensor: torch.Tensor) -> None:
-        key = _storage(tensor)
+        key = storage(tensor)
         self._owners[key][1] -= 1
         if not self._owners[key][1]:
             del self._owners[key]
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage(tensor: torch.Tensor) -> int:
+    """What tells whether two tensors share memory."""
     return int(tensor.untyped_storage()._cdata)

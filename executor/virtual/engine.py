@@ -166,9 +166,9 @@ class Queue:
 
     def put(self, what: str, run: Callable[[], object], ready: Callable[[], bool] | None = None) -> Task:
         """Append a task."""
-        if len(self.tasks) > QUEUE:
+        if len(self.tasks) > self.engine.room:
             # A driver whose queue is full keeps the host waiting; half of it must go, or every call would wait.
-            self.engine.drain(lambda: len(self.tasks) <= QUEUE // 2)
+            self.engine.drain(lambda: len(self.tasks) <= self.engine.room // 2)
         self._learn()
         self.issued += 1
         task = Task(what, run, ready, self.issued)
@@ -202,11 +202,12 @@ class Queue:
 class Engine:
     """All streams of all virtual accelerators of this process.
 
-    Arguments: ``seed`` picks the order; None: streams take turns.
+    Arguments: ``seed`` picks the order; None: streams take turns. ``room``, tasks that may wait on a stream.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.races = Races()
+        self.room = QUEUE
         self.host: Clock = {}
         self.queues: list[Queue] = []
         self.host_waits = 0
@@ -286,20 +287,24 @@ class Block:
 
     __slots__ = ('memory', 'queue', 'size')
 
-    def __init__(self, size: int, queue: Queue) -> None:
+    def __init__(self, size: int, queue: Queue, device: str) -> None:
         self.size = size
         self.queue = queue
-        self.memory = torch.full((size,), GARBAGE, dtype=torch.uint8)
+        self.memory = torch.full((size,), GARBAGE, dtype=torch.uint8, device=device)
 
 
 class Lease:
-    """A block in use, by all tensors that share it; its end gives the block back."""
+    """A block in use, by all tensors that share it; its end gives the block back.
 
-    __slots__ = ('block', 'pool')
+    Arguments: ``asked``, the bytes that are used of it.
+    """
 
-    def __init__(self, pool: Pool, block: Block) -> None:
+    __slots__ = ('asked', 'block', 'pool')
+
+    def __init__(self, pool: Pool, block: Block, asked: int) -> None:
         self.pool = pool
         self.block = block
+        self.asked = asked
 
     @property
     def _cdata(self) -> int:
@@ -307,13 +312,18 @@ class Lease:
         return id(self.block)
 
     def __del__(self) -> None:
-        self.pool.give_back(self.block)
+        self.pool.give_back(self.block, self.asked)
 
 
 class Pool:
-    """The memory of one device."""
+    """The memory of one device.
 
-    def __init__(self) -> None:
+    Arguments: ``device``, where the cells are: ``cpu``, or ``meta``, where there are none.
+    """
+
+    def __init__(self, device: str = 'cpu') -> None:
+        self.device = device
+        self.asked = 0
         self.allocated = 0
         self.peak = 0
         self.reserved = 0
@@ -321,22 +331,24 @@ class Pool:
 
     def lease(self, size: int, queue: Queue) -> Lease:
         """Memory for a tensor that a task on this stream makes; it holds garbage."""
-        size = max(1, -(-size // GRAIN)) * GRAIN
+        asked, size = size, max(1, -(-size // GRAIN)) * GRAIN
         free = self._free[queue.number, size]
         if free:
             block = free.pop()
         else:
-            block = Block(size, queue)
+            block = Block(size, queue, self.device)
             self.reserved += size
         # Whoever still reads it must be waited for, so this counts as a write, and spoils what was there.
         touches = (Touch(id(block), 0, size, True),)
         queue.issue('an allocation', lambda: block.memory.fill_(GARBAGE), touches)
+        self.asked += asked
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
-        return Lease(self, block)
+        return Lease(self, block, asked)
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: Block, asked: int) -> None:
         """The host has dropped the last tensor."""
+        self.asked -= asked
         self.allocated -= block.size
         self._free[block.queue.number, block.size].append(block)
 

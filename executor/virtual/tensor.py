@@ -101,7 +101,7 @@ class Part(NamedTuple):
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Issue one operation."""
-    leaves, shape = _flat(args, kwargs)
+    leaves, shape = flat(args, kwargs)
     if state.issuing and func in COPIES and _from_host(func, args, kwargs):
         raise ProgramError(f'{func} from the host has it wait for the device inside of a step; copy without blocking')
     if func in READ_BY_HOST or _to_host(func, args, kwargs):
@@ -208,7 +208,7 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
         past = _span(one.shape, one.stride()) + one.storage_offset()
         size = past * one.element_size() if shared is None else 0
         results.append(Part(shared, Form(tuple(one.shape), one.stride(), one.storage_offset(), one.dtype), size))
-    return Made(tuple(results), several, _written(func, leaves, shape))
+    return Made(tuple(results), several, written(func, leaves, shape))
 
 
 def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
@@ -253,7 +253,7 @@ def _device(leaves: list[Any]) -> torch.device:
     return next(leaf.device for leaf in leaves if isinstance(leaf, VirtualTensor))
 
 
-def _flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Arguments one behind the other, and how they stood: for each the length of its list, or −1."""
     leaves: list[Any] = []
     lengths = []
@@ -277,7 +277,7 @@ def _unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
     return values[:count], dict(zip(names, values[count:], strict=True))
 
 
-def _written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
+def written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
     """Numbers of the arguments that an operation changes."""
     args, kwargs = _unflat(list(range(len(leaves))), shape)
     found = set[int]()
@@ -289,11 +289,16 @@ def _written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
     return frozenset(found)
 
 
+def form_of(tensor: torch.Tensor) -> Form:
+    """What a tensor looks like."""
+    return Form(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
 def _form(leaf: Any) -> Any:
     if isinstance(leaf, VirtualTensor):
         return leaf.form
     if isinstance(leaf, torch.Tensor):
-        return Form(tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype)
+        return form_of(leaf)
     # 1, 1.0 and True are equal, and their results are not.
     return leaf if not isinstance(leaf, int | float) else Number(type(leaf), leaf)
 
@@ -327,8 +332,9 @@ def touches(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> li
     found = []
     for tensors, changes in ((reads, False), (writes, True)):
         for tensor in tensors:
-            assert isinstance(tensor, VirtualTensor)
-            found.append(Touch(id(tensor.lease.block), *_bytes(tensor.form), changes))
+            # Those of a dry run have both, too.
+            of: Any = tensor
+            found.append(Touch(id(of.lease.block), *_bytes(of.form), changes))
     return found
 
 

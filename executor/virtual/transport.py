@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from executor.devices.issue import ISSUERS
+from executor.devices.issue import ISSUERS, Watch
 from executor.devices.open import open_device
 from executor.draws import single_thread
 from executor.ranks.collectives import Messages
 from executor.ranks.real import Start
 from executor.ranks.request import Outcome, Request
-from executor.ranks.transports import Transport
 from executor.state import Execution, assemble_run
 from executor.tensors import all_reduce
 from executor.validate import communicators
@@ -37,7 +36,7 @@ Work = Callable[[list[Cells]], list[Cells]]
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One rank's part in a meeting: its task, and what it brings and gets."""
+    """One rank's part in a meeting: its task, what it brings and gets, and the ``form`` that all must have alike."""
 
     form: tuple[object, ...]
     brings: Cells
@@ -70,10 +69,14 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Communicator:
-    """What the ranks of one group share for one stream."""
+    """What the ranks of one group share for one stream.
+
+    Arguments: ``there``, the positions whose ranks are issued at all; others do as these do.
+    """
 
     name: str
     size: int
+    there: frozenset[int]
     meetings: dict[int, dict[int, Seat]] = field(default_factory=dict)
     issued: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     sent: dict[tuple[int, int], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
@@ -98,29 +101,30 @@ class VirtualTransport:
 
     def all_reduce(self, flat: torch.Tensor, reduce: str) -> None:
         """Reduce a flat tensor in place."""
-        self._meet('all_reduce', reduce, [flat], [flat], lambda brought: all_reduce(brought, reduce))
+        self.meet('all_reduce', reduce, [flat], [flat], reduced(reduce))
 
     def all_gather(self, own: torch.Tensor) -> torch.Tensor:
         """The flat tensors of all ranks, by position."""
-        gathered = own.new_empty((self.size, own.numel()))
-        self._meet('all_gather', '', [own], [gathered], _gathered)
-        return gathered
+        all_of = own.new_empty((self.size, own.numel()))
+        self.meet('all_gather', '', [own], [all_of], gathered)
+        return all_of
 
     def reduce_scatter(self, chunks: list[torch.Tensor], reduce: str) -> torch.Tensor:
         """The reduced chunk of this rank's position."""
         own = torch.empty_like(chunks[self.position])
-        self._meet('reduce_scatter', reduce, chunks, [own], lambda brought: _scattered(brought, reduce))
+        self.meet('reduce_scatter', reduce, chunks, [own], scattered(reduce))
         return own
 
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The chunks that all ranks have for this one, by position."""
         received = [torch.empty_like(chunks[self.position]) for _ in chunks]
-        self._meet('all_to_all', '', list(chunks), received, _exchanged)
+        self.meet('all_to_all', '', list(chunks), received, exchanged)
         return received
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once, as one batch."""
         shared, mine, what = self.communicator, self.position, f'a message on {self.communicator.name}'
+        sends, receives = ([one for one in messages if one[1] in shared.there] for messages in (sends, receives))
         touched = touches([tensor for tensor, _ in sends], [tensor for tensor, _ in receives])
         out, into = ([(_cells(tensor), peer) for tensor, peer in messages] for messages in (sends, receives))
 
@@ -145,10 +149,13 @@ class VirtualTransport:
 
         state.current_queue(self.device).whenever(put)
 
-    def _meet(self, kind: str, reduce: str, brings: Cells, gets: Cells, work: Work) -> None:
-        """A collective of all ranks."""
+    def meet(self, kind: str, reduce: str, brings: Cells, gets: Cells, work: Work, named: object = '') -> None:
+        """A collective of all ranks.
+
+        Arguments: ``named``, what else all of them must have alike.
+        """
         shared, touched, what = self.communicator, touches(brings, gets), f'{kind} on {self.communicator.name}'
-        form = (kind, reduce, sum(tensor.numel() for tensor in brings))
+        form = (kind, reduce, sum(tensor.numel() for tensor in brings), brings[0].dtype, named)
         own, results = ([_cells(tensor) for tensor in tensors] for tensors in (brings, gets))
 
         def put(queue: Queue) -> None:
@@ -162,25 +169,27 @@ class VirtualTransport:
 
             def ready() -> bool:
                 return number not in shared.meetings or (
-                    len(seats) == shared.size and all(seat.there for seat in seats.values())
+                    len(seats) == len(shared.there) and all(seat.there for seat in seats.values())
                 )
 
             def run() -> None:
                 if shared.meetings.pop(number, None) is not None:
-                    _carry([seats[position] for position in range(shared.size)], work, shared.name)
+                    _carry(shared, seats, work)
 
             seat.task = queue.put(what, run, ready)
 
         state.current_queue(self.device).whenever(put)
 
 
-def _carry(seats: list[Seat], work: Work, name: str) -> None:
+def _carry(shared: Communicator, seats: Mapping[int, Seat], work: Work) -> None:
     """Carry out a collective. Arguments: ``seats``, by position."""
-    for seat in seats:
-        if seat.form != seats[0].form:
-            raise ProgramError(f'ranks meet in different collectives on {name}: {seats[0].form} and {seat.form}')
-    for seat, brought in zip(seats, work([seat.brings for seat in seats]), strict=True):
-        for target, result in zip(seat.gets, brought, strict=True):
+    first = seats[min(seats)]
+    for seat in seats.values():
+        if seat.form != first.form:
+            raise ProgramError(f'ranks meet in different collectives on {shared.name}: {first.form} and {seat.form}')
+    results = work([seats.get(position, first).brings for position in range(shared.size)])
+    for position, seat in seats.items():
+        for target, result in zip(seat.gets, results[position], strict=True):
             target.copy_(result)
         state.lanes[seat.queue.device].popleft()
 
@@ -204,28 +213,36 @@ def _posted(
 
 
 def _copy(source: Message, target: Message, name: str) -> None:
-    if source.cells.numel() != target.cells.numel():
-        sizes = f'{source.cells.numel()} elements meets a receive of {target.cells.numel()}'
-        raise ProgramError(f'a message of {sizes} on {name}')
+    sent, wanted = (f'{one.cells.numel()} elements of {one.cells.dtype}' for one in (source, target))
+    if sent != wanted:
+        raise ProgramError(f'a message of {sent} meets a receive of {wanted} on {name}')
     target.cells.copy_(source.cells)
     source.done = target.done = True
 
 
-def _gathered(brought: list[Cells]) -> list[Cells]:
+def gathered(brought: list[Cells]) -> list[Cells]:
+    """Everybody gets what all bring."""
     return [[torch.stack([own for (own,) in brought])] for _ in brought]
 
 
-def _exchanged(brought: list[Cells]) -> list[Cells]:
+def exchanged(brought: list[Cells]) -> list[Cells]:
+    """Everybody gets what all bring for it."""
     return [list(chunks) for chunks in zip(*brought, strict=True)]
 
 
-def _scattered(brought: list[Cells], reduce: str) -> list[Cells]:
-    return [all_reduce([[chunks[place]] for chunks in brought], reduce)[0] for place in range(len(brought))]
+def reduced(reduce: str) -> Work:
+    """Everybody gets the sums, or what else is made of what all bring."""
+    return lambda brought: all_reduce(brought, reduce)
+
+
+def scattered(reduce: str) -> Work:
+    """Everybody gets its part of them."""
+    return lambda brought: [all_reduce([[chunks[at]] for chunks in brought], reduce)[0] for at in range(len(brought))]
 
 
 def _cells(tensor: torch.Tensor) -> torch.Tensor:
-    assert isinstance(tensor, VirtualTensor)
-    return tensor.cells
+    """Its numbers; of a dry run's tensor, which has none, its form."""
+    return tensor.cells if isinstance(tensor, VirtualTensor) else torch.empty_like(tensor, device='meta')
 
 
 # All ranks of a program on virtual accelerators of this process, each issued by a host of its own.
@@ -250,14 +267,14 @@ class VirtualWorld:
         self.engine = state.reset(order)
         self._program = program
         self._steps = request.steps
-        transports = _transports(program)
+        transports = ends_of(program, range(program.world))
         with single_thread():
             self.ranks = [
                 ISSUERS[request.issue](
                     Start.of(program, rank, request, held[rank] if held else None),
                     open_device('virtual', rank),
                     transports[rank],
-                    watch=self._touch(rank),
+                    watch=watch_of(program, rank),
                 )
                 for rank in range(program.world)
             ]
@@ -307,29 +324,33 @@ class VirtualWorld:
             rank.issue(step)
             state.issuing = False
 
-    def _touch(self, rank: int) -> Any:
-        """What the program's tensors are used for, held against the events as memory is."""
-        program = self._program
 
-        def watch(slot: Slot, step: int, stream: Any) -> None:
-            op, touches = slot.op, []
-            for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
-                tensor = program.tensor[name]
-                writes = name in op.writes or name in op.accumulates or name in op.frees
-                place = (rank, *instance(tensor, *slot.part))
-                touches.append(Touch(place, 0, 1, writes))
-            what = f'the tensors of {op.name}'
-            stream.queue.whenever(lambda queue: queue.touch_all(touches, what))
+def watch_of(program: Program, rank: int) -> Watch:
+    """What holds the program's tensors that a rank's ops use against the events, as memory is."""
 
-        return watch
+    def watch(slot: Slot, step: int, stream: Any) -> None:
+        op, touches = slot.op, []
+        for name in dict.fromkeys((*op.reads, *op.writes, *op.accumulates, *op.frees)):
+            tensor = program.tensor[name]
+            writes = name in op.writes or name in op.accumulates or name in op.frees
+            place = (rank, *instance(tensor, *slot.part))
+            touches.append(Touch(place, 0, 1, writes))
+        what = f'the tensors of {op.name}'
+        stream.queue.whenever(lambda queue: queue.touch_all(touches, what))
+
+    return watch
 
 
-def _transports(program: Program) -> list[dict[tuple[str, str], Transport]]:
-    """For each rank its end of every communicator."""
-    found: list[dict[tuple[str, str], Transport]] = [{} for _ in range(program.world)]
+def ends_of(program: Program, ranks: Sequence[int]) -> list[dict[tuple[str, str], VirtualTransport]]:
+    """For each of some ranks its end of every communicator; their devices are numbered as they come."""
+    found: list[dict[tuple[str, str], VirtualTransport]] = [{} for _ in ranks]
+    device = {rank: number for number, rank in enumerate(ranks)}
     for partition, stream in communicators(program):
         for members in partition.groups_GP.tolist():
-            shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members))
-            for position, rank in enumerate(members):
-                found[rank][partition.name, stream] = VirtualTransport(shared, position, torch.device('virtual', rank))
+            there = frozenset(position for position, rank in enumerate(members) if rank in device)
+            shared = Communicator(f'{partition.name} on {stream}, ranks {members}', len(members), there)
+            for position in there:
+                number = device[members[position]]
+                end = VirtualTransport(shared, position, torch.device('virtual', number))
+                found[number][partition.name, stream] = end
     return found

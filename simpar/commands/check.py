@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case
 from simpar.commands.common import case_waited_for, executor_flags, print_json, start, waiting
+from simpar.errors import Problem, ScheduleError
 from simpar.keys import WithoutEffect, without_effect_json, without_effect_line
 from simpar.listing import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
@@ -31,7 +32,11 @@ MOST_STREAMS: Final = 128
 
 
 def check_command(options: argparse.Namespace) -> int:
-    """Print what the program is; with ``--numerics`` train it in process and compare with the unsharded model."""
+    """Print what the program is; with ``--numerics`` train it in process, with ``--fake`` issue it without devices."""
+    if options.fake and options.numerics:
+        raise ScheduleError(Problem('--fake', 'tensors without numbers have no numerics', 'write one of the two'))
+    if options.device and not options.fake:
+        raise ScheduleError(Problem('--device', 'nothing is issued without --fake', 'add --fake, or leave it out'))
     case = case_waited_for(options)
     with waiting('checking'):
         answer = to_dict(case)
@@ -45,17 +50,18 @@ def check_command(options: argparse.Namespace) -> int:
         from simpar.listing import write_ir
 
         answer['written'] = [*answer.get('written', ()), *map(str, write_ir(options.ir, case))]
-    # With ``--numerics`` the executor prints the one JSON object.
-    if options.json and not options.numerics:
+    verb = 'numerics' if options.numerics else 'dry-run' if options.fake else ''
+    # With a verb of its own the executor prints the one JSON object.
+    if options.json and not verb:
         print_json(answer)
         return 0
     if not options.json:
         sys.stdout.write(render(answer))
-    if options.numerics:
+    if verb:
         # The executor writes to the same terminal; unflushed lines would come after its own.
         sys.stdout.flush()
-        flags = ['--json'] if options.json else []
-        return start('numerics', options.file, options.set, [*flags, *executor_flags(options)])
+        flags = [*(['--json'] if options.json else []), *(['--device', options.device] if options.device else [])]
+        return start(verb, options.file, options.set, [*flags, *executor_flags(options)])
     return 0
 
 

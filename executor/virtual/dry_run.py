@@ -1,0 +1,486 @@
+"""A dry run: what every rank of any cluster would ask of its devices, with tensors that have shapes and no numbers.
+
+Each rank's host issues its steps as on real devices: the same kernels, the calls of ``torch.distributed`` to torch's
+fake process group, tensors under ``FakeTensorMode`` on the device itself. Streams, events, memory and the meetings of
+collectives are those of virtual accelerators, whose tasks do nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from executor import virtual
+from executor.devices import KINDS
+from executor.devices.issue import Issuer
+from executor.devices.memory import INPUT, DeviceMemory, storage
+from executor.devices.open import Device, device_module
+from executor.draws import Batch
+from executor.ranks.collectives import Messages
+from executor.ranks.real import Start
+from executor.ranks.request import Request
+from executor.ranks.transports import Native, device_transports
+from executor.tensors import persistent, torch_dtype
+from executor.virtual.engine import Pool, state
+from executor.virtual.tensor import READ_BY_HOST, flat, form_of, touches, written
+from executor.virtual.transport import VirtualTransport, ends_of, exchanged, gathered, reduced, scattered, watch_of
+from executor.walk import Slot
+from simpar.errors import ProgramError
+from simpar.memory import memory, sequential
+from simpar.program import OpClass, Program
+from simpar.units import format_size
+
+WHOLE: Final = 16
+"""Ranks up to which all are issued; of more, those that differ."""
+STEPS: Final = 2
+"""One shows what a step needs of itself, the second what it needs of the one before."""
+ROOM: Final = 100
+"""Tasks of a slot at most, in the mean: no host waits before all have issued."""
+WITHIN: Final = 0.01
+"""How far bytes may be from those that the program says."""
+Call = tuple[str, str]
+"""An operation of torch and the dtype in which it computes."""
+aten = torch.ops.aten
+c10d = torch.ops.c10d
+
+
+class FakeDevices(FakeTensorMode):  # type: ignore[misc]
+    """Tensors on a device have no numbers; those of the host stay real, for shapes follow from some of them.
+
+    Arguments: ``kind``, of the device. ``calls`` counts operations by name and dtype.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.kind = kind
+        self.calls: Counter[Call] = Counter()
+        self.collectives = 0
+        self.slot: Slot | None = None
+        self.end: VirtualTransport | None = None
+        self._plain = False
+        self._sends: list[tuple[torch.Tensor, int]] = []
+        self._receives: list[tuple[torch.Tensor, int]] = []
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Whether torch must not ask for the device; virtual accelerators, which it knows, are none of this kind."""
+        return not torch.get_device_module(self.kind).is_available()
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Within it, all tensors are without numbers, and nothing is issued."""
+        before, self._plain = self._plain, True
+        try:
+            yield
+        finally:
+            self._plain = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """One operation: issued to the current stream of its device, or done at once on the host."""
+        kwargs = dict(kwargs or {})
+        if self._plain:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func.namespace == 'c10d':
+            return self._communicate(func, args)
+        if func is aten.is_pinned.default:
+            return False
+        if func is aten._pin_memory.default:
+            return args[0]
+        leaves, shape = flat(args, kwargs)
+        fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        named = [torch.device(leaf).type for leaf in leaves if isinstance(leaf, torch.device)]
+        if not fakes and self.kind not in named:
+            return func(*args, **kwargs)
+        ours = [leaf for leaf in fakes if leaf.device.type == self.kind]
+        if state.issuing and ours and (func in READ_BY_HOST or 'cpu' in named):
+            raise ProgramError(f'{func} is {READ}')
+        with self.plain():
+            found = super().__torch_dispatch__(func, types, args, kwargs)
+        results = [one for one in (found if isinstance(found, tuple | list) else [found]) if self._is_ours(one)]
+        if ours or results:
+            self._issue(func, leaves, shape, ours, results)
+        return found
+
+    def _is_ours(self, one: Any) -> bool:
+        return isinstance(one, FakeTensor) and one.device.type == self.kind
+
+    def _issue(self, func: Any, leaves: list[Any], shape: Any, ours: list[torch.Tensor], results: list[Any]) -> None:
+        """A task that does nothing, with what it reads and writes."""
+        device = torch.device('virtual', (ours or results)[0].device.index)
+        queue = state.current_queue(device)
+        leases = {storage(one): one.lease for one in ours}
+        fresh = []
+        for one in results:
+            if not hasattr(one, 'lease'):
+                key = storage(one)
+                if key not in leases:
+                    leases[key] = state.pool_of(device, queue).lease(one.untyped_storage().nbytes(), queue)
+                    fresh.append(one)
+                one.lease, one.form = leases[key], form_of(one)
+        changed = written(func, leaves, shape)
+        if not fresh and not changed:
+            return
+        self.calls[func._schema.name.partition('::')[2], _dtype(leaves, results)] += 1
+        reads = [one for place, one in enumerate(leaves) if self._is_ours(one) and place not in changed]
+        writes = [leaves[place] for place in changed if self._is_ours(leaves[place])]
+        queue.issue(str(func), _nothing, touches(reads, [*writes, *fresh]))
+
+    def _communicate(self, func: Any, args: Sequence[Any]) -> Any:
+        """A call of ``torch.distributed``: ranks meet on virtual streams; the fake group is through at once."""
+        assert self.end is not None
+        assert self.slot is not None
+        end, op = self.end, self.slot.op
+        named, name = (op.name, *self.slot.part), func._schema.name.partition('::')[2]
+        if name == 'allreduce_':
+            end.meet('all_reduce', op.reduce, args[0], args[0], reduced(op.reduce), named)
+        elif name == '_allgather_base_':
+            end.meet('all_gather', '', [args[1]], [args[0].view(end.size, -1)], gathered, named)
+        elif name == '_reduce_scatter_base_':
+            chunks = list(args[1].chunk(end.size))
+            end.meet('reduce_scatter', op.reduce, chunks, [args[0]], scattered(op.reduce), named)
+        elif name == 'alltoall_base_':
+            out, into = args[1].split(args[4]), args[0].split(args[3])
+            end.meet('all_to_all', '', list(out), list(into), exchanged, named)
+        elif name in ('send', 'recv_'):
+            (self._sends if name == 'send' else self._receives).append((args[0][0], args[2]))
+        else:
+            raise ProgramError(f'{op.name}: {func} is no call that a dry run knows')
+        self.collectives += 1
+        group = next(one for one in args if isinstance(one, torch.ScriptObject))
+        # Of the fake group every call is over at once, whatever its tensors are.
+        work = c10d.recv_([torch.empty(0)], group, 0, 0)
+        return work if len(func._schema.returns) == 1 else (args[0], work)
+
+    def flush(self) -> None:
+        """Messages that belong together are one batch."""
+        assert self.end is not None
+        self.end.exchange(self._sends, self._receives)
+        self._sends, self._receives = [], []
+
+
+READ: Final = 'read by the host inside of a step; a device would stand still meanwhile'
+NUMBERS: Final = {
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.__float__,
+    torch.Tensor.__int__,
+    torch.Tensor.__bool__,
+}
+
+
+class Indexed(TorchFunctionMode):  # type: ignore[misc]
+    """Brackets, copies and numbers: torch's own methods ask for a device first, and there is none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Brackets around a tensor on a device, and copies of it; all else as it is."""
+        if func in NUMBERS and state.issuing and args[0].device.type != 'cpu':
+            raise ProgramError(f'a number is {READ}')
+        if func is torch.Tensor.copy_:
+            return aten.copy_.default(*args, **(kwargs or {}))
+        if func is torch.Tensor.contiguous:
+            return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
+        if func not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) or args[0].device.type == 'cpu':
+            return func(*args, **(kwargs or {}))
+        part, places = _part(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
+        picks = any(place is not None for place in places)
+        if func is torch.Tensor.__getitem__:
+            return aten.index.Tensor(part, places) if picks else part
+        value = args[2] if isinstance(args[2], torch.Tensor) else torch.full((), args[2], dtype=part.dtype)
+        return aten.index_put_.default(part, places, value) if picks else aten.copy_.default(part, value, True)
+
+
+def _part(x: torch.Tensor, index: tuple[Any, ...]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """What slices and numbers leave of a tensor, and for each of its dims the places that are picked along it."""
+    places: list[torch.Tensor | None] = []
+    for at, one in enumerate(index):
+        if one is Ellipsis:
+            behind = sum(other is not None for other in index[at + 1 :])
+            places += [None] * (x.dim() - len(places) - behind)
+        elif isinstance(one, torch.Tensor):
+            places.append(one)
+        elif isinstance(one, int):
+            x = x.select(len(places), one)
+        else:
+            dim = len(places)
+            x = x.unsqueeze(dim) if one is None else aten.slice.Tensor(x, dim, one.start, one.stop, one.step or 1)
+            places.append(None)
+    return x, places
+
+
+def _nothing() -> None:
+    pass
+
+
+def _dtype(leaves: list[Any], results: list[Any]) -> str:
+    """The dtype in which an operation computes: what its tensors are promoted to, floating ones first."""
+    found = [one.dtype for one in leaves if isinstance(one, torch.Tensor)] or [results[0].dtype]
+    found = [one for one in found if one.is_floating_point] or found
+    wide = found[0]
+    for one in found[1:]:
+        wide = torch.promote_types(wide, one)
+    return str(wide).removeprefix('torch.')
+
+
+class Batched(Native):
+    """A communicator of torch's fake group, whose batches of messages are told as such."""
+
+    def __init__(self, mode: FakeDevices, of: Native) -> None:
+        super().__init__(of.group, of.members, of.position)
+        object.__setattr__(self, 'mode', mode)
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        """Send and receive at once, as one batch."""
+        super().exchange(sends, receives)
+        self.mode.flush()  # type: ignore[attr-defined]
+
+
+class Counted(DeviceMemory):
+    """A rank's memory that remembers the most bytes of tensors between two operations, inputs left out."""
+
+    def __init__(self, *args: Any) -> None:
+        self.most = self._live = 0
+        self._uses: Counter[int] = Counter()
+        super().__init__(*args)
+
+    def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
+        """End what an op frees; until then it was there beside what the op made."""
+        self.most = max(self.most, self._live)
+        super().free(op, micro_batch, copy)
+
+    def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
+        if stream != INPUT:
+            self._count(tensor, 1)
+        return super()._hold(tensor, stream)
+
+    def _let_go(self, tensor: torch.Tensor) -> None:
+        if self._owners[storage(tensor)][0] != INPUT:
+            self._count(tensor, -1)
+        super()._let_go(tensor)
+
+    def _count(self, tensor: torch.Tensor, by: int) -> None:
+        """One tensor more, or less, in some memory."""
+        key, size = storage(tensor), tensor.untyped_storage().nbytes()
+        before = self._uses[key]
+        self._uses[key] += by
+        self._live += size * (bool(self._uses[key]) - bool(before))
+        if not self._uses[key]:
+            del self._uses[key]
+
+
+class DryIssuer(Issuer):
+    """A host whose device has no numbers."""
+
+    memory_of = Counted
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """Bytes of a rank's tensors at most, between two operations, inputs left out.
+
+    Arguments: ``program``, what the program says; ``device``, what there was; ``inside``, within operations, too.
+    """
+
+    rank: int
+    program: int
+    device: int
+    inside: int
+
+    @property
+    def error(self) -> float:
+        """How far the device's is from the program's."""
+        return self.device / self.program - 1 if self.program else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What was asked of devices.
+
+    Arguments:
+        kind: of the devices.
+        ranks: those that were issued, of ``world``.
+        calls: (operation, dtype) → how often.
+        collectives: calls of ``torch.distributed``.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    world: int
+    calls: Mapping[Call, int]
+    collectives: int
+    bytes: tuple[RankBytes, ...]
+
+    @property
+    def wrong(self) -> list[str]:
+        """What would fail on devices, or is not what the program says."""
+        torn = [one for one in self.bytes if abs(one.error) > WITHIN]
+        return [
+            *(f'no kernel of {self.kind} is known for {name} of {dtype} (dtypes.csv)' for name, dtype in self.without),
+            *(
+                f'rank {one.rank} holds {one.device:,} bytes of tensors, and the program says {one.program:,}'
+                for one in torn
+            ),
+        ]
+
+    @property
+    def without(self) -> list[Call]:
+        """Operations of which the table says that there is no kernel, or does not know; none where it knows nothing."""
+        known = kernels(self.kind)
+        return sorted(call for call in self.calls if call[1] not in known.get(call[0], ())) if known else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """As one object."""
+        calls = [{'operation': name, 'dtype': dtype, 'count': count} for (name, dtype), count in self.calls.items()]
+        return {
+            'device': self.kind,
+            'ranks': list(self.ranks),
+            'world': self.world,
+            'operations': calls,
+            'kernels': 'wrong' if self.without else 'in the table' if kernels(self.kind) else 'not known',
+            'collectives': self.collectives,
+            'bytes': [asdict(one) for one in self.bytes],
+            'wrong': self.wrong,
+        }
+
+    def lines(self) -> list[str]:
+        """As text for a person."""
+        which = (
+            'all' if len(self.ranks) == self.world else f'ranks {", ".join(map(str, self.ranks))}, which stand for all'
+        )
+        full = max(self.bytes, key=lambda one: one.device)
+        known = (
+            'all of them in the table of kernels' if kernels(self.kind) else 'whether there are kernels is not known'
+        )
+        known = f'{len(self.without)} not in the table of kernels' if self.without else known
+        return [
+            f'dry run on {self.kind}: {which} of {self.world} ranks, {STEPS} steps, without devices',
+            f'{sum(self.calls.values())} operations, {len(self.calls)} by name and dtype: {known}',
+            f'{self.collectives} calls of torch.distributed met their peers; no access without its event',
+            f'memory of rank {full.rank}: {format_size(full.device)} of tensors ({full.error:+.2%} from the program)',
+            f'its allocator: {format_size(full.inside)} with inputs, inside of kernels, and kept for other streams',
+        ]
+
+
+def kernels(kind: str) -> dict[str, frozenset[str]]:
+    """Operation → dtypes for which a kind of device has kernels; empty: that is not known of the kind."""
+    with (Path(__file__).parent.parent / 'devices' / 'dtypes.csv').open(encoding='utf-8', newline='') as file:
+        rows = list(csv.DictReader(file))
+    return {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
+
+
+def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: type[DryIssuer] = DryIssuer) -> DryRun:
+    """Issue two steps of all ranks, or of those that differ, and hold them against one another.
+
+    Arguments: ``dtype`` takes the place of every floating one.
+
+    Raises ``ProgramError`` where an operation fails, a host would wait, ranks meet in different collectives or a tensor
+    is used without the events that this needs (``Race``), ``Deadlock`` where no stream can go on.
+    """
+    # Before anything else: torch must know the kind.
+    device_module(kind)
+    virtual.install()
+    engine, ranks = state.reset(), representatives(program)
+    engine.room = sum(len(program.role(rank)) for rank in ranks) * STEPS * ROOM
+    mode, issuers = FakeDevices(kind), []
+    request = Request(steps=STEPS, device=kind, transport='native', dtype=dtype)
+    for number, (rank, ends) in enumerate(zip(ranks, ends_of(program, ranks), strict=True)):
+        state.pools[number] = Pool('meta')
+        dist.init_process_group('fake', rank=rank, world_size=program.world)
+        try:
+            issuers.append(_issued(program, request, rank, number, ends, mode, issuer))
+        finally:
+            dist.destroy_process_group()
+    with mode, torch.no_grad():
+        for one in issuers:
+            one.finish()
+    engine.races.check()
+    issued = tuple(_bytes_of(program, issuers))
+    return DryRun(kind, tuple(ranks), program.world, mode.calls, mode.collectives, issued)
+
+
+def representatives(program: Program) -> list[int]:
+    """All ranks of a small world; else the first of each role, and the last that the first rank meets in each group."""
+    if program.world <= WHOLE:
+        return list(range(program.world))
+    first = {role: rank for rank, role in reversed(list(enumerate(program.role_of_rank.tolist())))}
+    return sorted({*first.values(), *(part.members(0)[-1] for part in program.partitions.values())})
+
+
+def _issued(
+    program: Program,
+    request: Request,
+    rank: int,
+    number: int,
+    ends: Mapping[tuple[str, str], VirtualTransport],
+    mode: FakeDevices,
+    issuer: type[DryIssuer],
+) -> DryIssuer:
+    """A rank's host that has issued all steps.
+
+    Arguments: ``number``, of its device; ``ends``, where its calls meet those of others.
+    """
+    kind = replace(KINDS[request.device], backend='fake')
+    module = SimpleNamespace(**{**vars(virtual), 'device_count': lambda: program.world})
+    device = Device(kind, module, torch.device(kind.name, number))
+    groups = device_transports(program, rank, device, {}, request, datetime.timedelta(minutes=1), {})
+    transports = {key: Batched(mode, group) for key, group in groups.items() if isinstance(group, Native)}
+    streams, touch = program.role(rank).streams, watch_of(program, rank)
+
+    def watch(slot: Slot, step: int, stream: Any) -> None:
+        mode.slot, mode.end = slot, ends.get((slot.op.partition, streams[slot.stream]))
+        touch(slot, step, stream)
+
+    with mode, Indexed(), torch.no_grad():
+        with mode.plain():
+            start = _start(program, request, rank)
+        host = issuer(start, device, transports, watch)
+        for stream, name in zip(host.streams, streams, strict=True):
+            stream.queue.name = f'{name} of rank {rank}'
+        host.begin(state.engine.now, STEPS - 1)
+        for step in range(STEPS):
+            state.issuing = True
+            host.issue(step)
+            state.issuing = False
+    return host
+
+
+def _start(program: Program, request: Request, rank: int) -> Start:
+    """What a rank begins with: parameters, states and batches without numbers."""
+    dtype = Start.of(program, rank, request, None).dtype
+    held = {
+        tensor.name: torch.empty(program.local_shape(tensor), dtype=torch_dtype(tensor.dtype, dtype))
+        for tensor in persistent(program, rank)
+    }
+    batch: Batch = {
+        tensor.like or tensor.name: torch.empty(
+            (tensor.shape[0] * (1 if tensor.like else program.micro_batches), *tensor.shape[1:]),
+            dtype=torch_dtype(tensor.dtype, dtype),
+        )
+        for tensor in program.tensors
+        if tensor.kind == 'input'
+    }
+    return replace(Start.of(program, rank, request), steps=STEPS, held=held, batches=dict.fromkeys(range(STEPS), batch))
+
+
+def _bytes_of(program: Program, hosts: Sequence[Issuer]) -> Iterator[RankBytes]:
+    """For each rank what the program says, and what there was."""
+    said = memory(sequential(program))
+    for number, host in enumerate(hosts):
+        assert isinstance(host.memory, Counted)
+        timeline = said.rank(host.start.rank).by_kind()
+        kinds = [column for column, kind in enumerate(timeline.names) if kind != 'input']
+        most = int(timeline.bytes[:, kinds].sum(axis=1).max())
+        yield RankBytes(host.start.rank, most, host.memory.most, state.pools[number].peak)

@@ -1,0 +1,125 @@
+"""Dry runs on fake devices: the table of kernels from torch's OpInfo, and plans held against it (make prove NAME=fake).
+
+``kernels`` writes executor/devices/dtypes.csv (needs expecttest); ``plans FILE [SECONDS]`` issues the recorded
+schedules one after the other, goes on where FILE ends, and keeps there what each asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / 'executor' / 'devices' / 'dtypes.csv'
+SAME = {
+    '_to_copy': 'to', '_softmax': 'softmax', '_log_softmax': 'log_softmax', 'copy_': 'clone', 'fill_': 'fill',
+    'zero_': 'zeros_like', 'detach': 'clone', 'lift_fresh': 'clone', 'embedding_dense_backward': 'embedding',
+    '_scaled_dot_product_flash_attention': '_flash_attention_forward',
+    '_scaled_dot_product_flash_attention_backward': '_flash_attention_forward',
+    '_flash_attention_backward': '_flash_attention_forward', 'index': '__getitem__',
+    '_fused_rms_norm': 'rms_norm', '_fused_rms_norm_backward': 'rms_norm', 'nll_loss_forward': 'nll_loss',
+    'convolution': 'conv2d', 'convolution_backward': 'conv2d', 'max_pool2d_with_indices': 'max_pool2d',
+    'max_pool2d_with_indices_backward': 'max_pool2d',
+}  # fmt: skip
+"""Operation → the entry of OpInfo that tests its kernel, where its own name is none."""
+
+
+def opinfo() -> dict[str, tuple[set[str], set[str]]]:
+    """Entry → dtypes of its forward and of its backward on CUDA, as of a device of compute capability 9."""
+    from torch.testing._internal import common_cuda
+
+    # In a wheel without CUDA these are false, and would take 16-bit kernels out.
+    for name in dir(common_cuda):
+        if name.startswith(('SM', 'PLATFORM_SUPPORTS')):
+            setattr(common_cuda, name, True)
+    from torch.testing._internal import common_methods_invocations as every
+
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for entries in (value for name, value in vars(every).items() if name.endswith('op_db') and isinstance(value, list)):
+        for one in entries:
+            forward = one.dtypesIf.get('cuda', one.dtypes)
+            backward = (
+                getattr(one, 'backward_dtypesIf', {}).get('cuda', ()) if hasattr(one, 'backward_dtypesIf') else ()
+            )
+            for name in {one.name.rpartition('.')[2], getattr(one, 'aten_name', None) or one.name}:
+                both = found.setdefault(name, (set(), set()))
+                for into, dtypes in zip(both, (forward, backward), strict=True):
+                    into.update(str(dtype).removeprefix('torch.') for dtype in dtypes)
+    return found
+
+
+def dtypes_of(operation: str, known: dict[str, tuple[set[str], set[str]]]) -> list[str]:
+    """The dtypes of the entry that stands for an operation; none where OpInfo knows none."""
+    bare = SAME.get(operation, operation)
+    for name in (bare, bare.rstrip('_'), bare.strip('_').removesuffix('_backward')):
+        if name in known:
+            forward, backward = known[name]
+            found = backward if operation.endswith('_backward') and backward else forward
+            return sorted(dtype for dtype in found if 'complex' not in dtype)
+    return []
+
+
+def kernels() -> None:
+    """Write the table: a row for each set of dtypes, with all operations of torch for which it is that."""
+    import torch
+
+    known, rows = opinfo(), defaultdict[str, set[str]](set)
+    every = {
+        schema.name.removeprefix('aten::') for schema in torch._C._jit_get_all_schemas() if 'aten::' in schema.name
+    }
+    for operation in sorted(every):
+        dtypes = dtypes_of(operation, known)
+        if dtypes:
+            rows[' '.join(dtypes)].add(operation)
+    with TABLE.open('w', encoding='utf-8', newline='') as file:
+        table = csv.writer(file, lineterminator='\n')
+        table.writerow(('cuda', 'source', 'operations'))
+        version = torch.__version__.partition('+')[0]
+        table.writerows(
+            (dtypes, f'OpInfo of torch {version}', ' '.join(sorted(of))) for dtypes, of in sorted(rows.items())
+        )
+    print(sum(map(len, rows.values())), 'operations in', len(rows), 'rows')
+
+
+def plans(path: Path, seconds: float) -> None:
+    """Issue recorded schedules for so long."""
+    sys.path.insert(0, str(ROOT / 'tests'))
+    from executor.virtual.dry_run import dry_run
+    from simpar.case import load_case
+    from simpar.errors import SimparError
+    from tests.op_tables import recorded
+
+    every = {name: one.get('schedule') or ROOT / name for name, one in recorded().items()}
+    names = sorted(every, key=lambda name: (name.rpartition('-')[2], name))
+    over = [json.loads(line)['name'] for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
+    begun = time.perf_counter()
+    for name in names:
+        if name in over or name.startswith('examples') or time.perf_counter() - begun > seconds:
+            continue
+        found: dict[str, object] = {'name': name}
+        try:
+            run = dry_run(load_case(every[name]).program)
+            found |= {
+                'ranks': len(run.ranks), 'world': run.world, 'collectives': run.collectives,
+                'wrong': run.wrong,
+                'error': max((one.error for one in run.bytes), key=abs), 'late': max(one.inside for one in run.bytes),
+            }  # fmt: skip
+        except SimparError as error:
+            found['wrong'] = str(error)[:400]
+        print(found, flush=True)
+        with path.open('a', encoding='utf-8') as file:
+            file.write(json.dumps(found) + '\n')
+
+
+if __name__ == '__main__':
+    warnings.simplefilter('ignore')
+    what, *rest = sys.argv[1:]
+    if what == 'plans':
+        plans(Path(rest[0]), float(rest[1]) if rest[1:] else 280)
+    else:
+        kernels()
