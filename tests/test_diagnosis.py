@@ -95,8 +95,8 @@ def bed():
 
 @pytest.mark.parametrize('kind', KINDS, ids=lambda kind: kind.__name__)
 def test_sabotage_of_a_noisy_run_is_named(bed, kind):
-    """Three draws of each kind; one of a single op may be within the noise. `make prove-culprit` draws many."""
-    drawn = [bed.run(kind, np.random.default_rng(seed)) for seed in (3, 4, 5)]
+    """Two draws of each kind; one of a single op may be within the noise. `make prove-culprit` draws many."""
+    drawn = [bed.run(kind, np.random.default_rng(seed)) for seed in (3, 4)]
     wrong = [(truth.what, sentence(found)) for truth, _, found in drawn if not bed.right(truth, found)]
     assert len(wrong) <= (kind.__name__ == 'slow_op'), wrong
 
