@@ -249,6 +249,13 @@ def test_layers_lie_on_stages_as_the_flags_of_a_pipeline_say(flags, tmp_path):
     assert (plan.stages, plan.chunks, plan.recompute) == LAYERS[flags]
 
 
+def test_layers_of_multi_token_prediction_in_a_layout_are_listed(tmp_path):
+    layout = '--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout "Et|t|t|tmL"'
+    path = script(tmp_path, f'torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} {BATCH} {layout}\n')
+    [gap] = load_schedule(schedule_text(imported(Path(path), given={}), 'x')).gaps
+    assert gap.startswith('--pipeline-model-parallel-layout Et|t|t|tmL')
+
+
 TWELVE = '--num-layers 12 --micro-batch-size 2 --global-batch-size 2048 '
 TWELVE += '--tensor-model-parallel-size 4 --pipeline-model-parallel-size 12'
 JOBS = {

@@ -569,6 +569,8 @@ def pipeline(flags: Settings) -> Iterator[Finding]:
         return
     if 'parameters' in flags.text(_METHOD):
         yield Unmapped(_METHOD, 'stages of equal weights; even numbers of layers are written')
+    if 'm' in flags.text(_LAYOUT) and not flags.given('mtp-num-layers'):
+        yield Unmapped(_LAYOUT, 'its layers of multi-token prediction (m) are left out')
     stages = stages_of(flags)
     if stages.chunks > 1:
         by = flags.given(*_VIRTUAL) or stages.by
