@@ -30,7 +30,8 @@ from simpar.units import format_time
 
 NOISE: Final = 0.06
 """Standard deviation of log(measured / predicted) that no number explains. With it 80 % of larger runs of LLM-Foundry
-and MindSpeed lay within the half-widths that runs on one node gave (docs/accuracy.md)."""
+and MindSpeed lay within the half-widths that runs on one node gave; it was chosen with these rows in sight, which
+so do not prove it (docs/accuracy.md)."""
 SIGMAS: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 """Standard deviations of the half-width of a range."""
 ROUNDS: Final = 2
