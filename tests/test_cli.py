@@ -96,7 +96,7 @@ def test_verbs_and_flags_are_these():
 
 @pytest.mark.parametrize('example', EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_predicted_and_checked(example, capsys):
-    assert cli.main(['run', str(example)]) == 0
+    assert cli.main(['run', str(example), '--full']) == 0
     assert 'Critical path' in capsys.readouterr().out
     assert cli.main(['check', str(example)]) == 0
     assert 'collectives of a step' in capsys.readouterr().out
@@ -211,6 +211,7 @@ def test_without_torch_measuring_says_what_to_install(tmp_path):
         assert errors == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
 
 
+@pytest.mark.alone
 def test_answers_come_soon():
     """CPU seconds, best of three on a machine that others use too: help 0.3, the tutorial's prediction 1.5."""
     assert min(simpar('--help')[3] for _ in range(3)) <= 0.3

@@ -147,7 +147,7 @@ def test_a_part_that_does_something_else_is_found(case):
 @pytest.mark.parametrize(
     ('changes', 'told'),
     [
-        ({'parallel': True, 'post_norms': True}, 'a parallel layer has none'),
+        ({'parallel': True, 'post_norms': True}, 'a parallel layer has norms before its halves alone'),
         ({'rotary_share': 0.75, 'head_dim': 4}, '3 features of a head cannot be turned in pairs'),
         ({'rotary_share': 0.1}, '0.1 of 4 features is none'),
         ({'rope_scaling': (2.0, 1.0, 2.0)}, '3 numbers, or a zero among them'),

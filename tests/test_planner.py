@@ -291,7 +291,9 @@ def test_what_a_framework_holds_and_waits_for_is_bounded_too():
         outcome = predicted(space.schedule(path))
         seconds, held, _ = least(judge, path)
         assert 0.7 * outcome.figures.step < seconds <= outcome.figures.step
-        assert 0.9 * outcome.peak < held <= outcome.peak
+        # Of gathered weights full gradients come and go, which are not counted.
+        share = 0.7 if space.plan(path).zero == 3 else 0.9
+        assert share * outcome.peak < held <= outcome.peak
 
 
 def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():

@@ -581,7 +581,8 @@ class Ways:
         share = min(way.group or most, most)
         return Shares(
             parameter=share if zero >= 3 else 1,
-            gradient=share if zero >= 2 and not self._contiguous else 1,
+            # A buffer is of full gradients, but of shards where weights are gathered on use.
+            gradient=share if zero >= (3 if self._contiguous else 2) else 1,
             state=share if zero >= 1 else 1,
             experts=max(1, most // plan.expert),
             # What is gathered on use is cast on use, too.
