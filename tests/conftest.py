@@ -12,13 +12,13 @@ settings.load_profile('no deadline')
 
 MARKS = {
     'alone': {
+        'test_answer_speed',
         'test_bench',
         'test_engine_speed',
         'test_executor_net',
         'test_executor_pool',
         'test_executor_watchdog',
         'test_executor_worked',
-        'test_slider_speed',
     },
     'waits': {
         'test_executor_command',

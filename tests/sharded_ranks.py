@@ -73,7 +73,7 @@ class Block(torch.nn.Module):
         self.fc2 = torch.nn.Linear(self.fc1.out_features, model.hidden)
 
     def forward(self, x):
-        qkv = _together(self.model, self.qkv(self.norm1(x)), [None, None])
+        qkv = _together(self.model, 0, self.qkv(self.norm1(x)), [None, None])
         x = x + self.proj(_attention(self.model, 0, *qkv, lambda y: y))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 

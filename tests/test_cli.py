@@ -211,13 +211,6 @@ def test_without_torch_measuring_says_what_to_install(tmp_path):
         assert errors == 'torch is not installed; install the extra: pip install "simpar-parallel[torch]"\n'
 
 
-@pytest.mark.alone
-def test_answers_come_soon():
-    """CPU seconds, best of three on a machine that others use too: help 0.3, the tutorial's prediction 1.5."""
-    assert min(simpar('--help')[3] for _ in range(3)) <= 0.3
-    assert min(simpar('run', TUTORIAL)[3] for _ in range(3)) <= 1.5
-
-
 def test_the_same_file_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
     traces = []
     for seed in ('0', '1', 'random'):

@@ -6,7 +6,7 @@ import pytest
 from engine_check import check
 from engine_programs import make_sample
 
-PROGRAMS, PART = 400, 200
+PROGRAMS, PART = 500, 250
 LEAST = 4
 """Programs of a part in which each thing happens."""
 HAPPENS = (

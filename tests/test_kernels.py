@@ -451,7 +451,7 @@ def test_an_unknown_kernel_is_refused_with_what_there_is():
     op = OpClass(name='gelu.W', kind='compute', operator='gelu', phase='W')
     with pytest.raises(ProgramError, match=r"gelu.W: no kernel for 'gelu' in phase W; there are phases F, I"):
         kernel(op)
-    with pytest.raises(ProgramError, match=r'there are operators adam, add, aten, .*attention, '):
+    with pytest.raises(ProgramError, match=r'there are operators adam, add, alibi, aten, .*attention, '):
         kernel(OpClass(name='x', kind='compute', operator='maxout', phase='F'))
 
 

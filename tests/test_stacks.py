@@ -382,7 +382,7 @@ def test_one_work_queue_makes_sums_of_gradients_hold_up_the_backward(tmp_path, c
 
 
 def test_work_queues_that_change_nothing_are_told(tmp_path, capsys):
-    told = ' '.join(queued(tmp_path, capsys, '2').out.split())
+    told = ' '.join(queued(tmp_path, capsys, '2', '--full').out.split())
     assert 'cluster.work_queues (2): no device has more than 2 streams, and each has a work queue for itself' in told
     assert 'work queues 0' not in told
     assert 'streams of a device share' not in told
