@@ -10,6 +10,8 @@ import simpar
 from simpar import cli
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
+SLACK = 1.5
+"""How much slower a machine may be that runs tests: the same commit took 1.1 and 1.6 s within an hour."""
 
 
 def test_a_slider_follows_within_half_a_second_for_64_gpus():
@@ -34,12 +36,12 @@ def cpu_seconds(*words):
 
 
 def test_answers_come_soon():
-    assert cpu_seconds('--help') <= 0.3
-    assert cpu_seconds('run', str(EXAMPLES / 'multi_copy.yaml')) <= 1.5
+    assert cpu_seconds('--help') <= 0.3 * SLACK
+    assert cpu_seconds('run', str(EXAMPLES / 'multi_copy.yaml')) <= 1.5 * SLACK
 
 
 def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys):
-    words = [word for setting in ('plan.micro_batches=65536', 'workload.batch=131072') for word in ('--set', setting)]
+    words = [word for setting in ('plan.micro_batches=16384', 'workload.batch=32768') for word in ('--set', setting)]
     # The first time may compile kernels.
     assert cli.main(['run', str(EXAMPLES / 'pipeline_h100.yaml'), *words]) == 3
     capsys.readouterr()
@@ -47,7 +49,7 @@ def test_what_is_over_the_limit_is_refused_in_one_line_before_it_is_built(capsys
     assert cli.main(['run', str(EXAMPLES / 'pipeline_h100.yaml'), *words]) == 3
     # A busy machine may have been told to wait before.
     [error] = [line for line in capsys.readouterr().err.splitlines() if 'so far' not in line]
-    assert error.startswith('--set plan.micro_batches=65536: ') or 'pipeline_h100.yaml:10: plan: about ' in error
+    assert error.startswith('--set plan.micro_batches=16384: ') or 'pipeline_h100.yaml:10: plan: about ' in error
     assert ' million slots, ' in error
     assert 'the limit is 8 GB and 600 s' in error
     assert '--limit' in error
