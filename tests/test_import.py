@@ -249,6 +249,17 @@ def test_layers_lie_on_stages_as_the_flags_of_a_pipeline_say(flags, tmp_path):
     assert (plan.stages, plan.chunks, plan.recompute) == LAYERS[flags]
 
 
+def test_a_script_with_lines_of_windows_is_the_same(tmp_path):
+    texts = []
+    for end in ('\n', '\r\n'):
+        path = tmp_path / 'train.sh'
+        flags = SMALL.replace(' --', ' \\\n --')
+        text = f'ARGS="{flags} {BATCH}"\ntorchrun --nproc_per_node 8 pretrain_gpt.py $ARGS\n'
+        path.write_bytes(text.replace('\n', end).encode())
+        texts.append(schedule_text(imported(path, given={}), 'x'))
+    assert texts[0] == texts[1]
+
+
 def test_layers_of_multi_token_prediction_in_a_layout_are_listed(tmp_path):
     layout = '--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout "Et|t|t|tmL"'
     path = script(tmp_path, f'torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} {BATCH} {layout}\n')

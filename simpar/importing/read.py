@@ -248,7 +248,8 @@ def _made(
 
 def _text(path: Path) -> str:
     try:
-        return read_regular(path, MOST_BYTES).decode('utf-8-sig')
+        # Lines of Windows end as all others do.
+        return read_regular(path, MOST_BYTES).decode('utf-8-sig').replace('\r\n', '\n')
     except UnicodeDecodeError:
         raise ScheduleError(Problem(str(path), 'not text in UTF-8', 'save it as UTF-8')) from None
     except (OSError, ValueError) as error:
