@@ -154,9 +154,10 @@ def scale_of(op: OpClass) -> float:
 
 def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """[queries, keys], true where a token must not see another, from which tokens these are."""
-    behind = queries.unsqueeze(1) - keys
     window = int(op.attributes.get('window', 0))
-    hidden = (behind < 0) | (behind >= window) if window else behind < 0
+    hidden = queries.unsqueeze(1) < keys
+    if window:
+        hidden |= queries.unsqueeze(1) >= keys + window
     if 'documents' not in op.attributes:
         return hidden
     return hidden | (document_of(op, queries).unsqueeze(1) != document_of(op, keys))
@@ -338,14 +339,15 @@ class Part:
         own, there = places or self._places(q.shape[1], kv.shape[1])
         hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
         # What a whole row or column hides is left out, as a kernel skips its blocks.
-        seen, columns = (~hidden).any(1), (~hidden).any(0)
+        seen, columns = ~hidden.all(1), ~hidden.all(0)
         self.places = own[seen], there[columns]
         # Numbers, not masks, and found on the host: a device would have to be asked how many a mask picks.
         self.rows, self.columns = (
             on_device(picked.nonzero().flatten(), q) for picked in (seen.repeat(queries), columns)
         )
         # Queries of a group lie below one another, so the mask repeats.
-        self.hidden = on_device(hidden[seen][:, columns], q).repeat(queries, 1)
+        shown = hidden if seen.all() else hidden[seen]
+        self.hidden = on_device(shown if columns.all() else shown[:, columns], q).repeat(queries, 1)
 
     def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of queries and of keys."""

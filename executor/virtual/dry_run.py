@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,17 +181,22 @@ NUMBERS: Final = {
     torch.Tensor.__int__,
     torch.Tensor.__bool__,
 }
+GUARDED: Final = {torch.Tensor.copy_: aten.copy_.default, torch.Tensor.__invert__: aten.bitwise_not.default}
+"""Methods whose first step is to ask for the device → what they do then."""
 
 
 class Indexed(TorchFunctionMode):  # type: ignore[misc]
-    """Brackets, copies and numbers: torch's own methods ask for a device first, and there is none."""
+    """Brackets, copies, numbers, derivatives: torch's own methods ask for a device first, and there is none."""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Brackets around a tensor on a device, and copies of it; all else as it is."""
         if func in NUMBERS and state.issuing and args[0].device.type != 'cpu':
             raise ProgramError(f'a number is {READ}')
-        if func is torch.Tensor.copy_:
-            return aten.copy_.default(*args, **(kwargs or {}))
+        if func is torch.Tensor.requires_grad_ and args[0].device.type == 'cuda' and not torch.backends.cuda.is_built():
+            # Torch's autograd would end the process, not raise.
+            raise RuntimeError("its derivative is autograd's, which asks a torch without cuda for a device")
+        if func in GUARDED:
+            return GUARDED[func](*args, **(kwargs or {}))
         if func is torch.Tensor.contiguous:
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         if func not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) or args[0].device.type == 'cpu':
@@ -262,9 +268,11 @@ class Counted(DeviceMemory):
         super().free(op, micro_batch, copy)
 
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
-        if stream != INPUT:
+        super()._hold(tensor, stream)
+        # Of a view of an input the owner is the input's.
+        if self._owners[storage(tensor)][0] != INPUT:
             self._count(tensor, 1)
-        return super()._hold(tensor, stream)
+        return tensor
 
     def _let_go(self, tensor: torch.Tensor) -> None:
         if self._owners[storage(tensor)][0] != INPUT:
@@ -443,7 +451,9 @@ def _issued(
         mode.slot, mode.end = slot, ends.get((slot.op.partition, streams[slot.stream]))
         touch(slot, step, stream)
 
-    with mode, Indexed(), torch.no_grad():
+    with mode, Indexed(), torch.no_grad(), warnings.catch_warnings():
+        # Newer names of collectives are not in every torch that is supported.
+        warnings.simplefilter('ignore', FutureWarning)
         with mode.plain():
             start = _start(program, request, rank)
         host = issuer(start, device, transports, watch)
