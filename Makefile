@@ -5,7 +5,7 @@
 # make docs           build the docs site into out/site, strictly: links, anchors, pages that the navigation lacks
 # make field          import the recorded settings of public files, and print how many come in clean, by launcher
 # make notebooks      execute the notebooks by Jupyter and keep their outputs
-# make bench          time everything, and write docs/performance.md
+# make bench          time everything, and write docs/proofs/performance.md
 # make prove          list what proves a claim and takes longer than the suite may; make prove NAME=gain runs one
 # make clean          remove what the others made
 PYTHON ?= python3
@@ -69,6 +69,7 @@ notebooks: .venv-test/installed
 # A venv of its own: the suite needs none of it.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	.venv-docs/bin/python -m tests.docs_size
 
 bench: .venv-test/installed
 	.venv-test/bin/python -m benchmarks $(BENCH)

@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks` times simpar beside a C++ reference, and writes docs/performance.md."""
+"""Benchmarks: `python -m benchmarks` times simpar beside a C++ reference, and writes docs/proofs/performance.md."""

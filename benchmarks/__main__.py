@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and write docs/performance.md.
+"""`python -m benchmarks`: measure, and write docs/proofs/performance.md.
 
 python -m benchmarks                      # everything but peers: some five minutes; goes on where it stopped
 python -m benchmarks --quick --stdout     # smaller programs, fewer rounds: half a minute, on the screen
@@ -92,7 +92,9 @@ def measure(options: argparse.Namespace) -> Measured:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog='python -m benchmarks', description='measure, and write docs/performance.md')
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks', description='measure; write docs/proofs/performance.md'
+    )
     parser.add_argument('--quick', action='store_true', help='smaller programs and fewer rounds')
     parser.add_argument('--large', action='store_true', help='also every rank of GPT-3, none folded: a minute, 6 GB')
     parser.add_argument('--every-rank', action='store_true', help='that alone, on the screen')

@@ -1,4 +1,4 @@
-"""docs/performance.md, from what was measured."""
+"""docs/proofs/performance.md, from what was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.every_rank import EveryRank
 from benchmarks.laps import Laps, Spread, short
 from benchmarks.peers import PEERS, Peer, commit_of
 
-PAGE: Final = Path(__file__).parent.parent / 'docs' / 'performance.md'
+PAGE: Final = Path(__file__).parent.parent / 'docs' / 'proofs' / 'performance.md'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The commands and blocks of the docs: where they stand, and why some are not run.
 
-`make prove-docs` (tests/prove_docs.py) runs all others and writes docs/commands.md.
+`make prove-docs` (tests/prove_docs.py) runs all others and writes docs/proofs/commands.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
-LIST = DOCS / 'commands.md'
-PAGES = [ROOT / 'README.md', *sorted(path for path in DOCS.glob('*.md') if path != LIST)]
+LIST = DOCS / 'proofs' / 'commands.md'
+PROOFS = DOCS / 'proofs'
+PAGES = [ROOT / 'README.md', *sorted(path for path in DOCS.rglob('*.md') if path != LIST)]
 
 COMMAND = re.compile(
     r'(\$ )?((\.venv/bin/)?simpar [a-z-]+( |$)|python3? |torchrun |make |pip install |eval |HTA_|dask |ssh |srun '

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from docs_blocks import DOCS, PROOFS
 from field_score import SCORE, score_table
 from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
@@ -45,12 +46,11 @@ def _row(kind: type[Operator]) -> str:
     return f'| {" | ".join(cells)} |'
 
 
-DOCS = Path(__file__).parent.parent / 'docs'
-STRATEGIES, MODELS, IMPORT = (DOCS / f'{name}.md' for name in ('strategies', 'models', 'import'))
-MODULES, SETTINGS, STACKS = DOCS / 'modules.md', DOCS / 'import_settings.md', DOCS / 'stacks.md'
+STRATEGIES, IMPORT, MODULES, STACKS = (DOCS / f'{name}.md' for name in ('strategies', 'import', 'modules', 'stacks'))
+MODELS, SETTINGS = PROOFS / 'models.md', PROOFS / 'import_settings.md'
 
 KEYS = DOCS / 'keys.md'
-LAYER_KEYS = DOCS / 'keys_network.md'
+LAYER_KEYS = PROOFS / 'keys_network.md'
 NETWORK = 'keys of a network and its layers'
 TOPICS = {
     NETWORK: r'workload\.(network|module)\b',

@@ -1,4 +1,4 @@
-"""Predict what practitioners reported (measured_steps/field), and write the table of docs/field.md.
+"""Predict what practitioners reported (measured_steps/field), and write the table of docs/proofs/field.md.
 
 Each schedule is predicted as it was written: its plan is kept, and what it is silent on is its framework's default.
 """
@@ -18,7 +18,7 @@ from simpar.units import format_size, format_time
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / 'measured_steps' / 'field'
-PAGE = HERE.parent / 'docs' / 'field.md'
+PAGE = HERE.parent / 'docs' / 'proofs' / 'field.md'
 BEGIN, END = '<!-- rows -->', '<!-- end of rows -->'
 APART = 0.03
 """Pairs whose measured steps differ by less say no sign."""

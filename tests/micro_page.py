@@ -1,4 +1,4 @@
-"""Write docs/micro.md: products and collectives that were left out of tables: `python -m tests.micro_page`.
+"""Write docs/proofs/micro.md: products and collectives that were left out of tables: `python -m tests.micro_page`.
 
 Every fifth block (n, k) of a table of products, by sha256, is left out with all its m. It is predicted from the rest as
 simpar predicts sizes that nobody measured. Every fifth point of a table of collectives is left out alone. Then each
@@ -23,7 +23,7 @@ from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
 from tests.proof import commit
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'micro.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'micro.md'
 DEVICES = ('a100-sxm-8', 'h100-sxm-8', 'h200-sxm-8', 'b200-sxm-8')
 FIFTH = 5
 LARGE = 1024

@@ -1,6 +1,6 @@
 """Every pair of features, trained: covering arrays of plans, each by the user's path, against torch autograd in fp64.
 
-``python -m tests.pairs`` trains all plans and writes docs/pairs.md; ``--only models-12`` trains some and tells why not.
+``python -m tests.pairs`` trains all plans and writes docs/proofs/pairs.md; ``--only models-12`` trains some.
 A plan is *trained* where every loss, gradient and parameter of two steps is the unsharded model's to 1e-10; *refused*
 where simpar says why not; *failed* otherwise. A refusal is for *mathematics* where ``MATHEMATICS`` has its message;
 every other one is *not built*.
@@ -33,7 +33,7 @@ from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
 from tests.proof import page_head
 
-PAGE = HERE.parent / 'docs' / 'pairs.md'
+PAGE = HERE.parent / 'docs' / 'proofs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
 STEPS = 2
 SMALL = {'operators': 16, 'models': 16, 'chunks': 32}
@@ -208,7 +208,7 @@ TITLES = {
 
 
 def page(outcomes, commit, before):
-    """The text of docs/pairs.md."""
+    """The text of docs/proofs/pairs.md."""
     arrays = {name: {number: one for number, one in outcomes.items() if number.array == name} for name in ARRAYS}
     found = {name: covered(plans(name), features, 3) for name, features in ARRAYS.items()}
     told = ', '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())

@@ -2,7 +2,7 @@
 
     python -m tests.prove_bench [--write]
 
-Needs root, ``ip``, ``tc`` and ``unshare``; --write puts what was seen into docs/cluster_proof.md.
+Needs root, ``ip``, ``tc`` and ``unshare``; --write puts what was seen into docs/proofs/cluster_proof.md.
 """
 
 import os

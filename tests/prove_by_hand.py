@@ -1,4 +1,4 @@
-"""Steps of the executor beside the same plan by hand in torch; writes docs/by_hand_proof.md.
+"""Steps of the executor beside the same plan by hand in torch; writes docs/proofs/by_hand_proof.md.
 
     python tests/prove_by_hand.py [ROW ...] [--seconds 220] [--again] [--write]
 
@@ -24,7 +24,7 @@ from executor.ranks.request import Request, Stretch
 from simpar.case import load_case
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'by_hand_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'by_hand_proof.md'
 KEPT = ROOT / 'out' / 'by_hand'
 HIDDEN, LAYERS, SEQUENCE, BATCH = SIZES = 512, 4, 128, 8
 TURN, WARM = 4, 2

@@ -3,7 +3,7 @@
     python -m tests.prove_cluster namespaces|slurm|mpi [--write]
 
 Needs root and the launchers of Debian; says what is missing, and installs nothing. --write puts what was seen into
-docs/cluster_proof.md.
+docs/proofs/cluster_proof.md.
 """
 
 import json
@@ -19,7 +19,7 @@ from tests.hosts import Hosts, address, lacking
 from tests.proof import arguments, commit
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'cluster_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'cluster_proof.md'
 BIN = Path(sys.executable).parent
 SEED = 2026
 MEET, QUIET = 6, 8

@@ -1,4 +1,4 @@
-"""Sabotage by simulation: which class and place the diagnosis names first; writes docs/diagnosis_proof.md.
+"""Sabotage by simulation: which class and place the diagnosis names first; writes docs/proofs/diagnosis_proof.md.
 
 python tests/prove_culprit.py [--draws 4] [--seed 0] [--write]
 """
@@ -65,7 +65,7 @@ def main():
         __doc__,
         draws=(4, 'strengths of each kind on each schedule'),
         seed=0,
-        write=(False, 'write docs/diagnosis_proof.md'),
+        write=(False, 'write docs/proofs/diagnosis_proof.md'),
     )
     rng, begun = np.random.default_rng(options.seed), time.process_time()
     found, wrong, clean = defaultdict(list), [], []
@@ -85,7 +85,7 @@ def main():
     text = report(options, found, wrong, clean, time.process_time() - begun)
     print(text)
     if options.write:
-        (ROOT / 'docs' / 'diagnosis_proof.md').write_text(text, encoding='utf-8')
+        (ROOT / 'docs' / 'proofs' / 'diagnosis_proof.md').write_text(text, encoding='utf-8')
     every = [one for each in found.values() for one in each]
     raise SystemExit(0 if np.mean(every) >= 0.9 and len(clean) <= 1 else 4)
 
@@ -99,7 +99,7 @@ def report(options, found, wrong, clean, seconds):
         '# Sabotage by simulation',
         '',
         f'`make prove-culprit` wrote this page: {by_seed}.',
-        'See [diagnosis](diagnosis.md) for what is drawn, and for which class and place count as right.',
+        'See [diagnosis](../diagnosis.md) for what is drawn, and for which class and place count as right.',
         '',
         f'The first line named class and place in **{right} ({np.mean(every):.1%})**;',
         'of the five kinds written after the diagnosis was frozen for the second time,',

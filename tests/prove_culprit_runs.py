@@ -259,7 +259,7 @@ def page(options, parts, code):
         f'whose load was {min(loads):.1f} to {max(loads):.1f}.',
         f'Three schedules over `{options.net}`: compute is emulated, messages are real,',
         'communication is calibrated in the same run.',
-        '[Diagnosis](diagnosis.md) says what is drawn, and when a place is right.',
+        '[Diagnosis](../diagnosis.md) says what is drawn, and when a place is right.',
         '',
         '| ranks | right | of | clean and named | of | told as too busy |',
         '|---|---|---|---|---|---|',

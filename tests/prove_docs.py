@@ -1,4 +1,4 @@
-"""Run every command and block of the docs, and write docs/commands.md.
+"""Run every command and block of the docs, and write docs/proofs/commands.md.
 
     make prove-docs                                all of them
     python tests/prove_docs.py --new               those that the list lacks
@@ -185,7 +185,7 @@ def proved(page: Path, only: frozenset[str] | None = None) -> list[Outcome]:
 
 
 def listed(lines: dict[str, list[str]], at: str) -> str:
-    """The text of docs/commands.md."""
+    """The text of docs/proofs/commands.md."""
     parts = [page_head('docs', at=at)]
     for page, rows in lines.items():
         parts += [f'\n## {page}\n\n| command or block | held by |\n|---|---|\n', *(f'{row}\n' for row in rows)]

@@ -2,7 +2,7 @@
 
 Runs random programs on every engine, folded and unfolded, and the small ones in exact fractions. Prints the seed of
 each program on which they differ, and ends with an error. Parts in which all agree are kept in out/engine_fuzz.jsonl,
-so it may be interrupted, and goes on from there; once all parts are there it writes docs/engine_fuzz.md.
+so it may be interrupted, and goes on from there; once all parts are there it writes docs/proofs/engine_fuzz.md.
 """
 
 import json
@@ -26,7 +26,7 @@ from engine_check import BOUND, SMALL, Difference, check
 from engine_programs import make_sample
 from proof import arguments
 
-PAGE = HERE.parent / 'docs' / 'engine_fuzz.md'
+PAGE = HERE.parent / 'docs' / 'proofs' / 'engine_fuzz.md'
 KEPT = HERE.parent / 'out' / 'engine_fuzz.jsonl'
 PROGRAMS, PART = 100_000, 200
 """How many programs, and how many a process takes at once."""
@@ -55,7 +55,7 @@ def run_one(seed: int) -> tuple[Counter[str], float, str]:
 
 
 def page(parts: list[dict]) -> str:
-    """The text of docs/engine_fuzz.md, of parts in the order of their seeds."""
+    """The text of docs/proofs/engine_fuzz.md, of parts in the order of their seeds."""
     happened = sum((Counter(part['happened']) for part in parts), Counter())
     worst, seconds = max(part['worst'] for part in parts), sum(part['seconds'] for part in parts)
     programs = happened['programs']

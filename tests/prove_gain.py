@@ -1,6 +1,6 @@
 """`make prove-gain`: gains by `simpar measure`, predicted and measured in one run, on a paced link.
 
-    python tests/prove_gain.py --seed 2028 --folder out/gain --write docs/gain_proof.md
+    python tests/prove_gain.py --seed 2028 --folder out/gain --write docs/proofs/gain_proof.md
 
 Every row is one command that a user would give. Emulated rows are predicted by the link alone, and nothing is fitted.
 Real rows are predicted by a profile that `python -m executor.bench` wrote just before, without any step of theirs. An

@@ -1,4 +1,4 @@
-"""Models that we did not write, on ranks: ``make prove-huggingface``; ``--write`` keeps docs/huggingface_proof.md.
+"""Models of others on ranks: ``make prove-huggingface``; ``--write`` keeps docs/proofs/huggingface_proof.md.
 
 Tiny models of transformers, each under plans that cover every pair of axes: losses and all gradients in process in
 fp64, and of 8 ranks over gloo in fp32. Mixtral also with an auxiliary loss. Ends with an error where one is off by more
@@ -21,7 +21,7 @@ from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
 from simpar.lower import lower
 
-PAGE = HERE.parent / 'docs' / 'huggingface_proof.md'
+PAGE = HERE.parent / 'docs' / 'proofs' / 'huggingface_proof.md'
 WIDE, NARROW = 1e-10, 1e-5
 NARROW_FLOOR = 1e-3
 """Of the largest gradient: in fp32 smaller ones are held to this."""

@@ -1,4 +1,4 @@
-"""Make every mistake of `tests/mistakes`, and write docs/mistakes.md: `make prove-mistakes`."""
+"""Make every mistake of `tests/mistakes`, and write docs/proofs/mistakes.md: `make prove-mistakes`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.mistake import KINDS, ROOT, Answer, Mistake, make, mistakes
 from tests.mistake_grades import MENDED, WEAK
 from tests.proof import page_head
 
-PAGE = ROOT / 'docs' / 'mistakes.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'mistakes.md'
 LONGEST = 150
 
 

@@ -1,6 +1,6 @@
 """Trains modules that this project did not write under every plan; losses and gradients against their own autograd.
 
-``make prove-modules`` writes docs/modules_proof.md.
+``make prove-modules`` writes docs/proofs/modules_proof.md.
 """
 
 import sys
@@ -17,7 +17,7 @@ from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.workload import Workload
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'modules_proof.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'modules_proof.md'
 TOLERANCE = 1e-10
 SEED = 0
 PRODUCTS = ('matmul', 'aten_product', 'aten_attention')

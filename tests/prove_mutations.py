@@ -1,6 +1,6 @@
 """`make prove-mutations`: mutated inputs of every kind, read by simpar in this process under bounds.
 
-    python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/mutations_proof.md
+    python tests/prove_mutations.py --cases 10000 --seed 2026 --write docs/proofs/mutations_proof.md
     python tests/prove_mutations.py --seed 2026 --only 4711      one case again, with its traceback
 
 Nothing may end in a traceback or an internal error, run for longer than a bound of CPU seconds, or take more than a

@@ -1,4 +1,4 @@
-"""The tests of numerics on virtual accelerators, file by file; writes docs/on_virtual_proof.md.
+"""The tests of numerics on virtual accelerators, file by file; writes docs/proofs/on_virtual_proof.md.
 
     python tests/prove_on_virtual.py [--only PART,PART] [--again] [--write]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from proof import arguments, commit, page_head
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'on_virtual_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'on_virtual_proof.md'
 KEPT = ROOT / 'out' / 'on_virtual'
 FILES = (
     'numerics_attention', 'numerics_pipeline', 'graph_numerics', 'recompute_numerics',

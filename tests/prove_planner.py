@@ -1,6 +1,6 @@
 """Draws plans and spaces: bounds below the engine's answer, and the winner of brute force (`make prove-planner`).
 
-python -m tests.prove_planner --plans 10000 --spaces 20 --seed 1 --kept planner.jsonl --page docs/planner_proof.md
+python -m tests.prove_planner --plans 10000 --spaces 20 --kept planner.jsonl --page docs/proofs/planner_proof.md
 
 Blocks of plans and spaces are drawn from seeds of their own, and kept as lines of a file: the same command goes on.
 """

@@ -1,6 +1,6 @@
 """`make prove-real`: drawn schedules with real computation on two ranks, calibrated in the same run.
 
-    python tests/prove_real.py --seed 2026 --folder out/real --write docs/real_proof.md
+    python tests/prove_real.py --seed 2026 --folder out/real --write docs/proofs/real_proof.md
 
 Each block (a network, four schedules) is a file in the folder; a run that was interrupted goes on with the blocks that
 are missing. Each rank has a core of its own. Whether a row can be measured is decided by its own repeats, before its

@@ -1,4 +1,4 @@
-"""Predictions by recorded ops, of trainings that simpar did not write; writes docs/recordings_proof.md.
+"""Predictions by recorded ops, of trainings that simpar did not write; writes docs/proofs/recordings_proof.md.
 
 python tests/prove_recording.py [FOLDER]
 """
@@ -16,7 +16,7 @@ from simpar import cli
 from simpar.case import load_case
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'recordings_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'recordings_proof.md'
 TRAINING = Path(__file__).parent / 'recorded_training.py'
 SHAPES = [
     # ranks, hidden, layers, sequence, samples of a rank

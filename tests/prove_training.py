@@ -2,7 +2,7 @@
 
     python -m tests.prove_training [--write]
 
---write puts what was seen into docs/training_proof.md.
+--write puts what was seen into docs/proofs/training_proof.md.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from simpar import from_module
 from tests.proof import arguments, commit
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / 'docs' / 'training_proof.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'training_proof.md'
 TORCHRUN = Path(sys.executable).parent / 'torchrun'
 SEED = 2026
 MODEL = """\

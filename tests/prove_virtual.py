@@ -1,4 +1,4 @@
-"""Virtual accelerators: all numerics cases, many orders, sabotage, and 2,000 steps; writes docs/virtual_proof.md.
+"""Virtual accelerators: all numerics cases, many orders, sabotage, 2,000 steps; writes docs/proofs/virtual_proof.md.
 
 Run by ``make prove-virtual``. Each part prints as it goes.
 """
@@ -30,7 +30,7 @@ from executor.ranks.pool import Pool
 from executor.virtual.engine import Race
 from simpar.errors import Deadlock, SimparError
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'virtual_proof.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'virtual_proof.md'
 GLOO = 1e-12
 FLAT = 0.01
 

@@ -11,6 +11,7 @@ import shlex
 import pytest
 import yaml
 from docs_blocks import DOCS, LIST, PAGES, ROOT, all_blocks
+from docs_size import size
 from docs_tables import schedule_table_keys
 from prove_docs import Outcome, folder_of, row, run
 
@@ -109,3 +110,19 @@ def test_a_wrong_command_and_a_changed_table_are_noticed(tmp_path):
         page='README.md', kind='command', text='simpar sweep schedule.yaml --markdown', below='| a table |'
     )
     assert run(table, folder).wrong.startswith('it prints another table')
+
+
+def test_pages_that_messages_and_code_name_are_there():
+    for folder in ('simpar', 'executor', 'benchmarks', 'hw_profiles', 'examples'):
+        for path in (ROOT / folder).rglob('*'):
+            if path.suffix in ('.py', '.csv', '.yaml', '.html', '.js') and 'measured' not in path.name:
+                for page in re.findall(r'(?<![\w/:])docs/[\w/]+\.md', path.read_text(encoding='utf-8')):
+                    assert (ROOT / page).is_file(), f'{path.relative_to(ROOT)} names {page}'
+
+
+def test_the_docs_stay_short_and_their_sentences_too():
+    """The bar is 28 pages, 45,000 words and 3 % of sentences over 25 words; until it is met, what was met."""
+    number, count, long, every = size()
+    assert number <= 51
+    assert count <= 96_200
+    assert len(long) <= 0.075 * every, len(long)

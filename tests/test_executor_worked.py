@@ -1,4 +1,4 @@
-"""The worked program on two real ranks with emulated compute and paced links, held against docs/worked_program.md."""
+"""The worked program on two real ranks, compute emulated, links paced, held against docs/proofs/worked_program.md."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """What practitioners reported (measured_steps/field): how far predictions may lie from it, and which way plans differ.
 
-All 50 rows take about 20 CPU seconds. `python -m tests.field_page --write` writes them into docs/field.md.
+All 50 rows take about 20 CPU seconds. `python -m tests.field_page --write` writes them into docs/proofs/field.md.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ PUBLISHED = {
     'gpt2_large': 774_030_080,
     'gpt2_xl': 1_557_611_200,
 }
-"""As the models' pages on Hugging Face count the numbers of their files (docs/models.md), GPT-2's without its masks,
-and V3's 671B as its card has them, without the module that predicts a further token."""
+"""As the models' pages on Hugging Face count the numbers of their files (docs/proofs/models.md), GPT-2's without its
+masks, and V3's 671B as its card has them, without the module that predicts a further token."""
 
 
 def config_of(name):

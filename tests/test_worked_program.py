@@ -1,4 +1,4 @@
-"""The simulator meets every span that docs/worked_program.md works out by hand."""
+"""The simulator meets every span that docs/proofs/worked_program.md works out by hand."""
 
 import numpy as np
 import pytest

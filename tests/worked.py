@@ -1,4 +1,4 @@
-"""The worked program: two dense blocks, tensor 2, copies 2, on two devices; see docs/worked_program.md.
+"""The worked program: two dense blocks, tensor 2, copies 2, on two devices; see docs/proofs/worked_program.md.
 
 Every span is worked out by hand there; the tables below are copied from there.
 """

@@ -163,7 +163,7 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 ABOVE: Final = 0.17
 """How far peaks predicted of a stack that tells nothing lay above what runs were reported to hold, at most."""
 TOLD: Final = 0.145
-"""The same of stacks that tell what they hold (docs/field.md, tests/test_field.py)."""
+"""The same of stacks that tell what they hold (docs/proofs/field.md, tests/test_field.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Validation: schedules predicted and measured in one run, on a network of known rate, with emulated compute.
 
-``make netns`` prints the tables of ``docs/evidence.md``. Emulated compute checks dependencies, streams, rendezvous and
-communication; it does not check the seconds of computation, which are given. Communication is calibrated in the run
+``make netns`` prints the tables of docs/proofs/evidence.md. Emulated compute checks dependencies, streams, rendezvous
+and communication; it does not check the seconds of computation, which are given. Communication is calibrated in the run
 that it is used in, on sizes other than those of the schedules: seconds are α + size / rate by relative least squares
 over the 10th percentiles.
 """
@@ -412,7 +412,7 @@ def judge(validation: Validation, tolerance: float) -> None:
 
 
 def table(validation: Validation) -> str:
-    """Markdown, as it stands in docs/evidence.md."""
+    """Markdown, as it stands in docs/proofs/evidence.md."""
     lines = [
         f'{validation.world} ranks, network {validation.net}, emulated compute',
         '',
