@@ -1,4 +1,4 @@
-"""How many recorded cases of MindSpore's compiler are compared, and equal: the table in docs/strategies.md.
+"""How many recorded cases of MindSpore's compiler are compared, and equal: the table in docs/proofs/strategy_tables.md.
 
 ``python tests/golden_counts.py`` compares them again and puts the table into the documentation. A case is equal where
 the test of its kind passes.
@@ -23,7 +23,7 @@ import test_strategy_search_golden as searches
 import test_strategy_training_golden as trained
 import test_transformer_golden as blocks
 
-DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategies.md'
+DOCUMENT = Path(__file__).parent.parent / 'docs' / 'proofs' / 'strategy_tables.md'
 BEGIN = '| group | version |'
 COLUMNS = ('cases', 'strategies', 'collectives', 'slices of parameters', 'messages', 'of one number', 'left out')
 VERSIONS = ('2.0.0', '2.10.0')

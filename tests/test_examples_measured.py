@@ -1,7 +1,7 @@
 """Steps with optimizer parallelism that others measured: predicted within a wide band, and in memory that they had.
 
 FSDP of MPT re-gathers weights for every micro-batch: ``zero: 3``. MindFormers' parallel optimizer is ``hsdp: level1``.
-``python tests/test_examples_measured.py`` prints the table of docs/optimizer_parallel.md. Tuned on none.
+``python tests/test_examples_measured.py`` prints the table of docs/proofs/sharding_tables.md. Tuned on none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simpar.workload import AdamW, Transformer, Workload
 BANDS = {'a100-sxm-8': (0.65, 1.1), 'h100-sxm-8': (0.45, 1.1), 'ascend910b-8': (0.5, 1.15)}
 """Predicted / measured, as in tests/test_accuracy.py; wider for the fine-tunes of MindFormers."""
 ROWS = recorded('sharded.csv')
-DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'optimizer_parallel.md'
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'proofs' / 'sharding_tables.md'
 ids = [f'{row["model"]}-{row["cluster"]}-{row["ranks"]}-{row["sequence"]}' for row in ROWS]
 
 

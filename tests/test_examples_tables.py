@@ -17,14 +17,20 @@ from simpar.sweep.table import as_markdown, side_by_side
 
 PLACE = re.compile(r'^ {4,}(?P<command>simpar sweep .*--markdown.*)\n\n(?P<table>(?:\|.*\n)+)', re.MULTILINE)
 DOCUMENTS = {
-    'optimizer_parallel': ['when_sharding_pays', 'transformer_h100_7b', 'transformer_h100_7b', 'transformer_910b_7b'],
-    'tiles': ['tiles', 'tiles', 'transformer_h100', 'overlap'],
+    'overlaps': ['tiles', 'overlap'],
+    'proofs/overlap_tables': ['tiles', 'transformer_h100'],
+    'proofs/sharding_tables': [
+        'when_sharding_pays',
+        'transformer_h100_7b',
+        'transformer_h100_7b',
+        'transformer_910b_7b',
+    ],
     'context_parallel': ['context_parallel'],
 }
 """By page, the examples of its commands."""
 PATHS = {name: ROOT / 'docs' / f'{name}.md' for name in DOCUMENTS}
 FOUND = {name: list(PLACE.finditer(path.read_text(encoding='utf-8'))) for name, path in PATHS.items()}
-TILES = [place['command'] for place in FOUND['tiles']]
+BOTH, PASSES, ONE, SMALL = (place['command'] for name in ('overlaps', 'proofs/overlap_tables') for place in FOUND[name])
 
 
 def answered(command: str) -> tuple[SweepAnswer, str]:
@@ -59,7 +65,7 @@ def test_all_tables_are_there(name: str) -> None:
 
 def test_tiles_win_where_copies_cannot_be_and_lose_where_products_are_small() -> None:
     """What the text below the tables says."""
-    both, one, small, _ = map(step_times, TILES)
+    both, one, small = map(step_times, (BOTH, ONE, SMALL))
     assert both['True 2 4'] < both['True 1 8'] < both['True 2 1'] < both['True 1 1']
     assert both['False 2 1'] < both['False 1 8'] < both['False 1 1']
     assert one['1 True 4'] < one['1 True 1']
@@ -67,7 +73,7 @@ def test_tiles_win_where_copies_cannot_be_and_lose_where_products_are_small() ->
 
 
 def test_every_pass_gains_alone_and_all_gain_most() -> None:
-    none, *alone, default, every = step_times(TILES[-1]).values()
+    none, *alone, default, every = step_times(PASSES).values()
     assert every < default < min(alone)
     assert max(alone) < none
 

@@ -1,4 +1,4 @@
-"""The table of recorded cases in docs/strategies.md is what the tests of their kinds compare, case by case."""
+"""The table of recorded cases in docs/proofs/strategy_tables.md is what tests of their kinds compare, case by case."""
 
 import golden_counts
 import pytest

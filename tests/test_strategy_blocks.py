@@ -1,4 +1,4 @@
-"""The table of transformer blocks in docs/strategy_search.md: what their programs send, and how long a step takes.
+"""The table of transformer blocks in docs/proofs/strategy_tables.md: what their programs send, and how long they take.
 
 ``python tests/test_strategy_blocks.py`` makes it anew (two minutes of CPU).
 """
@@ -20,7 +20,7 @@ from simpar.resolve.strategies import Proposal, least_first
 from simpar.workload import Workload
 from tests.strategy_traffic import Block, recorded_blocks
 
-DOCUMENT = Path(__file__).parent.parent / 'docs' / 'strategy_search.md'
+DOCUMENT = Path(__file__).parent.parent / 'docs' / 'proofs' / 'strategy_tables.md'
 PLAN = Plan(search='exact', dataset='full-batch', all_to_all=True)
 HEADER = '| block | devices | MindSpore 2.10 | 2.0 | data × tensor | `bytes` | `time` | by |\n'
 PLACE = re.compile(re.escape(HEADER) + r'\|(?:---\|)+\n(?P<rows>(?:\|.*\n)+)')

@@ -1,4 +1,4 @@
-"""Kernels: what every operator does in every phase, on torch tensors, as docs/kernels.md lists them.
+"""Kernels: what every operator does in every phase, on torch tensors, as docs/proofs/kernels.md lists them.
 
 A kernel takes the tensors that its op class reads, in order, and gives those that it writes, then those to be added to
 what it accumulates. It never changes what it reads, but for updates, which work in place.
