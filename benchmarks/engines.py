@@ -13,10 +13,9 @@ from typing import Final
 from benchmarks.laps import Laps, Spread, in_turns, timed
 from benchmarks.programs import Case
 from simpar.engine import simulate
-from simpar.engine.costs import node_costs
 from simpar.engine.fold import fold
 from simpar.engine.loop import events
-from simpar.engine.ops import nodes_of
+from simpar.engine.ops import node_costs, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.simulate import Engine, world_of
 from simpar.program import Program

@@ -13,10 +13,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from benchmarks.programs import Case, gpt3
-from simpar.engine.costs import node_costs
 from simpar.engine.fold import fold
 from simpar.engine.loop import events
-from simpar.engine.ops import nodes_of
+from simpar.engine.ops import node_costs, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.simulate import world_of
 

@@ -18,22 +18,21 @@ from executor.cluster import Launch, detect, meeting
 from executor.cluster.external import REFUSAL, common_clock, launched, refuse_external, store_of, wall_clocks
 from executor.devices import KINDS
 from executor.draws import module_of
-from executor.measure import FIRST_STEADY, Perform, in_turns
 from executor.numerics import check
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
-from executor.state import Execution, by_module, save_state
+from executor.state import FIRST_STEADY, Execution, Perform, by_module, in_turns, save_state
 from executor.train import train
 from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case, on_net
-from simpar.clocks import under_load
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
+from simpar.predict import under_load
 from simpar.program import Program
 from simpar.size import parse_limit
 from simpar.trace import PERCENTILE, Trace, joined

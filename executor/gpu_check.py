@@ -26,9 +26,8 @@ from executor.devices.issue import Issuer
 from executor.devices.open import Device, open_device
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
-from executor.ranks.real import Start
+from executor.ranks.real import Copies, Start, Transport
 from executor.ranks.request import Request
-from executor.ranks.transports import Copies, Transport
 from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.cost.costs import Communication, Costs

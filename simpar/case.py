@@ -27,10 +27,10 @@ from simpar.lazy import card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.numbers import SHOWN, Decisive, Side, decisive, pricing_with
-from simpar.pipeline.table import read_csv, rows_of
+from simpar.pipeline.checks import read_csv, rows_of
 from simpar.plans import Plan
 from simpar.predict import Prediction, Told, predict
-from simpar.profiles import cluster, load_profile, shaped
+from simpar.profiles import NONE, cluster, load_profile, load_stack, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
 from simpar.resolve.resolve import settled_plan, settled_workload
@@ -39,7 +39,6 @@ from simpar.schedule.checks import counts_fit
 from simpar.schedule.schedule import told_apart, with_changes
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
-from simpar.stacks import NONE, load_stack
 from simpar.throughput import Throughput, throughput
 from simpar.units import format_size
 from simpar.workload import Sgd, Workload

@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.clocks import under_load
 from simpar.cost.compute import MATRIX, PRODUCTS
 from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Models, Pricer
 from simpar.hardware import Cluster, Figure, Grade
 from simpar.hardware.profile import worst
-from simpar.predict import Pricing, step_of_costs
+from simpar.predict import Pricing, step_of_costs, under_load
 from simpar.program import OpClass, Program
 from simpar.units import GRID, format_time
 

@@ -16,7 +16,7 @@ from simpar.keys import without_effect_json, without_effect_line
 from simpar.memory import beside_summary, memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import Prediction
-from simpar.stacks import NONE
+from simpar.profiles import NONE
 from simpar.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from simpar.errors import Problem, ScheduleError
 from simpar.hardware.profile import figures_of
 from simpar.headline import change_in_words
 from simpar.predict import Prediction
-from simpar.profiles import COLUMNS
-from simpar.stacks import load_stack
+from simpar.profiles import COLUMNS, load_stack
 from simpar.sweep.journal import source_content
 from simpar.trace_files import SavedTrace
 from simpar.units import format_size, format_time

@@ -12,7 +12,7 @@ from simpar.keys import described
 from simpar.model import Network, Strategy
 from simpar.model.library.cross_entropy import LossForm
 from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414 (users import it from here)
-from simpar.model.module import FromModule
+from simpar.model.model import FromModule
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
 MODEL: Final = '\0model'

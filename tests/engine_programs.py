@@ -16,7 +16,7 @@ import numpy as np
 from engine_cases import Case, role_of
 
 from simpar.cost.costs import Communication, Costs
-from simpar.engine.hosts import WAITS
+from simpar.engine.queues import WAITS
 from simpar.program import OpClass, Partition, Program, Role, grid
 from simpar.units import quantise
 

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
+from simpar.listing import measured_folder
 from simpar.predict import step_of
-from simpar.shipped import measured_folder
 from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds

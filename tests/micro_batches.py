@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from simpar.memory.changes import fold
+from simpar.memory.lifetimes import fold
 from simpar.program import OpClass
 from simpar.trace import Times, Trace
 

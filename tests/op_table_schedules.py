@@ -21,7 +21,7 @@ from training_cases import training_case
 
 from simpar.errors import SimparError
 from simpar.model.library.blocks import block_network, llama_network
-from simpar.pipeline.table import rows_of
+from simpar.pipeline.checks import rows_of
 from simpar.plans import Plan
 from simpar.schedule.contents import ClusterReference, Contents
 from simpar.schedule.schedule import written

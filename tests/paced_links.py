@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 from jump_clock import JumpClock
 
+from executor.ranks.collectives import Link
 from executor.ranks.emulated import VirtualDevice
-from executor.ranks.link import Link
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.program import OpClass, Partition, Program, ProgramBuilder, Tensor

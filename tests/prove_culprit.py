@@ -15,7 +15,7 @@ from sabotage_unseen import ONCE_UNSEEN, UNSEEN, without_input
 
 from simpar.cost.price import price
 from simpar.diagnosis import diagnose, sentence
-from simpar.diagnosis.sites import sites_of
+from simpar.diagnosis.places import sites_of
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.predict import followed

@@ -28,7 +28,7 @@ from executor.ranks.request import Request
 from simpar.cost.price import price
 from simpar.diagnosis import diagnose, sentence
 from simpar.diagnosis.causes import Bench, apart, in_turn, later, longer
-from simpar.diagnosis.sites import sites_of
+from simpar.diagnosis.places import sites_of
 from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net

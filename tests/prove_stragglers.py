@@ -25,7 +25,7 @@ from executor.ranks.pool import Pool
 from simpar.commands.trace import sentence_of
 from simpar.cost.price import price
 from simpar.diagnosis.causes import Bench, later
-from simpar.diagnosis.sites import sites_of
+from simpar.diagnosis.places import sites_of
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
 from simpar.kineto import write_kineto

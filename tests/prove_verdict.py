@@ -24,7 +24,7 @@ from executor.ranks.pool import Pool
 from simpar.comparison import AGREES, Gain, compare, side_of, verdict
 from simpar.cost.price import price
 from simpar.diagnosis.causes import Bench
-from simpar.diagnosis.sites import sites_of
+from simpar.diagnosis.places import sites_of
 from simpar.engine import simulate
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net

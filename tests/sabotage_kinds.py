@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simpar.diagnosis.sites import own_times
+from simpar.diagnosis.places import own_times
 from simpar.program import Csr
 
 LEAST_SHARE = 0.1

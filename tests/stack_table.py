@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simpar.case import load_case
-from simpar.stacks import NONE, TABLE, UNKNOWN, load_stack, stack_folder, stack_names
+from simpar.profiles import NONE, TABLE, UNKNOWN, load_stack, stack_folder, stack_names
 from simpar.sweep import load_sweep
 from simpar.sweep.table import as_markdown
 from simpar.units import format_time

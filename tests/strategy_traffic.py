@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from simpar.strategy_search.exact import evaluate, exact
 from simpar.strategy_search.graph import Graph
+from simpar.strategy_search.objective import Choice
 from simpar.strategy_search.recursive import double_recursive
-from simpar.strategy_search.rules import Choice
 from tests.strategy_networks import transformer_blocks
 
 

@@ -23,8 +23,7 @@ from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.errors import RunFailed, ScheduleError
 from simpar.hardware.net import Net
-from simpar.profiles import load_profile
-from simpar.stacks import load_stack
+from simpar.profiles import load_profile, load_stack
 from simpar.trace import RankTimes, Trace
 
 pytestmark = pytest.mark.torch

@@ -9,9 +9,8 @@ from bench_record import LATENCY, RATE, collective, figures, record, ring
 from simpar.calibrate import calibrate, load_record, write_profile
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import ScheduleError
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import cluster, load_profile, load_stack
 from simpar.program import OpClass
-from simpar.stacks import load_stack
 
 FAR_LATENCY, FAR_RATE = 300e-6, 0.2e9
 

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.clocks import clock, under_load, utilisation
 from simpar.lower import lower
 from simpar.plans import Plan
-from simpar.predict import predict, step_of
-from simpar.profiles import cluster, load_profile
-from simpar.stacks import load_stack
+from simpar.predict import clock, predict, step_of, under_load, utilisation
+from simpar.profiles import cluster, load_profile, load_stack
 from simpar.workload import Adam, Transformer, Workload
 
 A100 = load_profile('a100-sxm-8')

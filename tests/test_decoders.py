@@ -11,7 +11,7 @@ from simpar.cost.compute import DeviceCompute
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.lower.graph import record as recording
-from simpar.model.library.rope import LongRope
+from simpar.model.library.gpt import LongRope
 from simpar.model.model import Asked
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile

@@ -15,7 +15,7 @@ from simpar.importing.mindspeed import MINDSPEED
 from simpar.importing.settings import Settings
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan
-from simpar.stacks import load_stack, stack_folder, stack_names
+from simpar.profiles import load_stack, stack_folder, stack_names
 from simpar.workload import Workload
 
 with (stack_folder() / 'defaults.csv').open(encoding='utf-8', newline='') as file:

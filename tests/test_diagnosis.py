@@ -14,8 +14,7 @@ from simpar import cli
 from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
-from simpar.diagnosis.places import Place
-from simpar.diagnosis.sites import own_times, sites_of
+from simpar.diagnosis.places import Place, own_times, sites_of
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.plot import timeline

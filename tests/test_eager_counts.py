@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 
 from simpar.case import load_case
-from simpar.stacks import load_stack
+from simpar.profiles import load_stack
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 

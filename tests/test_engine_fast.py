@@ -6,7 +6,7 @@ from engine_cases import role_of
 from plain_costs import plain_costs
 
 from simpar.cost.price import price
-from simpar.engine import costs as costs_module
+from simpar.engine import ops as costs_module
 from simpar.engine import reference, simulate
 from simpar.engine.fold import fold
 from simpar.engine.ops import nodes_of, ops_of

@@ -10,8 +10,7 @@ import pytest
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.engine.fold import Representatives, groups_of
-from simpar.engine.hosts import WAITS, passes_of
-from simpar.engine.queues import hosted
+from simpar.engine.queues import WAITS, hosted, passes_of
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.engine.device import Links, fair_speeds
+from simpar.engine.fold import Links, fair_speeds
 
 
 @dataclass(frozen=True, eq=False)

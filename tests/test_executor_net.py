@@ -11,8 +11,8 @@ from jump_clock import JumpClock
 from paced_links import prove
 
 from executor.host import Clock, offset_by_ping
+from executor.ranks.collectives import Link, fair_speeds
 from executor.ranks.emulated import Busy, VirtualDevice, stretched_end
-from executor.ranks.link import Link, fair_speeds
 from simpar.hardware.net import Net, parse_net
 
 # what --net says

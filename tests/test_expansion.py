@@ -15,8 +15,7 @@ from simpar.hardware import ExpansionMode
 from simpar.hardware.profile import ShareFigure
 from simpar.lower import lower
 from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile, profile_names
-from simpar.stacks import load_stack
+from simpar.profiles import cluster, load_profile, load_stack, profile_names
 from simpar.workload import Transformer, Workload
 
 WORK = Workload(model=Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128), batch=8, precision='bf16')

@@ -13,7 +13,7 @@ import pytest
 from field_page import APART, FOLDER, predicted, signs
 
 from simpar.memory.memory import ABOVE, TOLD
-from simpar.stacks import load_stack
+from simpar.profiles import load_stack
 
 MEDIAN = 0.09
 """Of the absolute errors of rows with all settings, at most."""

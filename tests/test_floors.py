@@ -7,16 +7,16 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
         *('lazy', 'errors', 'units', 'interval_sets', 'files', 'keys', 'compiler'),
-        *('kernels', 'shipped', 'document'),
+        *('kernels', 'document'),
     ],
     [
         *('program', 'layout', 'model', 'workload', 'plans', 'session'),
-        *('hardware', 'profiles', 'stacks'),
+        *('hardware', 'profiles'),
     ],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [
-        *('throughput', 'strategy_search', 'schedule', 'clocks', 'interval'),
+        *('throughput', 'strategy_search', 'schedule', 'interval'),
         *('predict', 'numbers', 'diagnosis', 'traces', 'recording', 'report', 'page'),
     ],
     [

@@ -6,8 +6,8 @@ import pytest
 
 from simpar.case import load_case
 from simpar.cli import main
+from simpar.profiles import load_stack, stack_names, stack_of
 from simpar.schedule import load_rows, load_schedule
-from simpar.stacks import load_stack, stack_names, stack_of
 
 MODEL = {
     'layers': 16, 'hidden': 512, 'heads': 8, 'vocab': 1024, 'sequence': 256, 'activation': 'swiglu', 'norm': 'rms_norm',

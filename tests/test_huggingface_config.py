@@ -8,7 +8,7 @@ import pytest
 from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY
-from simpar.model.library.rope import LongRope
+from simpar.model.library.gpt import LongRope
 from simpar.schedule import load_rows, load_schedule, schedule_schema, written
 from simpar.workload import Transformer
 

@@ -24,9 +24,8 @@ from simpar.interval import (
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.predict import predict, step_and_costs
-from simpar.profiles import cluster, load_profile, profile_folder
+from simpar.profiles import cluster, load_profile, load_stack, profile_folder, stack_names
 from simpar.report import interval_lines, to_dict
-from simpar.stacks import load_stack, stack_names
 from simpar.validate.rows import Row
 from simpar.validate.run import Pair, covered
 from simpar.workload import Transformer, Workload

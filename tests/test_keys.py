@@ -16,11 +16,11 @@ from simpar.files import read_csv
 from simpar.keys import ROWS, row_of
 from simpar.model import OPERATORS, Network
 from simpar.model.library.experts import Experts
-from simpar.model.module import FromModule
+from simpar.model.model import FromModule
 from simpar.plans import Plan
+from simpar.profiles import load_stack, stack_names
 from simpar.schedule import load_schedule, schedule_schema
-from simpar.schedule.contents import ClusterReference, Contents, Planner
-from simpar.schedule.terms import (
+from simpar.schedule.checks import (
     ABSENT,
     ABSENT_LAYERS,
     ABSENT_ORDERS,
@@ -31,7 +31,7 @@ from simpar.schedule.terms import (
     plain,
     value_term,
 )
-from simpar.stacks import load_stack, stack_names
+from simpar.schedule.contents import ClusterReference, Contents, Planner
 from simpar.workload import OPTIMIZERS, Transformer, Workload
 
 ROOT = Path(__file__).parent.parent

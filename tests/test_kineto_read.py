@@ -15,7 +15,7 @@ from simpar.cost.collective import ClusterCollectives
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
 from simpar.recording.join import Join, Joined, collectives, compute_ops, join
-from simpar.recording.profile import write_measured
+from simpar.recording.readers import write_measured
 from simpar.trace_files import load_trace
 from simpar.traces import figures, read_traces
 from simpar.traces.table import COMMUNICATION

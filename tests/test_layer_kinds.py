@@ -33,7 +33,7 @@ from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.resolve.choices import with_choice
 from simpar.strategy_search import Choice, double_recursive
-from simpar.strategy_search.rules import rule
+from simpar.strategy_search.objective import rule
 from simpar.workload import Adam, Workload
 from tests.strategy_networks import network_graph
 

@@ -9,8 +9,7 @@ import pytest
 from training_cases import training_case
 
 from simpar.errors import ProgramError
-from simpar.memory.changes import Window, changes
-from simpar.memory.lifetimes import lifetimes
+from simpar.memory.lifetimes import Window, changes, lifetimes
 from simpar.program import KINDS, PER_RANK, Csr, OpClass, Program, Role, Tensor, is_batched
 
 GIVEN = ('parameter', 'state', 'input')

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from simpar.cli import main
-from simpar.profiles import load_profile
+from simpar.profiles import load_profile, load_stack
 from simpar.schedule import load_schedule
-from simpar.stacks import load_stack
 
 OLDER = Path(__file__).parent / 'recorded' / 'older.tar.xz'
 

@@ -15,8 +15,7 @@ from simpar.pipeline import StageTimes, automatic_order, check_order, named_orde
 from simpar.pipeline.automatic import RULES, Setting, last_ends, shortlist
 from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import Recurrence, run
-from simpar.pipeline.closed_forms import alternate, backwards, forwards, split, with_weights
-from simpar.pipeline.order import Action, loop, make_order
+from simpar.pipeline.order import Action, alternate, backwards, forwards, loop, make_order, split, with_weights
 from simpar.pipeline.zero_bubble import letters, of_letters
 
 PAPER = Path(__file__).parent / 'golden' / 'zero_bubble_paper.csv'

@@ -13,7 +13,7 @@ from redistribution_machine import cut, execute
 from simpar.errors import Infeasible
 from simpar.layout import Layout, mapped, redistribute, replicated
 from simpar.lower.graph.move import Mover
-from simpar.lower.mesh import Mesh
+from simpar.lower.issue import Mesh
 from simpar.lower.tape import Tape, Value
 
 METHODS = ('cheapest', 'mindspore-2.0', 'mindspore-2.10')

@@ -33,9 +33,8 @@ from simpar.lower import lower
 from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.predict import OF_STACKS, predict, step_of
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import DEFAULT, choices_in, cluster, load_profile, load_stack, stack_names, stack_of
 from simpar.schedule import load_schedule
-from simpar.stacks import DEFAULT, choices_in, load_stack, stack_names, stack_of
 from simpar.validate.fit import BOUNDS
 from simpar.workload import Adam, Transformer, Workload
 

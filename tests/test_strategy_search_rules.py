@@ -9,8 +9,7 @@ from simpar.errors import Infeasible, ScheduleError
 from simpar.layout import Axis, TensorLayout, merged, redistribute
 from simpar.model.operators.pointwise import Elementwise
 from simpar.strategy_search import GraphBuilder, exact
-from simpar.strategy_search.objective import redistribution_bytes
-from simpar.strategy_search.rules import rule, split_of
+from simpar.strategy_search.objective import redistribution_bytes, rule, split_of
 from tests.strategy_networks import transformer_blocks
 
 

@@ -12,8 +12,8 @@ import pytest
 from golden_transformers import RecordedBlocks
 from redistribution_machine import cut, execute
 
-from simpar.layout import Layout, compat, redistribute
-from simpar.layout.compat import table_order
+from simpar.layout import Layout, redistribute, redistribution
+from simpar.layout.redistribution import table_order
 from simpar.strategy_search import double_recursive
 from tests.strategy_networks import transformer_blocks
 
@@ -73,7 +73,7 @@ def test_the_sequence_over_seven_parts_is_that_of_the_compilers_loop_over_its_ta
 def upwards(monkeypatch):
     """Makes the walk go from the first part on; what was worked out before is forgotten, and so at the end."""
 
-    yield lambda: (monkeypatch.setattr(compat, 'table_order', range), redistribute.cache_clear())
+    yield lambda: (monkeypatch.setattr(redistribution, 'table_order', range), redistribute.cache_clear())
     redistribute.cache_clear()
 
 

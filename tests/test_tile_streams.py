@@ -10,8 +10,7 @@ from simpar.hardware.profile import TimeFigure
 from simpar.hardware.stack import Launches, TileCall, TileStreams
 from simpar.lower import lower
 from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
-from simpar.stacks import load_stack
+from simpar.profiles import cluster, load_profile, load_stack
 from simpar.workload import Transformer, Workload
 
 A100 = load_profile('a100-sxm-8')

@@ -21,9 +21,8 @@ from simpar.errors import ScheduleError
 from simpar.kineto import write_kineto
 from simpar.plans import Plan
 from simpar.program import Program
-from simpar.recording.ascend import join_ascend
 from simpar.recording.join import program_key
-from simpar.recording.profile import write_measured
+from simpar.recording.readers import join_ascend, write_measured
 from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
 from simpar.traces.names import kind_of

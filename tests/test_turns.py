@@ -8,9 +8,8 @@ from worked import worked_costs, worked_program
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.measure import FIRST_STEADY, blocks_of, figures, in_turns
 from executor.ranks.request import Request
-from executor.state import Execution
+from executor.state import FIRST_STEADY, Execution, blocks_of, figures, in_turns
 from simpar.engine import simulate
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip('torch')
 from kernel_counts import Kernels
 
-from simpar.stacks import load_stack
+from simpar.profiles import load_stack
 
 TOKENS, WIDTH, HEADS, HEAD = 512, 256, 4, 64
 

@@ -9,7 +9,7 @@ from simpar import case_of, load_case, load_schedule
 from simpar.cli import main
 from simpar.plans import Plan
 from simpar.predict import EFFECTS
-from simpar.stacks import stack_names
+from simpar.profiles import stack_names
 from simpar.sweep.why_not import _WORDS, overlaps, why_not
 
 SMALL = """

@@ -9,8 +9,7 @@ from small_schedules import VALUES, small_schedule
 
 from simpar import cli
 from simpar.ablation.find import same
-from simpar.ablation.keys import says_the_choice, user_keys, without_keys
-from simpar.ablation.rules import Facts, inert
+from simpar.ablation.rules import Facts, inert, says_the_choice, user_keys, without_keys
 from simpar.case import case_of, choices, cluster_of, load_case
 from simpar.errors import SimparError
 from simpar.keys import ROWS

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from executor.bench.items import DRAWN, WIDTH, algorithm, group_sizes, hosts_of, message_op, rounded
 from executor.bench.ranks import Timed, Timer
-from executor.measure import figures
 from executor.ranks.collectives import SMALL
+from executor.state import figures
 from simpar.cost.costs import Costs
 from simpar.hardware.net import Net
 from simpar.program import COLLECTIVES, OpClass, Partition, Program, ProgramBuilder, Split, Tensor

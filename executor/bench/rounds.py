@@ -23,12 +23,12 @@ from executor.bench import items as bench
 from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
 from executor.devices import KINDS
-from executor.measure import figures
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
 from executor.ranks.real import RealMachine, Start
 from executor.ranks.request import Request
 from executor.ranks.streams import Work
+from executor.state import figures
 from executor.tensors import torch_dtype
 from simpar import __version__
 from simpar.cost.compute import MATRIX, NO_WORK

@@ -15,8 +15,7 @@ from itertools import accumulate
 import torch
 
 from executor.host import Clock
-from executor.ranks.collectives import Channel, Pace, Rings
-from executor.ranks.link import Link
+from executor.ranks.collectives import Channel, Link, Pace, Rings
 from executor.ranks.streams import Work
 from simpar.cost.costs import Costs, entry_of
 from simpar.program import OpClass, Program

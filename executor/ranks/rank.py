@@ -19,13 +19,11 @@ from executor.devices import KINDS
 from executor.devices.issue import ISSUERS, DeviceRun
 from executor.devices.open import open_device
 from executor.host import Clock, urgently
-from executor.ranks.collectives import LATE, Channel
+from executor.ranks.collectives import LATE, Channel, Link
 from executor.ranks.emulated import EmulatedMachine
-from executor.ranks.link import Link
-from executor.ranks.real import Computation, RealMachine, Start
+from executor.ranks.real import Computation, Groups, RealMachine, Start, device_transports
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request, Stretch
 from executor.ranks.streams import Streams, set_queues
-from executor.ranks.transports import Groups, device_transports
 from executor.ranks.watchdog import Failure, Status
 from executor.validate import communicators
 from simpar.cost.costs import Costs

@@ -11,13 +11,12 @@ import torch
 
 from executor.draws import batch_of, draw, single_thread
 from executor.reference.gpt import REFERENCE_OF_GPT
-from executor.reference.module import REFERENCE_OF_MODULE
-from executor.reference.network import REFERENCE_OF_NETWORK, OfModel, Parameters, Slices
+from executor.reference.network import REFERENCE_OF_MODULE, REFERENCE_OF_NETWORK, OfModel, Parameters, Slices
 from executor.state import Result
 from simpar.lower.graph.stages import in_both_directions
 from simpar.model import Conv2d, Dense, Network, layer_names
 from simpar.model.library.gpt import Transformer
-from simpar.model.module import FromModule
+from simpar.model.model import FromModule
 from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Muon, Workload
 

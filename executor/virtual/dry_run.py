@@ -25,14 +25,12 @@ from torch.overrides import TorchFunctionMode
 
 from executor import virtual
 from executor.devices import KINDS
-from executor.devices.issue import Issuer
-from executor.devices.memory import INPUT, DeviceMemory, storage
+from executor.devices.issue import INPUT, DeviceMemory, Issuer, storage
 from executor.devices.open import Device, device_module
 from executor.draws import Batch
 from executor.ranks.collectives import Messages
-from executor.ranks.real import Start
+from executor.ranks.real import Native, Start, device_transports
 from executor.ranks.request import Request
-from executor.ranks.transports import Native, device_transports
 from executor.tensors import persistent, torch_dtype
 from executor.virtual.engine import Pool, state
 from executor.virtual.tensor import READ_BY_HOST, flat, form_of, touches, written

@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from simpar.ablation.keys import Key, says_the_choice, user_keys, without_keys
-from simpar.ablation.rules import Facts, effective, facts_of, idle, inert, words
+from simpar.ablation.rules import (
+    Facts,
+    Key,
+    effective,
+    facts_of,
+    idle,
+    inert,
+    says_the_choice,
+    user_keys,
+    without_keys,
+    words,
+)
 from simpar.cost.price import price, speeds_beside
 from simpar.errors import SimparError
 from simpar.hardware import Cluster, Stack

@@ -33,10 +33,8 @@ from simpar.importing.read import imported
 from simpar.importing.settings import MAPPED
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
-from simpar.recording.ascend import join_ascend
 from simpar.recording.join import Join, Joined, join, named, program_key
-from simpar.recording.profile import write_measured
-from simpar.recording.trace import measured_trace
+from simpar.recording.readers import join_ascend, measured_trace, write_measured
 from simpar.schedule import check_against_cluster, load_schedule
 from simpar.size import Limit
 from simpar.trace_files import save_trace

@@ -48,7 +48,7 @@ from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.predict import Prediction
 from simpar.saved_answer import difference, difference_to_dict, render_difference
-from simpar.schedule.framework import STACK
+from simpar.schedule.contents import STACK
 from simpar.trace import PERCENTILE, Trace
 from simpar.trace_files import SavedTrace, load_trace, save_trace, to_trace
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import yaml
 
 from simpar.case import Case, check_memory, memory_notes, on_net, written_out
-from simpar.clocks import at_full_clocks
 from simpar.commands.common import (
     SHORT,
     Progress,
@@ -40,7 +39,7 @@ from simpar.lower import lower
 from simpar.memory import memory
 from simpar.pipeline import StageTimes, automatic_order
 from simpar.plans import Plan
-from simpar.predict import Prediction
+from simpar.predict import Prediction, at_full_clocks
 from simpar.profiles import cluster, load_profile
 from simpar.throughput import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.workload import Transformer, Workload

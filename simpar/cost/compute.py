@@ -28,9 +28,9 @@ from simpar.hardware import (
     TimeFigure,
     worst,
 )
-from simpar.model.documents import counts_of, seen
 from simpar.model.operators import priced
 from simpar.model.operators.attention import CONTEXT_ATTENTION
+from simpar.model.ops import counts_of, seen
 from simpar.profiles import Row, read_table
 from simpar.program import OpClass
 

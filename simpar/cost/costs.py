@@ -103,7 +103,7 @@ class Costs:
         links: names of the links that ``Communication.links`` indexes.
         rank_speed: shape [world], 1 for a nominal device; compute lasts ``compute / rank_speed``.
         host_step: seconds that the host takes in each step before it issues anything.
-        waits: where the host waits for the device, see ``simpar.engine.hosts``; empty: nowhere.
+        waits: where the host waits for the device, see ``simpar.engine.queues``; empty: nowhere.
         work_queues: how many a device has, see ``simpar.engine.queues``; 0: one for each stream.
         waiting_slows: whether what waits for its peers already slows compute.
         why: op class index → how its seconds came about, in words.

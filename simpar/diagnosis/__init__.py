@@ -1,5 +1,4 @@
 """Diagnosis: what makes a measured step differ from its prediction, and where; judged by simulating it."""
 
 from simpar.diagnosis.causes import Cause, CauseKind
-from simpar.diagnosis.diagnose import Diagnosis, diagnose
-from simpar.diagnosis.sentence import diagnosis_to_dict, sentence
+from simpar.diagnosis.diagnose import Diagnosis, diagnose, diagnosis_to_dict, sentence

@@ -1,16 +1,267 @@
-"""Places: where something may be wrong, as ranks and a selection of ops, and which sites that covers."""
+"""Sites of a step, where time is spent, and the places that a cause may be sought in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simpar.diagnosis.sites import Ints, Level, Mask, Own, Sites
-from simpar.program import OpClass, Program
-from simpar.trace import Times
+from simpar.program import NONE, Kind, OpClass, Program, Role
+from simpar.trace import RankTimes, Times, Trace
+
+# Sites: every op of every rank, in one numbering, so that times of a prediction and of a measurement are arrays.
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The N sites of a program: rank by rank, and on a rank in issue order.
+
+    Arguments:
+        first: shape [world + 1], the first site of each rank, and at last N.
+        rank, slot, op: shape [N]; ``op`` indexes the program's op classes.
+        share: shape [N], 1 over how many sites tell the same: all members of a collective see it last equally long.
+    """
+
+    program: Program
+    first: Ints
+    rank: Ints
+    slot: Ints
+    op: Ints
+    share: Times
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @cached_property
+    def computes(self) -> Mask:
+        """Shape [N], whether a site computes."""
+        kinds = np.array([op.kind == 'compute' for op in self.program.op_classes], dtype=bool)
+        return np.asarray(kinds[self.op])
+
+    @cached_property
+    def stream(self) -> Ints:
+        """Shape [N], the number of a site's stream in ``streams``."""
+        number = {name: index for index, name in enumerate(self.streams)}
+        of_role = [np.array([number[name] for name in role.streams]) for role in self.program.roles]
+        roles = [int(role) for role in self.program.role_of_rank]
+        return np.concatenate([of_role[role][self.program.roles[role].stream] for role in roles])
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The names of all streams, in the order of first use."""
+        return tuple(dict.fromkeys(name for role in self.program.roles for name in role.streams))
+
+    @cached_property
+    def channel(self) -> Ints:
+        """Shape [N], the number of what a site communicates on, in ``channels``; -1 where it computes."""
+        return self._channels[0]
+
+    @cached_property
+    def channels(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that meet on each channel: a group, or a sender and its receiver."""
+        return self._channels[1]
+
+    @cached_property
+    def _channels(self) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
+        numbers: dict[tuple[object, ...], int] = {}
+        met: list[tuple[int, ...]] = []
+        found = []
+        for rank in range(self.program.world):
+            turns = self.program.turns[int(self.program.role_of_rank[rank])]
+            # Behind the numbers of all kinds stands that of what computes, which index -1 reads.
+            mine = [_channel(self.program, kind, rank) for kind in turns.kinds]
+            for name, ranks in mine:
+                if numbers.setdefault(name, len(met)) == len(met):
+                    met.append(ranks)
+            found.append(np.array([*(numbers[name] for name, _ in mine), NONE])[turns.kind])
+        return np.concatenate(found), tuple(met)
+
+    def on(self, ranks: tuple[int, ...]) -> Mask:
+        """Shape [N], whether a site is on one of these ranks; on any where none is named."""
+        return np.isin(self.rank, ranks) if ranks else np.ones(len(self), dtype=bool)
+
+
+def sites_of(program: Program) -> Sites:
+    """The sites of a program."""
+    roles = [program.role(rank) for rank in range(program.world)]
+    first = np.cumsum([0, *map(len, roles)])
+    op = np.concatenate([role.op_class for role in roles]).astype(np.int64)
+    slot = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first))
+    return Sites(program, first, np.repeat(np.arange(len(roles)), np.diff(first)), slot, op, _told(program)[op])
+
+
+def _channel(program: Program, kind: Kind, rank: int) -> tuple[tuple[object, ...], tuple[int, ...]]:
+    """A name that is equal for all who meet there, and these ranks."""
+    members = program.partitions[kind.partition].members(rank)
+    if kind.kind == 'collective':
+        return (kind.partition, kind.stream, members), members
+    peer = members[(members.index(rank) + kind.peer) % len(members)]
+    ranks = (rank, peer) if kind.kind == 'send' else (peer, rank)
+    return (kind.partition, kind.stream, *ranks), ranks
+
+
+def _told(program: Program) -> Times:
+    """For each op class, 1 over how many sites tell of one such op."""
+    meet = {'compute': 1, 'send': 2, 'recv': 2}
+    sizes = [meet.get(op.kind) or program.partitions[op.partition].size for op in program.op_classes]
+    return 1.0 / np.array(sizes, dtype=np.float64)
+
+
+# Own times: what of a step is an op's own doing, and not waiting for another op or rank.
+#
+# An op is ready when what it needs and the op before it on its stream have ended. Two times are its own: the delay from
+# then until it arrives (its host issues it late, or something unknown to the Program held it back), and its run, from
+# the last participant's arrival to its end. Every other difference between two traces follows from these.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """Seconds of each site; shape [steps, N] or [N]."""
+
+    delay: Times
+    run: Times
+
+
+def own_times(trace: Trace, sites: Sites) -> Own:
+    """The own times of all steps, shape [steps, N].
+
+    Arguments: ``sites`` of the program whose needs count; the trace has the same slots.
+    """
+    program = sites.program
+    found: dict[tuple[int, int], tuple[Times, Times]] = {}
+    each = []
+    for rank in range(program.world):
+        role = int(program.role_of_rank[rank])
+        key = int(trace.representative_of_rank[rank]), role
+        if key not in found:
+            found[key] = _of_rank(trace.times_of(rank), program.roles[role])
+        each.append(found[key])
+    return Own(*(np.concatenate(parts, axis=1) for parts in zip(*each, strict=True)))
+
+
+def steady(trace: Trace, sites: Sites) -> Own:
+    """The own times of the last step that has a follower, shape [N]."""
+    own = own_times(trace, sites)
+    return Own(own.delay[-2], own.run[-2])
+
+
+def _of_rank(times: RankTimes, role: Role) -> tuple[Times, Times]:
+    delay = np.maximum(times.arrive_KS - _ready(times.end_KS, role), 0.0)
+    return delay, times.end_KS - times.start_KS
+
+
+def _ready(end: Times, role: Role) -> Times:
+    """When the needs of each slot and the slot before it on its stream have ended."""
+    # A row for each slot: ``maximum.at`` is quick along the first axis.
+    ends, ready = end.T, np.zeros_like(end.T)
+    before, tail = _stream_order(role)
+    follows = before >= 0
+    ready[follows] = ends[before[follows]]
+    np.maximum.at(ready, role.need.row, ends[role.need.item])
+    # The first slot of a stream follows the stream's last slot of the step before.
+    heads = np.flatnonzero(~follows)
+    ready[heads, 1:] = np.maximum(ready[heads, 1:], ends[tail[role.stream[heads]], :-1])
+    carried = np.zeros_like(ready[:, 1:])
+    np.maximum.at(carried, role.carry.row, ends[role.carry.item][:, :-1])
+    ready[:, 1:] = np.maximum(ready[:, 1:], carried)
+    return ready.T
+
+
+def _stream_order(role: Role) -> tuple[Ints, Ints]:
+    """For each slot the one before it on its stream, or -1; for each stream its last slot."""
+    before = np.full(len(role), -1, dtype=np.int64)
+    tail = np.full(len(role.streams), -1, dtype=np.int64)
+    for stream, slots in enumerate(role.by_stream().rows()):
+        before[list(slots[1:])] = slots[:-1]
+        tail[stream] = slots[-1] if slots else -1
+    return before, tail
+
+
+# Levels: what an op takes in an undisturbed step, and by how much steps vary; medians that weigh by time.
+
+
+QUIET: Final = 0.2
+"""Quantile over the steps that counts as undisturbed: what else a machine does only ever lengthens an op."""
+EVEN: Final = 0.03
+"""Share up to which variation counts as an op's own. Ops that vary by more are disturbed, and most of their mean is
+not their own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """The steps of a measurement taken together; shape [N], seconds.
+
+    Arguments:
+        delay, run: of an undisturbed step, as the mean would be with the variation that most sites have.
+        varies: what the mean of the steps is beyond that, delay and run together; of compute alone.
+        noise: by which share the mean of most compute sites exceeds their quiet time.
+        disturbed: by which time the mean run of a site exceeds its level.
+        quickest: the same with the shortest run of all steps, site by site.
+    """
+
+    delay: Times
+    run: Times
+    varies: Times
+    noise: float
+    disturbed: Times
+    quickest: Own
+
+
+def level(own: Own, sites: Sites) -> Level:
+    """The level of some steps; arguments: ``own`` of shape [steps, N]."""
+    quiet, mean = (Own(*(take(times) for times in (own.delay, own.run))) for take in (_quiet, _mean))
+    rises = np.divide(mean.run, quiet.run, out=np.ones_like(quiet.run), where=quiet.run > 0) - 1
+    noise = [weighted_median(rises[mask], quiet.run[mask]) for mask in (sites.computes, ~sites.computes)]
+    run = quiet.run * (1 + np.minimum(np.where(sites.computes, *noise), EVEN))
+    late = np.maximum(mean.delay - quiet.delay, 0.0)
+    disturbed = np.maximum(mean.run - run, 0.0)
+    varies = np.where(sites.computes, disturbed + late, 0.0)
+    return Level(quiet.delay, run, varies, noise[0], disturbed, Own(quiet.delay, own.run.min(axis=0)))
+
+
+def weighted_median(values: Times, weights: Times) -> float:
+    """The value at which half of the weight is reached; 0 where there is no weight."""
+    total = float(weights.sum())
+    if total <= 0:
+        return 0.0
+    order = np.argsort(values, kind='stable')
+    return float(values[order][np.searchsorted(np.cumsum(weights[order]), total / 2)])
+
+
+def joined(own: Level | Own) -> Times:
+    """Runs and delays as one array, shape [2 N]."""
+    return np.concatenate((own.run, own.delay))
+
+
+def scale(seen: Level | Own, told: Own, changed: Own, share: Times) -> float:
+    """How much of a change there is in what was seen: 0, as told; 1, as changed; the median, weighed by time."""
+    moved, asked = joined(changed) - joined(told), joined(seen) - joined(told)
+    ratio = np.divide(asked, moved, out=np.zeros_like(asked), where=moved != 0)
+    return weighted_median(ratio, np.abs(moved) * np.concatenate((share, share)))
+
+
+def misfit(seen: Level | Own, told: Own, sites: Sites, mask: Mask | None = None) -> float:
+    """Seconds by which own times differ, what several sites tell counted once."""
+    apart = (np.abs(seen.run - told.run) + np.abs(seen.delay - told.delay)) * sites.share
+    return float(apart.sum() if mask is None else apart[mask].sum())
+
+
+def _quiet(times: Times) -> Times:
+    return np.asarray(np.quantile(times, QUIET, axis=0))
+
+
+def _mean(times: Times) -> Times:
+    return np.asarray(times.mean(axis=0))
+
+
+# Places: where something may be wrong, as ranks and a selection of ops, and which sites that covers.
 
 FIRST: Final = 8
 """Sets of ranks whose ops are looked at one by one."""

@@ -1,21 +1,298 @@
-"""Trees to frozen dataclasses by way of pydantic, whose errors become problems of our own; and their JSON Schema."""
+"""Documents: YAML read with lines, checked against a model, and complaints in words."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
-from simpar.document.complain import MOST_ERRORS, Terms, problems_of, user_key
 from simpar.document.tree import Tree
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Key, Problem, ScheduleError, dotted
 from simpar.units import EXAMPLES, UNITS, parse
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+
+# Pydantic's errors, told as problems: the user's key, what is wrong there, and what the schema wants instead.
+
+_UNKNOWN: Final = {'unexpected_keyword_argument', 'extra_forbidden'}
+_MISSING: Final = {'missing', 'missing_keyword_only_argument', 'missing_argument'}
+_CHOSEN: Final = {'literal_error', 'tuple_type', 'float_parsing', 'value_error', 'float_type'}
+"""Of values that may be one of a few words."""
+_WRONG: Final = (  # beginnings of pydantic's error types; the first that fits
+    ('int', 'not an integer'),
+    ('float', 'not a number'),
+    ('bool', 'not true or false'),
+    ('string_type', 'not text'),
+    ('string', 'not such a text'),
+    ('literal', 'unknown value'),
+    ('enum', 'unknown value'),
+    ('greater', 'too small'),
+    ('less', 'too large'),
+    ('too_long', 'too long'),
+    ('too_short', 'too short'),
+    ('tuple', 'not a list'),
+    ('list', 'not a list'),
+    ('set', 'not a list'),
+    ('dict', 'not a mapping'),
+    ('mapping', 'not a mapping'),
+    ('dataclass', 'not a mapping'),
+    ('model', 'not a mapping'),
+    ('none', 'must be empty'),
+)
+_WORDS: Final = {
+    'integer': 'an integer',
+    'number': 'a number',
+    'string': 'text',
+    'boolean': 'true or false',
+    'array': 'a list',
+    'object': 'a mapping',
+    'null': 'nothing',
+}
+_BOUNDS: Final = (
+    ('minimum', 'at least', ''),
+    ('exclusiveMinimum', 'more than', ''),
+    ('maximum', 'at most', ''),
+    ('exclusiveMaximum', 'less than', ''),
+    ('maxProperties', 'at most', ' keys'),
+    ('minItems', 'at least', ' items'),
+    ('maxItems', 'at most', ' items'),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Words of the field that a kind of file does not know: what to say of an unknown key, and of an unknown value.
+
+    Arguments: functions of the user's key, and of the value there, to (what is wrong, what to write) or None.
+    """
+
+    key: Callable[[Key], tuple[str, str] | None]
+    value: Callable[[Key, str], tuple[str, str] | None]
+
+
+_NEAR: Final = 0.72
+"""Share of letters that a misspelt word has in common with the right one, by difflib: copys and copies have 0.727."""
+MOST_ERRORS: Final = 1000
+"""More than these are not told one by one, so that a file full of nonsense is refused at once."""
+
+
+def problems_of(
+    errors: Iterable[Any], tree: Tree, schema: Mapping[str, Any], terms: Terms | None = None
+) -> list[Problem]:
+    """One problem for each key that pydantic complains of, except where the text itself was refused.
+
+    Arguments:
+        errors: pydantic's, as ``ValidationError.errors()`` lists them.
+        tree: what the user wrote.
+        schema: the JSON Schema of what was expected.
+        terms: words of the field; they are told before names that are near.
+    """
+    problems: dict[Key, Problem] = {}
+    # A megabyte of nonsense has more errors than anyone reads, and each takes a look into the schema.
+    for error in islice(errors, MOST_ERRORS):
+        key = user_key(tree.root, error['loc'], 'last' if error['type'] in _MISSING else 'none')
+        if _needless(error) or any(key[:end] in tree.refused for end in range(len(key) + 1)):
+            continue
+        told = _term(terms, error, key) if terms else None
+        what, instead = told or _tell(error, *_around(schema, error['loc']))
+        # A union complains once for each branch; the first one told is enough for a key.
+        problems.setdefault(key, Problem(tree.where(key), f'{dotted(key)}: {what}' if key else what, instead))
+    return list(problems.values())
+
+
+def _term(terms: Terms, error: Mapping[str, Any], key: Key) -> tuple[str, str] | None:
+    """What is said of a word of the field, in the place of a key or of a value."""
+    if error['type'] in _UNKNOWN:
+        return terms.key(key)
+    found = error['input']
+    return terms.value(key, found) if key and isinstance(found, str) and error['type'] in _CHOSEN else None
+
+
+def _needless(error: Mapping[str, Any]) -> bool:
+    """Whether a list is called too short only because some of its items are wrong, which is told anyway."""
+    return bool(error['type'] == 'too_short' and len(error['input']) >= error['ctx']['min_length'])
+
+
+def user_key(root: Any, loc: Iterable[str | int], missing: Literal['none', 'last', 'all'] = 'none') -> Key:
+    """A place of a value as a key of what the user wrote: without the parts that are not there, e.g. tags of a union.
+
+    Arguments: ``missing``: which of the parts behind the last one that is there belong to the key all the same.
+    """
+    node, key, absent = root, (), ()  # type: Any, Key, Key
+    for part in loc:
+        if isinstance(node, dict) and str(part) in node:
+            # Keys of a tree are text, but a Mapping[int, ...] reports them as numbers.
+            key, node, absent = (*key, str(part)), node[str(part)], ()
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            key, node, absent = (*key, part), node[part], ()
+        elif missing == 'all' and key and isinstance(key[-1], int) and isinstance(node, dict) and len(node) == 1:
+            # What stands in a list under one key may be read as another kind: ``mul`` of two values as ``multiply``.
+            only = next(iter(node))
+            key, node, absent = (*key, only), node[only], ()
+        else:
+            absent = (*absent, part)
+    return key + {'none': (), 'last': absent[-1:], 'all': absent}[missing]
+
+
+def _tell(error: Mapping[str, Any], node: Mapping[str, Any], parent: Mapping[str, Any]) -> tuple[str, str]:
+    kind, found = error['type'], error['input']
+    if kind in _UNKNOWN:
+        return 'unknown key', _guess(error['loc'][-1], _names(parent), 'known keys: ')
+    if kind in _MISSING:
+        return 'missing', f'add {error["loc"][-1]}: {_expected(node)}'
+    # Our own validators word theirs as "what is wrong; what to write".
+    if kind == 'value_error':
+        what, _, instead = str(error['ctx']['error']).partition('; ')
+        return what if isinstance(found, (dict, list)) else f'{what} (got {_shown(found)})', instead
+    if error['loc'][-1:] == ('[key]',):
+        return _tell_key(kind, found, parent)
+    if kind.startswith('string_too'):
+        wrong, bound = ('too long', 'at most') if kind.endswith('long') else ('too short', 'at least')
+        length = next(iter(error['ctx'].values()))
+        return f'{wrong} (got {_shown(found)})', f'write {bound} {length} characters'
+    wrong = next((what for start, what in _WRONG if kind.startswith(start)), 'not allowed')
+    # A text where one of a few words may stand is a word that is not known, whatever else the union would take.
+    choices = _choices(node)
+    if choices and isinstance(found, str):
+        return f'unknown value (got {_shown(found)})', _guess(found, choices, 'one of ')
+    one = ': one, all devices are of one kind' if kind == 'string_type' and _is_list_of_clusters(error) else ''
+    return f'{wrong} (got {_shown(found)})', f'write {_expected(node)}{_percent(found, node)}{one}'
+
+
+def _is_list_of_clusters(error: Mapping[str, Any]) -> bool:
+    return isinstance(error['input'], list) and error['loc'][:1] == ('cluster',)
+
+
+def _percent(found: object, node: Mapping[str, Any]) -> str:
+    """How a percentage is written where a share is wanted; nothing elsewhere."""
+    shares = [one for one in (node, *node.get('anyOf', ())) if one.get('type') == 'number']
+    most = min((one.get('exclusiveMaximum', one.get('maximum', 2)) for one in shares), default=2)
+    with suppress(ValueError):
+        percent = float(str(found).rstrip('% '))
+        if most == 1 and 1 < percent < 100:
+            return f', {percent / 100:g} for {percent:g} %'
+    return ''
+
+
+def _tell_key(kind: str, found: object, parent: Mapping[str, Any]) -> tuple[str, str]:
+    names = _choices(parent.get('propertyNames', {}))
+    if names:
+        return 'unknown key', _guess(found, names, 'known keys: ')
+    return 'not such a key', 'write whole numbers from 0 as keys' if kind.startswith(('int', 'greater')) else ''
+
+
+def _guess(word: object, names: list[str], lead: str) -> str:
+    text = str(word)[:60]
+    # difflib misses shortened words, such as opt for optimizer, so beginnings are compared as well.
+    close = difflib.get_close_matches(text, names, 1, _NEAR) or [name for name in names if _begins(text, name)]
+    known = lead + ', '.join(names[:16]) + (', …' if len(names) > 16 else '')
+    return f'did you mean {close[0]}? {known}' if close else known
+
+
+def _begins(text: str, name: str) -> bool:
+    """Whether two words begin alike: one as the whole other, or both for three quarters of the shorter."""
+    short, long = sorted((text, name), key=len)
+    alike = next((place for place, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    return 3 * len(short) >= len(long) and alike >= 2 and 4 * alike >= 3 * len(short)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return 'a mapping' if value else 'an empty mapping'
+    if isinstance(value, list):
+        return 'a list' if value else 'an empty list'
+    if value is None:
+        return 'nothing'
+    text = json.dumps(value, ensure_ascii=False)
+    # Escaped, so that a control character of the file cannot reach the terminal.
+    text = text if text.isprintable() else json.dumps(value)
+    return text if len(text) <= 40 else f'{text[:38]}…"'
+
+
+def _around(root: Mapping[str, Any], loc: tuple[str | int, ...]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The schema of a place and of the mapping that it is in."""
+    return _find(root, loc), _find(root, loc[:-2] if loc[-1:] == ('[key]',) else loc[:-1])
+
+
+def _find(root: Mapping[str, Any], loc: Iterable[str | int]) -> Mapping[str, Any]:
+    """The schema of a place; parts that it does not know are skipped, as in `user_key`."""
+    node = _resolve(root, root)
+    for part in loc:
+        node = next((found for branch in _branches(root, node) if (found := _step(root, branch, part))), node)
+    return node
+
+
+def _branches(root: Mapping[str, Any], node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node, *(_resolve(root, branch) for branch in node.get('anyOf', ()))]
+
+
+def _step(root: Mapping[str, Any], node: Mapping[str, Any], part: str | int) -> Mapping[str, Any] | None:
+    for name, value in node.get('properties', {}).items():
+        # A key may have had another name before.
+        if part in {name, value.get('x-former')}:
+            return _resolve(root, value)
+    inner = node.get('items') if isinstance(part, int) else node.get('additionalProperties')
+    return _resolve(root, inner) if isinstance(inner, Mapping) and inner else None
+
+
+def _resolve(root: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    while '$ref' in node:
+        rest = {name: value for name, value in node.items() if name != '$ref'}
+        # What stands beside a reference, as a description, goes before what is referred to.
+        node = {**root['$defs'][node['$ref'].rpartition('/')[2]], **rest}
+    return {**node, 'anyOf': [_resolve(root, branch) for branch in node['anyOf']]} if 'anyOf' in node else node
+
+
+def _names(node: Mapping[str, Any]) -> list[str]:
+    return [name for branch in [node, *node.get('anyOf', ())] for name in branch.get('properties', {})]
+
+
+def _choices(node: Mapping[str, Any]) -> list[str]:
+    branches = [node, *node.get('anyOf', ())]
+    found = [choice for branch in branches for choice in branch.get('enum', [branch.get('const')])]
+    return [choice for choice in found if isinstance(choice, str) and choice]
+
+
+def _expected(node: Mapping[str, Any]) -> str:
+    """What a schema wants, in words."""
+    if 'anyOf' in node:
+        return ', or '.join(_expected(branch) for branch in node['anyOf'])
+    if 'enum' in node or 'const' in node:
+        return 'one of ' + ', '.join(str(choice) for choice in node.get('enum', [node.get('const')]) if choice != '')
+    if 'x-quantity' in node:
+        return f'a number and a unit, e.g. "{node["examples"][0]}"'
+    if node.get('type') == 'object' and 'properties' in node:
+        one = 'exactly one of ' if node.get('maxProperties') == 1 else ''
+        return f'a mapping with {one}{", ".join(list(node["properties"])[:16])}'
+    if node.get('minimum') is not None and node.get('minimum') == node.get('maximum'):
+        return str(node['minimum'])
+    return _WORDS.get(node.get('type', ''), 'a value') + _range(node) + _example(node)
+
+
+def _range(node: Mapping[str, Any]) -> str:
+    if 'minimum' in node and 'maximum' in node:
+        return f' from {_figure(node["minimum"])} to {_figure(node["maximum"])}'
+    told = [f'{word} {_figure(node[bound])}{of}' for bound, word, of in _BOUNDS if bound in node]
+    return f' of {" and ".join(told)}' if told else ''
+
+
+def _figure(number: float) -> str:
+    return str(number) if isinstance(number, int) else f'{number:g}'
+
+
+def _example(node: Mapping[str, Any]) -> str:
+    return f', e.g. {node["examples"][0]}' if node.get('examples') else ''
+
+
+# Trees to frozen dataclasses by way of pydantic, whose errors become problems of our own; and their JSON Schema.
 
 
 def _new_adapter(kind: Any) -> TypeAdapter[Any]:

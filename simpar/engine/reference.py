@@ -15,20 +15,19 @@ import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from simpar.cost.costs import Costs
-from simpar.engine.costs import NodeCosts, node_costs
-from simpar.engine.device import (
+from simpar.engine.fold import (
     UNSOLVED,
     Compute,
     Device,
     Links,
     Observer,
     Rendezvous,
+    Representatives,
     Running,
     Stream,
     fair_speeds,
 )
-from simpar.engine.fold import Representatives
-from simpar.engine.ops import Ops
+from simpar.engine.ops import NodeCosts, Ops, node_costs
 from simpar.engine.queues import hosted, queues_of
 from simpar.errors import Deadlock
 from simpar.program import Program

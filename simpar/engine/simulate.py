@@ -8,11 +8,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simpar.cost.costs import Costs
-from simpar.engine.costs import NodeCosts, node_costs
-from simpar.engine.device import Observer
-from simpar.engine.fold import Representatives, fold
+from simpar.engine.fold import Observer, Representatives, fold
 from simpar.engine.loop import NONE, NUMBER, arrange_meetings, arrange_ops, events
-from simpar.engine.ops import Ints, Ops, nodes_of
+from simpar.engine.ops import Ints, NodeCosts, Ops, node_costs, nodes_of
 from simpar.engine.queues import hosted
 from simpar.engine.world import DEVICE, ENTRY, EVENT, FLOW, LINK, LOOP, MEETING, OP, STREAM, World
 from simpar.errors import SimparError

@@ -35,8 +35,8 @@ from simpar.importing.mindspeed import MINDSPEED
 from simpar.importing.read import imported
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan
+from simpar.profiles import stack_folder
 from simpar.schedule import Schedule, load_schedule
-from simpar.stacks import stack_folder
 
 _ALL: Final = (
     Target(name='megatron', title='Megatron-LM', source=MEGATRON, settings=megatron_flags, text=script, suffix='.sh'),

@@ -207,7 +207,7 @@ class Device:
         sustained: the clock that matrix units keep under load over that of short measurements; it holds where a stack
             is named.
         power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
-            a step that uses less keeps more (``simpar.clocks``). Else it holds whatever a step does.
+            a step that uses less keeps more (``simpar.predict``). Else it holds whatever a step does.
         newer: both, by the year of kernels, from the oldest on; a stack says of which year its kernels are.
         multiprocessors: how many tiles of a product run at once, one on each; none: not known.
         work_queues: how many work queues it has at most; none: no bound is known.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from simpar.hardware import Profile
-from simpar.stacks import stack_of
+from simpar.profiles import stack_of
 from simpar.units import format_time
 
 WIDTH: Final = 120

@@ -31,7 +31,7 @@ from simpar.importing.settings import (
     Unmapped,
     shaping,
 )
-from simpar.stacks import stack_of
+from simpar.profiles import stack_of
 
 BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""

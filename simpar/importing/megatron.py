@@ -25,7 +25,7 @@ from simpar.importing.settings import (
     first_layers,
     table_of,
 )
-from simpar.stacks import choices_in, stack_of
+from simpar.profiles import choices_in, stack_of
 
 _T: Final = 'workload.transformer'
 _PROGRAMS: Final = {

@@ -1,9 +1,11 @@
 """Layouts of tensors on ranks, rules by which operators may be sharded, and redistribution between layouts."""
 
-from simpar.layout.frame import State, Step, StepKind
 from simpar.layout.layout import (
     Axis,
     Layout,
+    State,
+    Step,
+    StepKind,
     TensorLayout,
     axes_name,
     group_of,

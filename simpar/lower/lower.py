@@ -22,11 +22,10 @@ from simpar.lower.passes.update import Updates, matrices, update_shards, updated
 from simpar.lower.roles import StageOps, issued, overlap_conflicts, overlap_of, stages_of, with_passes
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
-from simpar.pipeline.checks import check_order
+from simpar.pipeline.checks import check_order, order_of_rows
 from simpar.pipeline.messages import in_exchanges, with_communication
 from simpar.pipeline.order import Action, Kind, Order
 from simpar.pipeline.orders import named_order
-from simpar.pipeline.table import order_of_rows
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
 from simpar.program import OpClass, Program, ProgramBuilder

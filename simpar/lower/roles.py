@@ -15,10 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Problem
 from simpar.lower.graph.chunks import ByChunk
-from simpar.lower.issue import Block, Issue, Issued, Run
-from simpar.lower.mesh import EXPERT
-from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, recomputed
-from simpar.lower.passes.tiles import nothing_tiled, tiled
+from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
+from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, nothing_tiled, recomputed, tiled
 from simpar.lower.tape import Tape, layer_of
 from simpar.pipeline.order import Action
 from simpar.pipeline.orders import AUTOMATIC

@@ -19,7 +19,7 @@ import numpy as np
 
 from simpar.errors import Infeasible, ProgramError
 from simpar.layout import Axis, Layout, TensorLayout, axes_name, merged, minus, rank_groups, size_of, union
-from simpar.lower.mesh import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
+from simpar.lower.issue import CONTEXT, CONTEXT_TENSOR, DATA, EXPERT, EXPERT_DATA, PIPELINE, STAGE, TENSOR, Mesh
 from simpar.model.ops import Load
 from simpar.program import BYTES, COLLECTIVES, Attribute, OpClass, Partition, Phase, Split, Tensor, TensorKind
 

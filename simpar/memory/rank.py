@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.memory.changes import Moments, Window, changes
-from simpar.memory.lifetimes import NONE, Lifetimes
+from simpar.memory.lifetimes import NONE, Lifetimes, Moments, Window, changes
 from simpar.program import KINDS as TENSOR_KINDS
 from simpar.program import Program, Role, is_batched, kind_number, receives
 from simpar.trace import RankTimes, Times

@@ -1,28 +1,270 @@
-"""Networks: operators in order, as files list them."""
+"""Networks: layers in order, each with its inputs, and the shapes of their values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
 from simpar.document import Key, OneOf
-from simpar.errors import Problem
+from simpar.errors import Infeasible, Problem
 from simpar.model.keys import Deviation, Width
 from simpar.model.model import Asked, Graph, Model, Node, Source
 from simpar.model.operators import KINDS
-from simpar.model.operators.base import Operator
-from simpar.model.operators.embedding import Embedding
-from simpar.model.operators.linear import Dense
+from simpar.model.operators.base import MisfitError, Operator, Weighted
+from simpar.model.operators.linear import Dense, Embedding
 from simpar.model.operators.pointwise import Mul, Relu
 from simpar.model.operators.shape import Flatten
-from simpar.model.shapes import INPUT, layer_names, layers_of, network_fits, network_shapes, reads_of
+from simpar.model.primitive import Shape
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# The names of a network's layers, what each reads, the shapes of all values, and what does not fit.
+
+INPUT: Final = 'x'
+"""The name of the network's input."""
+BLOCK: Final = re.compile(r'[A-Za-z]+\d+(?=_)')
+"""What the names of operators of one block begin with."""
+
+
+def layer_names(network: Network) -> tuple[str, ...]:
+    """The names that programs give to layers: their own, or kind and count."""
+    counts: dict[str, int] = {}
+    names = []
+    for layer in network.layers:
+        kind = layer.key
+        names.append(layer.name or f'{kind}{counts.get(kind, 0)}')
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(names)
+
+
+def reads_of(network: Network) -> Iterator[tuple[str, ...]]:
+    """For each layer the names of what it reads."""
+    before = INPUT
+    for name, layer in zip(layer_names(network), network.layers, strict=True):
+        yield layer.reads(before)
+        before = name
+
+
+def layers_of(network: Network) -> tuple[int, ...]:
+    """For each operator of a network the layer that it belongs to.
+
+    Operators whose names begin alike, as ``layer3_up`` and ``layer3_gelu``, are one layer; else a layer is a product
+    with a weight and what follows it, as people count layers.
+    """
+    blocks = [found.group() if (found := BLOCK.match(name)) else '' for name in layer_names(network)]
+    # One beginning for all tells no blocks apart: then products are counted.
+    named = len(set(blocks)) > 1
+    layers: list[int] = []
+    layer = -1
+    for place, operator in enumerate(network.layers):
+        begins = (
+            blocks[place] not in ('', blocks[place - 1] if place else '') if named else isinstance(operator, Weighted)
+        )
+        layer += begins or layer < 0
+        layers.append(layer)
+    return tuple(layers)
+
+
+@dataclass(slots=True)
+class Shapes:
+    """Shapes by name, for so many samples, and what does not fit; a layer that does not fit has no shape.
+
+    Each problem is at (place of the layer,), or at (place, key of the layer).
+    """
+
+    samples: int
+    of: dict[str, Shape] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self, place: int, layer: Operator, name: str, reads: tuple[str, ...], known: set[str]) -> None:
+        """Add a layer's shape, or what is wrong with it."""
+        for missing in (read for read in reads if read not in known):
+            shown = ', '.join(sorted(known)[:12])
+            self.problems.append(
+                Problem((place, 'of'), f'{missing} is no layer before this one', f'write one of {shown}')
+            )
+        # A layer that does not fit is told once: those that read it have no fault of their own.
+        if not all(read in self.of for read in reads):
+            return
+        try:
+            self.of[name] = layer.result_shape(self.samples, *(self.of[read] for read in reads))
+        except MisfitError as wrong:
+            self.problems.append(Problem((place, *wrong.keys), wrong.what, wrong.instead))
+
+
+def shapes_of(network: Network, samples: int) -> Shapes:
+    """The shape of every layer's result by name, and of the input; and what does not fit.
+
+    Arguments: ``samples``, in dim 0 of the input.
+    """
+    found = Shapes(samples, {INPUT: (samples, *network.sample)})
+    known = {INPUT}
+    unread: dict[str, int] = {}
+    named = zip(layer_names(network), network.layers, reads_of(network), strict=True)
+    for place, (name, layer, reads) in enumerate(named):
+        found.read(place, layer, name, reads, known)
+        known.add(name)
+        unread[name] = place
+        for read in reads:
+            unread.pop(read, None)
+        if isinstance(layer, Embedding) and place:
+            found.problems.append(
+                Problem((place,), 'an embedding reads the tokens of samples', 'make it the first layer')
+            )
+    # The last one is what the loss reads.
+    for name, place in list(unread.items())[:-1]:
+        what = f'nobody reads what {name} gives'
+        found.problems.append(Problem((place,), what, f'leave it out, or write of: {name} in a later layer'))
+    return found
+
+
+def network_shapes(network: Network, samples: int) -> dict[str, Shape]:
+    """The shape of every layer's result by name, and of the input.
+
+    Raises ``Infeasible`` with the first thing that does not fit.
+    """
+    found = shapes_of(network, samples)
+    for problem in found.problems:
+        raise Infeasible(str(problem.at(layer_names(network)[int(problem.key[0])], ())))
+    return found.of
+
+
+MNIST_PIXELS: Final = 28 * 28
+MNIST_CLASSES: Final = 10
+RESERVED: Final = frozenset({'x', 'target', 'labels', 'loss'})
+"""Names that a program gives to tensors and operators of its own."""
+MOST_ELEMENTS: Final = 2**56
+"""Of one value in a step, so that no count of bytes overflows."""
+NETWORK: Final[Key] = ('workload', 'network')
+
+
+def network_fits(model: Network, asked: Asked) -> Iterator[Problem]:
+    """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
+    # Shapes are found by name: with two layers of one name they would blame the wrong one.
+    clashes = list(_names(model))
+    yield from clashes
+    if not model.is_graph:
+        yield from _chain(asked, model)
+        return
+    if _sample_is_told(model) and not clashes:
+        yield from _graph(asked, model)
+    elif not clashes:
+        yield _untold(model)
+
+
+def _names(model: Network) -> Iterator[Problem]:
+    # The input, target, labels and loss are tensors of every program.
+    taken = set(RESERVED)
+    for place, name in enumerate(layer_names(model)):
+        if name in taken:
+            yield Problem(model.file_key(place, 'name'), f'the name {name} is taken', 'write another name')
+        taken.add(name)
+
+
+# chains of dense layers and activations
+
+
+def _chain(asked: Asked, model: Network) -> Iterator[Problem]:
+    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
+    if not dense:
+        yield Problem(NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
+        return
+    for (_, before), (place, layer) in pairwise(dense):
+        if layer.inputs != before.outputs:
+            what = f'{layer.inputs} features, but the dense layer before gives {before.outputs}'
+            yield Problem(model.file_key(place, 'in'), what, f'write {before.outputs}')
+    if asked.data == 'mnist':
+        yield from _mnist(asked, model, dense)
+
+
+def _mnist(asked: Asked, model: Network, dense: list[tuple[int, Dense]]) -> Iterator[Problem]:
+    (start, first), (end, last) = dense[0], dense[-1]
+    if first.inputs != MNIST_PIXELS:
+        what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
+        yield Problem(model.file_key(start, 'in'), what, f'write {MNIST_PIXELS}')
+    if last.outputs < MNIST_CLASSES:
+        what = f'{last.outputs} results, but mnist has {MNIST_CLASSES} classes'
+        yield Problem(model.file_key(end, 'out'), what, f'write at least {MNIST_CLASSES}')
+    yield from _by_class(asked)
+
+
+def _by_class(asked: Asked) -> Iterator[Problem]:
+    if asked.loss != 'cross-entropy':
+        what = f'mnist has classes, which {asked.loss} cannot take'
+        yield Problem(('workload', 'loss'), what, 'write cross-entropy')
+
+
+# graphs of operators
+
+
+def _sample_is_told(model: Network) -> bool:
+    """Tokens have no features that a dense layer could tell."""
+    return bool(model.input or (model.dense and not isinstance(model.layers[0], Embedding)))
+
+
+def _untold(model: Network) -> Problem:
+    if isinstance(model.layers[0], Embedding):
+        what = 'how many tokens a sample has is not told'
+        return Problem(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [128]')
+    what = 'the shape of a sample is not told, by an input or a dense layer'
+    return Problem(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [512]')
+
+
+def _graph(asked: Asked, model: Network) -> Iterator[Problem]:
+    slices = asked.slices
+    # Where it does not, that is told elsewhere: shapes are still checked, with the batch as it is.
+    divides = asked.batch % slices == 0
+    found = shapes_of(model, asked.batch // slices if divides else asked.batch)
+    for problem in found.problems:
+        place, *keys = problem.key
+        yield replace(problem, where=model.file_key(int(place), *map(str, keys)))
+    yield from _sizes(model, found, slices if divides else 1)
+    last = found.of.get(layer_names(model)[-1])
+    if asked.data == 'mnist':
+        yield from _digits(asked, model, found, last)
+    if last is not None and len(last) != 2 and asked.loss == 'cross-entropy':
+        what = f'cross-entropy takes rows of classes, but the last layer gives shape {list(last[1:])} a sample'
+        yield Problem(('workload', 'loss'), what, f'end with - reshape: {{shape: [-1, {last[-1]}]}}, or write mse')
+
+
+def _digits(asked: Asked, model: Network, found: Shapes, last: Shape | None) -> Iterator[Problem]:
+    """Images of mnist for a graph: one row of classes for each.
+
+    Arguments: ``last``, shape of the result, where it is known.
+    """
+    yield from _by_class(asked)
+    if isinstance(model.layers[0], Embedding):
+        yield Problem(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
+    elif prod(model.sample) != MNIST_PIXELS:
+        what = f'{list(model.sample)} a sample, but an image of mnist has {MNIST_PIXELS} pixels'
+        yield Problem((*NETWORK, 'input'), what, 'write [1, 28, 28]')
+    if last is not None and len(last) == 2 and (last[0] != found.samples or last[1] < MNIST_CLASSES):
+        what = f'mnist has one of {MNIST_CLASSES} classes for each of {found.samples} images, but the network ends '
+        what += f'with {last[0]} rows of {last[1]}'
+        yield Problem(('workload', 'data'), what, 'end with a row of 10 results for each image, or write random')
+
+
+def _sizes(model: Network, found: Shapes, slices: int) -> Iterator[Problem]:
+    """The first value that has too many elements is told."""
+    if prod(found.of['x']) * slices > MOST_ELEMENTS:
+        yield Problem((*NETWORK, 'input'), f'{list(model.input)} in a batch are too many', 'write a smaller shape')
+        return
+    for place, name in enumerate(layer_names(model)):
+        if prod(found.of.get(name, ())) * slices > MOST_ELEMENTS:
+            what = f'gives {list(found.of[name])}, too many elements'
+            yield Problem(model.file_key(place), what, 'choose smaller dims or a smaller batch')
+            return
+
+
+# Networks: operators in order, as files list them.
 
 Layer = Annotated[Operator, OneOf(**KINDS)]
 

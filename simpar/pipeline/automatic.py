@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from simpar.kernels import Array, kernel, part
 from simpar.pipeline.checks import peak_of_letters
 from simpar.pipeline.clock import StageTimes
-from simpar.pipeline.closed_forms import refuse
-from simpar.pipeline.order import Order
+from simpar.pipeline.order import Order, refuse
 from simpar.pipeline.zero_bubble import letters, of_letters
 from simpar.units import quantise
 

@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.pipeline.checks import stuck
-from simpar.pipeline.closed_forms import RowCounter, alternate, in_rounds, refuse, require
-from simpar.pipeline.order import Action, Order, loop, make_order, v_shape
+from simpar.pipeline.order import (
+    Action,
+    Order,
+    RowCounter,
+    alternate,
+    in_rounds,
+    loop,
+    make_order,
+    refuse,
+    require,
+    v_shape,
+)
 from simpar.pipeline.zero_bubble import warm_up
 
 VERSION = 'mindspore-2.10'

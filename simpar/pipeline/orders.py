@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.pipeline import mindspore
-from simpar.pipeline.closed_forms import (
+from simpar.pipeline.order import (
+    Order,
     gpipe,
     interleaved_1f1b,
     interleaved_zero_bubble,
@@ -16,7 +17,6 @@ from simpar.pipeline.closed_forms import (
     one_forward_one_backward,
     refuse,
 )
-from simpar.pipeline.order import Order
 from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v, v_half, v_min, zb_h1, zb_h2, zb_v
 
 MOST_CHUNKS: Final = 2**10

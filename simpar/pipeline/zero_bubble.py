@@ -7,8 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from simpar.pipeline.closed_forms import RowCounter, require
-from simpar.pipeline.order import Action, Order, loop, make_order, v_shape
+from simpar.pipeline.order import Action, Order, RowCounter, loop, make_order, require, v_shape
 
 
 def zb_h1(ranks: int, micro_batches: int, chunks: int = 1) -> Order:

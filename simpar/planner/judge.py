@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any, Final, cast
 
 from simpar.case import cluster_of
-from simpar.clocks import at_full_clocks
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import Infeasible, ScheduleError
 from simpar.hardware import Cluster
@@ -31,6 +30,7 @@ from simpar.planner.sample import Made, Sample, Samples
 from simpar.planner.space import KEYS, ORDER_RULE, Judged, Refusal, Space
 from simpar.planner.ways import Ways
 from simpar.plans import Plan
+from simpar.predict import at_full_clocks
 from simpar.schedule import Schedule
 from simpar.session import Session
 from simpar.sweep.answer import predicted

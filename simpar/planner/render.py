@@ -33,9 +33,9 @@ from simpar.planner.space import KEYS
 from simpar.plans import Plan
 from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
 from simpar.predict import Prediction
+from simpar.profiles import load_stack
 from simpar.schedule import Schedule, load_schedule, written
-from simpar.schedule.framework import is_named, run_as
-from simpar.stacks import load_stack
+from simpar.schedule.contents import is_named, run_as
 from simpar.throughput import run_to_dict
 from simpar.units import format_count, format_duration, format_size, format_time
 

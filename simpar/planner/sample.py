@@ -15,8 +15,8 @@ from simpar.hardware import Cluster, Topology
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.memory import framework_of
-from simpar.memory.framework import Framework, with_framework
 from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
+from simpar.memory.memory import Framework, with_framework
 from simpar.planner.pieces import MIDDLE, PARTS, Block, Floats, Ops, Speeds, Work, block_of, layer_of, mark_of
 from simpar.planner.space import Few, Space, few_of
 from simpar.plans import Plan

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collective import ClusterCollectives
-from simpar.engine.hosts import RECEIVE, STEP
+from simpar.engine.queues import RECEIVE, STEP
 from simpar.hardware import Cluster
 from simpar.memory import framework_of, room_of
 from simpar.pipeline.messages import KINDS

@@ -1,21 +1,26 @@
 """Program: the hardware-free list of what every rank does, which the simulator and the executor both interpret."""
 
 from simpar.program.collectives import COLLECTIVES
-from simpar.program.csr import Csr, ranges
 from simpar.program.needs import Instance, derive, instance, named_by, touches_of
-from simpar.program.op import OP_KINDS, Attribute, OpClass, OpKind, Phase, computes, receives, transfers
-from simpar.program.program import Program, ProgramBuilder
-from simpar.program.role import Role, Slots, Template, plain_slots
-from simpar.program.tensor import (
+from simpar.program.op import (
     BYTES,
     KINDS,
+    OP_KINDS,
     PER_RANK,
+    Attribute,
+    OpClass,
+    OpKind,
     Partition,
+    Phase,
     Split,
     Tensor,
     TensorKind,
+    computes,
     grid,
     is_batched,
     kind_number,
+    receives,
+    transfers,
 )
-from simpar.program.turns import NONE, Kind, Turns, unlike
+from simpar.program.program import NONE, Kind, Program, ProgramBuilder, Turns, unlike
+from simpar.program.role import Csr, Role, Slots, Template, plain_slots, ranges

@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.kernels import Array, kernel, part
-from simpar.program.csr import Csr
-from simpar.program.op import OpClass
-from simpar.program.role import EMPTY, Slots
-from simpar.program.tensor import PER_RANK, Tensor, is_per_rank
+from simpar.program.op import PER_RANK, OpClass, Tensor, is_per_rank
+from simpar.program.role import EMPTY, Csr, Slots
 
 # Touches: which tensors op classes read and change, and which instances of them slots use.
 

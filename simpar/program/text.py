@@ -22,11 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
-from simpar.program.csr import Csr
-from simpar.program.op import OpClass
+from simpar.program.op import OpClass, Partition, Split, Tensor
 from simpar.program.program import HEADER, Program, digest, format_program
-from simpar.program.role import Role
-from simpar.program.tensor import Partition, Split, Tensor
+from simpar.program.role import Csr, Role
 
 Row = TypeVar('Row', OpClass, Tensor)
 __all__ = ['HEADER', 'digest', 'format_program', 'parse_program']

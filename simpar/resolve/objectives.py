@@ -15,8 +15,7 @@ from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.primitive import Shape
 from simpar.program import OpClass, OpKind, Phase
 from simpar.strategy_search import Graph, Operator
-from simpar.strategy_search.objective import Bytes, Candidate, redistribution_bytes
-from simpar.strategy_search.rules import Bits, counts, used
+from simpar.strategy_search.objective import Bits, Bytes, Candidate, counts, redistribution_bytes, used
 
 # Not infinite: exact search subtracts costs, and infinity less infinity is no number.
 NEVER: Final = 1e30

@@ -24,7 +24,7 @@ from simpar.lower.lower import order_of
 from simpar.lower.passes.optimizer_parallel import Part, choice_of
 from simpar.memory import framework_of, memory, room_of
 from simpar.pipeline import AUTOMATIC, StageTimes, automatic_order, named_order
-from simpar.pipeline.table import rows_of
+from simpar.pipeline.checks import rows_of
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
 from simpar.program import Instance, Program, Role, instance

@@ -28,20 +28,25 @@ from simpar.errors import Problem, ProfileError, ScheduleError, divisors
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
 from simpar.profiles import profile_path
-from simpar.schedule.checks import batch_fits, check
-from simpar.schedule.contents import MOST_DIFFERENCES, ClusterReference, Contents
-from simpar.schedule.framework import (
+from simpar.schedule.checks import batch_fits, check, key_term, value_term
+from simpar.schedule.contents import (
+    MOST_DIFFERENCES,
     PROFILE,
     STACK,
     TYPED,
+    ClusterReference,
+    Contents,
+    Settings,
     framework_words,
     is_named,
     path_from,
+    problems_of_rows,
+    row_tree,
+    rows_of_tree,
+    swept_tree,
     with_framework,
     without,
 )
-from simpar.schedule.sweep import Settings, problems_of_rows, row_tree, rows_of_tree, swept_tree
-from simpar.schedule.terms import key_term, value_term
 from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')

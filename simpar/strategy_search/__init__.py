@@ -2,7 +2,5 @@
 
 from simpar.strategy_search.exact import Found, evaluate, exact, ranked
 from simpar.strategy_search.graph import Graph, GraphBuilder, Operator, workload_graph
-from simpar.strategy_search.objective import Bytes, Objective
-from simpar.strategy_search.propagate import propagate
+from simpar.strategy_search.objective import Bytes, Choice, Objective, propagate
 from simpar.strategy_search.recursive import double_recursive
-from simpar.strategy_search.rules import Choice

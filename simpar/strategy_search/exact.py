@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.model.operators.loss import DATASET
 from simpar.strategy_search.graph import Graph, Operator
-from simpar.strategy_search.objective import Bytes, Candidate, Objective, candidates, fixed_candidates
-from simpar.strategy_search.rules import Bits, Choice
+from simpar.strategy_search.objective import Bits, Bytes, Candidate, Choice, Objective, candidates, fixed_candidates
 
 Table = NDArray[np.float64]
 Part = tuple[Table, tuple[int, ...]]

@@ -1,18 +1,385 @@
-"""Objectives: what an operator's split and a redistribution cost, in numbers that add up."""
+"""Candidates of an operator by its rule, their propagation over a graph, and what a choice of them costs."""
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise, product
 from math import inf, prod
+from operator import mul
 from typing import Protocol
 
-from simpar.model import Shape
+from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.layout import Rule as Axes
+from simpar.model import Shape, Strategy
 from simpar.model.operators.loss import DATASET
+from simpar.model.primitive import Compat
 from simpar.strategy_search.graph import Graph, Operator
-from simpar.strategy_search.rules import Bits, Choice, Rule, ShardedOperator, counts, device_bits, rule, split_of, used
+
+# Rules: how an operator may be split, and what its split makes of layouts, told as bits of a device index.
+
+Bits = tuple[tuple[int, ...], ...]
+"""By tensor dim, the bits that split it; bit 0 is the most significant of a device's index.
+
+A bit that splits no dim tells devices apart that hold the same slice: over it the tensor is replicated. Two layouts are
+equal when the bits are, not only when the counts are."""
+
+
+def device_bits(devices: int) -> int:
+    """log2 of the devices; raises Infeasible where that is no whole number."""
+    if devices < 1 or devices & (devices - 1):
+        raise Infeasible(
+            f'strategy search: {devices} devices are not a power of two, and every loop of this search halves; write '
+            '2, 4, 8, … devices, or plan.search: exact'
+        )
+    return devices.bit_length() - 1
+
+
+def used(layout: Bits) -> frozenset[int]:
+    """Bits that split some dim."""
+    return frozenset(bit for dim in layout for bit in dim)
+
+
+def counts(layout: Bits) -> tuple[int, ...]:
+    """Into how many slices each dim is split."""
+    return tuple(1 << len(dim) for dim in layout)
+
+
+def twos(number: int) -> int:
+    """How often a number can be halved."""
+    return (number & -number).bit_length() - 1 if number else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an operator is split.
+
+    Arguments:
+        strategy: shards of each dim of each tensor that it reads, as in ``ops.MatMul().shard(((2, 4), (4, 1)))``.
+        out_strategy: shards of its output's dims where its sum is scattered; none: the sum is everywhere.
+    """
+
+    strategy: Strategy
+    out_strategy: tuple[int, ...] | None = None
+
+
+AxisMap = tuple[tuple[int, ...], ...]
+"""By tensor dim, the axes that it is made of, the outermost first."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The axes of an operator's work, in the order of MindSpore's device matrix.
+
+    Arguments:
+        sizes: extent of each axis.
+        splittable: whether an axis may be split.
+        reads, output: the axes of each tensor's dims. A dim of several axes (Reshape) is split from the outermost
+            on, and an inner axis only where the outer ones are split to the last element.
+    """
+
+    sizes: tuple[int, ...]
+    splittable: tuple[bool, ...]
+    reads: tuple[AxisMap, ...]
+    output: AxisMap
+
+    @cached_property
+    def contracted(self) -> tuple[int, ...]:
+        """Axes that the output has not: where they are split, the output is a partial sum."""
+        kept = {axis for dim in self.output for axis in dim}
+        return tuple(axis for axis in range(len(self.sizes)) if axis not in kept)
+
+    def split(self, exponents: tuple[int, ...]) -> ShardedOperator:
+        """What splitting each axis 2^exponent times makes of the layouts, with the bits in the order of the axes."""
+        ends = list(accumulate(exponents, initial=0))
+        return self.split_by(tuple(tuple(range(start, end)) for start, end in pairwise(ends)))
+
+    def split_by(self, bits: tuple[tuple[int, ...], ...]) -> ShardedOperator:
+        """What splitting each axis by these bits makes of the layouts."""
+
+        def layout(axes: AxisMap) -> Bits:
+            return tuple(tuple(bit for axis in dim for bit in bits[axis]) for dim in axes)
+
+        partial = tuple(bit for axis in self.contracted for bit in bits[axis])
+        inputs = tuple(layout(read) for read in self.reads)
+        strategy = tuple(tuple(1 << len(dim) for dim in read) for read in inputs)
+        return ShardedOperator(strategy, inputs, layout(self.output), partial, sum(len(axis) for axis in bits))
+
+    def copy(self, axes: AxisMap, layout: Bits) -> ShardedOperator | None:
+        """The split that gives one tensor this very layout and splits no other axis; None where there is none."""
+        bits: list[tuple[int, ...]] = [()] * len(self.sizes)
+        for dim, dim_bits in zip(axes, layout, strict=True):
+            if dim_bits and (len(dim) != 1 or not self.splittable[dim[0]]):
+                return None
+            if dim_bits:
+                bits[dim[0]] = dim_bits
+        fits = all(size % (1 << len(axis)) == 0 for size, axis in zip(self.sizes, bits, strict=True))
+        return self.split_by(tuple(bits)) if fits else None
+
+    def splits(self, devices: int) -> list[ShardedOperator]:
+        """Every split by powers of two into at most ``devices`` shards; those with few of the first axes come first."""
+        bits = device_bits(devices)
+        limits = [min(twos(size), bits) if can else 0 for size, can in zip(self.sizes, self.splittable, strict=True)]
+        choices = product(*(range(limit + 1) for limit in limits))
+        return [self.split(choice) for choice in choices if sum(choice) <= bits and self.allowed(choice)]
+
+    def allowed(self, exponents: tuple[int, ...]) -> bool:
+        """Whether dims made of several axes are split from the outermost on."""
+        dims = {dim for read in (*self.reads, self.output) for dim in read if len(dim) > 1}
+        return all(
+            not exponents[inner] or 1 << exponents[outer] == self.sizes[outer]
+            for dim in dims
+            for place, inner in enumerate(dim)
+            for outer in dim[:place]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedOperator:
+    """One way to split an operator.
+
+    Arguments:
+        strategy: shards of each dim of each tensor that it reads.
+        inputs, output: layouts.
+        partial: bits over which the output is a sum still to be made.
+        used: number of bits that split anything; the others replicate the work.
+    """
+
+    strategy: Strategy
+    inputs: tuple[Bits, ...]
+    output: Bits
+    partial: tuple[int, ...]
+    used: int
+
+
+def rule(graph: Graph, operator: Operator) -> Rule:
+    """The rule of an operator in a graph; raises ScheduleError where its shapes do not fit its kind."""
+    shapes, output = graph.read_shapes(operator), graph.output_shape(operator)
+    if operator.kind.pricing == 'view':
+        # The dims of a layout have one name each; a search also splits dims that are made of several.
+        return _reshape(operator, shapes[0], output)
+    try:
+        return _of(operator.named or operator.kind.axes(operator.name, operator, shapes, output))
+    except Infeasible as wrong:
+        # The problem names the operator already.
+        raise ScheduleError(Problem(operator.name, str(wrong).removeprefix(f'{operator.name}: '))) from None
+
+
+def _of(named: Axes) -> Rule:
+    """A rule of an operator's named dims; those without a name belong to no axis."""
+    place = {name: axis for axis, name in enumerate(named.order)}
+    sizes = named.lengths
+
+    def dims(names: tuple[str, ...]) -> AxisMap:
+        return tuple((place[name],) if name in place else () for name in names)
+
+    splittable = tuple(name not in named.fixed for name in named.order)
+    return Rule(
+        tuple(sizes[name] for name in named.order), splittable, tuple(map(dims, named.inputs)), dims(named.output)
+    )
+
+
+def _reshape(operator: Operator, shape: Shape, output: Shape) -> Rule:
+    """Axes: the common factors of both shapes; where a dim is no whole product of them, nothing is split."""
+    if prod(shape) != prod(output):
+        raise ScheduleError(Problem(operator.name, f'{list(shape)} cannot be reshaped to {list(output)}'))
+    edges = sorted({*accumulate(shape, mul, initial=1), *accumulate(output, mul, initial=1)})
+    if any(inner % outer for outer, inner in pairwise(edges)):
+        return Rule((), (), (tuple(() for _ in shape),), tuple(() for _ in output))
+    sizes = tuple(inner // outer for outer, inner in pairwise(edges))
+    return Rule(sizes, (True,) * len(sizes), (_factors(shape, edges),), _factors(output, edges))
+
+
+def _factors(shape: Shape, edges: list[int]) -> AxisMap:
+    """The axes of each dim; edges are the products of the leading dims of both shapes."""
+    ends = pairwise(accumulate(shape, mul, initial=1))
+    return tuple(tuple(range(edges.index(start), edges.index(end))) for start, end in ends)
+
+
+def split_of(graph: Graph, operator: Operator, strategy: Strategy, devices: int) -> ShardedOperator:
+    """The split that a strategy means; raises ScheduleError naming the nearest valid ones where there is none."""
+    splits = rule(graph, operator).splits(devices)
+    for split in splits:
+        if split.strategy == strategy:
+            return split
+    near = sorted(splits, key=lambda split: _distance(split.strategy, strategy))[:3]
+    shapes = ', '.join(str(list(shape)) for shape in graph.read_shapes(operator))
+    raise ScheduleError(
+        Problem(
+            operator.name,
+            f'{operator.primitive} of {shapes} cannot be split as {strategy} on {devices} devices',
+            f'the nearest that can: {", ".join(str(split.strategy) for split in near)}',
+        )
+    )
+
+
+def _distance(one: Strategy, other: Strategy) -> int:
+    if [len(dims) for dims in one] != [len(dims) for dims in other]:
+        # Farther than any strategy of the right form.
+        return 1 << 30
+    return sum(abs(a - b) for dims, others in zip(one, other, strict=True) for a, b in zip(dims, others, strict=True))
+
+
+# Sharding propagation: from the operators that a user split, each neighbour takes the split that it is asked for.
+#
+# The rules are those of MindSpore's ``sharding_propagation`` (graph_costmodel.cc, edge_costmodel.cc), by version:
+# 2.10 lets an operator use a part of the devices and copies layouts through elementwise operators; 2.0 uses all
+# devices or splits nothing. It finds no optimum: each operator is fixed once, gradients of weights count nothing, and
+# the order of the walk decides.
+
+# Numbered in the order of preference, for keys are compared.
+EQUAL, SLICES, COMMUNICATES = range(3)
+
+
+def propagate(graph: Graph, fixed: Mapping[str, Choice], devices: int, compat: Compat = '2.10') -> dict[str, Choice]:
+    """Strategies of all operators, by name, from those that the user fixed.
+
+    Arguments:
+        graph: operators and tensors.
+        fixed: what the user chose, by operator name.
+        devices: how many, a power of two.
+        compat: MindSpore's version.
+
+    Raises ScheduleError where nothing is fixed, or where a fixed strategy cannot be. Redistribution between two fixed
+    operators that do not fit is left to whoever lowers the strategies.
+    """
+    if not fixed:
+        raise ScheduleError(
+            Problem('plan', 'sharding propagation starts at operators that you split', 'split at least one')
+        )
+    walk = _Walk(graph, devices, compat)
+    for name, choice in fixed.items():
+        split = split_of(graph, graph.operator(name), choice.strategy, devices)
+        if compat == '2.0' and 0 < split.used < device_bits(devices):
+            raise ScheduleError(Problem(name, f'{choice.strategy} leaves devices unused, which MindSpore 2.0 refuses'))
+        walk.chosen[name] = split
+    for name in fixed:
+        # In the order given: where two walks meet, what the first one fixed stays.
+        walk.from_(graph.names.index(name))
+    for operator in graph.operators:
+        if operator.name not in walk.chosen:
+            walk.chosen[operator.name] = walk.default(operator)
+    found = {name: Choice(walk.chosen[name].strategy) for name in graph.names}
+    return {**found, **fixed}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A neighbour to be fixed: over which tensor, and whether it reads that tensor or writes it."""
+
+    place: int
+    tensor: str
+    reads: bool
+
+
+class _Walk:
+    """Fixes operators one by one; successors of the first operator come before its predecessors."""
+
+    def __init__(self, graph: Graph, devices: int, compat: Compat) -> None:
+        self.graph, self.devices, self.compat = graph, devices, compat
+        self.chosen: dict[str, ShardedOperator] = {}
+        self.rules: dict[object, Rule] = {}
+        self.answers: dict[object, ShardedOperator] = {}
+
+    def from_(self, start: int) -> None:
+        """Fixes everything that hangs together with an operator."""
+        queue = deque([start])
+        while queue:
+            place = queue.popleft()
+            # Successors before predecessors, as MindSpore walks: each is fixed once, so the order decides whom it
+            # follows.
+            for step in (*self.successors(place), *self.predecessors(place)):
+                operator = self.graph.operators[step.place]
+                if operator.name not in self.chosen and operator.primitive != DATASET:
+                    self.chosen[operator.name] = self.choose(step, self.graph.operators[place])
+                    queue.append(step.place)
+
+    def successors(self, place: int) -> Iterator[_Step]:
+        for tensor in self.graph.operators[place].writes:
+            yield from (_Step(reader, tensor, True) for reader in self.graph.readers.get(tensor, ()))
+
+    def predecessors(self, place: int) -> Iterator[_Step]:
+        for tensor in self.graph.operators[place].reads:
+            if tensor in self.graph.writer:
+                yield _Step(self.graph.writer[tensor], tensor, False)
+
+    def choose(self, step: _Step, neighbour: Operator) -> ShardedOperator:
+        """The neighbour's layout decides: no redistribution, then least communication, then least computation."""
+        operator = self.graph.operators[step.place]
+        known = self.layout(neighbour, step.tensor, writes=step.reads)
+        position = operator.reads.index(step.tensor) if step.reads else -1
+        # Rules live as long as the walk, so the id of one stands for it.
+        asked = (id(self.kind(operator)), position, known)
+        if asked not in self.answers:
+            copied = self.copied(operator, position, known)
+            options = [copied] if copied else self.candidates(operator)
+            # Of equal keys the first candidate wins, in the order of strategies.
+            self.answers[asked] = min(options, key=lambda split: self.key(operator, split, position, known))
+        return self.answers[asked]
+
+    def copied(self, operator: Operator, position: int, known: Bits) -> ShardedOperator | None:
+        """2.10 copies a layout through operators that are not heavy, where they can have it."""
+        if self.compat == '2.0' or operator.kind.weighs_work:
+            return None
+        found = self.kind(operator)
+        return found.copy(found.output if position < 0 else found.reads[position], known)
+
+    def key(self, operator: Operator, split: ShardedOperator, position: int, known: Bits) -> tuple[float, ...]:
+        """What is compared; ``position`` is the input that the neighbour writes, −1 where it reads the output."""
+        there = split.output if position < 0 else split.inputs[position]
+        redistribution = relayout(there, known) if position < 0 else relayout(known, there)
+        if not operator.kind.weighs_work:
+            # 2.0 takes the fully used layout with the fewest splits of rows, and replicates only where nothing else
+            # is left.
+            idle = self.compat == '2.0' and position >= 0 and split.used == 0
+            return redistribution, idle, *split.strategy[0]
+        shapes = self.graph.read_shapes(operator)
+        output = prod(self.graph.output_shape(operator)) / prod(1 << len(dim) for dim in split.output)
+        sums = output if split.partial else 0
+        slices = sum(prod(shape) / prod(shards) for shape, shards in zip(shapes, split.strategy, strict=True))
+        # Communication before computation: the other way round misses 11 of 28 recorded propagations of 2.10.
+        return redistribution, sums, slices + sums
+
+    def layout(self, operator: Operator, tensor: str, *, writes: bool) -> Bits:
+        """Layout of a tensor at an operator that is fixed already."""
+        split = self.chosen[operator.name]
+        return split.output if writes else split.inputs[operator.reads.index(tensor)]
+
+    def kind(self, operator: Operator) -> Rule:
+        """The operator's rule; a rule is made once for operators that look alike."""
+        look = (operator.look, self.graph.read_shapes(operator), self.graph.output_shape(operator))
+        if look not in self.rules:
+            self.rules[look] = rule(self.graph, operator)
+        return self.rules[look]
+
+    def candidates(self, operator: Operator) -> list[ShardedOperator]:
+        """Splits that the version considers."""
+        every = self.kind(operator).splits(self.devices)
+        if self.compat == '2.10':
+            return every
+        # 2.0 considers all devices or none (its ``fully_use_devices``).
+        return [split for split in every if split.used in (0, device_bits(self.devices))]
+
+    def default(self, operator: Operator) -> ShardedOperator:
+        """The dataset's split, or none."""
+        sharded = operator.primitive == DATASET and self.graph.dataset == 'data_parallel'
+        return self.kind(operator).splits(self.devices)[-1 if sharded else 0]
+
+
+def relayout(source: Bits, target: Bits) -> int:
+    """What it takes to get from one layout to another: nothing, slices alone, or communication."""
+    if source == target:
+        return EQUAL
+    taken = used(source)
+    # A slice only appends bits that no dim has yet; a bit that leaves another dim moves data.
+    sliced = all(to[: len(at)] == at and not taken & set(to[len(at) :]) for at, to in zip(source, target, strict=True))
+    return SLICES if sliced else COMMUNICATES
+
+
+# Objectives: what an operator's split and a redistribution cost, in numbers that add up.
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from math import prod
 from simpar.model.operators.loss import DATASET
 from simpar.model.primitive import Compat, Main, Shape, ShardCounts, Strategy, Use, divisible
 from simpar.strategy_search.graph import Graph, Operator
-from simpar.strategy_search.rules import Choice, device_bits
+from simpar.strategy_search.objective import Choice, device_bits
 
 # Spreading the splits of main operators: every other operator takes a neighbour's strategy, forward and backward.
 #

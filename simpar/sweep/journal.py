@@ -18,10 +18,9 @@ from typing import Any, Final
 from simpar import __version__
 from simpar.document import Tree, build, dump, one_screen
 from simpar.errors import Problem, ProfileError, ScheduleError
-from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder
+from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder, stack_files
 from simpar.schedule import Schedule, written
 from simpar.session import Kept, Same
-from simpar.stacks import stack_files
 from simpar.sweep.answer import Outcome
 
 

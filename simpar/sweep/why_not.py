@@ -21,12 +21,12 @@ from simpar.files import read_csv
 from simpar.headline import gain_in_words, headline
 from simpar.page.page import table_html
 from simpar.predict import Contribution
+from simpar.profiles import NONE
 from simpar.report import render_parts
 from simpar.report import table as empty_table
 from simpar.schedule import Schedule
 from simpar.schedule.schedule import with_changes
 from simpar.session import Session
-from simpar.stacks import NONE
 from simpar.sweep.answer import Outcome, predicted
 from simpar.units import format_size, format_time
 

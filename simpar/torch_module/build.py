@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.model.module import FORMAT
+from simpar.model.model import FORMAT
 from simpar.torch_module.call import RESHAPES, SAMPLES, Call, Constants, Spec, own_row, plain_attention
 from simpar.torch_module.export import COUNTS
 from simpar.torch_module.graph import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from simpar.errors import Problem, RunFailed, ScheduleError
-from simpar.model.module import FromModule
+from simpar.model.model import FromModule
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from simpar.stacks import choices_in, load_stack, stack_of
+from simpar.profiles import choices_in, load_stack, stack_of
 from simpar.validate.recompute import says_sequence_parallel
 from simpar.validate.rows import Row
 from simpar.validate.words import Skipped, year_of

@@ -11,8 +11,8 @@ from simpar.document import Tree
 from simpar.errors import Problem, ScheduleError, SimparError
 from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
+from simpar.profiles import load_stack, stack_names
 from simpar.schedule import schedule_of
-from simpar.stacks import load_stack, stack_names
 from simpar.validate.columns import stack_name
 from simpar.validate.megatron import megatron_tree, options
 from simpar.validate.rows import Row

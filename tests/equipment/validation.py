@@ -30,10 +30,9 @@ from equipment.validation_cases import (
     pipeline_cases,
     tile_cases,
 )
-from executor.measure import FIRST_STEADY
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
-from executor.state import Execution
+from executor.state import FIRST_STEADY, Execution
 from simpar.cost.costs import CollectiveCost
 from simpar.cost.price import price
 from simpar.errors import OutsideTolerance, SimparError

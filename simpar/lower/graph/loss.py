@@ -11,8 +11,7 @@ from math import prod
 from typing import Final
 
 from simpar.layout import ONE, Axis, Rule, Strategy, TensorLayout, operators, size_of
-from simpar.lower.graph.emit import Site, emit
-from simpar.lower.graph.move import Mover
+from simpar.lower.graph.move import Mover, Site, emit
 from simpar.lower.graph.place import Degrees, Placed, Placer
 from simpar.lower.tape import Tape, Value
 from simpar.model import Reshape, Shape

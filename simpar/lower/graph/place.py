@@ -10,11 +10,10 @@ from simpar.errors import Infeasible
 from simpar.layout import ONE, Axis, Layout, Rule, Strategy, TensorLayout, merged, minus, size_of, union
 from simpar.lower.tape import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
-from simpar.model.library.decoder import VOCABULARY
-from simpar.model.operators.experts import Dispatch, GroupedProduct
+from simpar.model.library.gpt import VOCABULARY
+from simpar.model.operators.experts import Balance, Dispatch, GroupedProduct
 from simpar.model.operators.linear import Product
 from simpar.model.operators.norm import GainNorm
-from simpar.model.operators.router import Balance
 from simpar.model.operators.stream import Dropout, Position, Residual
 from simpar.model.operators.torch_call import TorchCall
 

@@ -15,13 +15,12 @@ from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, Rule, TensorLayout, minus, operators, replicated
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
 from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
-from simpar.lower.graph.emit import Site, emit
 from simpar.lower.graph.loss import add_loss, scale
-from simpar.lower.graph.move import Mover
+from simpar.lower.graph.move import Mover, Site, emit
 from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
 from simpar.lower.graph.repeat import Layer, NotRepeated, Repeats, layers_of
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
-from simpar.lower.mesh import Mesh, mesh_of, mesh_of_strategies
+from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted

@@ -10,7 +10,7 @@ from simpar.errors import Infeasible, Problem
 from simpar.layout import Axis, TensorLayout, merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
-from simpar.lower.mesh import PIPELINE
+from simpar.lower.issue import PIPELINE
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model

@@ -13,8 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from simpar.layout import operators, replicated
-from simpar.lower.issue import Issue, Issued, Run, block_of
-from simpar.lower.mesh import TENSOR
+from simpar.lower.issue import TENSOR, Issue, Issued, Run, block_of
 from simpar.lower.passes.optimizer_parallel import (
     Shard,
     Shards,

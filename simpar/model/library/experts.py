@@ -13,10 +13,21 @@ from simpar.errors import Problem, divisors
 from simpar.keys import described
 from simpar.model.model import Node
 from simpar.model.operators.base import Operator
-from simpar.model.operators.experts import Combine, Dispatch, GroupedProduct, SigmoidGate
+from simpar.model.operators.experts import (
+    MAP,
+    AuxLoss,
+    Balance,
+    Combine,
+    Dispatch,
+    Group,
+    GroupedProduct,
+    Route,
+    Routing,
+    Score,
+    SigmoidGate,
+)
 from simpar.model.operators.linear import Product
 from simpar.model.operators.pointwise import Add
-from simpar.model.operators.router import MAP, AuxLoss, Balance, Group, Route, Routing, Score
 from simpar.model.ops import Load
 
 Width = Annotated[int, Field(ge=0, le=2**22)]

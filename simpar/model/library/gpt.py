@@ -1,4 +1,4 @@
-"""A ``transformer:``, a dense decoder from GPT-2 to Llama, Qwen, Gemma and Phi: its keys, and whether they fit."""
+"""GPT: a decoder of any width and depth, with its positions, its latent attention and its layers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,378 @@ from pydantic import Field
 
 from simpar.errors import Problem, divisors, multiple
 from simpar.keys import described
-from simpar.model.documents import packed
-from simpar.model.keys import Deviation
-from simpar.model.library.decoder import TOKENS, decoder_nodes
-from simpar.model.library.experts import Experts, mixture_problems
-from simpar.model.library.latent import latent_problems
-from simpar.model.library.rope import LongRope, rope_problems, rotation_of
+from simpar.model.keys import Deviation, Size
+from simpar.model.library.experts import Experts, mixture_nodes, mixture_problems
 from simpar.model.model import Asked, Graph, Model, Node, Source
-from simpar.model.operators.attention import Heads
-from simpar.model.operators.rotary import Rotation
-from simpar.model.operators.stream import DRAW, KEYS
+from simpar.model.operators.attention import (
+    Alibi,
+    Attention,
+    AttentionScores,
+    AttentionValues,
+    CausalSoftmax,
+    Heads,
+    LastFeatures,
+    LatentNorm,
+    LatentQkv,
+    QkNorm,
+    Rotary,
+    Rotation,
+)
+from simpar.model.operators.base import Operator
+from simpar.model.operators.linear import Embedding, Product
+from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
+from simpar.model.operators.pointwise import GATED, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
+from simpar.model.operators.stream import DRAW, KEYS, Dropout, Position, Residual
+from simpar.model.ops import packed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FILE = ('workload', 'transformer')
+
+# Rotary of a ``transformer:`` that is stretched to more positions: its keys, its rotation, and what does not fit.
+
+FILE: Final = ('workload', 'transformer')
+Factor = Annotated[float, Field(gt=0, le=1e12)]
+Factors = Annotated[tuple[Factor, ...], Field(min_length=1, max_length=2**12)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): every frequency is divided by a factor of its own.
+
+    Arguments:
+        short, long: factors of samples up to so many positions as the model was first trained with, and of longer ones.
+        original: those positions.
+        magnitude: what is turned is multiplied by it.
+    """
+
+    short: Annotated[Factors, Field(description='of samples of up to original tokens, a factor for each pair')]
+    long: Annotated[Factors, Field(description='the same of longer samples')]
+    original: Annotated[Size, Field(description='positions that the model was first trained with')]
+    magnitude: Annotated[float, Field(gt=0, le=1e6, description='queries and keys are multiplied by it')] = 1.0
+
+
+def rotation_of(model: Transformer, features: int) -> Rotation:
+    """How so many features are turned; some kinds of scaling look at the longest document of a sample."""
+    longest = max(model.packed or (model.sequence,))
+    theta, scaling, long = model.rope_theta, model.rope_scaling, model.longrope
+    if len(scaling) == 2:
+        theta, scaling = _stretched(theta, *scaling, longest, features), ()
+    factors = () if long is None else long.short if longest <= long.original else long.long
+    return Rotation(
+        features=features,
+        theta=theta,
+        scaling=scaling,
+        factors=factors,
+        magnitude=long.magnitude if long else 1.0,
+        interleaved=model.rope_interleaved,
+    )
+
+
+def _stretched(theta: float, factor: float, positions: float, longest: int, features: int) -> float:
+    """A base whose slowest frequency is divided by so much as a sample is longer than the positions (dynamic NTK)."""
+    # A zero is told by ``rope_problems``; the only frequency of two features has no base.
+    if longest <= positions or positions == 0 or features <= 2:
+        return theta
+    return float(theta * (factor * longest / positions - (factor - 1)) ** (features / (features - 2)))
+
+
+FORMS: Final = (
+    '[factor], [factor, positions], [factor, low, high, original positions], or [factor, original, fast, slow, '
+    'magnitude]'
+)
+
+
+def rope_problems(model: Transformer) -> Iterator[Problem]:
+    """What of the keys of a stretched rotary does not fit together."""
+    at, scaling = (*FILE, 'rope_scaling'), model.rope_scaling
+    if len(scaling) not in (0, 1, 2, 4, 5) or 0 in scaling:
+        yield Problem(at, f'{len(scaling)} numbers, or a zero among them', f'write {FORMS}')
+    elif len(scaling) == 5 and scaling[2] < scaling[3]:
+        what = f'fast {scaling[2]:g} is below slow {scaling[3]:g}'
+        yield Problem(at, what, 'write [factor, original, fast, slow, magnitude]')
+    elif len(scaling) == 4 and scaling[1] >= scaling[2]:
+        what = f'low {scaling[1]:g} is not below high {scaling[2]:g}'
+        yield Problem(at, what, 'write [factor, low, high, original positions]')
+    if model.longrope is not None:
+        yield from _of_longrope(model, model.longrope)
+
+
+def _of_longrope(model: Transformer, long: LongRope) -> Iterator[Problem]:
+    at = (*FILE, 'longrope')
+    if model.position != 'rotary':
+        yield Problem(at, f'position is {model.position}', 'leave it out, or write position: rotary')
+        return
+    if model.rope_scaling:
+        yield Problem(at, 'frequencies are scaled by rope_scaling, too', 'leave one of them out')
+    features = model.qk_rope_head_dim or int(model.head_width * model.rotary_share)
+    for name, factors in (('short', long.short), ('long', long.long)):
+        if len(factors) != features // 2:
+            what = f'{len(factors)} factors for {features // 2} pairs of features'
+            yield Problem((*at, name), what, f'write {features // 2} numbers')
+
+
+# Multi-head latent attention of a ``transformer:`` (DeepSeek-V2, 2024): its operators, and whether its keys fit.
+#
+# As Megatron-LM splits it: the products down to latents are on every tensor rank, with sequence parallelism each for
+# its own tokens; those up to heads are split by heads.
+
+OF_HEADS: Final = 'attention (its groups of heads)'
+LATENT_KEYS: Final = ('kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
+"""All of these, or none."""
+MORE: Final = ('q_lora_rank', 'latent_epsilon')
+"""Keys of other attention that latent attention has in other words, or not."""
+
+Part = tuple[str, Operator, tuple[str, ...]]
+"""Name, operator, and what it reads, in a layer."""
+
+
+def latent_parts(model: Transformer, heads: Heads) -> Iterator[Part]:
+    """The operators between ``norm1`` and ``qkv``, the last of which is what attention reads."""
+    rope, epsilon = model.qk_rope_head_dim, model.latent_epsilon or model.norm_epsilon
+    queries = '.norm1'
+    if model.q_lora_rank:
+        yield 'q_down', _down(model, model.q_lora_rank), ('.norm1',)
+        yield 'q_norm', RmsNorm(epsilon=epsilon), ('.q_down',)
+        queries = '.q_norm'
+    yield 'q_up', _up(heads, heads.head_dim, model.q_lora_rank or model.hidden), (queries,)
+    yield 'kv_down', _down(model, model.kv_lora_rank + rope), ('.norm1',)
+    yield 'kv_norm', LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
+    yield 'kv_up', _up(heads, model.qk_nope_head_dim + model.v_head_dim, model.kv_lora_rank), ('.kv_norm',)
+    yield 'k_rope', LastFeatures(features=rope), ('.kv_down',)
+    yield 'qkv', LatentQkv(heads=heads, rotation=model.turned(rope)), ('.q_up', '.kv_up', '.k_rope')
+
+
+def _down(model: Transformer, outputs: int) -> Product:
+    """To a latent: too small to be split, so each tensor rank has all of its weight."""
+    return Product(outputs=(outputs,), inputs=(model.hidden,), bias='qkv' in model.bias, split='inputs')
+
+
+def _up(heads: Heads, features: int, inputs: int) -> Product:
+    return Product(
+        outputs=(heads.groups, features), inputs=(inputs,), bias=False, gathers=True, what=OF_HEADS
+    )  # fmt: skip
+
+
+def latent_problems(model: Transformer) -> Iterator[Problem]:
+    """What of its keys does not fit together."""
+    if model.mtp_layers:
+        what = f'not yet: multi-token prediction (got {model.mtp_layers})'
+        yield Problem((*FILE, 'mtp_layers'), what, 'write 0: the model is then trained without these modules')
+    if not model.kv_lora_rank:
+        for key in (*LATENT_KEYS[1:], *MORE):
+            if getattr(model, key):
+                what = 'is of latent attention, and there is none without kv_lora_rank'
+                yield Problem((*FILE, key), what, 'add e.g. kv_lora_rank: 512, or leave it out')
+        return
+    for key in LATENT_KEYS[1:]:
+        if not getattr(model, key):
+            what = f'latent attention (kv_lora_rank {model.kv_lora_rank}) needs {key}'
+            yield Problem((*FILE, key), what, f'add e.g. {key}: {64 if "rope" in key else 128}')
+    if model.qk_rope_head_dim % 2:
+        what = f'{model.qk_rope_head_dim} features cannot be turned in pairs'
+        yield Problem((*FILE, 'qk_rope_head_dim'), what, 'write an even count')
+    if model.position != 'rotary':
+        what = f'latent attention turns part of its keys (got {model.position})'
+        yield Problem((*FILE, 'position'), what, 'write rotary')
+    if model.key_value_heads != model.heads:
+        what = f'latent attention makes keys and values for all {model.heads} heads (got {model.key_value_heads})'
+        yield Problem((*FILE, 'kv_heads'), what, 'leave kv_heads out')
+    if model.head_dim not in (0, model.qk_nope_head_dim + model.qk_rope_head_dim):
+        what = f'latent attention has heads of qk_nope_head_dim + qk_rope_head_dim features (got {model.head_dim})'
+        yield Problem((*FILE, 'head_dim'), what, 'leave head_dim out')
+    if model.qk_norm:
+        yield Problem((*FILE, 'qk_norm'), 'latent attention normalises its latents instead', 'write false')
+    if model.rotary_share != 1:
+        what = 'latent attention turns qk_rope_head_dim features of a key'
+        yield Problem((*FILE, 'rotary_share'), what, 'leave rotary_share out')
+
+
+# The operators of a ``transformer:`` in order (Shoeybi et al. 2019; Korthikanti et al. 2022).
+#
+# Operators that Megatron-LM fuses are one: bias, dropout and residual; all of a group's queries, keys and values; a
+# gate and what it lets through.
+
+TOKENS: Final = 'tokens'
+VOCABULARY: Final = 'the vocabulary (embedding and head)'
+PLAIN: Final[tuple[type[Operator], ...]] = (Gelu, GeluTanh, Relu, SquaredRelu, Silu)
+ACTIVATIONS: Final[Mapping[str, type[Operator]]] = {kind.key: kind for kind in (*PLAIN, *GATED)}
+
+
+def decoder_nodes(model: Transformer) -> Iterator[Node]:
+    """All operators; embedding and position stand before the layers, norm and head behind them."""
+    before = 'embedding'
+    for node in _before_layers(model):
+        yield node
+        before = node.name
+    for layer in range(model.layers):
+        block = _Block(model, layer)
+        yield from block.attention(before)
+        yield from block.feed_forward(before if model.parallel else f'layer{layer}.residual1')
+        before = f'layer{layer}.residual2'
+    yield Node('norm', _norm(model), (before,), model.layers)
+    head = Product(
+        outputs=(model.padded_vocab,),
+        inputs=(model.hidden,),
+        bias='head' in model.bias,
+        weight='embedding.weight' if model.tied else '',
+        gathers=True,
+        what=VOCABULARY,
+    )
+    yield Node('head', head, ('norm',), model.layers)
+    before = 'head'
+    if model.logit_scale != 1:
+        yield Node('head.scaled', Mul(factor=model.logit_scale), (before,), model.layers)
+        before = 'head.scaled'
+    if model.logit_softcap:
+        yield Node('logits', Softcap(cap=model.logit_softcap), (before,), model.layers)
+
+
+def _before_layers(model: Transformer) -> Iterator[Node]:
+    """Embedding, its factor and norm, position, dropout."""
+    before = 'embedding'
+    yield Node(before, Embedding(vocab=model.padded_vocab, width=model.hidden), (TOKENS,), -1)
+    if model.embedding_scale != 1:
+        yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
+        before = 'embedding.scaled'
+    if model.embedding_norm:
+        yield Node('embedding.norm', _norm(model), (before,), -1)
+        before = 'embedding.norm'
+    if model.position == 'learned':
+        yield Node('position', Position(rows=model.positions, documents=model.packed), (before,), -1, 'position.added')
+        before = 'position'
+    if model.dropout:
+        # Masks are drawn for a place in the model: the name of what is dropped.
+        site = 'position' if model.position == 'learned' else 'embedding'
+        drop = Dropout(probability=model.dropout, site=site)
+        yield Node(f'{site}.dropout', drop, (before, KEYS), -1, f'{site}.dropped')
+
+
+def _norm(model: Transformer) -> Operator:
+    kind = RmsNorm if model.norm == 'rms_norm' else LayerNorm if model.norm_bias else GainNorm
+    return kind(epsilon=model.norm_epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One layer."""
+
+    model: Transformer
+    layer: int
+
+    def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
+        """A node whose name and reads stand in this layer, if they are not those of others."""
+        own = f'layer{self.layer}.'
+        # A dot in front stands for this layer.
+        told = tuple(read.replace('.', own, 1) if read.startswith('.') else read for read in reads)
+        return Node(f'{own}{name}', operator, told, self.layer, f'{own}{result}' if result else '')
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The input that dropout draws from, if there is any."""
+        return (KEYS,) if self.model.dropout else ()
+
+    def attention(self, x: str) -> Iterator[Node]:
+        """x + what attention makes of it."""
+        model, heads = self.model, self.model.heads_of(self.layer)
+        if model.pre_norms:
+            yield self.node('norm1', _norm(model), x)
+        before, source = '.qkv', '.norm1' if model.pre_norms else x
+        if model.kv_lora_rank:
+            yield from (self.node(name, operator, *reads) for name, operator, reads in latent_parts(model, heads))
+        else:
+            yield from self.together(heads, source)
+        if model.qk_norm:
+            yield self.node(
+                'qk_norm', QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole'), before
+            )
+            before = '.qk_norm'
+        if (rotation := model.rotation_of(self.layer)) and not model.kv_lora_rank:
+            yield self.node('rotary', Rotary(heads=heads, rotation=rotation), before)
+            before = '.rotary'
+        if model.attention == 'unfused':
+            yield from self.unfused(heads, before)
+        else:
+            yield self.node('attention', Attention(heads=heads, dropout=model.dropout), before, *self.keys)
+        inputs = (heads.groups, heads.queries, heads.values)
+        yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
+
+    def together(self, heads: Heads, source: str) -> Iterator[Node]:
+        """Queries, keys and values as one product."""
+        # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
+        outputs = (heads.groups, heads.queries + 2, heads.head_dim)
+        bias = 'qkv' in self.model.bias
+        qkv = Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
+        yield self.node('qkv', qkv, source)
+
+    def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
+        """Scores, softmax, dropout and the product with the values, each through memory."""
+        name = f'layer{self.layer}.attention'
+        yield self.node('attention.scores', AttentionScores(heads=heads, values=name), qkv)
+        kept = '.attention.scores'
+        if heads.softcap:
+            yield self.node('attention.capped', Softcap(cap=heads.softcap), kept)
+            kept = '.attention.capped'
+        if heads.alibi:
+            yield self.node('attention.biased', Alibi(heads=heads.count), kept)
+            kept = '.attention.biased'
+        yield self.node('attention.softmax', CausalSoftmax(window=heads.window, documents=heads.documents), kept)
+        kept = '.attention.softmax'
+        if self.model.dropout:
+            drop = Dropout(probability=self.model.dropout, site=name)
+            yield self.node('attention.dropout', drop, kept, KEYS, result='attention.dropped')
+            kept = '.attention.dropout'
+        yield self.node('attention', AttentionValues(heads=heads), kept, qkv)
+
+    def feed_forward(self, x: str) -> Iterator[Node]:
+        """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
+        model, experts = self.model, self.model.experts_of(self.layer)
+        hidden, width, biased = model.hidden, model.ffn_width, 'ffn' in model.bias
+        is_shared = model.parallel and not model.parallel_norms
+        read = f'.{"norm1" if is_shared else "norm2"}' if model.pre_norms else x
+        if model.pre_norms and not is_shared:
+            yield self.node('norm2', _norm(model), x)
+        stream = '.residual1' if model.parallel else x
+        if experts is not None:
+            yield from mixture_nodes(
+                experts, self.node, self.layer, read, hidden=hidden, ffn=width, sequence=model.sequence,
+                gated=model.gated, activation=ACTIVATIONS[model.activation],
+            )  # fmt: skip
+            yield from self.added('mixture', stream, '2')
+            return
+        # A gate stands beside what it lets through: a split by width keeps both together.
+        outputs = (width, 2) if model.gated else (width,)
+        fc1 = Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
+        yield self.node('fc1', fc1, read)
+        yield self.node(model.activation, ACTIVATIONS[model.activation](), '.fc1')
+        yield from self.half('fc2', (width,), f'.{model.activation}', stream, '2', biased=biased)
+
+    def half(
+        self, name: str, inputs: tuple[int, ...], read: str, x: str, number: str, *, biased: bool
+    ) -> Iterator[Node]:
+        """The last product of one half of a layer, a norm behind it if there is one, and their sum with x."""
+        model = self.model
+        # The residual adds the bias, unless a norm or a factor stands between.
+        own = biased and (model.post_norms or model.residual_scale != 1)
+        product = Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
+        yield self.node(name, product, read)
+        bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
+        yield from self.added(name, x, number, bias_of)
+
+    def added(self, name: str, x: str, number: str, bias_of: str = '') -> Iterator[Node]:
+        """A norm behind one half of a layer if there is one, and their sum with x."""
+        model, branch = self.model, f'.{name}'
+        if model.post_norms:
+            yield self.node(f'post_norm{number}', _norm(model), branch)
+            branch = f'.post_norm{number}'
+        if model.residual_scale != 1:
+            yield self.node(f'scaled{number}', Mul(factor=model.residual_scale), branch)
+            branch = f'.scaled{number}'
+        yield self.node(f'residual{number}', Residual(bias_of=bias_of, dropout=model.dropout), x, branch, *self.keys)
+
+
+# A ``transformer:``, a dense decoder from GPT-2 to Llama, Qwen, Gemma and Phi: its keys, and whether they fit.
+
 Activation = Literal['gelu', 'gelu_tanh', 'relu', 'squared_relu', 'silu', 'swiglu', 'geglu', 'geglu_tanh']
 Biased = Literal['qkv', 'proj', 'ffn', 'head']
 Number = Annotated[float, Field(ge=0, le=1e12)]

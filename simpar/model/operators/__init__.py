@@ -4,26 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.model.operators import (
-    attention,
-    conv,
-    embedding,
-    experts,
-    gated,
-    latent,
-    linear,
-    loss,
-    norm,
-    pointwise,
-    product,
-    qk_norm,
-    reduce,
-    rotary,
-    router,
-    shape,
-    stream,
-    torch_call,
-)
+from simpar.model.operators import attention, experts, linear, loss, norm, pointwise, shape, stream, torch_call
 from simpar.model.operators.base import Operator
 from simpar.model.primitive import Pricing, Primitive
 
@@ -42,13 +23,13 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     norm.LayerNorm,
     norm.RmsNorm,
     norm.Softmax,
-    product.MatMul,
-    reduce.Reduce,
-    reduce.ReduceSum,
+    linear.MatMul,
+    shape.Reduce,
+    shape.ReduceSum,
     shape.Reshape,
     shape.Transpose,
-    conv.Conv2d,
-    embedding.Embedding,
+    linear.Conv2d,
+    linear.Embedding,
 )
 """Those that files write, in the order of the docs."""
 OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
@@ -63,19 +44,19 @@ OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     stream.Dropout,
     stream.Residual,
     stream.Bias,
-    rotary.Rotary,
-    qk_norm.QkNorm,
-    latent.LatentNorm,
-    latent.LastFeatures,
-    latent.LatentQkv,
-    gated.SwiGlu,
-    gated.GeGlu,
-    gated.GeGluTanh,
+    attention.Rotary,
+    attention.QkNorm,
+    attention.LatentNorm,
+    attention.LastFeatures,
+    attention.LatentQkv,
+    pointwise.SwiGlu,
+    pointwise.GeGlu,
+    pointwise.GeGluTanh,
     pointwise.GeluTanh,
     pointwise.Softcap,
-    router.Route,
-    router.Balance,
-    router.AuxLoss,
+    experts.Route,
+    experts.Balance,
+    experts.AuxLoss,
     experts.Dispatch,
     experts.GroupedProduct,
     experts.Combine,

@@ -1,23 +1,25 @@
-"""Attention with grouped queries: flash, which keeps no probabilities, or unfused, which keeps them, dropped or not.
-
-All read ``qkv`` [batch, sequence, groups × width], split by batch and by groups of heads. A group is as wide as its
-queries, one key and one value.
-"""
+"""Attention: scores, softmax and values, rotary positions, norms of queries and keys, latent attention."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout, size_of
-from simpar.model.documents import dims_of, seen, told
-from simpar.model.operators.base import Operator, Sharded, Unary, operator
-from simpar.model.operators.norm import SOFTMAX, SameShape
+from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator
+from simpar.model.operators.norm import EPSILON, NORMALISED, SOFTMAX, SameShape
 from simpar.model.operators.stream import dropped
-from simpar.model.ops import Attributes, Kept, Local, Ops, Work
+from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, dims_of, placed, seen, told
+from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
 from simpar.program import Attribute
+
+# Attention with grouped queries: flash, which keeps no probabilities, or unfused, which keeps them, dropped or not.
+#
+# All read ``qkv`` [batch, sequence, groups × width], split by batch and by groups of heads. A group is as wide as its
+# queries, one key and one value.
 
 _SEQUENCE = 'needs all of a sequence and must stay unsharded'
 
@@ -394,3 +396,325 @@ OF_CONTEXT: Final = {
     JOIN_KEYS: AttentionCore('JoinKeys'),
 }
 """By the operator of an op class, what bounds it."""
+
+
+# Rotary position embedding of queries and keys (Su et al. 2021), each feature with that half a rotation away.
+#
+# Feature i of r is turned with feature i + r / 2, by position × theta^(−2i / r): the order of GPT-NeoX and Llama.
+
+ROTARY = Qkv('RotaryPositionEmbedding')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Which features are turned, and how fast.
+
+    Arguments:
+        features: of a head, an even count; those behind them stay.
+        theta: base of the frequencies.
+        scaling: empty: none; (factor,): positions are divided by it (Chen et al. 2023); (factor, low, high, original):
+            frequencies whose waves are longer than original / low positions are divided by the factor, those shorter
+            than original / high stay, and those between are mixed (Llama 3.1); (factor, original, fast, slow,
+            magnitude): those that turn less than ``slow`` times in the original positions are divided by the factor,
+            those that turn more than ``fast`` times stay, a ramp over features lies between, and what is turned is
+            multiplied by the magnitude (YaRN, Peng et al. 2023).
+        factors: each frequency is divided by its own; empty: none (LongRoPE, Ding et al. 2024). ``magnitude``: what is
+            turned is multiplied by it.
+        interleaved: each feature is turned with its neighbour (the order of RoFormer and DeepSeek); the first of each
+            pair come out in front of all others.
+    """
+
+    features: int
+    theta: float = 10000.0
+    scaling: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    magnitude: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def told(self) -> Attributes:
+        """What a kernel must know."""
+        return {
+            'rotated': self.features,
+            'theta': self.theta,
+            **({'scaling': ' '.join(map(repr, self.scaling))} if self.scaling else {}),
+            **({'factors': ' '.join(map(repr, self.factors))} if self.factors else {}),
+            **({'magnitude': self.magnitude} if self.magnitude != 1 else {}),
+            **({'interleaved': True} if self.interleaved else {}),
+        }
+
+
+@operator
+class Rotary(SameShape, Sharded, Unary):
+    """Turns queries and keys by their positions; values stay where they are.
+
+    Arguments: ``heads`` of attention; ``rotation``.
+    """
+
+    key = 'rotary'
+    written = False
+    primitives = {'rotary': ROTARY}
+    inputs_told = 'qkv'
+
+    heads: Heads
+    rotation: Rotation
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Split by batch, by sequence and by groups."""
+        return self.heads.rows(name, *reads)
+
+    def ops(self, local: Local) -> Ops:
+        """Three operations for each feature of a query or key that is turned, forward and backward."""
+        heads, rotation = self.heads, self.rotation
+        layout = local.layout('x')
+        # Only where the sequence is split must a rank know where its positions begin.
+        told: Attributes = {
+            **heads.held(layout),
+            **rotation.told,
+            **told_of(heads.documents),
+            **placed(local, layout, 1),
+        }
+        turned = (heads.queries + 1) / (heads.queries + 2)
+        # A device turns queries and keys in their place in memory; values are neither read nor written.
+        moved = 2 * turned * local.size('x')
+        flops = 3 * turned * local.elements('x') * rotation.features / heads.head_dim
+        return Ops(
+            F=Work(operator='rotary', reads=('x',), writes=('y',), flops=flops, moved=moved, attributes=told),
+            I={'x': Work(operator='rotary', reads=('dy',), flops=flops, moved=moved, attributes=told)},
+        )
+
+
+# RMSNorm of every head of queries and of keys with one gain for all (Qwen 3), or of all heads together (OLMo 2).
+
+GAINS = ('q_gain', 'k_gain')
+QK_NORM = Qkv('QkNorm')
+
+
+@operator
+class QkNorm(SameShape, Trained, Unary):
+    """Divides every head of queries and keys by its root mean square, with gains; values stay.
+
+    Arguments: ``heads`` of attention; ``epsilon``, added to the mean of squares; ``whole``: the mean is of all queries,
+    and of all keys.
+    """
+
+    key = 'qk_norm'
+    written = False
+    primitives = {'qk_norm': QK_NORM}
+    inputs_told = 'qkv'
+
+    heads: Heads
+    epsilon: float = EPSILON
+    whole: bool = False
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Split by batch, by sequence and by groups; every rank has the gains in full."""
+        rule = self.heads.rows(name, *reads)
+        return replace(rule, fixed={**rule.fixed, 'g': NORMALISED}) if self.whole else rule
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """One primitive; its gains are full."""
+        yield Step(primitive=QK_NORM, reads=reads, shape=result)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """The gains of queries and of keys."""
+        of_queries, of_keys = (self.heads.count, self.heads.groups) if self.whole else (1, 1)
+        counts = zip(GAINS, (of_queries, of_keys), strict=True)
+        return tuple(Parameter(gain, (count * self.heads.head_dim,), 'ones') for gain, count in counts)
+
+    def ops(self, local: Local) -> Ops:
+        """As of RMSNorm; the backward reads x and one number of each head that is normalised."""
+        heads, x, layout = self.heads, local.shape('x'), local.layout('x')
+        told: Attributes = {**heads.held(layout), 'epsilon': self.epsilon, **({'whole': True} if self.whole else {})}
+        share = (heads.queries + 1) / (heads.queries + 2)
+        elements = share * local.elements('x')
+        # Values are neither read nor written: x and y count without them, the backward reads dy too.
+        moved = share * local.size('x')
+        groups = 1 if self.whole else heads.groups
+        if self.whole:
+            layout = TensorLayout(local.world, (*layout.dims[:-1], ()))
+        rstd = Kept(role='rstd', shape=(*x[:-1], groups * (heads.queries + 1)), layout=layout)
+        return Ops(
+            F=Work(operator='qk_norm', reads=('x', *GAINS), writes=('y', 'rstd'), flops=5 * elements, moved=2 * moved,
+                   attributes=told),
+            I={'x': Work(operator='qk_norm', reads=('dy', 'x', *GAINS, 'rstd'), flops=9 * elements, moved=3 * moved,
+                         attributes=told)},
+            W=Work(operator='qk_norm', reads=('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * moved, attributes=told),
+            parameters=self.parameters(x),
+            kept=(rstd,),
+        )  # fmt: skip
+
+
+# Multi-head latent attention (DeepSeek-V2, 2024): what lies between its products, down to what attention reads.
+#
+# Keys and values come from a latent vector of each token, ``kv_down`` [..., rank + rope]: its first features are
+# normalised and made keys and values of all heads, its last are the one part of the keys that is turned. Keys are put
+# together before attention, as in training, so that kernels see ordinary heads.
+
+
+class Rows(Primitive):
+    """What changes rows one by one; their features stay unsharded."""
+
+    def axes(self, name: str, call: object, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+        """d0, d1, ..., and features that no axis splits."""
+        return row_axes(name, shapes[0], output)
+
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
+        """The last dim unsharded."""
+        return ((*shards[:-1], 1), *((1,) for _ in use.shapes[1:]))
+
+
+class LatentJoin(AttentionCore):
+    """Queries, keys and values of all heads, of their parts."""
+
+    def strategy(self, use: Use, shards: ShardCounts) -> Strategy:
+        """As its queries lie, but for the key that all heads share."""
+        return (shards, shards, (*shards[:-1], 1))
+
+    def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
+        """As its queries."""
+        return strategy[0]
+
+
+LATENT_NORM, LAST_FEATURES, LATENT_QKV = Rows('LatentNorm'), Rows('LastFeatures'), LatentJoin('LatentQkv')
+
+
+def row_axes(name: str, x: Shape, result: Shape) -> Rule:
+    """Every dim but the last may be split."""
+    names = (*dim_names(x)[:-1], ONE)
+    return Rule(name, (names,), names, (x,), result, names[:-1], {})
+
+
+@operator
+class LatentNorm(Trained, Unary):
+    """RMSNorm of the first features of what it reads; the others are left out.
+
+    Arguments: ``features``, how many; ``epsilon``, added to the mean of squares.
+    """
+
+    key = 'latent_norm'
+    written = False
+    primitives = {'latent_norm': LATENT_NORM}
+    unsharded = 'last dim'
+
+    features: int
+    epsilon: float = EPSILON
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """With so many features."""
+        return (*reads[0][:-1], self.features)
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Rows; every rank has the gain in full."""
+        return row_axes(name, reads[0], self.result_shape(0, *reads))
+
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+        """One primitive; its gain is full."""
+        yield Step(primitive=LATENT_NORM, reads=reads, shape=result)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """The gain."""
+        return (Parameter('gain', (self.features,), 'ones'),)
+
+    def ops(self, local: Local) -> Ops:
+        """As of RMSNorm; the gradient of the features left out is zero."""
+        told: Attributes = {'epsilon': self.epsilon}
+        elements, size, full = local.elements('y'), local.size('y'), local.size('x')
+        column = TensorLayout(local.world, (*local.layout('x').dims[:-1], ()))
+        rstd = Kept(role='rstd', shape=(*local.shape('x')[:-1], 1), layout=column)
+        return Ops(
+            F=Work(operator='latent_norm', reads=('x', 'gain'), writes=('y', 'rstd'), flops=5 * elements,
+                   moved=2 * size, attributes=told),
+            I={'x': Work(operator='latent_norm', reads=('dy', 'x', 'gain', 'rstd'), flops=9 * elements,
+                         moved=2 * size + full, attributes=told)},
+            W=Work(operator='latent_norm', reads=('dy', 'x', 'rstd'), flops=3 * elements, moved=2 * size,
+                   attributes=told),
+            parameters=self.parameters(()),
+            kept=(rstd,),
+        )  # fmt: skip
+
+
+@operator
+class LastFeatures(Sharded, Unary):
+    """The last features of what it reads, as a tensor of their own.
+
+    Arguments: ``features``, how many.
+    """
+
+    key = 'last_features'
+    written = False
+    primitives = {'last_features': LAST_FEATURES}
+    unsharded = 'last dim'
+
+    features: int
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """With so many features."""
+        return (*reads[0][:-1], self.features)
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Rows."""
+        return row_axes(name, reads[0], self.result_shape(0, *reads))
+
+    def ops(self, local: Local) -> Ops:
+        """A copy; backward it is put behind zeros."""
+        moved, told = 2 * local.size('y'), {'before': local.shape('x')[-1] - self.features}
+        return Ops(
+            F=Work(operator='last_features', reads=('x',), writes=('y',), moved=moved, attributes=told),
+            I={'x': Work(operator='last_features', reads=('dy',), attributes=told)},
+        )
+
+
+@operator
+class LatentQkv(Operator):
+    """Queries, keys and values of all heads as attention reads them, rotary parts turned.
+
+    Arguments: ``heads`` of attention; ``rotation`` of the last features of queries and keys.
+    """
+
+    key = 'latent_qkv'
+    written = False
+    primitives = {'latent_qkv': LATENT_QKV}
+    inputs_told = 'queries, keys and values, shared keys'
+    roles = ('q', 'kv', 'k_rope')
+
+    heads: Heads
+    rotation: Rotation
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """[batch, sequence, heads × (query, key and value)]."""
+        return (*reads[0][:2], self.heads.count * self.heads.width)
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Batch b, sequence s and heads g; shared keys have no heads."""
+        names = ('b', 's', 'g')
+        inputs, result = (names, names, ('b', 's', ONE)), self.result_shape(0, *reads)
+        return Rule(name, inputs, names, reads, result, names, {}, {'g': self.heads.groups})
+
+    def ops(self, local: Local) -> Ops:
+        """Bytes of what is read and written; forward and backward three operations for each feature that is turned."""
+        heads, layout = self.heads, local.layout('q')
+        turned = self.rotation.features * local.elements('q') / heads.head_dim
+        # Its own partition of the sequence tells a rank where its positions begin.
+        told: Attributes = {
+            **heads.held(layout),
+            **self.rotation.told,
+            **told_of(heads.documents),
+            **placed(local, layout, 1),
+        }
+        # Of the gradient dy each op reads what its part became: queries; keys but for the shared part, and values; the
+        # shared part of all heads' keys.
+        size, rope = local.size('q') / heads.head_dim, self.rotation.features
+        width = heads.head_dim - rope + heads.values
+        return Ops(
+            F=Work(operator='latent_qkv', reads=self.roles, writes=('y',), flops=6 * turned, attributes=told),
+            I={
+                'q': Work(operator='latent_qkv', reads=('dy',), flops=3 * turned, moved=2 * size * heads.head_dim,
+                          attributes={**told, 'of': 'q'}, suffix='.q'),
+                'kv': Work(operator='latent_qkv', reads=('dy',), moved=2 * size * width,
+                           attributes={**told, 'of': 'kv'}, suffix='.kv'),
+                'k_rope': Work(operator='latent_qkv', reads=('dy',), flops=4 * turned,
+                               moved=size * rope + local.size('k_rope'), attributes={**told, 'of': 'k_rope'},
+                               suffix='.k_rope'),
+            },
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products of a value with a weight."""
+"""Products with weights: embeddings, linear layers, convolutions, and products of two values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,72 @@ from pydantic import Field
 
 from simpar.layout import Rule, TensorLayout, operators, size_of
 from simpar.model.keys import Aliases, SplitCounts, Strategy, Width
-from simpar.model.operators.base import MisfitError, Step, Unary, Weighted, operator, shown
+from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, Unary, Weighted, operator, shown
 from simpar.model.operators.pointwise import Arithmetic
-from simpar.model.ops import Local, Ops, Parameter, Work
+from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import BOTH, Call, Main, Primitive, Shape, ShardCounts, Use, dim_names
 from simpar.model.primitive import Strategy as ShardStrategy
+
+# Rows of a table by integers.
+
+
+class Gathered(Primitive):
+    """Rows of its first input by its second: a split of the rows leaves zeros to be summed."""
+
+    weighs_work = True
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+        """v, h, i0, i1, ..."""
+        weight, indices = shapes
+        return operators.embedding(name, weight, indices)
+
+
+GATHER = Gathered('Gather', stops=True)
+
+
+@operator
+class Embedding(Weighted):
+    """Rows of a weight [vocab, width] by the tokens of a sample; the first layer."""
+
+    key = 'embedding'
+    primitives = {'embedding': GATHER}
+    inputs_told = 'weight [vocab, width], tokens'
+    lead = 1
+    roles = ('tokens',)
+
+    vocab: Annotated[Width, Field(description='tokens in the vocabulary')]
+    width: Annotated[Width, Field(description='features of a token')]
+    strategy: Annotated[
+        Strategy,
+        Field(max_length=2, description='slices of the weight and of the tokens, e.g. [[4, 1], [1, 1]]; empty: none'),
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """A row for each token."""
+        return (*reads[0], self.width)
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """The weight, which its strategy has before the tokens."""
+        return (Parameter('weight', (self.vocab, self.width)),)
+
+    def ops(self, local: Local) -> Ops:
+        """Rows of a weight; where it is split by rows, zeros for the tokens of others."""
+        (weight,) = self.parameters(local.shape('y'))
+        layout = local.inputs[0]
+        partition = local.partition(layout, 0)
+        # Only a kernel whose rows are split must know which of them it has.
+        told: Attributes = {'partition': partition} if partition else {}
+        # Rows are read and written once; the backward reads the sum that it adds to besides.
+        moved = 2.0 * local.size('y') + local.size('tokens')
+        return Ops(
+            F=Work(operator='embedding', reads=('tokens', 'weight'), writes=('y',), moved=moved, attributes=told),
+            W=Work(operator='embedding', reads=('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'),
+                   attributes=told),
+            parameters=(weight.on(layout),),
+        )  # fmt: skip
+
+
+# Products of a value with a weight.
 
 
 class MatrixProduct(Primitive):
@@ -270,3 +331,182 @@ def product_ops(local: Local, parameters: Sequence[Parameter], outputs: int = 1)
         W=Work(operator='matmul', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m}, attributes=told),
         parameters=placed,
     )  # fmt: skip
+
+
+# Convolutions of images.
+
+
+class Convolution(Primitive):
+    """Split by batch alone."""
+
+    weighs_work = True
+    main = BOTH
+    halved = 'batch'
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+        """n, c, h, w; o, c, kh, kw."""
+        x, weight = shapes
+        return operators.conv2d(name, x, weight, output)
+
+
+CONV_2D = Convolution('Conv2D', 'matrix')
+
+
+@operator
+class Conv2d(Biased):
+    """A convolution of images [batch, channels, height, width] with a square kernel, and a bias."""
+
+    key = 'conv2d'
+    primitives = {'conv2d': CONV_2D, 'bias': BIAS_ADD}
+    inputs_told = 'x [batch, channels, height, width], weight [out, in, kernel, kernel]'
+    unsharded = 'all but the batch'
+
+    inputs: Annotated[Width, Field(alias='in', description='channels of an image')]
+    outputs: Annotated[Width, Field(alias='out', description='channels of its result')]
+    kernel: Annotated[int, Field(ge=1, le=2**10, description='height and width of the kernel')]
+    stride: Annotated[int, Field(ge=1, le=2**10, description='from one place of the kernel to the next')] = 1
+    padding: Annotated[int, Field(ge=0, le=2**10, description='zeros on every side of an image')] = 0
+    bias: Annotated[bool, Field(description='adds a bias to every channel')] = True
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='slices of x and weight, of which the batch alone is split: [[8, 1, 1, 1], [1, 1, 1, 1]]',
+        ),
+    ] = ()
+
+    def weight(self) -> Shape:
+        """One kernel for each pair of channels."""
+        return (self.outputs, self.inputs, self.kernel, self.kernel)
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Images of other channels, height and width."""
+        (x,) = reads
+        if len(x) != 4:
+            what = f'reads values of {shown(x)} a sample, but a convolution takes images [channels, height, width]'
+            raise MisfitError('', what, f'put - reshape: {{shape: [-1, {self.inputs}, height, width]}} before it')
+        if self.inputs != x[1]:
+            raise MisfitError('in', f'{self.inputs} channels, but what it reads has {x[1]}', f'write {x[1]}')
+        most = min(x[2:]) + 2 * self.padding
+        if self.kernel > most:
+            what = f'{self.kernel} is larger than an image of {x[2]} × {x[3]} with a padding of {self.padding}'
+            raise MisfitError('kernel', what, f'write at most {most}')
+        # Windows that would reach over the padded edge are left out, as in torch.
+        height, width = (1 + (length + 2 * self.padding - self.kernel) // self.stride for length in x[2:])
+        return (x[0], self.outputs, height, width)
+
+    def ops(self, local: Local) -> Ops:
+        """A product of windows with the full weight, whose dims it has."""
+        weight, *biases = self.parameters(local.shape('y'))
+        # The weight is full: channels are not split.
+        parameters = (weight.on(local.inputs[1]), *biases)
+        told: Attributes = {'stride': self.stride, 'padding': self.padding}
+        n, k = self.outputs, prod(self.weight()[1:])
+        m = local.elements('y') // n
+        flops = 2.0 * m * n * k
+        return Ops(
+            F=Work(operator='conv2d', reads=('x', *(p.role for p in parameters)), writes=('y',), flops=flops,
+                   dims={'m': m, 'n': n, 'k': k}, attributes=told),
+            I={'x': Work(operator='conv2d', reads=('dy', 'weight'), flops=flops, dims={'m': m, 'n': k, 'k': n},
+                         attributes={**told, 'shape': slice_text(local, 'x')})},
+            W=Work(operator='conv2d', reads=('dy', 'x'), flops=flops, dims={'m': n, 'n': k, 'k': m},
+                   attributes={**told, 'kernel': self.kernel}),
+            parameters=parameters,
+        )  # fmt: skip
+
+
+# Products of two values.
+
+
+class BatchProduct(Primitive):
+    """A product for each index of the leading dims."""
+
+    weighs_work = True
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+        """b0, ..., m, k, n."""
+        a, b = shapes
+        return operators.batch_matmul(name, a, b, transpose_a=call.transpose_a, transpose_b=call.transpose_b)
+
+    def output_shards(self, use: Use, strategy: ShardStrategy) -> ShardCounts:
+        """As the first operand; in 2.0 its columns as the second's."""
+        first = super().output_shards(use, strategy)
+        columns = -2 if use.call.transpose_b else -1
+        # 2.0 reads columns off the second operand; 2.10 does not, and so may lose a split of them.
+        return first if use.compat == '2.10' else (*first[:-1], strategy[1][columns])
+
+    def strategy(self, use: Use, shards: ShardCounts) -> ShardStrategy:
+        """From the shards of its output; the contracted axis stays full."""
+        *lead, i, j = shards
+        first = (*lead, 1, i) if use.call.transpose_a else (*lead, i, 1)
+        second = (*lead, j, 1) if use.call.transpose_b else (*lead, 1, j)
+        return first, second
+
+
+BATCH_MAT_MUL = BatchProduct('BatchMatMul', 'matrix', same_backward=True)
+
+
+@operator
+class MatMul(Sharded, Binary):
+    """The product of two results [batch..., m, k] and [batch..., k, n] for each index of the leading dims."""
+
+    key = 'matmul'
+    primitives = {'batch_matmul': BATCH_MAT_MUL}
+    inputs_told = 'a [batch..., m, k], b [batch..., k, n] (or transposed)'
+    roles = ('a', 'b')
+
+    transpose_a: Annotated[bool, Field(description='the first is [batch..., k, m]')] = False
+    transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False
+    strategy: Annotated[
+        Strategy,
+        Field(
+            max_length=2,
+            description='slices of both, e.g. [[2, 4, 1, 1], [2, 4, 1, 1]]; empty: as the first lies',
+        ),
+    ] = ()
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """[batch..., m, n]."""
+        a, b = reads
+        if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
+            what = f'multiplies values of {shown(a)} and {shown(b)} a sample'
+            remedy = 'name two of [batch..., m, k] and [batch..., k, n] with the same leading dims'
+            raise MisfitError('of', what, remedy)
+        m, k = a[-2:][::-1] if self.transpose_a else a[-2:]
+        inner, n = b[-2:][::-1] if self.transpose_b else b[-2:]
+        if k != inner:
+            what = f'multiplies matrices [{m}, {k}] and [{inner}, {n}]'
+            raise MisfitError('of', what, 'name two that fit, or write transpose_a or transpose_b: true')
+        return (*a[:-2], m, n)
+
+    def call(self, result: Shape) -> Call:
+        """Which operands are transposed."""
+        return Call(transpose_a=self.transpose_a, transpose_b=self.transpose_b)
+
+    def ops(self, local: Local) -> Ops:
+        """a · b for each index of the leading dims; the gradient of one is a product with the other."""
+        a, b, dy = ('a', self.transpose_a), ('b', self.transpose_b), ('dy', False)
+        # dA = dY · Bᵀ, or for a transposed A its transpose, B · dYᵀ, so that no gradient is transposed apart.
+        left = (b, _turned(dy)) if self.transpose_a else (dy, _turned(b))
+        right = (_turned(dy), a) if self.transpose_b else (_turned(a), dy)
+        return Ops(
+            F=_work(local, a, b, 'y'),
+            I={'a': _work(local, *left, 'a', '.left'), 'b': _work(local, *right, 'b', '.right')},
+        )
+
+
+Factor = tuple[str, bool]
+"""A role, and whether its last two dims are swapped."""
+
+
+def _turned(factor: Factor) -> Factor:
+    return factor[0], not factor[1]
+
+
+def _work(local: Local, one: Factor, other: Factor, result: str, suffix: str = '') -> Work:
+    """2·m·n·k floating-point operations for each index of the leading dims."""
+    rows = local.slice_shape('y' if one[0] == 'dy' else one[0])
+    n, k = local.slice_shape(result)[-1], rows[-2 if one[1] else -1]
+    return Work(operator='batch_matmul', reads=(one[0], other[0]), writes=('y',) if result == 'y' else (),
+                flops=2.0 * local.elements(result) * k, dims={'m': local.elements(result) // n, 'n': n, 'k': k},
+                attributes={'transpose_a': one[1], 'transpose_b': other[1]}, suffix=suffix)  # fmt: skip

@@ -7,8 +7,7 @@ from typing import Final
 
 from simpar.layout import ONE, Rule, operators
 from simpar.model.operators.pointwise import Arithmetic, Elementwise
-from simpar.model.operators.reduce import Reduction, without
-from simpar.model.operators.shape import View, rows_over_all
+from simpar.model.operators.shape import Reduction, View, rows_over_all, without
 from simpar.model.primitive import BOTH, Call, Main, Primitive, Shape, ShardCounts, Use, by_rows, dim_names
 from simpar.model.primitive import Strategy as ShardStrategy
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout
-from simpar.model.documents import told as told_of
 from simpar.model.operators.base import Step, Trained, operator
 from simpar.model.operators.linear import BIAS_ADD
 from simpar.model.operators.norm import SameShape
 from simpar.model.operators.pointwise import ADD
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
+from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
 from simpar.program import Attribute
 

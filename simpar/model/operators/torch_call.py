@@ -8,8 +8,7 @@ from math import prod
 
 from simpar.layout import Rule, TensorLayout
 from simpar.model.operators.base import Operator, Sharded, Step, operator
-from simpar.model.operators.embedding import GATHER, Embedding
-from simpar.model.operators.linear import BIAS_ADD, ROW_PRODUCT, Product, product_ops
+from simpar.model.operators.linear import BIAS_ADD, GATHER, ROW_PRODUCT, Embedding, Product, product_ops
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
 
