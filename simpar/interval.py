@@ -10,9 +10,9 @@ prediction knows are normalised conformal intervals (Papadopoulos, Gammerman, Vo
 measures for regression conformal prediction"; Lei et al. 2018, "Distribution-free predictive inference for regression",
 section 5.2).
 
-Half-widths are of published steps that numbers may be fitted on (docs/validate.md), and of no others; the steps that
-were kept aside tell whether they hold (docs/accuracy.md). They are ratios: 80 % of measured steps lie between step / r
-and step · r. `make accuracy` writes them to ``hw_profiles/intervals.csv``.
+Half-widths are of published steps that numbers may be fitted on (docs/proofs/validate.md), and of no others; the
+steps that were kept aside tell whether they hold (docs/accuracy.md). They are ratios: 80 % of measured steps lie
+between step / r and step · r. `make accuracy` writes them to ``hw_profiles/intervals.csv``.
 """
 
 from __future__ import annotations

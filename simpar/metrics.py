@@ -3,7 +3,7 @@
 A participant of a collective communicates from its arrival on, as its kernel does; sends and receives communicate while
 they transfer, since a receive that is posted early and waits is what pipelines call a bubble. Everything is the length
 of a union of intervals. Times are multiples of 2⁻⁴⁰ s, so lengths are exact and compute + exposed + idle = step holds
-to the bit. Definitions, with a picture, are in docs/answers.md.
+to the bit. Definitions, with a picture, are in docs/reading.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from simpar.units import GRID, format_time
 RANGE: Final[Mapping[Grade, float]] = {
     'measured': 0.05, 'vendor': 0.1, 'literature': 0.15, 'estimate': 0.25, 'claim': 0.4,
 }  # fmt: skip
-"""Within which factor, as a logarithm, 80 % of numbers of a grade lie: a choice (docs/answers.md)."""
+"""Within which factor, as a logarithm, 80 % of numbers of a grade lie: a choice (docs/reading.md)."""
 SHOWN: Final = 3
 """Numbers that are told."""
 _ONE: Final = 'simpar calibrate on one node'

@@ -117,7 +117,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     'operator': ('operator', 'phase', 'bytes', 'seconds'),
     'collective': ('operator', 'ranks', 'nodes', 'bytes', 'seconds'),
 }
-"""Columns of each table of measurements; see docs/profiles.md."""
+"""Columns of each table of measurements; see docs/proofs/profiles.md."""
 _WORDS: Final = frozenset({'operator', 'phase'})
 _KNOWN: Final = {
     'phase': ('F', 'I', 'W', 'U'),
@@ -283,7 +283,7 @@ def _beside(path: Path, wanted: str) -> Path:
 def _with_paths(path: Path, root: Any) -> Any:
     """Tables stand beside the profile: their files become paths from here."""
     if isinstance(root, dict) and 'workload' in root:
-        instead = 'name a profile, e.g. h100-sxm-8, or write one (docs/add_profile.md)'
+        instead = 'name a profile, e.g. h100-sxm-8, or write one (docs/my_cluster.md)'
         raise ProfileError(Problem(str(path), 'a schedule, not a profile', instead))
     tables = root.get('tables') if isinstance(root, dict) else None
     for table in tables.values() if isinstance(tables, dict) else ():

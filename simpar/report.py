@@ -1,4 +1,4 @@
-"""A prediction as a person and as a program read it: one screen, and one JSON object; docs/answers.md explains both."""
+"""A prediction as a person and as a program read it: one screen, and one JSON object; docs/reading.md explains both."""
 
 from __future__ import annotations
 

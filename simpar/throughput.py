@@ -22,7 +22,7 @@ from simpar.units import format_count, format_duration, parse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What a step does, by which its seconds become rates; see "Throughput" in docs/answers.md.
+    """What a step does, by which its seconds become rates; see "Throughput" in docs/reading.md.
 
     Arguments:
         samples, tokens: of a step, over all devices; tokens 0: its samples have none.

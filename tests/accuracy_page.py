@@ -1,4 +1,4 @@
-"""Write the tables of docs/accuracy.md that `simpar validate` gives: `python -m tests.accuracy_page [ANSWER.json]`.
+"""Write the tables of docs/accuracy.md and docs/proofs/accuracy_rows.md: `python -m tests.accuracy_page [ANSWER.json]`.
 
 Arguments: the JSON of `simpar validate --json`; without it every row is predicted, which takes some minutes.
 """
@@ -25,7 +25,7 @@ from simpar.validate.run import Pair, answers, covered, outcomes
 from simpar.validate.text import to_dict
 from tests.equipment.residuals import Bench, bench_of, left_out, spreads_of, written
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
 SAMPLE = Path(__file__).parent / 'recorded' / 'accuracy' / 'sample.csv'
 SAMPLED, SMALL = 12, 16
 """Rows of each set in the sample, on so many devices at most."""
@@ -185,12 +185,12 @@ def sample(answer: dict[str, Any], rows: dict[str, Row]) -> str:
     return '\n'.join([*lines, ''])
 
 
-def put(mark: str, lines: list[str]) -> None:
-    """Write lines between two marks of the page."""
+def put(mark: str, lines: list[str], page: Path = PAGE) -> None:
+    """Write lines between two marks of a page."""
     begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
-    text = PAGE.read_text(encoding='utf-8')
+    text = page.read_text(encoding='utf-8')
     body = '\n'.join(lines)
-    PAGE.write_text(f'{text.split(begin)[0]}{begin}\n\n{body}\n\n{end}{text.split(end)[1]}', encoding='utf-8')
+    page.write_text(f'{text.split(begin)[0]}{begin}\n\n{body}\n\n{end}{text.split(end)[1]}', encoding='utf-8')
 
 
 def main() -> None:
@@ -201,6 +201,7 @@ def main() -> None:
         files = [word for word in words if not word.startswith('--')]
         told = json.loads(Path(files[0]).read_text(encoding='utf-8')) if files else to_dict(answers(outcomes(rows, 2)))
         by = {row.name: row for row in rows}
+        put('sets', table(told), PAGE.parent.parent / 'accuracy.md')
         put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
         SAMPLE.write_text(sample(told, by), encoding='utf-8')
     if '--scores' not in words:

@@ -1,6 +1,6 @@
 """The commands and blocks of the docs: where they stand, and why some are not run.
 
-`make prove-docs` (tests/prove_docs.py) runs all others and writes docs/proofs/commands.md.
+`make prove-docs` (tests/prove_docs.py) runs all others and writes docs/proofs/blocks.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
-LIST = DOCS / 'proofs' / 'commands.md'
 PROOFS = DOCS / 'proofs'
+LIST = PROOFS / 'blocks.md'
 PAGES = [ROOT / 'README.md', *sorted(path for path in DOCS.rglob('*.md') if path != LIST)]
 
 COMMAND = re.compile(

@@ -46,10 +46,10 @@ def _row(kind: type[Operator]) -> str:
     return f'| {" | ".join(cells)} |'
 
 
-STRATEGIES, IMPORT, MODULES, STACKS = (DOCS / f'{name}.md' for name in ('strategies', 'import', 'modules', 'stacks'))
-MODELS, SETTINGS = PROOFS / 'models.md', PROOFS / 'import_settings.md'
+STRATEGIES, MODELS, IMPORT = DOCS / 'strategies.md', PROOFS / 'models.md', PROOFS / 'import.md'
+MODULES, SETTINGS, STACKS = PROOFS / 'modules.md', PROOFS / 'import_settings.md', PROOFS / 'stacks.md'
 
-KEYS = DOCS / 'keys.md'
+KEYS = PROOFS / 'all_keys.md'
 LAYER_KEYS = PROOFS / 'keys_network.md'
 NETWORK = 'keys of a network and its layers'
 TOPICS = {
@@ -178,7 +178,7 @@ STACKED = '| stack | extends | what it is |'
 def stack_table() -> list[str]:
     """A line for each stack that comes with simpar."""
     found = [STACKED, '|---|---|---|']
-    for path in sorted(STACKS.parent.parent.glob('hw_profiles/stacks/*.yaml')):
+    for path in sorted(DOCS.parent.glob('hw_profiles/stacks/*.yaml')):
         told = yaml.safe_load(path.read_text(encoding='utf-8'))
         above = f'`{told["extends"]}`' if 'extends' in told else ''
         found.append(f'| `{told["name"]}` | {above} | {told["description"]} |')

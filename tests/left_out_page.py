@@ -1,4 +1,4 @@
-"""Write the table of sets left out in docs/accuracy.md: `python -m tests.left_out_page`, or `make prove-left-out`.
+"""Write the table of sets left out in docs/proofs/accuracy_rows.md: `python -m tests.left_out_page`.
 
 The clock under load, the number of a device that is fitted, is fitted anew on the rows for fitting of one set, and the
 rows of another set that were kept aside are scored with it: of the same stack on another device, or of a stack that
@@ -23,7 +23,7 @@ from simpar.validate.settings import schedule_tree
 from simpar.validate.words import Skipped
 from tests.equipment.residuals import Bench, bench_of
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
 BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'
 TELLS = 1.05
 """How many times as long a step is predicted at the lowest clock as at the highest one, of rows that tell of it."""

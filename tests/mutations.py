@@ -110,7 +110,9 @@ def case(seed: int, number: int, makers: dict[str, Make]) -> Case:
 
 def makers(sources: Path) -> dict[str, Make]:
     """Every kind of input; ``sources``, a folder with files that simpar itself has written."""
-    pages = [(ROOT / 'docs' / name).read_text(encoding='utf-8') for name in ('keys.md', 'proofs/keys_network.md')]
+    pages = [
+        (ROOT / 'docs' / name).read_text(encoding='utf-8') for name in ('proofs/all_keys.md', 'proofs/keys_network.md')
+    ]
     kinds = dict(KEYS.findall('\n'.join(pages)))
     keys = sorted(kinds)
     examples = sorted((ROOT / 'examples').glob('*.yaml'))

@@ -1,4 +1,4 @@
-"""Write the table of on/off pairs in docs/accuracy.md: `python -m tests.onoff_page`, or `make prove-onoff`.
+"""Write the table of on/off pairs in docs/proofs/accuracy_rows.md: `python -m tests.onoff_page`, or `make prove-onoff`.
 
 A pair is one plan with an effect of overlap off and on. `measured_steps/pairs/pairs.csv` lists all published ones that
 we know: those that can be predicted, with their schedule, and the others, each with why not. It was written before any
@@ -27,7 +27,7 @@ from simpar.listing import measured_folder
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'accuracy.md'
+PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
 BEGIN, END = '<!-- pairs -->', '<!-- end of pairs -->'
 LEAST = 0.03
 """From here on the sign of a measured gain counts."""

@@ -1,4 +1,4 @@
-"""Run every command and block of the docs, and write docs/proofs/commands.md.
+"""Run every command and block of the docs, and write docs/proofs/blocks.md.
 
     make prove-docs                                all of them
     python tests/prove_docs.py --new               those that the list lacks
@@ -46,6 +46,7 @@ BESIDE = {
     'my_train.sh': 'tests/launch_files/megatron_llama3_8b_fp8.sh',
     'config.json': 'examples/llama3_8b.json',
     'llama3_8b.json': 'examples/llama3_8b.json',
+    'llama3_8b.yaml': 'examples/llama3_8b_h100.yaml',
     'my_machine.yaml': 'hw_profiles/cpu-gloo/profile.yaml',
     'train_llama3_8b.sh': 'tests/launch_files/megatron_llama3_8b_fp8.sh',
     'llama3_405b.toml': 'tests/launch_files/torchtitan_llama3_405b.toml',
@@ -185,7 +186,7 @@ def proved(page: Path, only: frozenset[str] | None = None) -> list[Outcome]:
 
 
 def listed(lines: dict[str, list[str]], at: str) -> str:
-    """The text of docs/proofs/commands.md."""
+    """The text of docs/proofs/blocks.md."""
     parts = [page_head('docs', at=at)]
     for page, rows in lines.items():
         parts += [f'\n## {page}\n\n| command or block | held by |\n|---|---|\n', *(f'{row}\n' for row in rows)]

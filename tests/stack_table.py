@@ -1,4 +1,4 @@
-"""The tables of docs/stacks.md: the default by rule, every example beside devices alone, one plan under frameworks.
+"""The tables of docs/proofs/stacks.md: the rule, every example beside devices alone, one plan under frameworks.
 
 `python -m tests.stack_table` writes them; tests/test_stacks.py holds the cheap ones.
 """
@@ -19,7 +19,7 @@ from simpar.units import format_time
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / 'examples'
-PAGE = ROOT / 'docs' / 'stacks.md'
+PAGE = ROOT / 'docs' / 'proofs' / 'stacks.md'
 SETS = ROOT / 'measured_steps'
 SLOWER = 1.6
 """An example whose step is longer by more than this, over that of devices alone, has its reason in the table."""

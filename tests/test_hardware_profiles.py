@@ -328,7 +328,7 @@ def test_a_table_that_changes_is_read_again(tmp_path):
 
 
 def test_the_profile_in_the_manual(tmp_path):
-    manual = (Path(__file__).parent.parent / 'docs' / 'profiles.md').read_text(encoding='utf-8')
+    manual = (Path(__file__).parent.parent / 'docs' / 'proofs' / 'profiles.md').read_text(encoding='utf-8')
     text = manual.partition('```yaml\n')[2].partition('```')[0]
     (tmp_path / 'profile.yaml').write_text(text, encoding='utf-8')
     (tmp_path / 'matmul.csv').write_text('m,n,k,seconds\n32,512,784,5e-4\n')

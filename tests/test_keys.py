@@ -145,7 +145,7 @@ def test_the_tables_say_one_thing_of_each_word_and_write_keys_that_there_are():
     layers = {key.split('.')[-1] for key in known_keys() if key.startswith('workload.network')}
     assert {re.split('[:,]', text)[0] for text in LAYERS} <= layers
     pages = orders() + ''.join(
-        (ROOT / 'docs' / name).read_text() for name in ('schedule.md', 'keys.md', 'proofs/keys_network.md')
+        (ROOT / 'docs' / name).read_text() for name in ('schedule.md', 'proofs/all_keys.md', 'proofs/keys_network.md')
     )
     for text in VALUES:
         key, value = text.split()
@@ -193,7 +193,7 @@ CASES = {
     'plan.ulysses': 'unknown key; write context, and context_kind: all_to_all',
     'plan.ring_attention': 'unknown key; write context, and context_kind: ring',
     'plan.cp_comm_type': 'unknown key; write context_kind',
-    'plan.usp': 'not modelled: context parallelism of two kinds at once; see docs/not_modelled.md',
+    'plan.usp': 'not modelled: context parallelism of two kinds at once; see docs/proofs/not_modelled.md',
     'plan.expert_parallel': 'unknown key; write expert',
     'plan.ep': 'unknown key; write expert',
     'plan.expert_tensor_parallel_size': 'not modelled: tensor parallelism of experts that is not that of the rest',
@@ -278,6 +278,6 @@ def test_layers_of_a_network_have_words_of_their_own():
 
 
 def test_the_documentation_lists_all_that_is_called_not_modelled():
-    text = (ROOT / 'docs' / 'not_modelled.md').read_text()
+    text = (ROOT / 'docs' / 'proofs' / 'not_modelled.md').read_text()
     for what in ABSENT:
         assert what in text, what

@@ -446,7 +446,7 @@ workload: {{transformer: {{layers: 2, hidden: 64, heads: 4, vocab: 64, sequence:
     assert load_stack(str(mine)).name == 'yours'
 
 
-# Tables of docs/stacks.md say what the code says; `python -m tests.stack_table` writes them
+# Tables of docs/proofs/stacks.md say what the code says; `python -m tests.stack_table` writes them
 
 
 SMALL = ('llama_degrees', 'mixtral_8x7b_h100', 'multi_copy', 'tiles', 'transformer_h100', 'transformer_910b_7b')

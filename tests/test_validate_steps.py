@@ -1,4 +1,4 @@
-"""`simpar validate`: rows are read, split, scored and told as docs/validate.md says."""
+"""`simpar validate`: rows are read, split, scored and told as docs/proofs/validate.md says."""
 
 from __future__ import annotations
 

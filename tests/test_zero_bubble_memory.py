@@ -3,7 +3,7 @@
 Their Megatron-LM fork (sail-sg/zero-bubble-pipeline-parallelism): fp16, dropout 0.1 (Megatron's default), no flash
 attention, tied embeddings, gradients that stay allocated; first and last stage have one layer fewer. Memory is printed
 without decimals, in GB: their scheduler counts in 10⁶ bytes. `python tests/test_zero_bubble_memory.py` predicts every
-row (docs/accuracy.md); the tests, those with the fewest micro-batches on up to 16 devices.
+row (docs/proofs/accuracy_rows.md); the tests, those with the fewest micro-batches on up to 16 devices.
 """
 
 import csv

@@ -344,7 +344,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """Measured tables; see docs/profiles.md for their columns."""
+    """Measured tables; see docs/proofs/profiles.md for their columns."""
 
     matmul: TableFile | None = None
     attention: TableFile | None = None

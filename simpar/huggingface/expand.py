@@ -163,7 +163,7 @@ def _family(config: Tree) -> tuple[Family, list[Problem]]:
             what = 'missing' if silent else 'not a name'
             raise ScheduleError(Problem(place, f'model_type: {what}', f'write one of {known}'))
         what = f'model_type: not yet: {name} ({later})' if later else f'model_type: not known (got {name[:40]!r})'
-        instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/modules.md)'
+        instead = f'one of {known}; or predict the module itself: --module PKG:FUNCTION (docs/my_model.md)'
         raise ScheduleError(Problem(place, what, instead))
     return FAMILIES[name], list(_architecture(config))
 

@@ -61,7 +61,7 @@ AROUND: Final = re.compile(r'^(use|enable|num|n|base|ici|dcn|target)_|_(size|deg
 """What words have around them without meaning something else."""
 
 
-NOT_MODELLED: Final = 'docs/not_modelled.md'
+NOT_MODELLED: Final = 'docs/proofs/not_modelled.md'
 
 
 class Remark(NamedTuple):

@@ -25,7 +25,7 @@ from simpar.torch_module.graph import (
 from simpar.torch_module.rules import TABLE, Dims, UnclearError
 
 SHOWN: Final = 12
-_INSTEAD: Final = 'write it with operators of the table (docs/modules.md), or leave this part out of the module'
+_INSTEAD: Final = 'write it with operators of the table (docs/my_model.md), or leave this part out of the module'
 
 
 class Builder:

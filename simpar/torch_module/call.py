@@ -175,7 +175,7 @@ class Call:
         if id(node) not in self.made:
             if node.base not in TABLE and node.base not in OF_WEIGHTS:
                 raise UnclearError(f'reads weights through {full_name(node)}, which has no row in the table '
-                                   '(docs/modules.md); compute it from operators of the table')  # fmt: skip
+                                   '(docs/my_model.md); compute it from operators of the table')  # fmt: skip
             positional = list(node.positional)
             if node.base == 'expand' and node.scales:
                 # Of one sample: all that is made of weights and constants alone is alike for every sample.

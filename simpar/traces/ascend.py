@@ -1,4 +1,4 @@
-"""What torch_npu's, MindSpore's and CANN's profilers export as text; docs/ascend_recordings.md has the columns."""
+"""What torch_npu's, MindSpore's and CANN's profilers export; docs/proofs/ascend_recordings.md has the columns."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ COLUMNS: Final = (
     *('id', 'framework', 'hardware', 'model', 'n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch'),
     *('global_batch', 'tp', 'pp', 'dp', 'step_time_s'),
 )
-"""What a file must have; docs/validate.md says what else is read."""
+"""What a file must have; docs/proofs/validate.md says what else is read."""
 OF_MEASUREMENT: Final = frozenset(
     {'id', 'source', 'source_ref', 'notes', 'provenance', 'confidence', 'params_b', 'stack', 'step_time_s'}
     | {'tflops_per_gpu', 'mfu_pct', 'tokens_per_s_per_gpu', 'samples_per_s_per_gpu', 'mem_gib'}
