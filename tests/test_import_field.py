@@ -275,6 +275,26 @@ RIGHT = {
         '--training.local_batch_size 1 --training.seq_len 1024 --parallelism.tensor_parallel_degree=2'),
         {'plan.tensor': 2, 'workload.batch': 8, 'cluster.nodes': 2, 'plan.zero': 3},
     ),
+    'activations over a granularity': (
+        'a.sh',
+        (f'{EIGHT} --recompute-activations --recompute-granularity full --recompute-method uniform '
+        '--recompute-num-layers 1'),
+        {'plan.recompute': 'selective'},
+    ),
+    'sums in bf16 over those in fp32': (
+        'a.sh', f'{EIGHT} --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32', {'workload.gradients': 'bf16'},
+    ),
+    'K12 blocks beside idle layers': (
+        'a.sh', (f'{ASCEND} --pipeline-model-parallel-size 4 --noop-layers 0,9 --recompute-granularity full '
+        '--recompute-method block --recompute-num-layers 2'),
+        {
+            f'{_T}.layers': 30, 'plan.stages': [7, 7, 8, 8], 'gaps': None,
+            'plan.recompute': [f'layer{layer}.*' for layer in (0, 7, 14, 15, 22, 23)],
+        },
+    ),
+    'K12 a list of layers': (
+        'a.sh', f'{ASCEND} --pipeline-model-parallel-size 4 --num-layer-list 7,8,9,8', {'plan.stages': [7, 8, 9, 8]},
+    ),
     'off is no alarm': (
         'a.sh', f'{EIGHT} --mtp-num-layers 0 --cpu-offloading-num-layers 0 --softmax-type vanilla --a-mlp false',
         {'gaps': None},
@@ -328,6 +348,42 @@ REFUSED = {
     'K9 Python': ('config_registry.py', 'def llama3_8b():\n    return Trainer.Config(model=1)', 'is not run'),
     'K9 Python without its ending': ('train', '# of torch\nimport torch\n', '--module (torch)'),
     'K1 an unknown degree': ('a.sh', f'{EIGHT} --lab-parallel-size 4', '--set lab-parallel-size=false leaves it out'),
+    'two precisions': ('a.sh', f'{EIGHT} --fp16', '--fp16: never beside --bf16'),
+    'two ways to say chunks': (
+        'a.sh', (f'{EIGHT} --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2 '
+        '--num-virtual-stages-per-pipeline-rank 4'), 'never beside --num-virtual-stages-per-pipeline-rank',
+    ),
+    'one setting by two names': ('a.sh', f'{EIGHT} --encoder-num-layers 16', '--num-layers is 32'),
+    'gathers without sums': (
+        'a.sh', f'{EIGHT} --use-distributed-optimizer --overlap-param-gather', '--set overlap-grad-reduce=true',
+    ),
+    'two precisions of DeepSpeed': (
+        'a.json', '{"bf16": {"enabled": true}, "fp16": {"enabled": true}}', 'never beside fp16.enabled',
+    ),
+    'a product of batches': (
+        'a.yml', ('{"pipe_parallel_size": 1, "num_layers": 8, "hidden_size": 512, "num_attention_heads": 8, '
+        '"seq_length": 512, "max_position_embeddings": 512, "global_num_gpus": 8, "train_batch_size": 64, '
+        '"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "vocab_size": 32000}'),
+        '4 samples × 1 × 8 data ranks are not the batch of 64',
+    ),
+    'devices and degrees of torchtitan': (
+        'a.toml', ('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_shard_degree = 4\n'
+        '# preset for 16 H100 GPUs'), 'the degrees of the file come to 4',
+    ),
+    'fewer micro-batches than stages': (
+        'a.yaml', f'{FORMERS}parallel_config: {{pipeline_stage: 8, micro_batch_num: 4}}', 'less than the 8 stages',
+    ),
+    'degrees on one device': (
+        'a.yaml', f'{FORMERS}use_parallel: false\nparallel_config: {{data_parallel: 8}}', 'one device is taken',
+    ),
+    'degrees of data alone': (
+        'a.yaml', f'{FORMERS}parallel: {{parallel_mode: 0}}\nparallel_config: {{model_parallel: 8}}',
+        '--set parallel.parallel_mode=1',
+    ),
+    'devices and degrees of MindFormers': (
+        'a.yaml', f'{FORMERS}device_num: 16\nparallel_config: {{model_parallel: 8}}', '--set device_num=8',
+    ),
+    '8 bits of Accelerate': ('a.yaml', 'distributed_type: FSDP\nmixed_precision: fp8\n', "not modelled (got 'fp8')"),
     'K1 unknown experts': ('a.yaml', f'{FORMERS}moe_args: {{expert_count: 8}}\nparallel_config: {{}}', 'experts'),
 }  # fmt: skip
 
@@ -364,6 +420,94 @@ def test_a_file_without_a_model_says_the_plan_of_one_that_is_given(text, tmp_pat
     made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
     assert {key: made.values.get(key) for key in BESIDE[text]} == BESIDE[text]
     assert load_case(schedule_text(made, 'a.yaml')).program
+
+
+OWN = 'model_name_or_path: x\nstage: sft\nfinetuning_type: full\ndeepspeed: ds.json\nbf16: true\ncutoff_len: 1024\n'
+OWN += 'devices: 8\n'
+SPEEDY = 'distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json'
+ZERO = '"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto"}'
+AUTO = '"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", '
+AUTO = f'{{{AUTO}"gradient_clipping": "auto", "bf16": {{"enabled": "auto"}}, {ZERO}}}'
+_SHAPE = ('plan.micro_batches', 'workload.batch', 'workload.precision', 'plan.zero', 'plan.shard_threshold')
+# A configuration, the DeepSpeed file that it names, and what both come to: huggingface/transformers 02348331be,
+# integrations/deepspeed.py, fills auto in (10 × hidden numbers of 2 bytes stay whole) and takes no other difference.
+AGREED = {
+    'auto is what the configuration says': (
+        f'{OWN}per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n', AUTO, (4, 64, 'bf16', 3, '81.92 KB'),
+    ),
+    'auto is the default of the trainer': (OWN, AUTO, (1, 64, 'bf16', 3, '81.92 KB')),
+    'both say the same': (
+        f'{OWN}per_device_train_batch_size: 2\n',
+        f'{{"train_micro_batch_size_per_gpu": 2, "train_batch_size": 16, {ZERO}}}', (1, 16, 'bf16', 3, '81.92 KB'),
+    ),
+    'Accelerate takes all of the file': (
+        f'{SPEEDY}}}\n',
+        (f'{{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, {ZERO}, '
+        '"bf16": {"enabled": true}}'),
+        (2, 32, 'bf16', 3, '81.92 KB'),
+    ),
+    'Accelerate has stage 2 of itself': (
+        ('distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero3_init_flag: '
+        'false}\n'),
+        '{}', (1, 8, 'bf16', 2, None),
+    ),
+    'what is DeepSpeed\'s counts there alone': (
+        f'{SPEEDY}, zero_stage: 3}}\nmixed_precision: bf16\n'.replace('DEEPSPEED', 'MULTI_GPU'), f'{{{ZERO}}}',
+        (1, 8, 'bf16', None, None),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', AGREED)
+def test_a_configuration_and_its_deepspeed_file_come_to_what_the_trainer_takes(case, tmp_path):
+    own, beside, right = AGREED[case]
+    (tmp_path / 'a.yaml').write_text(own)
+    (tmp_path / 'ds.json').write_text(beside)
+    made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
+    assert tuple(made.values.get(key) for key in _SHAPE) == right
+
+
+FOUR = f'{OWN}gradient_accumulation_steps: 4\n'
+OF_JSON = f'{SPEED} --zero-stage 1 --deepspeed_config ds.json'
+# What contradicts, and the two places that the error names.
+CONTRADICTED = {
+    'samples': ('a.yaml', f'{OWN}per_device_train_batch_size: 2\n', AUTO.replace('per_gpu": "auto', 'per_gpu": "4'),
+                ('ds.json:1', '2 (', 'a.yaml:8')),
+    'a default': ('a.yaml', OWN, AUTO.replace('steps": "auto', 'steps": "4'), ('ds.json:1', 'is 1 (', 'its default')),
+    'micro-batches': ('a.yaml', FOUR, AUTO.replace('steps": "auto', 'steps": "2'), ('ds.json:1', 'is 4 (', 'a.yaml:8')),
+    'precision': ('a.yaml', OWN, AUTO.replace('"auto"}', 'false}', 1), ('ds.json:1', 'is true (', 'a.yaml:5')),
+    'norms': ('a.yaml', f'{OWN}max_grad_norm: 0.5\n', AUTO.replace('clipping": "auto', 'clipping": "1'),
+              ('ds.json:1', 'is 0.5 (', 'a.yaml:8')),
+    'a batch': ('a.yaml', OWN, AUTO.replace('"train_batch_size": "auto"', '"train_batch_size": 256'),
+                ('ds.json:1', '8 samples × 1 micro-batches × 8 data ranks are 64 (got 256)')),
+    'Accelerate': ('a.yaml', f'{SPEEDY}, zero_stage: 2}}\nmixed_precision: bf16\n', f'{{{ZERO}}}',
+                   ('a.yaml:3: deepspeed_config.zero_stage', 'a.yaml:4: mixed_precision')),
+    'no file': ('a.yaml', f'{SPEEDY}}}\n'.replace('ds.json', 'other.json'), '', ('other.json is not here',)),
+    'a stage': ('a.sh', OF_JSON, '{"zero_optimization": {"stage": 2}}', ('a.sh:1', '2 (', 'ds.json:1')),
+    'samples of flags': ('a.sh', OF_JSON, '{"train_micro_batch_size_per_gpu": 2}', ('a.sh:1', 'is 2 (', 'ds.json:1')),
+    'precision of flags': ('a.sh', OF_JSON, '{"fp16": {"enabled": true}}', ('a.sh:1', 'ds.json:1', 'never beside')),
+    'a here-document': (
+        'a.sh', f'MB=2\ncat <<EOT > x.json\n{{"train_micro_batch_size_per_gpu": $MB}}\nEOT\n{OF_JSON}', '{}',
+        ('a.sh:5', 'is 2 (', 'a.sh:3'),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', CONTRADICTED)
+def test_two_files_that_contradict_are_refused_with_the_lines_of_both(case, tmp_path):
+    name, text, beside, told = CONTRADICTED[case]
+    (tmp_path / name).write_text(f'{text}\n')
+    (tmp_path / 'ds.json').write_text(beside or '{}')
+    with pytest.raises(ScheduleError) as error:
+        imported(tmp_path / name, given={}, model=str(MODEL) if name == 'a.yaml' else '')
+    assert all(word in str(error.value) for word in told), str(error.value)
+
+
+def test_a_deepspeed_file_without_micro_batches_is_told(tmp_path):
+    (tmp_path / 'a.yaml').write_text(FOUR)
+    (tmp_path / 'ds.json').write_text(f'{{{ZERO}}}')
+    made = imported(tmp_path / 'a.yaml', given={}, model=str(MODEL))
+    assert any('takes 1 then' in one for one in made.assumed)
 
 
 def test_a_file_of_deepspeed_beside_a_script_says_the_stage_of_zero(tmp_path):

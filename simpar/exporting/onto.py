@@ -21,6 +21,7 @@ from simpar.importing.read import imported_text, settings_of_toml, settings_of_y
 from simpar.importing.settings import MAPPED, Setting, Settings, Source
 from simpar.schedule import Schedule, load_schedule
 
+_SUMS: Final = 'plan.reduce_gradients'
 _ROUNDS: Final = 3
 """Of edits: the number of devices may follow from the degrees, and show with them alone."""
 _TOKEN: Final = r'(?:"[^"]*"|\'[^\']*\'|\$\{[^}]*\}|[^\s\\)"\']+)'
@@ -131,7 +132,8 @@ def _changes(said: list[Said], settings: Settings, made: Import, keys: set[str])
 
 def _family(keys: tuple[str, ...]) -> set[str]:
     """Keys, and those that are another word for the same."""
-    sharded = {'plan.zero', 'plan.shard', 'plan.hsdp', 'plan.gather', 'plan.shard_form', 'plan.accumulate'}
+    # Gathers behind the update want sums under the backward (tables/never_both.csv of importing).
+    sharded = {'plan.zero', 'plan.shard', 'plan.hsdp', 'plan.gather', 'plan.shard_form', 'plan.accumulate', _SUMS}
     batch = {'plan.micro_batches', 'workload.batch', 'plan.data', 'plan.copies'}
     found = set(keys)
     for family in (sharded, batch):

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
+from simpar.errors import Problem, ScheduleError
 from simpar.importing import deepspeed
-from simpar.importing.settings import NOW, Entry, Finding, Guess, Mistake, Settings, Source, table_of
+from simpar.importing.settings import (
+    NOW,
+    Entry,
+    Finding,
+    Guess,
+    Mistake,
+    Setting,
+    Settings,
+    Source,
+    fits,
+    same,
+    table_of,
+)
 
 _FSDP: Final = ('fsdp_config.fsdp_reshard_after_forward', 'fsdp_config.fsdp_sharding_strategy')
 _CHECKPOINTS: Final = 'fsdp_config.fsdp_activation_checkpointing'
+_FILE: Final = 'deepspeed_config.deepspeed_config_file'
+_STAGE: Final = 'zero_optimization.stage'
+_OF_FILE: Final = (
+    'mixed_precision',
+    *(f'deepspeed_config.{name}' for name in ('gradient_*', 'zero_stage', 'offload_*', 'zero3_save*')),
+)
+"""What Accelerate takes from the DeepSpeed file alone (huggingface/accelerate 16cb6eb8, utils/dataclasses.py)."""
 
 
 def fsdp(config: Settings) -> Iterator[Finding]:
-    """What FSDP shards, and what it makes again."""
-    kind = config.text('distributed_type').upper()
+    """What FSDP or DeepSpeed shard, and what is made again."""
+    kind, precision = config.text('distributed_type').upper(), config.text('mixed_precision')
+    if precision not in ('', 'no', 'fp16', 'bf16'):
+        yield Mistake('mixed_precision', f'not modelled (got {precision[:40]!r})', 'write bf16, fp16 or no')
+    if kind == 'DEEPSPEED' and _STAGE not in config:
+        if _FILE in config:
+            named = config.text(_FILE)[:60]
+            yield Mistake(_FILE, f'{named} is not here', f'give what it says: --set {_STAGE}=3')
+        # huggingface/accelerate 16cb6eb8, utils/dataclasses.py: ACCELERATE_DEEPSPEED_ZERO_STAGE is 2 unless told.
+        yield Entry('plan.zero', 2, ('distributed_type',), 'stage 2, as Accelerate has it')
     if kind == 'FSDP':
         by = config.given(*_FSDP)
         zero = config.choice(by[0]) if by else 3
@@ -38,6 +67,48 @@ def fsdp(config: Settings) -> Iterator[Finding]:
     yield from config.left('of another distributed_type' if kind != 'FSDP' else 'off', *_FSDP, _CHECKPOINTS)
 
 
+def agreed(source: Source, own: Sequence[Setting], beside: Sequence[Setting]) -> list[Setting]:
+    """The settings of a configuration, over those of the DeepSpeed file that it names, which must say the same.
+
+    ``auto`` of that file is what the configuration says, or its default. Others that differ are refused, as by
+    huggingface/transformers 02348331be (integrations/deepspeed.py, HfTrainerDeepSpeedConfig.fill_match); Accelerate
+    refuses each of them beside a file. Raises ``ScheduleError`` with the lines of both.
+    """
+    own, wrong = list(own), []
+    if source is ACCELERATE:
+        kind = next((str(one.value).upper() for one in own if one.name == 'distributed_type'), 'DEEPSPEED')
+        if kind != 'DEEPSPEED':
+            return [
+                replace(one, name=f'idle.{one.name}', written=one.name) if one.name.startswith('deepspeed') else one
+                for one in own
+            ]
+        files = [one for one in own if one.name == _FILE and one.value]
+        for one in own if files else ():
+            if any(fits(one.name, name) for name in _OF_FILE):
+                what = f'{one.name}: Accelerate takes none beside {files[0].shown} ({files[0].where})'
+                wrong.append(Problem(one.where, what, 'write it in that file alone'))
+        own = [*beside, *own]
+    elif source is LLAMA_FACTORY:
+        mine = Settings(own, source.table).named
+        usual = table_of('llama_factory').rows
+        filled = []
+        for one in Settings(list(beside), source.table).every:
+            default = usual[one.name].default if one.name in usual else ''
+            silent = Setting(one.name, default, f'{own[0].where.partition(":")[0]}, its default')
+            other = mine.get(one.name, silent)
+            if one.value == 'auto' and other.value != '':
+                filled.append(replace(one, value=other.value))
+                continue
+            filled.append(one)
+            if one.value not in ('auto', None) and other.value not in ('', None) and not same(one.value, other.value):
+                what = f'{one.called}: {one.shown}, and {other.called} is {other.shown} ({other.where})'
+                wrong.append(Problem(one.where, what, 'write "auto" there, or the same in both'))
+        own = [*filled, *own]
+    if wrong:
+        raise ScheduleError(wrong)
+    return own
+
+
 def factory(config: Settings) -> Iterator[Finding]:
     """The stage of the DeepSpeed file that is named, and checkpoints, which LLaMA-Factory has on."""
     if 'deepspeed' in config and 'zero_optimization.stage' not in config:
@@ -48,6 +119,12 @@ def factory(config: Settings) -> Iterator[Finding]:
             return
         yield Entry('plan.zero', int(stage[1]), ('deepspeed',)) if stage[1] != '0' else Guess('no ZeRO, by its name')
         yield Guess(f'ZeRO {stage[1]}, as {named.rpartition("/")[2][:60]} is called, which is not here')
+    name = 'gradient_accumulation_steps'
+    if _STAGE in config and config.number(name) > 1 and sum(one.name == name for one in config.every) == 1:
+        # huggingface/accelerate 16cb6eb8, utils/dataclasses.py: 1 where the file of DeepSpeed has none.
+        yield Guess(
+            f'the DeepSpeed file has no {name}, and takes 1 then: write "auto" there; {config.text(name)} written'
+        )
     name = 'disable_gradient_checkpointing'
     if config.on(name):
         yield Entry('plan.recompute', 'none', (name,))

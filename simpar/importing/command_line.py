@@ -18,8 +18,13 @@ _QUEUES: Final = 'CUDA_DEVICE_MAX_CONNECTIONS'
 _LIST: Final = re.compile(r'(\s|#[^\n]*\n)*--[A-Za-z]')
 """Arguments alone, with no command before them."""
 _PRINTED: Final = re.compile(r'^.*?([a-z][a-z0-9_]*) \.{2,} ?(.*)$', re.MULTILINE)
-_ZERO: Final = re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"\s*:\s*"?(?:\$\{?(\w+)\}?|(\d))')
-"""In a here-document: a number, or a variable."""
+_WORD: Final = r'\s*:\s*"?(?:\$\{?(\w+)\}?|(\d+))'
+_OF_JSON: Final = {
+    'zero_optimization.stage': ('zero-stage', re.compile(r'"zero_optimization"\s*:\s*\{[^{}]*"stage"' + _WORD)),
+    'train_micro_batch_size_per_gpu': ('micro-batch-size', re.compile(r'"train_micro_batch_size_per_gpu"' + _WORD)),
+    'train_batch_size': ('global-batch-size', re.compile(r'"train_batch_size"' + _WORD)),
+}
+"""What a here-document for DeepSpeed says that flags say, too: a number, or a variable."""
 _DOCUMENT: Final = re.compile(
     r'<<-?[ \t]*[\'"\\]?(?P<end>[A-Za-z_]\w*)[\'"]?[^\n]*\n(?P<body>.*?\n)?[ \t]*(?P=end)[ \t]*(?=\n|$)', re.DOTALL
 )
@@ -80,7 +85,7 @@ def settings_of(
     found = [
         *settings_of_job(job, name),
         *_processes(_with_text(script, launch), name),
-        *_documents(text, name, script),
+        *(_documents(text, name, script) if 'zero-stage' in source.table.rows else ()),
     ]
     found += _settings(srun_options(launch)[1], name)
     found += [*_trainer(launch, name), *_environment(script, name)]
@@ -176,12 +181,12 @@ def _opened(text: str) -> str:
 
 
 def _documents(text: str, name: str, script: Script) -> Iterator[Setting]:
-    """The stage of ZeRO in a JSON for DeepSpeed that a here-document writes."""
-    match = _ZERO.search(text)
-    if match:
-        told = script.variable(match[1] or '')
-        line = text.count('\n', 0, match.start()) + 1
-        yield Setting('zero-stage', told.text if told else match[2] or '', f'{name}:{line}', 'zero_optimization.stage')
+    """What a here-document writes into a JSON for DeepSpeed."""
+    for called, (flag, pattern) in _OF_JSON.items():
+        if match := pattern.search(text):
+            told = script.variable(match[1] or '')
+            line = text.count('\n', 0, match.start()) + 1
+            yield Setting(flag, told.text if told else match[2] or '', f'{name}:{line}', called)
 
 
 def _others(command: Sequence[Argument], name: str) -> Iterator[Setting]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from simpar.importing import megatron
@@ -14,6 +15,7 @@ from simpar.importing.settings import (
     Finding,
     Guess,
     Mistake,
+    Setting,
     Settings,
     Source,
     Unmapped,
@@ -60,7 +62,9 @@ def batch(ds: Settings) -> Iterator[Finding]:
     if not all(map(ds.number, _BATCH)):
         yield Guess(f'a batch of {full}: {small} samples a device × {steps} micro-batches × {data} data ranks')
     if _BATCH[0] in ds and ds.number(_BATCH[0]) not in (0, full):
-        yield Unmapped(_BATCH[0], f'with {data} data ranks the others give {full}, which is written')
+        # deepspeedai/DeepSpeed deepspeed/runtime/config.py (_batch_assertion), and transformers likewise.
+        what = f'{small} samples × {steps} micro-batches × {data} data ranks are {full} (got {ds.number(_BATCH[0])})'
+        yield Mistake(_BATCH[0], what, f'--set {_BATCH[0]}={full}, or --set devices=N')
     yield Entry('workload.batch', full, ds.given(_BATCH[0], _BATCH[1]))
     yield Entry('plan.micro_batches', steps, ds.given(_BATCH[2], _BATCH[1]))
     for name, degree in zip(_DEGREES, degrees, strict=True):
@@ -131,8 +135,8 @@ def sharding(ds: Settings) -> Iterator[Finding]:
         yield Entry('plan.reduce_gradients', 'overlapped' if overlap else 'end', overlaps)
     elif overlaps:
         yield Entry('plan.prefetch', int(overlap), overlaps)
-    # Numbers, not bytes; DeepSpeed has these where the file is silent.
-    bucket, name = ds.real(f'{_Z}.reduce_bucket_size'), f'{_Z}.reduce_bucket_size'
+    # Numbers, not bytes; DeepSpeed has these where the file is silent, and what is auto goes by the width.
+    bucket, name = _sized(ds, f'{_Z}.reduce_bucket_size'), f'{_Z}.reduce_bucket_size'
     size = 4 if not (ds.on('bf16.enabled') or ds.on('fp16.enabled')) else 2
     if stage in (1, 2) and bucket >= 1:
         yield Entry('plan.fusion', f'{bucket * size / 1e6:g} MB', ds.given(name), 'messages of so many numbers')
@@ -141,13 +145,21 @@ def sharding(ds: Settings) -> Iterator[Finding]:
     else:
         yield from ds.left('', name)
     name = f'{_Z}.stage3_param_persistence_threshold'
-    if stage == 3 and ds.real(name) >= 1:
-        yield Entry('plan.shard_threshold', f'{ds.real(name) * size / 1e3:g} KB', ds.given(name))
+    if stage == 3 and (threshold := _sized(ds, name)) >= 1:
+        yield Entry('plan.shard_threshold', f'{threshold * size / 1e3:g} KB', ds.given(name))
     elif name in ds and stage == 3:
         yield Unmapped(name, 'auto')
     else:
         yield from ds.left(f'with stage {stage}', name)
     yield from ds.said(f'{_Z}.mics_shard_size')
+
+
+def _sized(ds: Settings, name: str) -> float:
+    """A number of elements; ``auto`` as huggingface/transformers 02348331be, integrations/deepspeed.py, fills it in."""
+    width = ds.number('model-hidden')
+    if ds.text(name) == 'auto' and width:
+        return width * width if name.endswith('bucket_size') else 10 * width
+    return ds.real(name)
 
 
 def model(ds: Settings) -> Iterator[Finding]:
@@ -259,3 +271,14 @@ GPT_NEOX: Final = Source(
 )
 MEGATRON_DEEPSPEED_HINTS: Final = re.compile(r'--(deepspeed|zero.stage|ds.sequence.parallel|no.pipeline.parallel)')
 """Flags that Megatron-LM does not have."""
+
+
+def in_flags(config: Sequence[Setting]) -> list[Setting]:
+    """What a JSON says that Megatron-DeepSpeed's flags say, too, in their words.
+
+    deepspeedai/Megatron-DeepSpeed 4efb479dd8, megatron/training.py: DeepSpeed takes all of it from the JSON, the model
+    is built by the flags, and nothing holds them together.
+    """
+    flags = (GPT_NEOX.table.renamed(replace(one, name=one.name.replace('_', '-'), written=one.name)) for one in config)
+    both = ('zero-stage', 'global-batch-size', 'micro-batch-size', 'fp16', 'bf16')
+    return [replace(one, written=one.written.replace('-', '_')) for one in flags if one.name in both]

@@ -33,7 +33,7 @@ from simpar.importing.settings import (
 )
 from simpar.profiles import stack_of
 
-BESIDE: Final = ('model-config', 'model-longest', NODE_SIZE, DEVICE_MEMORY)
+BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
 MOST_GAPS: Final = 64
 RANKS: Final = 'ranks'
@@ -93,7 +93,7 @@ def mapped(
     if not any(one.name in source.table.rows or source.table.reason(one.name) for one in settings.every):
         where = settings.every[0].where.partition(':')[0] if settings.every else name
         raise ScheduleError(Problem(where, f'no setting of {source.name} is in it', 'name a file that it reads'))
-    told = [*settings.unreadable(), *_copied(settings), *_of_another_model(settings)]
+    told = [*settings.unreadable(), *settings.doubled(), *_copied(settings), *_of_another_model(settings)]
     told += [one for rule in source.rules for one in rule(settings)]
     if model:
         told = list(_beside(told, model))

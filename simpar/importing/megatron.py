@@ -392,6 +392,12 @@ def batch(flags: Settings) -> Iterator[Finding]:
     data = max(1, ranks // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
     small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
     # Both give the batch of one step; the last of a schedule is that of nearly all steps.
+    steps, name = flags.number('gradient-accumulation-steps'), 'gradient-accumulation-steps'
+    if full and small and steps and name in flags and full != small * data * steps:
+        # EleutherAI/gpt-neox ea7aefd8f8e1, megatron/neox_arguments/arguments.py, line 879.
+        what = f'{small} samples × {steps} × {data} data ranks are not the batch of {full}'
+        yield Mistake(name, what, f'--set {name}={max(1, full // (small * data))}')
+        return
     growing = flags.given('rampup-batch-size', 'step-batch-size-schedule')
     if listed := re.findall(r':(\d{1,9})(?!\S)', flags.shown('step-batch-size-schedule')):
         full = int(listed[-1])
@@ -428,7 +434,8 @@ def precision(flags: Settings) -> Iterator[Finding]:
     sums = flags.given('accumulate-allreduce-grads-in-fp32', 'grad-reduce-in-bf16')
     if kind == 'bf16' and not flags.on('grad-reduce-in-bf16'):
         yield Entry('workload.gradients', 'fp32', sums or ('bf16',))
-    elif 'accumulate-allreduce-grads-in-fp32' in flags:
+    # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 1210: sums in bf16 go over those in fp32.
+    elif flags.on('accumulate-allreduce-grads-in-fp32') and kind != 'bf16':
         yield Entry('workload.gradients', 'fp32', sums)
     else:
         yield Entry('workload.gradients', kind, sums)
@@ -547,10 +554,27 @@ def stages_of(flags: Settings) -> Stages:
         each_rank = [first] * bool(first) + [rest // max(1, middle)] * middle + [last] * bool(last) if fits else []
         even = bool(each_rank) and all(one % chunks == 0 for one in each_rank)
         return Stages(chunks, [one // chunks for one in each_rank] * chunks if even else None, by)
-    if full % max(1, count) or flags.given('noop-layers', 'num-layer-list'):
+    if listed := flags.numbers('num-layer-list'):
+        fits = sum(listed) == layers and len(listed) == ranks
+        return Stages(chunks, listed if fits else None, ('num-layer-list',))
+    idle = idle_layers(flags)
+    by += ('noop-layers',) * bool(idle)
+    # Of a V it is not known which stage an idle layer is in.
+    if full % max(1, count) or (idle and flags.text('schedules-method') == 'dualpipev'):
         return Stages(chunks, None, by)
     share = full // count
-    return Stages(chunks, [share - (stage == 0) * before - (stage == count - 1) * behind for stage in range(count)], by)
+    counts = [share - (stage == 0) * before - (stage == count - 1) * behind for stage in range(count)]
+    return Stages(chunks, [one - idle_of(idle, stage, share) for stage, one in enumerate(counts)], by)
+
+
+def idle_layers(flags: Settings) -> set[int]:
+    """Layers that do nothing, in MindSpeed."""
+    return {one for one in flags.numbers('noop-layers') if 0 <= one < flags.number('num-layers')}
+
+
+def idle_of(idle: set[int], stage: int, share: int, first: int = 10**9) -> int:
+    """How many idle layers are among the first of a stage. Arguments: ``share``, layers of each stage."""
+    return sum(one // share == stage and one % share < first for one in idle)
 
 
 def _laid_out(text: str) -> list[int]:
@@ -565,7 +589,7 @@ def _laid_out(text: str) -> list[int]:
 def pipeline(flags: Settings) -> Iterator[Finding]:
     """The order of a pipeline, and layers of its stages."""
     if flags.number('pipeline-model-parallel-size') < 2:
-        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT, _METHOD)
+        yield from flags.left('one pipeline rank', *_VIRTUAL, *_ENDS, *_ACCOUNTS, _LAYOUT, _METHOD, 'num-layer-list')
         return
     if 'parameters' in flags.text(_METHOD):
         yield Unmapped(_METHOD, 'stages of equal weights; even numbers of layers are written')
@@ -659,7 +683,8 @@ def recompute(flags: Settings) -> Iterator[Finding]:
     kind = flags.text('recompute-granularity')
     # A method alone switched it on.
     is_old = is_checkpointed(flags) and 'recompute-method' in flags
-    if 'recompute-granularity' not in flags and (flags.on('recompute-activations') or is_old):
+    # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 607: it goes over a granularity.
+    if flags.on('recompute-activations') or ('recompute-granularity' not in flags and is_old):
         kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
     names = ('recompute-method', 'recompute-num-layers')
@@ -716,10 +741,13 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     yield from flags.left('with recompute-granularity full', 'recompute-modules')
     if method == 'block' and stages is None:
         yield Unmapped('recompute-num-layers', 'blocks of these stages; all layers are')
-    elif method == 'block' and stages is not None and count < max(stages):
-        patterns = [f'layer{layer}.*' for layer in first_layers(stages, [count] * len(stages))]
-        yield Entry('plan.recompute', patterns or 'none', by)
-        return
+    elif method == 'block' and stages is not None:
+        idle, share = idle_layers(flags), max(1, flags.number('num-layers') // len(stages))
+        counts = [count - idle_of(idle, stage, share, count) for stage in range(len(stages))]
+        if any(one < layers for one, layers in zip(counts, stages, strict=True)):
+            patterns = [f'layer{layer}.*' for layer in first_layers(stages, counts)]
+            yield Entry('plan.recompute', patterns or 'none', by)
+            return
     yield Entry('plan.recompute', 'full', by)
     if method == 'uniform' and count > 1:
         yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')

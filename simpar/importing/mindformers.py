@@ -120,6 +120,23 @@ def experts(config: Settings) -> Iterator[Finding]:
         yield Entry(f'{_T}.experts.shared', shared, ('moe_config.shared_expert_num',))
 
 
+def launch(config: Settings, ranks: int) -> Iterator[Finding]:
+    """What MindFormers and MindSpore refuse, or run in another way than the degrees say."""
+    pipe, small = _count(config, f'{_P}.pipeline_stage'), f'{_P}.micro_batch_num'
+    mode, switch = 'parallel.parallel_mode', 'use_parallel'
+    if ranks > 1 and switch in config and not config.on(switch):
+        yield Mistake(switch, f'one device is taken, where the degrees come to {ranks}', f'--set {switch}=true')
+    is_manual = config.text(mode).lower() in ('', '1', 'semi_auto_parallel')
+    if ranks > _count(config, f'{_P}.data_parallel') and not is_manual:
+        what = f'in this mode no degree counts but that of data (got {config.text(mode)[:40]!r})'
+        yield Mistake(mode, what, f'--set {mode}=1 takes all of them')
+    for name in config.given('device_num', 'parallel.device_num'):
+        if config.number(name) not in (0, ranks):
+            yield Mistake(name, f'{config.number(name)}, and the degrees come to {ranks}', f'--set {name}={ranks}')
+    if pipe > _count(config, small):
+        yield Mistake(small, f'less than the {pipe} stages', f'--set {small}={pipe}')
+
+
 def _count(config: Settings, name: str) -> int:
     """A number of ranks or parts, which is at least 1."""
     return max(1, config.number(name))
@@ -129,7 +146,9 @@ def parallel(config: Settings) -> Iterator[Finding]:
     """Degrees, batch and copies."""
     names = tuple(f'{_P}.{name}' for name in ('data_parallel', 'model_parallel', 'pipeline_stage', 'context_parallel'))
     data, tensor, pipe, context = (_count(config, name) for name in names)
-    yield Entry('ranks', data * tensor * pipe * context, config.given(*names))
+    ranks = data * tensor * pipe * context
+    yield Entry('ranks', ranks, config.given(*names))
+    yield from launch(config, ranks)
     for name, degree in zip(names[:3], (data, tensor, pipe), strict=True):
         yield Entry(config.table.rows[name].key, degree, config.given(name))
     yield from config.said(f'{_P}.context_parallel')

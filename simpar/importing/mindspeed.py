@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from math import sqrt
 from typing import Final
 
-from simpar.importing.megatron import MEGATRON, OF_MODEL, OF_PLAN, activation_of, number_of_experts, recompute, sharding
+from simpar.importing.megatron import (
+    MEGATRON,
+    OF_MODEL,
+    OF_PLAN,
+    activation_of,
+    idle_layers,
+    number_of_experts,
+    recompute,
+    sharding,
+)
 from simpar.importing.settings import NOW, Entry, Finding, Settings, Source, Unmapped, table_of
 
 _T: Final = 'workload.transformer'
@@ -100,27 +109,11 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
 
 
 def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
-    """Layers of each stage, as a list or by layers that do nothing."""
-    ranks, layers = flags.number('pipeline-model-parallel-size'), flags.number('num-layers')
-    each, is_v = flags.number('num-layers-per-virtual-pipeline-stage'), flags.text('schedules-method') == 'dualpipev'
-    count = layers // each if each else ranks * (2 if is_v else 1)
-    idle = {one for one in flags.numbers('noop-layers') if 0 <= one < layers}
-    if idle:
-        yield Entry(f'{_T}.layers', layers - len(idle), ('num-layers', 'noop-layers'))
-        if ranks > 1 and count and layers % count == 0:
-            share = layers // count
-            if is_v:
-                yield Unmapped('noop-layers', 'their place in a V; layers are shared out evenly')
-            else:
-                stages = [share - sum(one // share == stage for one in idle) for stage in range(count)]
-                yield Entry('plan.stages', stages, ('noop-layers',))
+    """Layers without those that do nothing."""
+    if idle := idle_layers(flags):
+        yield Entry(f'{_T}.layers', flags.number('num-layers') - len(idle), ('num-layers', 'noop-layers'))
     else:
         yield from flags.left('none', 'noop-layers')
-    listed = flags.numbers('num-layer-list')
-    if listed and sum(listed) == layers and len(listed) == ranks > 1:
-        yield Entry('plan.stages', listed, ('num-layer-list',))
-    elif listed:
-        yield Unmapped('num-layer-list', 'as these numbers do not add up to the layers of the stages')
 
 
 MINDSPEED: Final = Source(

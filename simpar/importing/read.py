@@ -14,8 +14,9 @@ from typing import Any, Final
 from simpar.document.tree import MAX_DEPTH, Tree, Unreadable, parse
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
+from simpar.importing.accelerate import agreed
 from simpar.importing.command_line import OVERRIDE, settings_of
-from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS
+from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS, in_flags
 from simpar.importing.formats import format_of, formats, in_words, switched_off
 from simpar.importing.mapping import Import, mapped
 from simpar.importing.megatron import MEGATRON
@@ -90,13 +91,10 @@ def _script(
     source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
     source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given, arguments, partial(_sourced, path))
-    if source is MEGATRON_DEEPSPEED and 'zero-stage' not in settings:
-        named = _found(Path(settings.text('deepspeed-config')), path) if 'deepspeed-config' in settings else None
+    if source is MEGATRON_DEEPSPEED and 'deepspeed-config' in settings:
+        named = _found(Path(settings.text('deepspeed-config')), path)
         of_file = settings_of_yaml(_text(named).replace('\t', ' '), str(named)) if named else []
-        stage = [
-            replace(one, name='zero-stage', written=one.name) for one in of_file if one.name.endswith('tion.stage')
-        ]
-        settings = Settings([*settings.every, *stage], source.table)
+        settings = Settings([*in_flags(of_file), *settings.every], source.table)
     # Overrides of hydra, as NeMo's programs take them.
     if any(OVERRIDE.fullmatch(f'{one.name}=') for one in settings.every):
         form = next(form for form in formats() if form.launcher == 'NeMo')
@@ -144,7 +142,8 @@ def _tree(text: str, path: Path, given: Mapping[str, str], profile: str, model: 
     # Editors indent JSON with tabs, which YAML does not take.
     found = settings_of_yaml(text.replace('\t', ' ') if path.suffix == '.json' else text, str(path))
     form = format_of(found, str(path))
-    found += [*_speed_up(found, path), *_beside(found, path), *_bases(found, path)]
+    found = agreed(form.source, found, list(_beside(found, path)))
+    found += [*_speed_up(found, path), *_bases(found, path)]
     words = in_words(found, form, given)
     words += list(_longest(model)) if model else []
     settings = Settings([*words, *_given(given)], form.source.table)
@@ -192,11 +191,17 @@ def _sourced(path: Path, named: str) -> str:
 
 
 def _longest(model: str) -> Iterator[Setting]:
-    """The longest sequence of a config, which a DeepSpeed file does not say."""
+    """The longest sequence and the width of a config, which a DeepSpeed file does not say."""
     config = settings_of_yaml(_text(Path(model)), model)
     for one in config:
-        if one.name in ('max_position_embeddings', 'n_positions'):
-            yield replace(one, name='model-longest', written=f'{one.name} of the model')
+        name = {
+            'max_position_embeddings': 'longest',
+            'n_positions': 'longest',
+            'hidden_size': 'hidden',
+            'n_embd': 'hidden',
+        }
+        if one.name in name:
+            yield replace(one, name=f'model-{name[one.name]}', written=f'{one.name} of the model')
 
 
 def _speed_up(config: Iterable[Setting], path: Path) -> Iterator[Setting]:

@@ -64,6 +64,11 @@ class Setting:
         return self.written or self.name
 
     @property
+    def is_given(self) -> bool:
+        """Whether ``--set`` says it, over all files."""
+        return self.where.startswith('--set ')
+
+    @property
     def shown(self) -> str:
         """Its value as a person reads it."""
         if isinstance(self.value, list):
@@ -302,6 +307,25 @@ class Settings:
                     one.name, f'neither on nor off (got {one.shown[:40]!r})', f'--set {one.name}=true or false'
                 )
 
+    def doubled(self) -> Iterator[Mistake]:
+        """Settings that no launcher takes beside one another, and those that say another value by another name."""
+        with (FOLDER / 'never_both.csv').open(encoding='utf-8', newline='') as file:
+            rows = [row for row in csv.DictReader(file) if self.on(row['setting'])]
+        for never in rows:
+            if self.on(never['beside']):
+                other = self.named[never['beside']]
+                yield Mistake(never['setting'], f'never beside {other.called} ({other.where})', 'take one of them away')
+            if (needs := never['needs']) and not self.on(needs):
+                yield Mistake(never['setting'], f'nobody takes it without {needs}', f'--set {needs}=true')
+        for one in self.every:
+            last, row = self.named[one.name], self.table.rows.get(one.name)
+            if row is None or last.is_given or last.called == one.called or same(one.value, last.value):
+                continue
+            # A launcher goes over what its job says, and samples of NeMo are as long as its data.
+            if not (row.key.startswith('cluster.') or '.data.' in f'{one.called} {last.called}'):
+                what = f'{last.shown}, and {one.called} is {one.shown} ({one.where}); both are one setting'
+                yield Mistake(one.name, what, 'leave one of them')
+
     def number(self, name: str) -> int:
         """A whole number; 0 where there is none and no default."""
         number = _read(whole, self.text(name))
@@ -399,6 +423,15 @@ def first_layers(stages: Sequence[int], counts: Sequence[int]) -> list[int]:
     starts = accumulate(stages, initial=0)
     taken = zip(starts, stages, counts, strict=False)
     return [start + layer for start, layers, count in taken for layer in range(min(count, layers))]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two names or values are the same: numbers by their value, words by their letters."""
+    numbers = [_read(real, str(value)) for value in (one, other)]
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    words = [re.sub(r'^[-+]+', '', str(value).lower()).replace('_', '-') for value in (one, other)]
+    return words[0] == words[1]
 
 
 def whole(value: Any) -> int:

@@ -59,6 +59,10 @@ def parallel(toml: Settings) -> Iterator[Finding]:
     yield Entry('ranks', ranks, toml.given('devices'))
     if not toml.number('devices') and toml.number(f'{_P}.data_parallel_shard_degree') < 1:
         yield Mistake('devices', 'the file does not say how many', 'give it, e.g. --set devices=64')
+    if toml.number('devices') not in (0, ranks):
+        # pytorch/torchtitan, torchtitan/distributed/parallel_dims.py: degrees must come to all devices.
+        what = f'{toml.number("devices")}, and the degrees of the file come to {ranks}'
+        yield Mistake('devices', what, f'--set devices={ranks}, or other degrees')
     tensor, pipe = _degree(toml, 'tensor_parallel'), _degree(toml, 'pipeline_parallel')
     yield Entry('plan.tensor', tensor, toml.given(f'{_P}.tensor_parallel_degree'))
     if tensor > 1:
