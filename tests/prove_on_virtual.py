@@ -20,7 +20,7 @@ PAGE = ROOT / 'docs' / 'proofs' / 'on_virtual_proof.md'
 KEPT = ROOT / 'out' / 'on_virtual'
 FILES = (
     'numerics_attention', 'numerics_pipeline', 'graph_numerics', 'recompute_numerics',
-    'update_numerics', 'optimizer_parallel_numerics', 'shard_forms_numerics', 'strategy_numerics',
+    'update_numerics', 'optimizer_parallel_numerics', 'shard_forms_numerics',
     'strategy_combined', 'tiles_numerics', 'mixture', 'latent', 'layer_kinds', 'packed_documents', 'loss_operators',
     'training_fuzz',
 )  # fmt: skip

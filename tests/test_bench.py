@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,27 +15,20 @@ from executor.bench.bench import bench, bench_messages, schedule_programs
 from executor.bench.items import (
     QUICK,
     TINY,
-    attention,
-    collective,
     grid_items,
-    group_sizes,
-    matmul,
     message_items,
     program_items,
     program_messages,
     program_of,
     twice,
-    unique,
 )
-from executor.bench.kinds import KINDS, PATIENCE, Found, Messages, repeat
+from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
 from executor.bench.rounds import (
-    BUSIEST,
     STEPS,
     InOrder,
     Ran,
     Reporter,
-    busiest,
     kernel_stretches,
     message_stretches,
     own_seconds,
@@ -73,27 +65,12 @@ def test_items_make_programs_that_may_run():
         validate(program_of(items, 2))
 
 
-def test_halves_and_quarters_of_a_batch_are_measured():
-    rows = sorted(item.key['m'] for item in grid_items(QUICK, 2) if item.table == 'matmul')
-    assert {max(rows), max(rows) // 2} <= set(rows)
-    for size in QUICK.products[1:-1]:
-        assert {size // 4, size} & set(rows) == {size // 4, size}
-
-
 @pytest.mark.parametrize('model', [MODEL, NETWORK], ids=['transformer', 'network'])
 @pytest.mark.parametrize('tensor', [1, 2])
 def test_every_operator_of_a_program_is_measured_in_every_phase(model, tensor):
     measured = {(item.ops[-1].operator, item.ops[-1].phase) for item in grid_items(TINY, 2)}
     computes = [op for op in job(model=model, tensor=tensor).op_classes if op.kind == 'compute']
     assert {(op.operator, op.phase) for op in computes} <= measured
-
-
-def test_a_product_has_the_same_sizes_in_every_phase():
-    for phase in ('F', 'I', 'W'):
-        item = matmul(8, 16, 32, phase)
-        shape = {tensor.name: tensor.shape for tensor in item.tensors}
-        one, other, out = (shape[name] for name in (*item.ops[0].reads[:2], item.ops[0].writes[0]))
-        assert (sorted((*one, *other)), out) == ([8, 16, 32, 32], (8, 16))
 
 
 def test_ops_of_a_program_are_alone_what_they_are_in_it():
@@ -124,11 +101,6 @@ def test_a_program_for_more_ranks_is_measured_as_far_as_it_can_be():
     assert {item.key['ranks'] for item in program_messages(program, 2, 'job')} == {2}
 
 
-def test_the_same_work_is_measured_once():
-    items = [matmul(8, 16, 32, 'F'), matmul(8, 16, 32, 'F'), matmul(8, 16, 32, 'W'), attention(16, 8, 4, 'F')]
-    assert [item.name for item in unique(items)] == ['matmul.8.16.32.F', 'matmul.8.16.32.W', 'attention.16.8.4.F']
-
-
 def test_adding_to_a_gradient_is_measured_behind_the_op_that_creates_it():
     item = next(item for item in program_items(job(), 2, 'job') if item.ops[-1].accumulates)
     both = twice(item)
@@ -142,11 +114,6 @@ def test_messages_stay_short_on_a_slow_network():
     fast, slow = (message_items(QUICK, net, 2) for net in (Net(), parse_net('paced:10Mbit/s')))
     assert max(item.key['bytes'] for item in slow) <= 10e6 / 8 * QUICK.message_seconds
     assert {item.key['operator'] for item in slow} == {item.key['operator'] for item in fast}
-
-
-def test_groups_are_powers_of_two_and_everybody():
-    assert [group_sizes(world) for world in (2, 3, 4, 6)] == [[2], [3], [2, 4], [2, 6]]
-    assert collective('all_gather', 3, 1000).key['bytes'] == 1008
 
 
 # what runs at once
@@ -211,29 +178,6 @@ def test_messages_stretch_beside_kernels():
     assert list(message_stretches(Traced(kernels + messages), {'collective': 2.0})) == [5 / 3]
 
 
-def test_messages_of_a_program_are_tried_beside_its_own_longest_kernels():
-    layers = (Dense(inputs=512, outputs=1024), Relu(), Dense(inputs=1024, outputs=512))
-    work = Workload(model=Network(layers=layers), batch=512, loss='mse')
-    program = lower(work, Plan(tensor=2), 2)
-    products, others = busiest('matrix', [program], 2), busiest('memory', [program], 2)
-    # All six products of a step have as many FLOPs, as the hidden layer is sharded.
-    assert {(item.key['m'], item.key['n'], item.key['k']) for item in products} >= {(512, 512, 512)}
-    assert len(products) <= BUSIEST
-    assert {item.ops[-1].operator for item in products} == {'matmul'}
-    assert 'relu' in {item.ops[-1].operator for item in others}
-    # Kernels of some microseconds would be noise: what is measured then is the same for all programs.
-    small = lower(replace(work, batch=4), Plan(tensor=2), 2)
-    assert not busiest('matrix', [small], 2)
-
-
-def test_what_runs_beside_nothing_or_little_gives_no_factor():
-    messages, seldom = [message(0, 2), message(2, 4)], [kernel(0, 0.5), kernel(4, 5)]
-    for spans in (messages, messages + seldom):
-        assert list(message_stretches(Traced(spans), {'collective': 2.0})) == []
-    assert list(kernel_stretches(timed(messages + seldom, [1], [1]), {'compute': 1.0}, shaped=False)) == [1.0]
-    assert list(kernel_stretches(timed(seldom, [1], [1]), {'compute': 1.0}, shaped=False)) == []
-
-
 # the whole bench
 
 
@@ -268,11 +212,6 @@ def test_messages_are_measured_on_both_sides_of_every_change_of_algorithm(record
     }
     assert (sizes[SMALL], sizes[min(size for size in sizes if size > SMALL)]) == ('exchange', 'ring')
     assert min(size for size in sizes if size > SMALL) == SMALL + 8
-
-
-def test_a_larger_product_takes_longer(record):
-    seconds = {(row['m'], row['n'], row['k'], row['phase']): row['cpu']['p10'] for row in record['tables']['matmul']}
-    assert seconds[256, 256, 256, 'F'] > seconds[16, 16, 16, 'F']
 
 
 def test_the_ops_of_schedules_are_measured_in_their_steps(record):
@@ -379,34 +318,7 @@ def test_wrong_use_is_one_line(flags, code, words, capsys, tmp_path, monkeypatch
     assert words in lines[0]
 
 
-def test_an_unknown_network_is_refused(capsys):
-    with pytest.raises(SystemExit, match='2'):
-        main(['--net', 'fast', '--output', 'x.json'])
-    assert 'not a network' in capsys.readouterr().err
-
-
 # messages of emulated compute
-
-
-def test_messages_that_differ_between_repeats_are_told():
-    class Restless:
-        """Messages whose every other repeat takes longer."""
-
-        found = [{1: Found(), 2: Found()}]
-        rounds = 0
-
-        def round(self, steps, warm_up):
-            self.rounds += 1
-            for one in self.found[0].values():
-                one.wall.extend([1.0, 1.2] * 4)
-
-        unsteady, drift = Messages.unsteady, Messages.drift
-        kinds = [None]
-
-    messages = Restless()
-    (note,) = repeat(messages, 2, lambda: None)
-    assert note.startswith('the machine is too busy: 2 of 2 messages')
-    assert messages.rounds == PATIENCE * 2
 
 
 @pytest.mark.parametrize('world', [2, 3])

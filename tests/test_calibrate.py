@@ -13,7 +13,6 @@ from bench_record import (
     LATENCY,
     PEAK,
     RATE,
-    SIZES,
     START,
     STREAM_RATE,
     STREAM_START,
@@ -36,13 +35,9 @@ from simpar.calibrate.figures import relative_fit
 from simpar.cli import main
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.price import price
 from simpar.errors import ScheduleError
-from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
-from simpar.workload import Adam, Transformer, Workload
 
 
 def calibrated(tmp_path, content):
@@ -91,14 +86,6 @@ def test_known_laws_are_found_again(tmp_path):
     assert number['slow_down.collective'] == pytest.approx(1 / 2.0)  # between 1.6 and 2.5, as factors go
 
 
-def test_nothing_is_wrong_with_exact_measurements(tmp_path):
-    found = calibrated(tmp_path, record())
-    assert list(found.flags) == list(found.summary()) == []
-    assert {table.grade for table in found.tables.values()} == {'measured'}
-    guesses = {key for key, number in found.numbers.items() if number.grade == 'estimate'}
-    assert guesses == {'device.vector.fp64', 'device.vector.bf16', 'device.vector.fp16'}
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     start=st.floats(1e-6, 1e-3),
@@ -128,18 +115,6 @@ def test_the_profile_prices_what_was_measured_and_what_lies_between(tmp_path):
     assert cost.alpha + cost.transfer == pytest.approx(ring('all_reduce', 2, 3_000_000), rel=0.1)
 
 
-def test_programs_are_priced_by_the_profile(tmp_path):
-    profile = written(tmp_path, record())
-    model = Transformer(layers=1, hidden=64, heads=4, vocab=128, sequence=32)
-    program = lower(Workload(model=model, batch=8, optimizer=Adam()), Plan(tensor=2, copies=2), 4)
-    costs = price(program, cluster(profile))
-    computes = np.array([op.kind == 'compute' for op in program.op_classes])
-    assert (costs.compute[computes] > 0).all()
-    # One all-reduce of 8 KiB is smaller than the smallest that the table has.
-    assert set(costs.grades) == {'measured', 'estimate'}
-    assert costs.grades['measured'] > 20 * costs.grades['estimate']
-
-
 def test_kernels_count_by_their_cpu_time_and_collectives_by_the_clock(tmp_path):
     busy = record(
         matmul=[row(1e-3, wall=3.0, m=8, n=8, k=8, phase='F')],
@@ -148,13 +123,6 @@ def test_kernels_count_by_their_cpu_time_and_collectives_by_the_clock(tmp_path):
     tables = calibrated(tmp_path, busy).tables
     assert tables['matmul'].lines[0].seconds == 1e-3
     assert tables['collective'].lines[0].seconds == 3e-3
-
-
-def test_rows_of_one_shape_make_one_line_by_their_weights(tmp_path):
-    rows = [row(1e-3, m=8, n=8, k=8, phase='F'), {**row(4e-3, m=8, n=8, k=8, phase='W'), 'weight': 2}]
-    (line,) = calibrated(tmp_path, record(matmul=rows)).tables['matmul'].lines
-    assert line.seconds == pytest.approx(3e-3)
-    assert line.phases == pytest.approx({'F': 1e-3, 'W': 4e-3})
 
 
 # what is doubtful is said to be so
@@ -171,13 +139,6 @@ def test_a_line_that_varies_is_an_estimate_and_no_other(tmp_path):
     (line,) = found.tables['matmul'].flagged
     assert (line.key, line.grade) == ((8, 32, 128), 'estimate')
     assert found.tables['matmul'].grade == 'measured'
-
-
-@pytest.mark.parametrize(('cv', 'flagged'), [(0.1, 0), (0.11, len(SIZES) ** 3)])
-def test_a_table_whose_seconds_vary_is_an_estimate(tmp_path, cv, flagged):
-    table = calibrated(tmp_path, record(matmul=spread_out(products(), lambda one: True, cv))).tables['matmul']
-    assert len(table.flagged) == flagged
-    assert table.grade == ('estimate' if flagged else 'measured')
 
 
 def test_the_written_profile_carries_grades_and_words(tmp_path):
@@ -212,13 +173,6 @@ def test_collectives_that_are_not_latency_and_bandwidth_are_doubtful(tmp_path):
     for key in ('links.bandwidth', 'links.latency', 'library.start'):
         assert number[key].grade == 'estimate'
         assert 'the fit misses' in number[key].flags[0]
-
-
-def test_a_negative_alpha_becomes_zero_and_doubtful(tmp_path):
-    falling = collectives(lambda *what: ring(*what, start=-40e-6, latency=100e-6), sizes=(10**5, 10**6, 10**7))
-    number = calibrated(tmp_path, record(collective=falling)).numbers['library.start']
-    assert (number.value, number.grade) == (0.0, 'estimate')
-    assert 'came out negative' in number.flags
 
 
 def test_overlap_that_was_not_seen_is_a_guess_and_a_speed_up_is_doubted(tmp_path):
@@ -331,11 +285,6 @@ def test_a_broken_record_is_refused_on_one_screen(tmp_path, text):
     assert all(line.startswith(str(file)) for line in lines)
 
 
-def test_a_record_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ScheduleError, match='cannot be read: No such file'):
-        load_record(tmp_path / 'none.json')
-
-
 @settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, len(WHOLE) - 1), junk=st.sampled_from(['', '0', '-', '"', '}', 'null', '1e999', '\x00']))
 def test_a_damaged_record_is_refused_or_still_makes_a_profile(tmp_path_factory, place, junk):
@@ -377,15 +326,6 @@ def test_the_verb_writes_a_profile_and_says_what_it_found(bench, tmp_path, capsy
     assert 'network          1.5 GB/s, 100 us a step and 20 us a collective' in shown
     assert f'wrote {path}' in shown
     assert load_profile(path.parent).name == 'new'
-
-
-def test_the_verb_answers_in_json(bench, tmp_path, json_of):
-    bench(broken(matmul=spread_out(products(), lambda one: one['m'] == 8, 0.2)))
-    answer = json_of('calibrate', str(tmp_path / 'mine.yaml'), '--quick')
-    assert answer['numbers']['links.latency']['value'] == pytest.approx(LATENCY)
-    assert answer['grades']['collective'] == 'measured'
-    assert len(answer['flags']) == 16
-    assert all((tmp_path / name).is_file() for name in answer['tables'].values())
 
 
 def test_the_verb_passes_the_bench_failure_on_and_writes_nothing(bench, tmp_path):

@@ -34,7 +34,6 @@ workload:
   optimizer: {adamw: {learning_rate: 0.01}}
 plan: {data: 2, tensor: 2}
 """
-PIPELINE = 'plan={pipeline: 2, micro_batches: 2, data: 2, zero: 3}'
 PLANS = [
     'plan={data: 4, zero: 1}',
     'plan={data: 4, zero: 3, fusion: all}',
@@ -67,15 +66,6 @@ def test_a_stretch_of_a_flat_tensor_is_cut_into_boxes_in_its_order():
             for box in boxes(shape, begin, end)
         ]
         assert [number for one in cut for number in one.tolist()] == list(range(begin, end))
-
-
-def test_a_training_goes_on_under_another_plan(tmp_path):
-    """Data 2 × tensor 2, then pipeline 2 × zero 3, against the first; `make prove-kept` takes 30 steps, and fp32."""
-    whole = train(GPT, steps=8, processes=False, dtype='fp64')
-    kept(GPT, tmp_path, steps=4, dtype='fp64', every=2)
-    other = kept(GPT, tmp_path, PIPELINE, steps=8, dtype='fp64')
-    assert max(abs(a - b) for a, b in zip(whole.losses, other.losses, strict=True)) < 1e-10
-    assert apart(whole, other) < 1e-10
 
 
 @pytest.mark.parametrize('mixed', [False, True])
@@ -269,15 +259,6 @@ def test_classes_outside_of_the_vocabulary_are_named():
         train(GPT, processes=False, data=[{'tokens': tokens, 'labels': tokens.clone().fill_diagonal_(32)}])
 
 
-def test_data_are_those_of_the_run_alone():
-    """A run without data behind one with data draws its own."""
-    before = train(GPT, steps=1, processes=False)
-    tokens = torch.zeros(8, 8, dtype=torch.int64)
-    given = train(GPT, steps=1, processes=False, data=[{'tokens': tokens, 'labels': tokens}])
-    assert given.losses != before.losses
-    assert train(GPT, steps=1, processes=False).losses == before.losses
-
-
 def test_a_case_is_trained_as_its_file_is():
     case = load_case(GPT)
     assert train(case, processes=False).losses == train(GPT, processes=False).losses
@@ -421,14 +402,6 @@ def test_damage_is_named_and_the_checkpoint_before_is_good(tmp_path, damage, wha
     assert equal(kept(NETWORK, tmp_path, steps=3), undisturbed)
 
 
-def test_damage_of_both_checkpoints_is_told(tmp_path):
-    kept(NETWORK, tmp_path, steps=2, every=1)
-    for folder in tmp_path.glob('step-*'):
-        flip_in(folder, 'dense0.weight')
-    with pytest.raises(ScheduleError, match='no earlier checkpoint is good'):
-        kept(NETWORK, tmp_path, steps=3)
-
-
 def test_every_byte_that_is_read_has_a_digest(tmp_path):
     """Whichever bit of a file changes, what is read is right, or the damage is named."""
     kept(NETWORK, tmp_path, steps=1)
@@ -440,13 +413,6 @@ def test_every_byte_that_is_read_has_a_digest(tmp_path):
         assert stretches[0][0] == 0
         assert stretches[-1][1] == (folder / file).stat().st_size
         assert all(end == begin for (_, end), (begin, _) in pairwise(stretches))
-
-
-def test_ranks_of_processes_name_damage_too(tmp_path):
-    kept(NETWORK, tmp_path, steps=1)
-    flip_in(tmp_path / 'step-000001', 'm:dense0.bias')
-    with pytest.raises(ScheduleError, match=r'__0_0\.distcp: is damaged'):
-        train(NETWORK, steps=2, checkpoint=tmp_path)
 
 
 def test_a_finished_training_does_not_give_damaged_weights(tmp_path):

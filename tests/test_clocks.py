@@ -6,7 +6,7 @@ import pytest
 
 from simpar.lower import lower
 from simpar.plans import Plan
-from simpar.predict import clock, predict, step_of, under_load, utilisation
+from simpar.predict import clock, predict, under_load, utilisation
 from simpar.profiles import cluster, load_profile, load_stack
 from simpar.workload import Adam, Transformer, Workload
 
@@ -49,16 +49,6 @@ def test_without_a_stack_or_the_bound_of_power_clocks_are_as_they_were():
     assert under_load(program, bare) is bare
     free = replace(A100, device=replace(A100.device, power_bound=False))
     assert clock_of(Plan(), 1, profile=free) == A100.device.sustained.value
-
-
-def test_all_answers_have_the_clock_of_their_own_program():
-    program, hardware = lower(WORK, Plan(), 1), cluster(A100, devices=1, stack=load_stack('torch-fsdp'))
-    loaded = replace(A100, device=replace(A100.device, power_bound=False))
-    step = step_of(program, replace(under_load(program, hardware), profile=replace(loaded, device=replace(
-        loaded.device, sustained=under_load(program, hardware).profile.device.sustained))))  # fmt: skip
-    assert step_of(program, hardware) == step == predict(program, None, hardware, steps=2).step
-    both = predict(program, program, hardware)
-    assert both.gain == 0 and sum(one.seconds for one in both.explanation) == 0  # noqa: PT018
 
 
 def test_a_device_whose_clock_under_load_nobody_knows_says_so_where_a_stack_is_named():

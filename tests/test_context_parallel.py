@@ -140,13 +140,6 @@ def test_with_contiguous_parts_all_wait_for_the_rank_of_the_last_tokens(ranks):
         assert ranks * attention_flops(made, 'F') == attention_flops(lower(workload(), Plan(), 1), 'F')
 
 
-def test_every_rank_of_a_balanced_ring_has_the_same_in_every_step():
-    for ranks in (2, 3, 8):
-        split = ContextSplit(48 * ranks, ranks, balanced=True)
-        for step in range(ranks):
-            assert len({split.pairs(rank, (rank - step) % ranks) for rank in range(ranks)}) == 1
-
-
 # Sums and shards
 
 
@@ -210,17 +203,6 @@ def test_what_does_not_fit_is_told_at_its_key(plan, sequence, more, said, tmp_pa
     path.write_text(FILE.format(plan=plan, sequence=sequence, more=more))
     with pytest.raises(ScheduleError, match=said):
         check_against_cluster(load_schedule(path), 8)
-
-
-def test_a_network_has_no_sequence_to_share(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
-        'simpar: 1\ncluster: h100-sxm-8\n'
-        'workload: {network: {input: [8], layers: [dense: {in: 8, out: 8}]}, batch: 8, loss: mse}\n'
-        'plan: {context: 2}\n'
-    )
-    with pytest.raises(ScheduleError, match=r'plan\.context: a network has no sequence'):
-        load_schedule(path)
 
 
 # Training, against models that we did not write

@@ -1,8 +1,6 @@
 """price: what a cluster makes of a program: on the grid, once for each cost key, each effect real or ideal."""
 
 import dataclasses
-import pickle
-import time
 
 import numpy as np
 import pytest
@@ -10,15 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.costs import ByKey, Communication
 from simpar.cost.price import Effects, price
-from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.hardware import GRADES
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
-from simpar.program import OpClass, ProgramBuilder, grid
 from simpar.units import GRID
 from simpar.workload import Transformer, Workload
 
@@ -41,25 +36,6 @@ def on_the_grid(values):
 
 def messages(costs):
     return [one for groups in costs.communication.values() for one in groups]
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_costs_can_be_sent_to_ranks_with_the_words_on_how_they_came_about(name):
-    costs = price(PROGRAM, CLUSTERS[name])
-    sent = pickle.loads(pickle.dumps(costs))
-    assert dict(sent.why) == dict(costs.why)
-    assert sent.compute.tolist() == costs.compute.tolist()
-    assert messages(sent) == messages(costs)
-
-
-@pytest.mark.parametrize('data', [1, 2])
-def test_a_program_that_was_simulated_can_be_sent_to_ranks(data):
-    program = lower(workload(), Plan(data=data), data)
-    costs = price(program, CLUSTERS['h100-sxm-8'])
-    step = simulate(program, costs).step
-    sent = pickle.loads(pickle.dumps(program))
-    assert sent.hash == program.hash
-    assert simulate(sent, costs).step == step
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -201,43 +177,6 @@ def test_equal_op_classes_are_priced_once():
     assert len(counting.keys) < len(program.op_classes) / 2
 
 
-def many(count):
-    """So many op classes, no two alike."""
-    builder = ProgramBuilder(8, grid(8, {'data': 2, 'tensor': 4}).values())
-    for i in range(count):
-        size = 256 + i
-        common = {'name': f'op{i}', 'phase': 'F', 'bytes': 1e4 * size, 'dtype': 'fp16'}
-        if i % 3 == 0:
-            op = OpClass(kind='collective', operator='all_reduce', partition='tensor', reduce='sum', **common)
-        elif i % 3 == 1:
-            dims = {'m': size, 'n': 1000, 'k': 3000}
-            op = OpClass(kind='compute', operator='matmul', dims=dims, flops=6e6 * size, **common)
-        else:
-            op = OpClass(kind='compute', operator='norm', flops=8.0 * size, **common)
-        builder.add_op_class(op)
-    slots = [(f'op{i}', 'compute' if i % 3 else 'tensor', 0, 0) for i in range(count)]
-    builder.add_role('all', range(8), slots, ('compute', 'tensor'))
-    return builder.build()
-
-
-def test_pricing_1500_different_op_classes_is_quick():
-    program, made = many(1500), CLUSTERS['h100-sxm-8']
-    price(program, made)
-    spent = []
-    for _ in range(5):
-        start = time.process_time()
-        price(program, made)
-        spent.append(time.process_time() - start)
-    assert min(spent) < 0.15
-
-
-def test_the_same_costs_again():
-    one, other = (price(PROGRAM, CLUSTERS['a100-sxm-8']) for _ in range(2))
-    assert (one.compute == other.compute).all()
-    assert one.communication == other.communication
-    assert (one.links, one.why, one.grades) == (other.links, other.why, other.grades)
-
-
 @settings(max_examples=20)
 @given(factor=st.sampled_from([2.0, 4.0, 8.0]), tensor=st.sampled_from([1, 2, 4, 8]))
 def test_all_rates_doubled_and_no_latency_halve_every_cost(factor, tensor):
@@ -276,13 +215,3 @@ def faster(profile, factor):
         ),
         library=dataclasses.replace(library, start=none(library.start)),
     )
-
-
-def test_op_classes_that_communicate_are_told_by_their_keys():
-    message = (Communication(1.0, 2.0),)
-    found = ByKey(np.array([0, 2, 1, 2, 1]), {2: message})
-    assert dict(found) == {1: message, 3: message}
-    assert found.first.tolist() == [0, 1, 2, 1, 2]
-    assert 2 not in found
-    assert found.get(5) is None
-    assert pickle.loads(pickle.dumps(found)) == found

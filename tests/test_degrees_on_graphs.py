@@ -10,7 +10,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.numerics import check
 from simpar.lower import lower
-from simpar.lower.graph.record import Forward, record
+from simpar.lower.graph.record import record
 from simpar.lower.lower import order_of
 from simpar.model import (
     Add,
@@ -153,43 +153,6 @@ def test_layers_and_attention_of_a_users_graph_are_run_again(recompute):
     core = {f'layer{layer}_{part}' for layer in (0, 1) for part in ('scores', 'scale', 'softmax', 'values')}
     assert again == core if recompute == 'selective' else core < again
     assert check(program, workload, plan).worst.error < 1e-12
-
-
-def test_with_sequence_parallelism_a_users_block_has_megatrons_sums():
-    """Of each half of a layer a gather and a scatter forward, and their mirrors backward; no all-reduce."""
-    workload, plan = workload_of('block'), Plan(data=2, tensor=2, sequence_parallel=True)
-    ops = [op for op in lower(workload, plan, 4).op_classes if op.kind == 'collective' and op.phase in 'FI']
-    kinds = [(op.operator, op.phase) for op in ops]
-    halves = 2 * 2
-    for kind in product(('all_gather', 'reduce_scatter'), 'FI'):
-        assert kinds.count(kind) == halves
-    assert len(kinds) == 4 * halves
-
-
-@pytest.mark.parametrize(
-    ('changes', 'pipeline', 'real'),
-    [
-        ({}, 1, {0, 1, 15, 16, 17}),
-        ({}, 3, {0, 1, 4, 5, 6, 11, 12, 15, 16, 17}),
-        ({'parallel': True}, 1, {0, 1, 15, 16, 17}),
-        ({'dropout': 0.1}, 1, {0, 1, 15, 16, 17}),
-    ],
-)
-def test_few_of_many_equal_layers_are_recorded(monkeypatch, changes, pipeline, real):
-    """The first and the last of a kind: kinds differ at the ends of the model and of stages."""
-    recorded = []
-    emitted = Forward._emitted
-
-    def listening(self, node, reads, placed):
-        recorded.append(node.layer)
-        return emitted(self, node, reads, placed)
-
-    monkeypatch.setattr(Forward, '_emitted', listening)
-    model = Transformer(layers=18, hidden=24, heads=12, vocab=24, sequence=12, **changes)
-    plan = Plan(data=2, tensor=2, pipeline=pipeline, micro_batches=2)
-    placement = with_communication(order_of(plan), plan.receive).placement
-    record(Workload(model=model, batch=8), plan, 4 * pipeline, placement)
-    assert {layer for layer in recorded if 0 <= layer < 18} == real
 
 
 def test_equal_layers_recorded_once_are_those_recorded_one_by_one():

@@ -8,12 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
@@ -30,7 +29,6 @@ from simpar.document import (
     json_schema,
     one_screen,
     override,
-    put,
     read,
 )
 from simpar.errors import Problem, ProfileError, ScheduleError
@@ -138,20 +136,6 @@ def test_json_is_yaml(tree, tmp_path):
     assert root(tmp_path, json.dumps(tree, ensure_ascii=False)) == tree
 
 
-@pytest.mark.parametrize('loader', [yaml.SafeLoader, yaml.CSafeLoader])
-def test_both_of_pyyamls_parsers_serve(loader, tmp_path, monkeypatch):
-    monkeypatch.setattr('simpar.document.tree._LOADER', loader)
-    text = 'a: &a {x: 1, y: [2, *x]}\nb: {<<: *a, x: 3}\nc: !tag 4\nd: "5"\na: 6\n'.replace('*x', '2.5')
-    (tmp_path / 'tree.yaml').write_text(text)
-    tree = read(tmp_path / 'tree.yaml')
-    assert tree.root == {'a': {'x': 1, 'y': [2, 2.5]}, 'b': {'x': 3, 'y': [2, 2.5]}, 'c': None, 'd': '5'}
-    assert [problem.where.rpartition(':')[2] for problem in tree.problems] == ['5', '3']
-    assert tree.where(('a', 'y', 1)).endswith(':1')
-    assert tree.where(('b', 'x')).endswith(':2')
-    with pytest.raises(ScheduleError, match=r'tree\.yaml:2: not YAML'):
-        root(tmp_path, 'a: 1\nb: [1, 2\n')
-
-
 @pytest.mark.parametrize(
     ('data', 'told'),
     [
@@ -254,13 +238,6 @@ def test_strict_about_kinds(text, told, tmp_path):
     assert re.fullmatch('.*'.join(re.escape(part) for part in told.split('…')), problem)
 
 
-def test_the_last_resort_names_neither_pydantic_nor_its_site(tmp_path):
-    told = '\n'.join(refused(tmp_path, 'peak: [1]\nshapes: [1, {square: 1}, {cube: 1}]\nnumber: {}\ninner: 3\nx: 1'))
-    assert 'pydantic' not in told
-    assert 'http' not in told
-    assert 'Input should' not in told
-
-
 def test_prepare_and_check_and_the_error_of_the_caller(tmp_path):
     def prepare(tree: Any) -> Any:
         return {**tree, 'inner': {'radius': tree['inner']}} if isinstance(tree.get('inner'), str) else tree
@@ -293,15 +270,6 @@ def test_settings_go_deep_and_into_lists(tmp_path):
     assert tree.where(('a', 'x', 'y', 0)) == '--set a.x.y=[1, 2]'
 
 
-def test_settings_go_below_short_forms(tmp_path):
-    (tmp_path / 'tree.yaml').write_text('a: {b: name, c: [1, 2]}\n')
-    tree = replace(read(tmp_path / 'tree.yaml'), shorts={('a', 'b'): 'name', ('a', 'c'): 'items'})
-    assert override(tree, ['a.b.size=3', 'a.c.1=4']).root == {'a': {'b': {'name': 'name', 'size': 3}, 'c': [1, 4]}}
-    full = override(tree, ['a.c.size=3', 'a.c.1=4'])
-    assert full.root == {'a': {'b': 'name', 'c': {'items': [1, 4], 'size': 3}}}
-    assert full.where(('a', 'c', 'items', 1)) == '--set a.c.1=4'
-
-
 def test_all_settings_that_are_wrong_are_told(tmp_path):
     (tmp_path / 'tree.yaml').write_text('a: {b: 1}\nc: [1]\n')
     with pytest.raises(ScheduleError) as caught:
@@ -315,13 +283,6 @@ def test_all_settings_that_are_wrong_are_told(tmp_path):
         'a: *x refers to itself or to no anchor',
         'not a key and a value',
     ]
-
-
-def test_put_leaves_the_tree_as_it_was(tmp_path):
-    (tmp_path / 'tree.yaml').write_text('a: {b: [1]}\n')
-    tree = read(tmp_path / 'tree.yaml')
-    assert put(tree, 'a.b.0', 2, 'here').root == {'a': {'b': [2]}}
-    assert tree.root == {'a': {'b': [1]}}
 
 
 # Out again, and the schema
@@ -345,22 +306,6 @@ quantities = st.floats(0, 1e30, allow_subnormal=False)
 )
 def test_what_is_dumped_is_read_as_the_same(value, tmp_path):
     assert paper(tmp_path, json.dumps(dump(value))) == value
-
-
-def test_the_schema_says_what_a_file_may_hold():
-    schema = json_schema(Paper)
-    assert schema['additionalProperties'] is False
-    assert schema['properties']['number'] == {
-        'default': 1,
-        'description': 'how many',
-        'maximum': 9,
-        'minimum': 1,
-        'type': 'integer',
-    }
-    shape = schema['properties']['shapes']['items']
-    assert (shape['minProperties'], shape['maxProperties'], set(shape['properties'])) == (1, 1, {'square', 'circle'})
-    assert schema['properties']['inner']['anyOf'][0]['type'] == 'string'
-    assert 'default' not in schema['$defs']['Circle']['properties']['radius']
 
 
 @FUZZ

@@ -6,7 +6,6 @@ from engine_cases import role_of
 from plain_costs import plain_costs
 
 from simpar.cost.price import price
-from simpar.engine import ops as costs_module
 from simpar.engine import reference, simulate
 from simpar.engine.fold import fold
 from simpar.engine.ops import nodes_of, ops_of
@@ -69,46 +68,6 @@ def test_what_does_not_pair_up_in_a_step_is_left_to_the_reference():
         simulate(program, costs, steps=2)
     program, costs = pair(1, 1)
     assert nodes_of(ops_of(program, fold(program, costs, unfold=True))) is not None
-
-
-def one_rank(needs):
-    """A rank with an op, a collective and an op on two streams, and these needs of each; it computes for 1, 2, 3 s."""
-    role = role_of('one', [(0, 0), (1, 1), (2, 0)], needs, [(1, 2)], ('a', 'b'))
-    ops = (
-        OpClass('early', 'compute', 'gelu', 'F'),
-        OpClass('sum', 'collective', 'all_reduce', 'F', partition='p'),
-        OpClass('late', 'compute', 'gelu', 'F'),
-    )
-    alone = {'p': Partition('p', np.array([[0]], dtype=np.int32))}
-    program = Program((role,), np.array([0], dtype=np.int32), alone, ops, ())
-    seconds = {'early': 1.0, 'late': 3.0}
-    others = {'host': np.full(3, 0.25), 'beside_communication': np.full(3, 0.5)}
-    return program, plain_costs(program, lambda op: seconds[op.name], lambda op: (0.0, 2.0), **others)
-
-
-@pytest.mark.parametrize(
-    'needs', [[[], [], []], [[], [0], [1]], [[1], [], []], [[], [2], []]], ids=['none', 'before', 'behind', 'last']
-)
-def test_ops_of_a_rank_that_stands_for_all_wait_for_any_op(needs):
-    program, costs = one_rank(needs)
-    traces = [simulate(program, costs, steps=3, engine=engine) for engine in ('simpy', 'python', 'compiled')]
-    for trace in traces[1:]:
-        assert_same(trace, traces[0])
-
-
-@pytest.mark.parametrize('engine', ['simpy', 'python', 'compiled'])
-def test_ops_of_a_rank_that_stands_for_all_wait_in_a_circle(engine):
-    program, costs = one_rank([[1], [2], []])
-    with pytest.raises(Deadlock):
-        simulate(program, costs, engine=engine)
-
-
-@pytest.mark.parametrize('below', [40, costs_module._FEW + 1])
-def test_numbers_are_found_with_and_without_a_sort(below):
-    values = np.array([31, 4, 4, 17, 31])
-    found, place = costs_module._numbered(values, below)
-    assert found.tolist() == [4, 17, 31]
-    assert found[place].tolist() == values.tolist()
 
 
 def test_the_machines_can_be_compiled_beforehand(json_of):

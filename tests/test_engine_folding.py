@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_cases import make_case, role_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from engine_cases import role_of
 from plain_costs import plain_costs
 from worked import worked_costs, worked_program
 
@@ -18,29 +16,6 @@ def assert_same_spans(one, other):
     for rank in range(one.program.world):
         for name in ('arrive_KS', 'start_KS', 'end_KS'):
             np.testing.assert_array_equal(getattr(one.times_of(rank), name), getattr(other.times_of(rank), name))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    pipe=st.integers(1, 3),
-    data=st.integers(1, 4),
-    tensor=st.integers(1, 4),
-    ops=st.integers(1, 15),
-    links=st.sampled_from(['none', 'alike', 'alike', 'any']),
-)
-def test_folded_is_unfolded_to_the_bit(seed, pipe, data, tensor, ops, links):
-    program, costs = (case := make_case(seed, pipe, data, tensor, ops, links)).program, case.costs
-    folded = simulate(program, costs, steps=2)
-    unfolded = simulate(program, costs, steps=2, unfold=True)
-    assert len(unfolded.representatives) == program.world
-    assert_same_spans(folded, unfolded)
-    assert_same_spans(folded, simulate(program.unfold(), costs, steps=2))
-    if len(folded.representatives) == pipe:
-        assert_same_spans(folded, simulate(program, costs, steps=2, unfold=False))
-    else:
-        with pytest.raises(ValueError, match='behave differently'):
-            simulate(program, costs, steps=2, unfold=False)
 
 
 def mesh(demand=lambda group: (0, 0.5), slow=None, data=2, tensor=4):

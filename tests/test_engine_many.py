@@ -63,18 +63,3 @@ def test_shapes_and_hashes_tell_what_lists_tell(effects, monkeypatch):
             for mine, theirs in zip(one.representatives, other.representatives, strict=True):
                 np.testing.assert_array_equal(mine.start_KS, theirs.start_KS)
                 np.testing.assert_array_equal(mine.end_KS, theirs.end_KS)
-
-
-def test_costs_in_arrays_read_as_tuples():
-    program, hardware = drawn(5)
-    one, other = price(program, hardware), price(program, hardware)
-    assert one.communication == other.communication
-    index, entries = next(iter(one.communication.items()))
-    assert entries == tuple(entries)
-    assert repr(entries) == repr(tuple(entries))
-    assert entries[-1] == entries[len(entries) - 1] == entries[-1:][0]
-    assert one.links == tuple(one.links)
-    slower = dataclasses.replace(hardware, links={link.name: 0.5 for link in hardware.profile.links})
-    assert price(program, slower).communication[index] != entries
-    with pytest.raises(IndexError):
-        entries[len(entries)]

@@ -10,7 +10,6 @@ from engine_cases import role_of
 from plain_costs import plain_costs
 
 from simpar.cost.costs import costs_from_dict, costs_to_dict
-from simpar.cost.price import price
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.engine.fold import Representatives, groups_of
@@ -18,13 +17,11 @@ from simpar.engine.queues import before_in_queues, hosted, queues_of
 from simpar.errors import Deadlock
 from simpar.lower import lower
 from simpar.plans import Plan
-from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass, Partition, Program
 from simpar.workload import Adam, Transformer, Workload
 
 MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)
 WORK = Workload(model=MODEL, batch=8, precision='bf16', optimizer=Adam())
-COMPUTE, OTHER, SEND, TAKE = range(4)
 STREAMS = ('compute', 'tensor', 'data')
 
 
@@ -149,23 +146,6 @@ def test_as_many_queues_as_streams_add_nothing():
     for queues in (1, 2):
         assert len(hosted(program, one, (), queues)) == len(alone) + 1
     assert len(hosted(program, one, (), 3)) == len(alone)
-
-
-@pytest.mark.parametrize('queues', [1, 2])
-@pytest.mark.parametrize('waits', [(), ('norm', 'step')])
-def test_every_machine_gives_the_same_spans_to_the_bit(queues, waits):
-    program = lower(WORK, Plan(pipeline=2, data=2, micro_batches=2, copies=2), 4)
-    hardware = cluster(load_profile('h100-sxm-8'), devices=4)
-    costs = price(program, hardware)
-    costs = replace(costs, host=costs.host / 16, waits=waits, work_queues=queues)
-    one, *others = (simulate(program, costs, steps=2, engine=engine) for engine in ('simpy', 'python', 'compiled'))
-    others.append(simulate(program, costs, steps=2, unfold=True))
-    for rank in range(4):
-        for other in others:
-            for name in ('arrive_KS', 'start_KS', 'end_KS'):
-                first, again = getattr(one.times_of(rank), name), getattr(other.times_of(rank), name)
-                assert first.tobytes() == again.tobytes()
-    assert one.step > simulate(program, replace(costs, work_queues=0), steps=2).step
 
 
 def test_the_critical_path_goes_on_to_what_held_up_the_queue():

@@ -57,13 +57,6 @@ def test_copies_gain_less_where_sums_take_the_vector_cores_of_what_runs_beside_t
         assert slowed[1][effect] == slowed[0][effect]
 
 
-def test_a_mode_other_than_the_default_is_said_and_the_default_is_not(tmp_path, capsys):
-    told = ' '.join(ran(tmp_path, capsys, 'aiv', '--full').out.split())
-    assert 'HCCL expands collectives by aiv, not host: they take up to 24 of 48 vector cores' in told
-    assert 'without effect' not in told
-    assert 'expands collectives' not in ran(tmp_path, capsys, '', '--full').out
-
-
 @pytest.mark.parametrize('name', profile_names())
 def test_in_the_default_mode_kernels_run_as_slow_down_says_to_the_bit(name):
     profile = load_profile(name)
@@ -169,35 +162,3 @@ def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, wh
     told = ' '.join(ran(tmp_path, capsys, mode, '--full', profile=profile).out.split())
     assert f'without effect here: cluster.expansion_mode ({mode}): ' in told
     assert why in told
-
-
-def test_a_baseline_of_another_mode_is_no_other_program_at_the_same_prices(tmp_path, capsys):
-    words = ['--set', 'against={cluster.expansion_mode: aiv}']
-    told = json.loads(ran(tmp_path, capsys, '', '--json', *words).out)
-    assert told['without_effect'] == []
-    assert told['gain'] > 0
-
-
-@pytest.mark.parametrize(
-    ('own', 'words'),
-    [
-        ('default: null', 'expansion.default'),
-        ('modes: {host: null}', 'expansion.default: host is not among modes'),
-        ('vector_cores: 24', 'expansion.modes.aiv.cores.all_reduce: 24 of 24 vector cores leave no kernel any'),
-        ('modes: {aiv: {bandwidth: {value: 1, source: s, grade: estimate}}}', 'modes.aiv.bandwidth: leaves no kernel'),
-    ],
-)
-def test_what_is_wrong_in_the_group_of_a_profile_is_told(tmp_path, own, words):
-    file = tmp_path / 'mine.yaml'
-    file.write_text(f'format: 1\nname: mine\nextends: ascend910b-8\ndescription: d\nexpansion:\n  {own}\n')
-    with pytest.raises(ProfileError, match=words):
-        load_profile(file)
-
-
-def test_a_profile_of_ones_own_gives_a_mode_fewer_cores(tmp_path):
-    file = tmp_path / 'mine.yaml'
-    modes = 'modes: {aiv: {cores: {all_reduce: 12}}}'
-    file.write_text(f'format: 1\nname: mine\nextends: ascend910b-8\ndescription: d\nexpansion:\n  {modes}\n')
-    made = cluster(load_profile(file), expansion_mode='aiv')
-    assert cores_taken(made, lower(replace(WORK, phase='forward'), Plan(tensor=8), 8)) == 12
-    assert load_profile(file).expansion.modes['aiv'].cores['all_reduce'].grade == 'estimate'

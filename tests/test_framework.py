@@ -82,13 +82,6 @@ def test_a_baseline_of_another_framework_has_that_ones_keys_where_the_file_is_si
     assert back.baseline().plan.exchange == 'separate'
 
 
-def test_a_baseline_on_other_devices_runs_under_their_framework():
-    made = load_schedule(schedule(against={'cluster.profile': 'ascend910b-8'}))
-    assert (made.cluster.stack, made.baseline().cluster.stack) == ('megatron-te', 'mindspeed')
-    named = load_schedule(schedule(stack='megatron-core', against={'cluster.profile': 'ascend910b-8'}))
-    assert named.baseline().cluster.stack == 'megatron-core'
-
-
 def test_rows_of_a_sweep_run_under_one_framework_unless_it_is_swept():
     rows = load_rows(schedule('ascend910b-8'), sweeps=['plan.copies=1,2'])
     assert {row.schedule.cluster.stack for row in rows} == {'mindspore-graph'}
@@ -116,15 +109,6 @@ def test_an_interval_is_of_the_framework_that_is_asked_about():
     assert scored.interval
     assert 'megatron-2021' in scored.interval.spread.stacks
     assert 'framework' in load_case(schedule('a100-sxm-8', stack='megatron-te')).predict().spread.lacking
-
-
-def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
-    assert main(['run', str(file)]) == 0
-    told = capsys.readouterr().out
-    assert 'Otherwise than megatron-te has it of itself: plan.exchange is separate, there fused' in told
-    assert told.index('Otherwise than') < told.index('computing')
 
 
 def test_a_misspelt_framework_is_told_its_own_stacks(tmp_path, capsys):

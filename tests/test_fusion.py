@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simpar.errors import Infeasible
 from simpar.lower import lower
 from simpar.lower.passes.optimizer_parallel import fuse
-from simpar.model import Dense, Network, Relu
+from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.workload import Adam, Transformer, Workload
 
@@ -90,19 +90,6 @@ def test_a_layer_that_is_not_fused_sends_its_tensors_apart():
     assert messages(lower(chain((0, 1), bias=True), Plan(data=2, fusion='none'), 2)) == ['1', '1', '0', '0']
 
 
-def test_gathers_are_fused_alike_before_the_first_that_uses_them():
-    plan = Plan(data=2, zero=3, fusion=2.5 * SIZE)
-    program = lower(chain(), plan, 2)
-    assert messages(program, 'all_gather') == ['01', '23', '23', '1']
-    assert messages(program, 'reduce_scatter') == ['23', '01']
-    assert messages(lower(chain(), Plan(data=2, zero=1, fusion=2.5 * SIZE), 2), 'all_gather') == ['01', '23']
-
-
-def test_levels_of_mindspore_count_pieces():
-    plan = Plan(data=4, hsdp='level1', shard_threshold=0.0, fusion=1.0 * SIZE)
-    assert messages(lower(chain(), plan, 4), 'reduce_scatter') == ['3', '012']
-
-
 def test_bytes_of_a_message_are_those_of_all_its_tensors():
     for operator, stage in (('all_reduce', 0), ('reduce_scatter', 2)):
         program = lower(chain(), Plan(data=2, zero=stage, fusion='all'), 2)
@@ -111,62 +98,7 @@ def test_bytes_of_a_message_are_those_of_all_its_tensors():
         assert sum(program.local_bytes(program.tensor[name]) for name in op.reads) == 4 * SIZE
 
 
-def test_with_one_message_for_everything_nothing_overlaps():
-    """MindSpore's default: it goes when the backward is through."""
-    (role,) = (program := lower(chain(), Plan(data=2, fusion='all'), 2)).roles
-    names = [program.op(role, slot).name for slot in range(len(role))]
-    at = names.index('bucket0.gradients.data.all_reduce.W')
-    assert all(name.endswith('.U') for name in names[at + 1 :])
-
-
-def test_messages_stay_in_a_pipeline_rank():
-    model = Transformer(layers=4, hidden=8, heads=2, vocab=12, sequence=4, tied=True)
-    workload = Workload(model=model, batch=8)
-    program = lower(workload, Plan(data=2, pipeline=2, micro_batches=2, fusion='all'), 4)
-    sums = [op for op in program.op_classes if op.operator == 'all_reduce']
-    assert [op.name.partition('.gradients')[0] for op in sums] == ['pipeline0.bucket0', 'pipeline1.bucket0']
-    assert all('d:embedding.weight' in op.reads for op in sums)
-
-
 def test_ids_that_are_not_as_many_as_the_layers_are_refused():
     model = Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4)
     with pytest.raises(Infeasible, match=r'lists 2 ids, but 6 layers .*embedding, position, layer0'):
         lower(Workload(model=model, batch=4), Plan(data=2, fusion='ids', fusion_ids=(1, 2)), 2)
-
-
-def test_relu_has_no_parameters_and_no_id():
-    model = Network(layers=(Dense(inputs=4, outputs=4), Relu(), Dense(inputs=4, outputs=4)))
-    lower(Workload(model=model, batch=4, loss='mse'), Plan(data=2, fusion='ids', fusion_ids=(1, 2)), 2)
-
-
-def test_each_chunk_of_a_pipeline_rank_has_a_message_of_its_own():
-    """As in Megatron-LM, whose buckets never hold parameters of two chunks; each goes when its chunk is through."""
-    model = Transformer(layers=4, hidden=64, heads=4, vocab=64, sequence=16)
-    work = Workload(model=model, batch=16, optimizer=Adam())
-    plan = Plan(data=2, pipeline=2, chunks=2, order='interleaved-1f1b', micro_batches=4, fusion='stage', zero=1)
-    program = lower(work, plan, 4)
-    for role in program.roles:
-        ops = [program.op(role, slot) for slot in range(len(role))]
-        sums = [op for op in ops if op.operator == 'reduce_scatter' and op.partition == 'data']
-        gathers = [op for op in ops if op.operator == 'all_gather' and op.partition == 'data']
-        stages = [op.stage for op in sums]
-        assert stages == sorted(stages, reverse=True)
-        assert [op.stage for op in gathers] == stages[::-1]
-        assert len(stages) == len(set(stages)) == 2
-        # The sum of the later chunk is issued before the backward of the earlier one ends.
-        first, last = (
-            ops.index(sums[0]),
-            max(place for place, op in enumerate(ops) if op.phase == 'W' and op.accumulates),
-        )
-        assert first < last
-
-
-def test_weights_that_one_op_reads_are_gathered_in_the_order_of_their_buckets():
-    """A product's weight and bias are in two buckets: 9 and 10, which letters would put the other way round."""
-    model = Transformer(layers=16, hidden=24, heads=4, vocab=24, sequence=12)
-    plan = Plan(data=2, zero=3, fusion=1.0, unsharded=('position.weight',))
-    program = lower(Workload(model=model, batch=24), plan, 2)
-    names = [op.name for op in program.op_classes if op.operator == 'all_gather' and op.phase == 'F']
-    numbers = [int(name.removeprefix('bucket').partition('.')[0]) for name in names]
-    assert len(numbers) > 100
-    assert numbers == sorted(numbers)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simpar import document, profiles
 from simpar.case import load_case
 from simpar.errors import ProfileError
-from simpar.hardware import GRADES, Figure, TableFile, worst
+from simpar.hardware import GRADES, Figure, TableFile
 from simpar.profiles import (
     COLUMNS,
     cluster,
@@ -30,37 +30,12 @@ from simpar.profiles import (
 )
 
 NAMES = [
-    'a100-pcie-8',
-    'a100-sxm-40-8',
-    'a100-sxm-8',
-    'a800-sxm-8',
-    'ascend910a-8',
-    'ascend910b-280t-8',
-    'ascend910b-313t-8',
-    'ascend910b-8',
-    'ascend910c-16',
-    'ascend950-8',
-    'ascend950dt-8',
-    'b200-sxm-8',
-    'b300-sxm-8',
-    'cloudmatrix384',
-    'cpu-gloo',
-    'gb200-nvl72',
-    'gb300-nvl72',
-    'gh200-4',
-    'h100-pcie-8',
-    'h100-sxm-8',
-    'h100-sxm-96-8',
-    'h200-sxm-8',
-    'h800-sxm-8',
-    'l40s-8',
-    'mi300x-8',
-    'mi325x-8',
-    'mi350x-8',
-    'mi355x-8',
-    'rtx4090-8',
-    'v100-sxm2-8',
-]
+    'a100-pcie-8', 'a100-sxm-40-8', 'a100-sxm-8', 'a800-sxm-8', 'ascend910a-8', 'ascend910b-280t-8',
+    'ascend910b-313t-8', 'ascend910b-8', 'ascend910c-16', 'ascend950-8', 'ascend950dt-8', 'b200-sxm-8', 'b300-sxm-8',
+    'cloudmatrix384', 'cpu-gloo', 'gb200-nvl72', 'gb300-nvl72', 'gh200-4', 'h100-pcie-8', 'h100-sxm-8',
+    'h100-sxm-96-8', 'h200-sxm-8', 'h800-sxm-8', 'l40s-8', 'mi300x-8', 'mi325x-8', 'mi350x-8', 'mi355x-8',
+    'rtx4090-8', 'v100-sxm2-8',
+]  # fmt: skip
 
 
 def figures(value):
@@ -144,11 +119,6 @@ def test_known_data_sheets():
     assert hccs.rate == pytest.approx(10e9, rel=2e-3)
 
 
-def test_worst_grade():
-    assert worst(['measured', 'literature', 'vendor']) == 'literature'
-    assert worst([]) == 'measured'
-
-
 def test_found_in_a_wheel_and_in_a_checkout(tmp_path, monkeypatch):
     package = tmp_path / 'simpar'
     package.mkdir()
@@ -199,14 +169,6 @@ def test_a_cluster_counts_its_devices():
 def test_a_cluster_that_cannot_be(arguments, says):
     with pytest.raises(ProfileError, match=says):
         cluster(load_profile('h100-sxm-8'), **arguments)
-
-
-def test_nodes_without_a_link_between_them():
-    profile = load_profile('h100-sxm-8')
-    alone = dataclasses.replace(profile, links=profile.links[:1])
-    assert cluster(alone).world == 8
-    with pytest.raises(ProfileError, match='says how 8 devices are joined, not 16; add a link'):
-        cluster(alone, nodes=2)
 
 
 def test_a_shaped_net_replaces_links_and_the_curves_of_another():
@@ -276,15 +238,6 @@ def test_a_broken_profile_names_file_and_line(case, tmp_path):
         assert line.isdigit()
 
 
-def test_all_problems_at_once(tmp_path):
-    path = tmp_path / 'profile.yaml'
-    text = profile_path('cpu-gloo').read_text(encoding='utf-8')
-    path.write_text(text.replace('value: 8 GB', 'value: 8').replace('across: flat', 'across: round'), encoding='utf-8')
-    with pytest.raises(ProfileError) as error:
-        load_profile(path)
-    assert len(error.value.problems) == 2
-
-
 BROKEN_TABLES = {
     'empty': ('', ':1: no column operator, ranks, nodes, bytes, seconds'),
     'header alone': ('operator,ranks,nodes,bytes,seconds\n', ':1: no rows'),
@@ -307,24 +260,6 @@ def test_a_broken_table_names_file_and_line(case, name, tmp_path):
     with pytest.raises(ProfileError) as error:
         read_table(table, 'collective')
     assert str(error.value).startswith(f'{path}{says}')
-
-
-def test_a_table_that_is_no_gzip(tmp_path):
-    path = tmp_path / 'matmul.csv.gz'
-    path.write_text('m,n,k,seconds\n')
-    table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
-    with pytest.raises(ProfileError, match='cannot be read'):
-        read_table(table, 'matmul')
-
-
-def test_a_table_that_changes_is_read_again(tmp_path):
-    path = tmp_path / 'matmul.csv'
-    table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
-    path.write_text('m,n,k,seconds\n1,1,1,1e-6\n')
-    assert read_table(table, 'matmul') == ((1, 1, 1, 1e-6),)
-    path.write_text('m,n,k,seconds\n1,1,1,2e-6\n')
-    os.utime(path, ns=(1, 1))
-    assert read_table(table, 'matmul') == ((1, 1, 1, 2e-6),)
 
 
 def test_the_profile_in_the_manual(tmp_path):
@@ -395,12 +330,6 @@ def test_tables_of_another_device_are_none_of_its(tmp_path):
     assert inner.tables.collective is None
     # The A100's were measured between nodes, too.
     assert load_profile(write(tmp_path, MINE.replace('h100', 'a100'), 'a.yaml')).tables.collective is None
-
-
-def test_a_profile_beside_it_is_extended_by_its_path(tmp_path):
-    write(tmp_path, MINE)
-    text = MINE.replace('h100-sxm-8', 'mine.yaml').replace('name: mine', 'name: next').replace('25', '12.5')
-    assert load_profile(write(tmp_path, text, 'next.yaml')).links[1].bandwidth.value == 12.5e9
 
 
 def test_profiles_that_extend_each_other_are_told(tmp_path):
@@ -486,19 +415,6 @@ def test_ports_pairs_and_cards():
         f'hccs/{a}-{b}' for base in (0, 4) for a in range(base, base + 4) for b in range(a + 1, base + 4)
     ), 'no HCCS between the two groups'
     assert ascend.channels([0, 4], 0) == ()
-
-
-def test_a_card_for_each_node():
-    profile = load_profile('h100-sxm-8')
-    shared = dataclasses.replace(profile.links[1], per='node')
-    made = cluster(dataclasses.replace(profile, links=(profile.links[0], shared)), nodes=3).topology
-    assert made.channels([1, 9, 10], 1) == ('infiniband/node0', 'infiniband/node1')
-
-
-def test_a_smaller_node_has_smaller_groups():
-    made = topology('ascend910a-8', 4, devices=2)
-    assert made.sizes == (2, 2, 0)
-    assert made.shape(range(8)).members == (2, 1, 4)
 
 
 @pytest.mark.parametrize('name', ['ascend910a-8', 'ascend910b-8', 'h100-sxm-8', 'cpu-gloo'])

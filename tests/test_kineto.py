@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +12,13 @@ import pytest
 from pipeline_traces import B, F, plan_of, trace_of
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
-from simpar import cli
-from simpar.case import load_case
-from simpar.commands import measure
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.files import write_atomically
 from simpar.kineto import Style, chosen_ranks, events, in_the_merged_file, link_counters, write_kineto
 from simpar.metrics import metrics
-from simpar.trace_files import save_trace, to_saved, to_trace
+from simpar.trace_files import to_saved, to_trace
 
 HTA = Path(__file__).parent / 'recorded' / 'hta'
 RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
@@ -140,7 +135,6 @@ def test_arrows_join_needs_across_streams():
     assert len([event for event in events(worked(), [0], Style(most_arrows=3)) if event['ph'] == 's']) == 3
 
 
-EXAMPLE = Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml'
 PIPELINE, PIPELINE_COSTS = trace_of(plan_of(micro_batches=2), send=2.0)
 
 
@@ -221,23 +215,6 @@ def test_a_recording_is_drawn_as_the_trace_that_it_is_of():
         to_trace(to_saved(PIPELINE), PROGRAM)
 
 
-def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
-    """Of a machine that takes just as long as predicted."""
-
-    def run(verb, file, overrides, flags, *, silent):
-        trace = replace(load_case(file, overrides).predict().trace, origin='measured')
-        save_trace(Path(flags[flags.index('--save') + 1]), trace)
-        return 0
-
-    monkeypatch.setattr(measure, 'need_torch', lambda: None)
-    monkeypatch.setattr(measure, 'start', run)
-    folder = tmp_path / 'both'
-    assert cli.main(['measure', str(EXAMPLE), '--trace', str(folder)]) == 0
-    merged = (folder / 'merged' / 'all_ranks.json').read_text(encoding='utf-8')
-    assert all(f'rank {rank} ({what})' in merged for rank in range(8) for what in ('measured', 'predicted'))
-    assert f'wrote {folder / "rank0.json"}' in capsys.readouterr().out
-
-
 def test_use_of_a_link_on_the_page():
     """A, demand 1, transfers 3 s of its 4.5; B, demand 1/2, 3 s of its 4.5 from second 2 on."""
     program = shared_link_program()
@@ -256,33 +233,6 @@ def test_ranks_that_differ_come_first():
     folded = worked()
     assert chosen_ranks(folded, 1) == [0]
     assert chosen_ranks(replace(folded, representative_of_rank=folded.representative_of_rank), 2) == [0, 1]
-
-
-def test_the_same_bytes_whatever_the_hash_seed(tmp_path):
-    script = (
-        'import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);'
-        'from worked import *; from simpar.engine import simulate; from simpar.kineto import write_kineto;'
-        'p = worked_program(); c = worked_costs(p, {1: 0.5});'
-        't = simulate(p, c); write_kineto(Path(sys.argv[2]), t, costs=c, measured=t)'
-    )
-    contents = []
-    for seed in ('0', '1'):
-        folder = tmp_path / seed
-        command = [sys.executable, '-c', script, str(Path(__file__).parent), str(folder)]
-        subprocess.run(command, check=True, env={**os.environ, 'PYTHONHASHSEED': seed})
-        contents.append({path.name: path.read_bytes() for path in folder.rglob('*.json')})
-    assert len(contents[0]) == 3
-    assert contents[0] == contents[1]
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / 'trace.json'
-    write_atomically(path, 'old')
-    monkeypatch.setattr(os, 'replace', lambda *_: (_ for _ in ()).throw(OSError('no space left')))
-    with pytest.raises(OSError, match='no space left'):
-        write_atomically(path, 'new')
-    assert path.read_text() == 'old'
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_links_and_what_is_no_regular_file_are_written_through(tmp_path):

@@ -101,14 +101,6 @@ def test_attention_keeps_queries_keys_and_values_and_products_what_they_read():
     assert not {'layer1.q_up', 'layer1.kv_up', 'layer1.k_rope'} & read_later
 
 
-def test_with_sequence_parallelism_latents_are_gathered_not_heads():
-    program = lower(workload(V3), Plan(tensor=2, sequence_parallel=True), 2)
-    gathered = [op.reads[0] for op in program.op_classes if op.operator == 'all_gather' and op.phase == 'F']
-    assert [name for name in gathered if name.startswith('layer1.')] == [
-        'layer1.q_norm', 'layer1.kv_norm', 'layer1.k_rope', 'layer1.norm2',
-    ]  # fmt: skip
-
-
 def test_the_price_of_attention_knows_both_widths():
     compute = DeviceCompute(load_profile('h100-sxm-8'))
     sizes = {'heads': 16, 'sequence': 4096, 'hidden': 2048, 'qk_nope_head_dim': 128, 'qk_rope_head_dim': 64}

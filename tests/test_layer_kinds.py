@@ -57,21 +57,6 @@ def sums(program):
     return [(op.operator, op.bytes, program.partitions[op.partition].size) for op in ops]
 
 
-@pytest.mark.parametrize(
-    ('cuts', 'keys', 'expected'),
-    [
-        ((8, 1, 1), {'dims': (1,)}, []),
-        ((2, 1, 4), {'dims': (1,)}, []),
-        ((2, 4, 1), {'dims': (1,)}, [('all_reduce', 16 / 2 * 8 * 4.0, 4)]),
-        ((1, 2, 4), {'dims': (1,)}, [('all_reduce', 16 * 8 / 4 * 4.0, 2)]),
-        ((2, 1, 4), {'dims': (2,), 'mean': False, 'keep': True}, [('all_reduce', 16 / 2 * 4 * 4.0, 4)]),
-        ((1, 2, 4), {'dims': (2, 1), 'keep': True}, [('all_reduce', 16 * 4.0, 8)]),
-    ],
-)
-def test_a_reduction_sums_over_the_ranks_that_cut_what_goes(cuts, keys, expected):
-    assert sums(lower(reduction(cuts, **keys), Plan(), 8)) == expected
-
-
 @pytest.mark.parametrize('plan', [Plan(), Plan(micro_batches=2), Plan(copies=2, dataset='full-batch')])
 @pytest.mark.parametrize(
     ('cuts', 'keys'),
@@ -88,21 +73,6 @@ def test_a_reduction_of_slices_is_that_of_the_whole(cuts, keys, plan):
 
     workload = reduction(cuts, **keys)
     check(lower(workload, plan, 8), workload, plan, steps=2)
-
-
-@pytest.mark.torch
-def test_a_mean_that_counts_its_slice_alone_is_found():
-    from sabotage import change_ops
-
-    from executor.numerics import check
-    from simpar.errors import NumericsWrong
-
-    workload = reduction((2, 4, 1), dims=(1,))
-    for named in ('y.F', 'y.I'):
-        program = lower(workload, Plan(), 8)
-        told = next(op.attributes for op in program.op_classes if op.name == named)
-        with pytest.raises(NumericsWrong):
-            check(change_ops(program, named, attributes={**told, 'count': 1}), workload, Plan())
 
 
 # Convolutions
@@ -169,19 +139,6 @@ def test_channels_and_sides_are_not_cut():
         workload = Workload(model=Network(layers=layers, input=(4, 8, 8)), batch=16, loss='mse')
         with pytest.raises(Infeasible, match=rf'conv2d0: .*dim {place} of input 0 .*by batch alone in a convolution'):
             lower(workload, Plan(), 8)
-
-
-@pytest.mark.torch
-def test_convolutions_begin_stages():
-    from executor.numerics import check
-
-    workload, plan = classifier(pipeline_stage=0), Plan(pipeline=2, micro_batches=4)
-    layers = list(workload.model.layers)
-    layers[2] = replace(layers[2], pipeline_stage=1)
-    workload = replace(workload, model=replace(workload.model, layers=tuple(layers)))
-    program = lower(workload, plan, 4)
-    assert {op.stage for op in program.op_classes if op.operator == 'conv2d'} == {0, 1}
-    check(program, workload, plan, steps=2)
 
 
 # What searches make of them

@@ -11,7 +11,7 @@ from sabotage import change_ops
 from executor.draws import batch_of
 from executor.numerics import check
 from executor.reference import Reference
-from simpar.errors import Infeasible, NumericsWrong
+from simpar.errors import NumericsWrong
 from simpar.lower import lower
 from simpar.model.library.blocks import llama_network
 from simpar.plans import Plan
@@ -130,8 +130,3 @@ def test_an_operator_that_does_something_else_is_found(named, changes):
     wrong = change_ops(lower(workload, Plan(), 4), named, **changes)
     with pytest.raises(NumericsWrong):
         check(wrong, workload, Plan())
-
-
-def test_heads_that_do_not_divide_are_refused():
-    with pytest.raises(Infeasible, match='3 heads do not divide a hidden size of 32'):
-        llama_network(8, 32, 3, 64)

@@ -16,7 +16,7 @@ from simpar.case import load_case
 from simpar.errors import Infeasible
 from simpar.listing import Listing
 from simpar.lower import lower
-from simpar.lower.graph.loss import by_rows, loss_rules
+from simpar.lower.graph.loss import loss_rules
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
 from simpar.plans import Plan
@@ -67,15 +67,6 @@ def test_classes_that_are_cut_are_summed_over_their_ranks():
     assert found['F', 'all_reduce', ROWS / 4 * 4.0] == 2
 
 
-@pytest.mark.parametrize('copies', [1, 2])
-def test_every_copy_has_its_own_numbers(copies):
-    program = lower(network(16, CLASSES, batch=64), Plan(dataset='full-batch', copies=copies), RANKS)
-    role = program.roles[0]
-    sums = [slot for slot in range(len(role)) if program.op(role, slot).bytes == 4.0]
-    assert len(sums) == copies * NUMBERS.total()
-    assert program.tensor['loss'].shape == (copies,)
-
-
 def test_the_listing_tells_of_each_operator():
     listing = Listing(lower(network(16, CLASSES, loss_strategies=COLUMNS), Plan(dataset='full-batch'), RANKS))
     assert listing.strategy(listing.operator['loss.exp']) == [[4, 2]]
@@ -85,13 +76,6 @@ def test_the_listing_tells_of_each_operator():
         ('all_gather', 'redistribution'),
         ('reduce_scatter', 'redistribution'),
     ]
-
-
-def test_what_a_user_cut_stands_in_the_listing_as_in_the_file():
-    given = {one.name: by_rows(rule, 4) for one, rule in loss_rules((ROWS, CLASSES))} | COLUMNS
-    listing = Listing(lower(network(16, CLASSES, loss_strategies=given), Plan(dataset='full-batch'), RANKS))
-    found = {name: tuple(map(tuple, listing.strategy(listing.operator[f'loss.{name}']))) for name in given}
-    assert found == given
 
 
 def test_check_calls_each_as_the_compiler_does_and_tells_why_it_is_cut_so(tmp_path, capsys):
@@ -202,10 +186,6 @@ def test_double_recursive_search_cuts_them_as_the_compiler_did(name):
     lower(found.workload, found.plan, devices)
 
 
-def test_there_are_recorded_classifiers():
-    assert len(CLASSIFIERS) == 6
-
-
 @pytest.mark.parametrize('objective', ['bytes', 'time'])
 def test_exact_search_cuts_all_of_them_by_rows(objective):
     hardware = cluster(H100, devices=RANKS)
@@ -227,30 +207,6 @@ def test_propagation_starts_at_an_operator_of_the_loss():
     assert found.origins['loss.shifted'] == 'propagated from loss.exp as MindSpore 2.10 does'
     assert found.workload.loss_strategies['exp'] == given['exp']
     assert found.workload.model.layers[-1].strategy
-
-
-def test_in_the_example_the_operators_cost_more_than_one():
-    """What the sums gather and scatter goes over all cards."""
-    case = load_case(EXAMPLE)
-    prediction = case.predict()
-    assert prediction.gain < 0
-
-
-@pytest.mark.torch
-def test_digits_are_learnt(tmp_path):
-    """From images, whose shape an input tells, by gradients that are those of the unsharded model."""
-    from executor.inprocess import InProcess
-    from executor.numerics import check
-
-    path = tmp_path / 'schedule.yaml'
-    layers = '{input: [1, 28, 28], layers: [{flatten: {}}, {dense: {in: 784, out: 10}}]}'
-    workload = f'{{network: {layers}, batch: 64, data: mnist, loss_operators: mindspore-2.10}}'
-    path.write_text(f'simpar: 1\ncluster: ascend910a-8\nworkload: {workload}\n', encoding='utf-8')
-    case = load_case(path)
-    check(case.program, case.workload, case.plan, steps=2)
-    losses = InProcess(case.program).run(8).losses
-    assert losses[0] == pytest.approx(math.log(10), rel=0.1)
-    assert losses[-1] < losses[0] - 0.5
 
 
 def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_path, capsys):

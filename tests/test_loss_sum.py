@@ -1,12 +1,8 @@
 """The loss summed over ranks for display: which ranks have the sum, where it stands, and that it is the loss."""
 
-from pathlib import Path
-
 import pytest
 from combined_cases import combined_case
 
-from simpar.case import load_case
-from simpar.listing import rank_ir, strategies_to_dict, strategy_lines
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
@@ -14,7 +10,6 @@ from simpar.workload import Transformer, Workload
 
 GPT = Workload(model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=16)
 CUT = Network(layers=(Dense(inputs=16, outputs=16, strategy=((2, 4), (4, 1))), Relu()))
-PROPAGATION = Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml'
 
 
 def summed(program, rank=0):
@@ -42,31 +37,6 @@ def test_nothing_is_summed_where_all_ranks_have_all_of_it_or_nobody_asks(plan):
     assert summed(lower(GPT, plan, plan.data * plan.tensor or plan.tensor)) == ['loss.F']
 
 
-def test_of_data_and_tensor_ranks_those_with_other_samples_sum():
-    program = lower(GPT, Plan(data=2, tensor=4, sum_loss=True), 8)
-    assert summed(program, 1) == ['loss.F', ('loss.total.all_reduce.F', 4, (1, 5))]
-
-
-def test_every_copy_and_micro_batch_has_a_sum_of_its_own():
-    found = summed(lower(GPT, Plan(data=2, copies=2, micro_batches=2, sum_loss=True), 2))
-    assert [name if isinstance(name, str) else name[0] for name in found] == [
-        f'loss.{what}F.mb{micro_batch}.c{copy}'
-        for micro_batch in (0, 1)
-        for copy in (0, 1)
-        for what in ('', 'total.all_reduce.')
-    ]
-
-
-@pytest.mark.parametrize(('order', 'last'), [('1f1b', 1), ('zb-v', 0)])
-def test_in_a_pipeline_the_last_stage_has_it(order, last):
-    workload = Workload(model=Transformer(layers=4, hidden=32, heads=4, vocab=64, sequence=8), batch=16)
-    program = lower(workload, Plan(pipeline=2, data=2, micro_batches=4, order=order, sum_loss=True), 4)
-    counts = [len(summed(program, 2 * place)) for place in (0, 1)]
-    assert counts[last] == 2 * 4
-    assert counts[1 - last] == 0
-    assert {one[2] for one in summed(program, 2 * last) if isinstance(one, tuple)} == {(2 * last, 2 * last + 1)}
-
-
 # Cut by strategies
 
 
@@ -83,21 +53,6 @@ def test_along_all_axes_that_cut_a_loss_it_is_summed(strategy, ranks):
     """What a strategy does not need repeats, innermost."""
     program = lower(Workload(model=CUT, batch=16, loss='mse', loss_strategy=strategy), Plan(sum_loss=True), 8)
     assert summed(program, 1) == ['loss.F', ('loss.total.all_reduce.F', 4, ranks)]
-
-
-def test_a_loss_that_all_ranks_have_is_not_summed():
-    whole = ((1, 1), (1, 1))
-    program = lower(Workload(model=CUT, batch=16, loss='mse', loss_strategy=whole), Plan(sum_loss=True), 8)
-    assert summed(program) == ['loss.F']
-
-
-def test_a_user_sees_it_at_the_loss():
-    case = load_case(PROPAGATION, ['plan.sum_loss=true'])
-    facts = strategies_to_dict(case)
-    (loss,) = (row for row in facts['operators'] if row['name'] == 'loss')
-    assert [one['op'] for one in loss['collectives'] if one['purpose'] == 'loss'] == ['loss.total.all_reduce.F']
-    assert '    F all_reduce of 4 B over 0-1-2-3-4-5-6-7: loss' in strategy_lines(facts)
-    assert '{instance name: loss.total.all_reduce} {op: sum, group: world' in rank_ir(case, 3)
 
 
 # Nobody waits for it, and it is the loss

@@ -8,24 +8,13 @@ import pytest
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.roles import segments
-from simpar.model import Dense, Network, Relu
+from simpar.model import Dense, Network
 from simpar.plans import Plan
-from simpar.program import OpClass
 from simpar.workload import Adam, Transformer, Workload
 
 GPT = Workload(
     model=Transformer(layers=2, hidden=32, heads=4, vocab=64, sequence=8), batch=16, precision='fp16', optimizer=Adam()
 )
-MLP = Workload(
-    model=Network(layers=(Dense(inputs=8, outputs=16), Relu(), Dense(inputs=16, outputs=8))), batch=16, loss='mse'
-)
-
-
-def slots(program):
-    """(action, stream) of the first role in issue order."""
-    role = program.roles[0]
-    return [(program.action(role, slot), role.streams[role.stream[slot]]) for slot in range(len(role))]
 
 
 def collectives(program):
@@ -91,43 +80,6 @@ def test_flops_of_matrix_products_are_three_times_the_forward():
             flops[op.phase] += op.flops
     weights = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 32 * 64
     assert flops['F'] == flops['I'] == flops['W'] == 2 * weights * 16 * 8 / 4
-
-
-def test_copies_alternate_and_weights_fill():
-    """The order of the worked program: dX and its sum first for both copies, then dW."""
-    program = lower(MLP, Plan(tensor=2, copies=2, streams='group'), 2)
-    names = [action for action, _ in slots(program)]
-    first = names.index('dense1.all_reduce.F.c0')
-    assert names[first + 1 : first + 4] == ['dense0.F.c1', 'relu0.F.c1', 'dense1.F.c1']
-    assert names.index('dense1.W.c0') > names.index('dense1.I.c0')
-
-
-def test_a_weight_gradient_fills_behind_its_segments_collective():
-    def op(name, kind='compute', phase='F', reads=(), writes=()):
-        return OpClass(name, kind, name, phase, reads=reads, writes=writes)
-
-    ops = [
-        op('I1', phase='I', writes=('p',)),
-        op('W1', phase='W'),
-        op('R1', kind='collective', phase='I', reads=('p',), writes=('s',)),
-        op('I0', phase='I', reads=('s',)),
-        op('W0', phase='W'),
-    ]
-    assert [[op.name for op in segment] for segment in segments(ops)] == [['I1', 'R1'], ['W1', 'I0', 'W0']]
-
-
-def test_a_single_stream_puts_communication_behind_computation():
-    program = lower(MLP, Plan(tensor=2, copies=2, streams='single'), 2)
-    assert program.roles[0].streams == ('compute',)
-
-
-def test_streams_of_messages_alone_leave_collectives_to_that_of_computation():
-    """As Megatron-LM of 2021 calls collectives, without async_op: computation behind one waits for it."""
-    plan = Plan(tensor=2, pipeline=2, micro_batches=2)
-    own, blocking = (lower(GPT, replace(plan, streams=streams), 4) for streams in ('group', 'messages'))
-    names = {name for role in blocking.roles for name in role.streams}
-    assert names == {name for role in own.roles for name in role.streams if name != 'tensor'}
-    assert {name.split('.')[0] for name in names} == {'compute', 'pipeline'}
 
 
 def test_what_does_not_divide_stays_whole_and_says_so():

@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from worked import worked_costs, worked_program
 
 from simpar.engine import simulate
-from simpar.errors import ProgramError
 from simpar.lower import lower
-from simpar.memory import Room, lifetimes, memory, memory_to_dict, peak_summary, sequential
+from simpar.memory import Room, memory, memory_to_dict, peak_summary, sequential
 from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.program import OpClass, ProgramBuilder, Tensor
@@ -101,44 +99,10 @@ PREFETCHED = hand_made(
 )
 
 
-def test_what_is_written_in_one_step_and_freed_in_the_next_lives_over_the_boundary():
-    """G gathers g for the step after."""
-    rank = memory(sequential(PREFETCHED)).ranks[0]
-    assert totals(rank) == [(0, 4 * (1 + 10 + 100)), (1, 4 * (1 + 100 + 1000)), (2, 4 * (1 + 10))]
-    assert (rank.peak.time, rank.peak.action) == (1, 'B')
-
-
 def trace_of(program, times):
     """A trace of one rank; times: for each step (start, end) of every slot."""
     start, end = np.moveaxis(np.array(times, dtype=float), -1, 0)
     return Trace(program, 'measured', (RankTimes(0, start, start, end),), np.zeros(1, dtype=np.int32))
-
-
-def test_an_op_before_its_window_is_counted_at_the_windows_end():
-    """Steps of 10 s; A starts 2 s before the step before has ended; G of a step runs until A of the next starts."""
-    step = np.array([(-2.0, 3), (3, 9), (4, 8)])
-    rank = memory(trace_of(PREFETCHED, [step + 10, step + 20])).ranks[0]
-    window_begins = 9 - 10
-    lives = {'g': [(4, 13)], 'y': [(-2, 9)], 'z': [(3, 9)]}
-    size = {'g': 40, 'y': 400, 'z': 4000}
-    for moment in np.arange(0.25, 10, 0.5):
-        now = moment + window_begins
-        held = sum(
-            size[name] * (begin <= now + 10 * turn < end)
-            for name, spans in lives.items() for begin, end in spans for turn in (-1, 0, 1)
-        )  # fmt: skip
-        assert sum(rank.by_kind().at(moment).values()) == 4 + held
-
-
-def test_a_peak_held_over_the_boundary_begins_where_it_is_reached():
-    program = hand_made(
-        {'A': ('g', '', 'g'), 'B': ('w', 'z', 'z'), 'G': ('w', 'g', '')},
-        {'w': ('parameter', 1), 'g': ('activation', 1000), 'z': ('activation', 10)},
-        [('A', 'compute', 0), ('B', 'compute', 0), ('G', 'comm', 0)],
-    )
-    rank = memory(sequential(program)).ranks[0]
-    assert totals(rank) == [(0, 4004), (1, 44), (2, 4004)]
-    assert (rank.peak.time, rank.peak.action) == (2, 'G')
 
 
 def test_of_ops_that_start_at_once_the_one_that_allocates_most_is_named():
@@ -170,13 +134,6 @@ RECEIVING = hand_made(
     {'w': ('parameter', 1), 'y': ('activation', 100)},
     [('A', 'compute', 0), ('R', 'comm', 0), ('B', 'compute', 0)],
 )
-
-
-@pytest.mark.parametrize(('reads', 'frees'), [('lost', ''), ('', 'lost')])
-def test_what_nothing_has_written_cannot_be_read_or_freed(reads, frees):
-    program = hand_made({'A': (reads, '', frees)}, {'lost': ('activation', 1)}, [('A', 'compute', 0)])
-    with pytest.raises(ProgramError, match=r'A reads or frees lost, which nothing has written'):
-        lifetimes(program, program.roles[0])
 
 
 def test_a_role_holds_what_its_ops_touch_and_inputs_from_their_micro_batchs_first_op():

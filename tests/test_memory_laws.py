@@ -1,6 +1,5 @@
 """Memory: laws on lowered programs under random times, what fits, and how soon it is known."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -49,40 +48,6 @@ MODELS = st.sampled_from(
 def lowered(model, plan, batch=16):
     workload = Workload(model=model, batch=batch, precision='fp16', optimizer=Adam())
     return lower(workload, plan, plan.data * plan.tensor)
-
-
-def counted(program, trace, moment):
-    """Bytes of a rank at a moment of the last step's window, op after op over five steps like the last."""
-    role, lane, begin = program.roles[0], trace.times_of(0), float(trace.step_ends[-1]) - trace.step
-    born, held = {}, 0
-    for turn in range(-2, 3):
-        starts, ends = (times[-1] + turn * trace.step - begin for times in (lane.start_KS, lane.end_KS))
-        for slot in range(len(role)):
-            op, part = program.op(role, slot), (int(role.micro_batch[slot]), int(role.copy[slot]))
-            for name in op.writes + op.accumulates:
-                born.setdefault(instance(program.tensor[name], *part), starts[slot])
-            for name in op.frees:
-                since = born.pop(instance(program.tensor[name], *part))
-                held += program.local_bytes(program.tensor[name]) * bool(since <= moment < ends[slot])
-    kept = [key for key, since in born.items() if since <= moment]
-    given = [tensor for tensor in program.tensors if tensor.kind in ('parameter', 'state')]
-    names = {(tensor.name, -1, -1) for tensor in given} | set(kept)
-    return held + sum(program.local_bytes(program.tensor[name]) for name, _, _ in names)
-
-
-@SETTINGS
-@given(model=MODELS, plan=PLANS, seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=3, max_size=3))
-def test_bytes_are_those_that_are_counted_op_after_op(model, plan, seed, shares):
-    """At any moment, inputs aside: five equal steps in a row, walked with a dictionary."""
-    program = lowered(model, plan)
-    trace = simulate(program, slowed_costs(program, seed), steps=3)
-    rank = memory(trace).rank(0)
-    line = rank.by_kind()
-    between = (line.times[:-1] + line.times[1:]) / 2
-    for share in shares:
-        moment = float(between[int(share * (len(between) - 1))])
-        held = line.at(moment)
-        assert sum(held.values()) - held['input'] == counted(program, trace, moment)
 
 
 @SETTINGS
@@ -170,17 +135,3 @@ def test_where_no_batch_fits_it_says_what_alone_is_too_much():
         check_fit(held, Room(size=held.fullest.always), batch=16)
     with pytest.raises(Infeasible, match='not even the smallest batch, 16, would fit'):
         check_fit(held, Room(size=held.peak - 1), batch=16, multiple=16)
-
-
-def test_four_thousand_slots_take_less_than_a_tenth_of_a_second():
-    program = lowered(
-        Transformer(layers=61, hidden=16, heads=4, vocab=32, sequence=8), Plan(data=2, tensor=4, copies=2)
-    )
-    trace = sequential(program)
-    assert len(program.roles[0]) >= 4000
-    taken = []
-    for _ in range(4):
-        begin = time.process_time()
-        assert memory(trace).peak > 0
-        taken.append(time.process_time() - begin)
-    assert min(taken) < 0.1

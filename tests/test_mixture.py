@@ -112,25 +112,6 @@ def test_a_part_that_does_something_else_is_found(case):
 
 
 @pytest.mark.torch
-def test_expert_ranks_on_gloo_train_as_in_process():
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
-    from executor.inprocess import InProcess
-    from executor.ranks.pool import Pool
-
-    with Pool(4, timeout=30.0) as pool:
-        for plan in (
-            Plan(data=4, expert=4, copies=2, zero=1),
-            Plan(data=2, expert=2, tensor=2, sequence_parallel=True),
-        ):
-            program = lower(workload(replace(FOUR, aux_loss=0.1)), plan, 4)
-            found = pool.run(program, steps=2, keep=True)
-            own = InProcess(program, dtype=None).run(2)
-            assert found.losses == pytest.approx(own.losses, rel=1e-5)
-            for name, gradient in own.gradients.items():
-                assert torch.allclose(found.gradients[name], gradient, rtol=1e-4, atol=1e-5), name
-
-
-@pytest.mark.torch
 def test_groups_choose_as_the_router_of_deepseek_v3_with_a_bias():
     """The bias of a program is zero: the kernel alone has another."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')

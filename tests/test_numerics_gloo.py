@@ -7,7 +7,6 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from pipeline_cases import edited
 from sabotage import change_ops, skip
 from trained_cases import GROUPS, ROWS, trained_case, workload_of
 
@@ -92,30 +91,11 @@ def test_an_overflow_on_gloo_leaves_all_weights_as_they_are(pool):
         assert torch.equal(run.parameters[name], wanted), name
 
 
-def test_a_mask_that_comes_back_otherwise_is_found(pool):
-    dropped, plan = trained_case('full, tensor 4, copies 2')
-    program = change_ops(lower(dropped, plan, WORLD), 'layer0.residual1.F.recompute', attributes={'site': 'elsewhere'})
-    assert trained(pool, program, dropped, plan)[0].error > 1e-3
-
-
 def test_the_hybrid_tutorial_on_eight_ranks():
     hybrid = load_case(HYBRID)
     with Pool(8, timeout=60) as ranks:
         worst, _ = trained(ranks, hybrid.program, hybrid.workload, hybrid.plan)
     assert worst.error <= 1e-5, worst
-
-
-def test_an_all_to_all_that_joins_in_another_order_is_found(pool):
-    """Negative control: slices that land at another place."""
-    workload, plan = trained_case('all-to-all')
-    program = lower(workload, plan, WORLD)
-    turned = next(op for op in program.op_classes if op.operator == 'all_to_all')
-    partition = program.partitions[turned.partition]
-    wrong = program.replace(
-        partitions={**program.partitions, 'turned': type(partition)('turned', partition.groups_GP[:, ::-1].copy())}
-    )
-    wrong = change_ops(wrong, turned.name, partition='turned')
-    assert trained(pool, wrong, workload, plan)[0].error > 1e-3
 
 
 def test_the_cases_cover_every_order():
@@ -125,12 +105,3 @@ def test_the_cases_cover_every_order():
     assert {(plan.pipeline, plan.copies, plan.receive) for plan in plans} >= {
         (pipeline, copies, receive) for pipeline in (2, 4) for copies, receive in ((1, 'late'), (2, 'early'))
     }
-
-
-def test_a_gradient_that_one_stage_leaves_out_is_found(pool):
-    """Negative control: the same comparison fails where one micro-batch's gradient is left out in one stage."""
-    workload, plan = trained_case('zb-v, pipeline 2, data 2, copies 2, a network')
-    program = edited(
-        lower(workload, plan, WORLD), lambda slots: [s for s in slots if s[:1] + s[2:] != ('dense7.W', 3, 1)]
-    )
-    assert trained(pool, program, workload, plan)[0].error > 1e-3

@@ -6,8 +6,8 @@ from plain_costs import plain_costs, random_costs
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES, choice_of
-from simpar.memory import memory, sequential
+from simpar.lower.passes.optimizer_parallel import LEVELS, STAGES
+from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import Adam, Sgd, Transformer, Workload
@@ -23,12 +23,6 @@ def chain(layers=LAYERS, optimizer=None) -> Workload:
     dense = [Dense(inputs=WIDTH, outputs=WIDTH, bias=False) for _ in range(layers)]
     model = Network(layers=tuple(layer for one in dense for layer in (one, Relu())))
     return Workload(model=model, batch=16, precision='fp16', loss='mse', optimizer=optimizer or Adam())
-
-
-def most(program, rank=0) -> dict[str, int]:
-    """The most bytes of each kind that a rank holds, one op after the other."""
-    line = memory(sequential(program)).rank(rank).by_kind()
-    return dict(zip(line.names, line.bytes.max(axis=0).tolist(), strict=True))
 
 
 def slots(program, role=0):
@@ -86,45 +80,12 @@ def test_prefetched_gathers_hide_under_the_layer_before():
     assert step_of(zero=3, prefetch=1) == 3 * LAYERS - 1 + 0.5 + 0.5 + 0.5
 
 
-def test_gathers_on_use_twice_and_frees_around_each_use():
-    program = lower(chain(2, Sgd()), Plan(data=2, zero=3, prefetch=0), 2)
-    names = slots(program)
-    assert [name for name in names if 'relu' not in name] == [
-        'dense0.weights.data.all_gather.F', 'dense0.F', 'dense0.weights.reshard.F',
-        'dense1.weights.data.all_gather.F', 'dense1.F', 'dense1.weights.reshard.F',
-        'loss.F', 'loss.I',
-        'dense1.weights.data.all_gather.I', 'dense1.I', 'dense1.weights.reshard.I',
-        'dense1.W', 'dense1.gradients.data.reduce_scatter.W',
-        'dense0.W', 'dense0.gradients.data.reduce_scatter.W', 'dense1.update.U', 'dense0.update.U',
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(('choices', 'gathers'), [({'hsdp': 'level2'}, 1), ({'zero': 3}, 2 * 4)])
 def test_gathers_on_use_are_one_a_step_and_on_use_twice_two_a_micro_batch(choices, gathers):
     plan = Plan(data=2, tensor=2, copies=2, micro_batches=4, shard_threshold=0.0, **choices)
     model = Transformer(layers=2, hidden=16, heads=4, vocab=32, sequence=8)
     names = slots(lower(Workload(model=model, batch=16), plan, 4))
     assert sum(name.startswith('layer0.weights.data.all_gather') for name in names) == gathers
-
-
-def test_a_gather_serves_all_copies():
-    plan = Plan(data=2, tensor=2, copies=4, zero=3)
-    model = Transformer(layers=3, hidden=16, heads=4, vocab=32, sequence=8)
-    program = lower(Workload(model=model, batch=16), plan, 4)
-    names = slots(program)
-    assert names.count('layer0.weights.data.all_gather.F') == 1
-    begin, end = (names.index(f'layer0.weights.{what}.F') for what in ('data.all_gather', 'reshard'))
-    readers = [at for at, name in enumerate(names) if name == 'layer0.fc1.F']
-    assert len(readers) == 4
-    assert begin < readers[0] < readers[-1] < end
-
-
-def test_sharded_accumulation_reduces_every_micro_batch_and_full_once():
-    for accumulate, count in (('sharded', 4), ('full', 1)):
-        plan = Plan(data=2, zero=1, accumulate=accumulate, micro_batches=4)
-        assert slots(lower(chain(), plan, 2)).count('dense0.gradients.data.reduce_scatter.W') == count
-    default = [choice_of(Plan(zero=stage)).sharded for stage in range(4)]
-    assert default == [False, False, True, True]
 
 
 def test_groups_of_neighbours_and_what_repeats_them():
@@ -134,14 +95,6 @@ def test_groups_of_neighbours_and_what_repeats_them():
     names = slots(program)
     scatter = names.index('dense0.gradients.shard.reduce_scatter.W')
     assert names[scatter + 1] == 'dense0.gradients.replica.all_reduce.W'
-
-
-def test_a_partial_gradient_is_summed_over_tensor_ranks_first():
-    model = Transformer(layers=1, hidden=16, heads=4, vocab=32, sequence=8)
-    plan = Plan(data=2, tensor=2, sequence_parallel=True, zero=2)
-    names = slots(lower(Workload(model=model, batch=4), plan, 4))
-    first = names.index('layer0.gradients.tensor.all_reduce.W')
-    assert names[first + 1] == 'layer0.gradients.data.reduce_scatter.W'
 
 
 # what stays unsharded
@@ -156,23 +109,6 @@ def test_what_does_not_divide_by_a_dim_stays_full_with_a_note():
     )
     assert not program.tensor['dense1.weight'].splits
     assert 'dense1.gradients.data.all_reduce.W' in slots(program)
-
-
-def test_layers_that_are_alike_have_one_note():
-    model = Transformer(layers=3, hidden=9, heads=3, vocab=32, sequence=8, ffn=16)
-    plan = Plan(data=4, zero=3, shard_form='dim', unsharded=('*weight',))
-    program = lower(Workload(model=model, batch=8), plan, 4)
-    assert sum('layer*.qkv.bias (3 of them) stay unsharded on every data rank' in note for note in program.notes) == 1
-
-
-def test_a_weight_of_heads_is_cut_along_a_dim_that_divides():
-    """2 groups of heads over 4 ranks: its inputs are cut; the message says so for each of its tensors."""
-    model = Transformer(layers=1, hidden=16, heads=2, vocab=32, sequence=8)
-    program = lower(Workload(model=model, batch=8), Plan(data=4, zero=3, unsharded=('*.bias', '*norm*')), 4)
-    assert [(cut.dim, cut.partition) for cut in program.tensor['layer0.qkv.weight'].splits] == [(2, 'data')]
-    gather = next(op for op in program.op_classes if op.name == 'layer0.weights.data.all_gather.F')
-    assert gather.reads[0] == 'layer0.qkv.weight'
-    assert str(gather.attributes['dim']).split() == ['2', '0', '0', '0']
 
 
 def test_small_and_named_parameters_stay_whole():

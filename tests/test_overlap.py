@@ -10,12 +10,11 @@ from simpar.engine import simulate
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import order_of
-from simpar.lower.roles import passes_beside, recomputed_early, segments, with_passes
+from simpar.lower.roles import passes_beside, with_passes
 from simpar.memory import memory
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.experts import Experts
 from simpar.plans import Plan
-from simpar.program import OpClass
 from simpar.workload import Transformer, Workload
 
 MATMUL, GRADIENTS, WEIGHTS, RECOMPUTE = PASSES
@@ -94,26 +93,6 @@ def test_a_pass_that_another_key_denies_is_refused(plan):
 # gradients of weights under the sum of dx
 
 
-def test_gradients_of_weights_fill_under_the_sum_of_their_layers_dx():
-    """So do those of the row-cut layer behind it, which nothing waits for either."""
-    mine = names(lower(MLP, Plan(tensor=4), 4))
-    at = mine.index('dense4.I')
-    assert mine[at + 1].endswith('all_reduce.I')
-    assert mine[at + 2 : at + 5] == ['dense5.W', 'dense4.W', 'relu3.I']
-
-
-def test_without_the_pass_the_sum_waits_for_them():
-    """dX, dW, then the sum, and nothing beside it: exposed as in Megatron-LM without its asynchronous all-reduce."""
-    program = lower(MLP, Plan(tensor=4, overlap=(GRADIENTS, WEIGHTS)), 4)
-    trace = simulate(program, by_work(program, rate=4.0), steps=1)
-    spans = {span.op.name: span for span in trace.spans(0)}
-    sums = [span for name, span in spans.items() if name.endswith('all_reduce.I')]
-    for span in sums:
-        beside = [other for other in spans.values() if other.op.kind == 'compute' and other.end > other.start]
-        assert not [other for other in beside if other.start < span.end and span.start < other.end]
-    assert len(sums) == 2
-
-
 @pytest.mark.parametrize('rate', [1.0, 4.0, 16.0])
 def test_what_it_gains_is_the_shorter_of_gradients_and_sum(rate):
     """For each of the two blocks whose input needs a gradient; forwards are as they were."""
@@ -122,42 +101,10 @@ def test_what_it_gains_is_the_shorter_of_gradients_and_sum(rate):
     assert found[0] - found[1] == 2 * min(2 * product, message)
 
 
-def test_segments_without_filling_leave_gradients_of_weights_where_they_are():
-    ops = [
-        OpClass('I1', 'compute', 'matmul', 'I', reads=('dy',), writes=('dx.partial',)),
-        OpClass('W1', 'compute', 'matmul', 'W', reads=('dy',)),
-        OpClass('R1', 'collective', 'all_reduce', 'I', reads=('dx.partial',), writes=('dx',)),
-        OpClass('I0', 'compute', 'matmul', 'I', reads=('dx',), writes=('done',)),
-    ]
-    assert [[op.name for op in part] for part in segments(ops)] == [['I1', 'R1'], ['W1', 'I0']]
-    assert [[op.name for op in part] for part in segments(ops, fill=False)] == [['I1', 'W1', 'R1'], ['I0']]
-
-
 # sums of gradients under the backward
 
 
-def test_sums_of_gradients_stand_under_the_backward_or_at_its_end():
-    def last_backward(overlap):
-        mine = names(lower(MLP, Plan(data=4, overlap=overlap), 4))
-        sums = [at for at, name in enumerate(mine) if '.gradients.' in name]
-        return mine.index('dense0.W'), sums
-
-    end, sums = last_backward((GRADIENTS,))
-    assert sum(at < end for at in sums) == 5
-    end, sums = last_backward(())
-    assert sum(at < end for at in sums) == 0
-
-
 # recomputation under the sum before it
-
-
-def test_what_is_recomputed_moves_before_the_op_that_waits_for_a_sum():
-    """A sum arrives for dense3's dx, behind whose relu stands what is recomputed of the block below."""
-    late, early = (names(lower(MLP, Plan(tensor=4, overlap=on), 4)) for on in (BY_DEFAULT, PASSES))
-    again = 'relu2.F.recompute'
-    waits = next(at for at, name in enumerate(late) if name == 'relu3.I')
-    assert late.index(again) > waits
-    assert early.index(again) < early.index('relu3.I')
 
 
 def test_it_hides_recomputation_under_the_sum_and_holds_what_it_makes_that_much_longer():
@@ -168,20 +115,6 @@ def test_it_hides_recomputation_under_the_sum_and_holds_what_it_makes_that_much_
     activations = [memory(trace).ranks[0].by_kind() for trace in traces]
     peaks = [line.bytes[:, line.names.index('activation')].max() for line in activations]
     assert peaks[1] >= peaks[0]
-
-
-def test_it_never_passes_another_sum():
-    ops = [
-        OpClass('R2', 'collective', 'all_reduce', 'I', reads=('a',), writes=('d2',)),
-        OpClass('I2', 'compute', 'matmul', 'I', reads=('d2',), writes=('b',)),
-        OpClass('R1', 'collective', 'all_reduce', 'I', reads=('b',), writes=('d1',)),
-        OpClass('I1', 'compute', 'relu', 'I', reads=('d1',), writes=('c',)),
-        OpClass('F', 'compute', 'relu', 'F', reads=('x',), writes=('y',), attributes={'recompute': True}),
-        OpClass('I0', 'compute', 'relu', 'I', reads=('c', 'y'), writes=('d0',)),
-    ]
-    assert [op.name for op in recomputed_early(ops)] == ['R2', 'I2', 'R1', 'F', 'I1', 'I0']
-    without = [op for op in ops if op.kind == 'compute']
-    assert recomputed_early(without) == without
 
 
 def test_nothing_is_issued_before_it_can_be():

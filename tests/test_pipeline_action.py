@@ -46,33 +46,11 @@ def test_what_is_written_is_read_back(action):
 @pytest.mark.parametrize(
     'text',
     [
-        '',
-        'F0',
-        '2F',
-        '2F0x',
-        '2F0 ',
-        ' 2F0',
-        '2F0\n',
-        '02F0',
-        '2F00',
-        '2f0',
-        '-1F0',
-        '2X0',
-        '٢F0',
-        '0UNSHARD3',
-        '0SEND_F',
-        '2F1234567890',
-        '(0F7;7B3)OVERLAP_F_Bx',
-        '(0F7;7B3)',
-        '(0F7;7B3;1F0)OVERLAP_F_B',
-        '(0F7)OVERLAP_F_B',
-        '(0F7;1F7)OVERLAP_F_B',
-        '(0B7;7B3)OVERLAP_F_B',
-        '(0F7;7W3)OVERLAP_F_B',
+        '', '2F', '2F0 ', '02F0', '2f0', '-1F0', '٢F0', '0UNSHARD3', '0SEND_F', '2F1234567890', '(0F7;7B3)',
+        '(0F7)OVERLAP_F_B', '(0F7;1F7)OVERLAP_F_B', '(0B7;7B3)OVERLAP_F_B', '(0F7;7W3)OVERLAP_F_B',
         '((0F7;7B3)OVERLAP_F_B;1B1)OVERLAP_F_B',
-        '0OVERLAP_F_B1',
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r'; write e\.g\. .*OVERLAP_F_B'):
         parse_action(text)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from simpar.errors import ScheduleError
 from simpar.pipeline import (
     ORDERS,
-    Action,
     Order,
     check_order,
     draw,
@@ -18,7 +17,6 @@ from simpar.pipeline import (
     loop,
     named_order,
     parse_action,
-    v_shape,
     with_communication,
 )
 
@@ -139,20 +137,6 @@ def test_the_drawing_leaves_out_what_is_far_away():
     ]
 
 
-def test_the_whole_grid_is_drawn_as_in_torchs_errors():
-    assert draw(named_order('dualpipe-v', 1, 2)).splitlines() == [
-        '        Rank 0',
-        'Step 0: 0F0',
-        'Step 1: 1F0',
-        'Step 2: 0F1',
-        'Step 3: 1B0',
-        'Step 4: (1F1;0B0)OVERLAP_F_B',
-        'Step 5: 1B1',
-        'Step 6: 0I1',
-        'Step 7: 0W1',
-    ]
-
-
 @given(st.sampled_from(sorted(ORDERS)), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
@@ -169,22 +153,6 @@ def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
     rows[(rank + 1) % 3].pop()
     rows[rank][at:at] = [taken, taken]
     assert faults(replace(right, actions=tuple(map(tuple, rows))))
-
-
-def test_placements():
-    assert loop(3, 2) == (0, 1, 2, 0, 1, 2)
-    assert v_shape(3) == (0, 1, 2, 2, 1, 0)
-    assert v_shape(2, 3) == (0, 1, 1, 0, 0, 1)
-    bent = named_order('zb-v', 3, 6)
-    assert [bent.stages_of(rank) for rank in range(3)] == [(0, 5), (1, 4), (2, 3)]
-    assert [bent.crosses(stage) for stage in range(6)] == [True, True, False, True, True, False]
-
-
-def test_what_an_order_says_of_itself():
-    plain, split = named_order('1f1b', 2, 2), named_order('zb-h1', 2, 2)
-    assert (plain.ranks, plain.stages, plain.communicates, plain.splits_backward) == (2, 2, False, False)
-    assert (split.splits_backward, with_communication(split).communicates) == (True, True)
-    assert plain.actions[1][0] == Action(1, 'F', 0)
 
 
 def test_an_order_that_communicates_gets_no_more_sends():

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from simpar.errors import ScheduleError
 from simpar.pipeline import ORDERS, named_order, read_csv, with_communication, write_csv
 
-PLAIN = [name for name in ORDERS if not name.startswith('mindspore')]
-
 
 @pytest.fixture
 def file(tmp_path):
@@ -70,15 +68,6 @@ def test_every_cell_that_is_no_action_is_told(file):
         "order.csv:1:2: '0X0' is no action; write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B",
         "order.csv:2:2: '1B0junk' is no action; write e.g. 2F0, 1SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B",
     ]
-
-
-def test_faults_of_the_order_are_told_with_their_cell(file):
-    found = problems(file('0F0,,0F1,0B0,0F1,0B1\n1F0,1F1,1B1\n'))
-    assert found[:2] == [
-        'order.csv:1:5: 0F1 for the second time, first on rank 0, step 1',
-        'order.csv:2: stage 1 lacks B of micro-batch 0',
-    ]
-    assert '<-- here, rank 0' in found[2]
 
 
 def test_ranks_that_wait_for_each_other_are_told_with_their_cells(file):
@@ -161,11 +150,6 @@ def test_orders_that_cannot_be_had(ask, expected):
     with pytest.raises(ScheduleError) as raised:
         named_order(*ask)
     assert str(raised.value).startswith(expected)
-
-
-@pytest.mark.parametrize('name', PLAIN)
-def test_the_least_chunks_are_taken_unless_given(name):
-    assert named_order(name, 2, 8).stages == 2 * ORDERS[name].chunks[0]
 
 
 def test_pieces_of_the_sequence_double_the_actions():

@@ -74,18 +74,6 @@ def test_any_number_of_cases(cases, monkeypatch):
     check(named_order('zb-h1', 2, 3), [drawn(draw, 2) for _ in range(cases)])
 
 
-def test_no_cases_take_no_time():
-    none = StageTimesTable(
-        forward=np.zeros((0, 2)), input=np.zeros((0, 2)), weight=np.zeros((0, 2)), communication=np.zeros((0, 1))
-    )
-    assert step_times(named_order('1f1b', 2, 2), none).shape == (0,)
-
-
-def test_an_idle_rank_ends_when_it_begins():
-    row = tuple(Action(0, kind, 0) for kind in 'FB')
-    check(Order((row, ()), (0,), 1), [drawn(random.Random(1), 1)])
-
-
 def test_an_action_on_another_rank_than_its_stage_is_waited_for():
     """Orders are not checked where they are made: stage 0 lies on rank 1, which lacks its forward."""
     rows = ((Action(0, 'F', 0),), (Action(1, 'F', 0), Action(1, 'B', 0), Action(0, 'B', 0)))
@@ -137,33 +125,6 @@ def first_step(F, B, travel, micro_batches):
         return returned[r, m]
 
     return max(b(r, micro_batches - 1) for r in range(ranks))
-
-
-@pytest.mark.parametrize(
-    ('shapes', 'what'),
-    [
-        (((3, 2), (3, 2), (3, 2), (3, 2)), r'tables of shapes \(3, 2\), \(3, 2\), \(3, 2\), \(3, 2\)'),
-        (((3, 2), (4, 2), (3, 2), (3, 1)), r'shapes \(3, 2\), \(4, 2\)'),
-        (((2,), (2,), (2,), (1,)), r'shapes \(2,\), \(2,\)'),
-    ],
-)
-def test_tables_of_other_shapes_are_refused(shapes, what):
-    forward, inputs, weight, communication = map(np.ones, shapes)
-    with pytest.raises(ScheduleError, match=what):
-        StageTimesTable(forward=forward, input=inputs, weight=weight, communication=communication)
-
-
-@pytest.mark.parametrize('bad', [-1.0, float('nan'), float('inf')])
-def test_times_that_cannot_be_are_refused(bad):
-    times = np.ones((3, 2))
-    times[1, 1] = bad
-    with pytest.raises(ScheduleError, match='negative or not finite'):
-        StageTimesTable(forward=np.ones((3, 2)), input=times, weight=np.ones((3, 2)), communication=np.ones((3, 1)))
-
-
-def test_times_of_another_number_of_stages_are_refused():
-    with pytest.raises(ScheduleError, match='times of 3 stages, but the order has 4'):
-        step_times(named_order('1f1b', 4, 4), StageTimesTable.of([StageTimes.uniform(3, 1.0, 1.0, 1.0)]))
 
 
 def test_ranks_that_wait_for_each_other_are_told():

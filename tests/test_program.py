@@ -4,8 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simpar.errors import ProgramError, ScheduleError
 from simpar.lower import lower
@@ -35,67 +33,10 @@ def test_a_reader_needs_the_writer_on_another_stream():
     assert program.roles[0].needs() == [(), (0,), (1,)]
 
 
-def test_stream_order_needs_no_need():
-    program = build([('A', 'compute', [], ['x']), ('B', 'compute', ['x'], ['y'])])
-    assert program.roles[0].needs() == [(), ()]
-
-
-def test_a_need_that_another_implies_is_left_out():
-    """C needs B, and B came after A: a need of A would say nothing new."""
-    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], ['y']), ('C', 'compute', ['x', 'y'], ['z'])])
-    assert program.roles[0].needs()[2] == (1,)
-
-
-def test_a_writer_waits_for_readers_of_the_old_value():
-    program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], []), ('C', 'compute', [], ['x'])])
-    assert program.roles[0].needs()[2] == (1,)
-
-
 def test_the_next_step_waits_for_what_it_reads_and_overwrites():
     """B of step k reads x late; A of step k + 1 overwrites it, so a carry need binds them."""
     program = build([('A', 'compute', [], ['x']), ('B', 'wire', ['x'], [])])
     assert program.roles[0].carried() == [(1,), ()]
-
-
-@st.composite
-def random_ops(draw):
-    count = draw(st.integers(1, 12))
-    name = st.sampled_from('abcd')
-    return [
-        (
-            f'op{i}',
-            draw(st.sampled_from(['compute', 'wire'])),
-            draw(st.sets(name, max_size=2)),
-            draw(st.sets(name, max_size=2)),
-        )
-        for i in range(count)
-    ]
-
-
-@given(random_ops())
-def test_needs_and_streams_imply_every_hazard(ops):
-    """Over two steps, any two ops of which one writes what the other touches are ordered by streams and needs alone."""
-    program = build(ops)
-    role, count = program.roles[0], len(ops)
-    before = {}
-    last = {}
-    for position in range(2 * count):
-        slot, step = position % count, position // count
-        reached = set()
-        sources = [step * count + need for need in role.needs()[slot]]
-        sources += role.carried()[slot] if step else ()
-        stream = ops[slot][1]
-        sources += [last[stream]] if stream in last else []
-        for source in sources:
-            reached |= before[source] | {source}
-        before[position] = reached
-        last[stream] = position
-    for late in range(2 * count):
-        for early in range(late):
-            _, _, reads_a, writes_a = ops[early % count]
-            _, _, reads_b, writes_b = ops[late % count]
-            if writes_a & (reads_b | writes_b) or reads_a & writes_b:
-                assert early in before[late], (ops[early % count], ops[late % count])
 
 
 @pytest.mark.parametrize('plan', PLANS, ids=str)

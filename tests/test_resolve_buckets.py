@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-import yaml
 
-from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
@@ -70,31 +68,6 @@ def test_what_fits_is_preferred_to_what_is_faster(monkeypatch):
     assert sizes[found.fusion] == least
 
 
-def test_it_comes_behind_balanced_stages():
-    plan = Plan(pipeline=2, micro_batches=4, stages='balanced', fusion='predicted', zero=1)
-    found = resolve(GPT, plan, H100)
-    assert sum(found.stages) == 8
-    assert found.fusion in SIZES
-    assert resolve(GPT, found, H100) == found
-
-
 def test_a_plan_that_is_not_resolved_is_not_lowered():
     with pytest.raises(Infeasible, match='predicted is still to be resolved'):
         lower(GPT, Plan(fusion='predicted'), 8)
-
-
-def test_the_resolved_schedule_says_which_and_needs_no_choice(tmp_path, capsys):
-    path = tmp_path / 'open.yaml'
-    path.write_text(
-        'simpar: 1\ncluster: h100-sxm-8\nworkload:\n'
-        '  transformer: {layers: 4, hidden: 512, heads: 8, vocab: 512, sequence: 128}\n  batch: 16\n'
-        'plan: {zero: 2, fusion: predicted}\n',
-        encoding='utf-8',
-    )
-    assert cli.main(['resolve', str(path)]) == 0
-    text = capsys.readouterr().out
-    assert yaml.safe_load(text)['plan']['fusion'] != 'predicted'
-    resolved = tmp_path / 'resolved.yaml'
-    resolved.write_text(text, encoding='utf-8')
-    assert cli.main(['resolve', str(resolved)]) == 0
-    assert capsys.readouterr().out == text

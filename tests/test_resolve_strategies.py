@@ -135,10 +135,6 @@ def test_layers_are_cut_as_the_compiler_cut_them(name):
     assert found.plan == replace(plan, search='none')
 
 
-def test_there_are_recorded_cases():
-    assert len(CASES) >= 170
-
-
 def test_the_hybrid_tutorial_is_cut_as_the_compiler_cut_it():
     """The compiler's dump of a rank has the operators of its stage, once for each micro-batch; our images come flat."""
     flat, *found = cuts(load_case(RECURSIVE).workload)
@@ -153,33 +149,6 @@ def images(*shape, strategy=()):
     width = prod(shape)
     layers = (Flatten(), Dense(inputs=width, outputs=16, bias=False, strategy=strategy))
     return Workload(model=Network(layers=layers, input=shape if len(shape) > 1 else ()), batch=32, loss='mse')
-
-
-@pytest.mark.parametrize(
-    ('shape', 'product', 'wanted'),
-    [
-        ((784,), ((2, 1), (1, 4)), ((2, 1),)),
-        ((784,), ((2, 4), (4, 1)), ((2, 4),)),
-        ((1, 28, 28), ((2, 1), (1, 4)), ((2, 1, 1, 1),)),
-        ((4, 28, 28), ((2, 4), (4, 1)), ((2, 4, 1, 1),)),
-        ((1, 28, 28), ((2, 4), (4, 1)), ((2, 1, 1, 1),)),
-    ],
-)
-def test_a_flatten_takes_of_the_compilers_search_what_its_input_can_be_cut_by(shape, product, wanted):
-    """The search sees images in 784 features. What it cuts inside of a dim (here rows of pixels) stays whole."""
-    plan = Plan(search='sharding-propagation', dataset='full-batch')
-    found = find_strategies(images(*shape, strategy=product), plan, EIGHT)
-    assert found.workload.model.layers[0].strategy == wanted
-    assert found.origins['flatten0'].startswith('propagated from dense0')
-    lower(found.workload, replace(plan, search='none'), 8)
-
-
-@pytest.mark.parametrize('shape', [(784,), (1, 28, 28), (64,)])
-def test_double_recursive_search_cuts_images_over_all_ranks_and_exact_search_leaves_them(shape):
-    recursive, exact = (find_strategies(images(*shape), Plan(search=search), EIGHT) for search in SEARCHES)
-    assert recursive.workload.model.layers[0].strategy == ((8, *(1,) * max(1, len(shape))),)
-    named = {one.name: one.workload.model.layers[0].strategy for one in exact.proposals}
-    assert named['exact'] == ()
 
 
 @pytest.mark.parametrize('search', ['sharding-propagation', *SEARCHES])
@@ -221,21 +190,6 @@ def test_what_is_given_stays(search):
     assert find_strategies(found.workload, plan, FOUR).workload == found.workload
 
 
-def test_layers_between_two_given_ones_are_reached_from_the_first():
-    layers = chain(16, 16, 16, 16, 16).model.layers
-    two = [
-        replace(layer, strategy=((2, 1), (1, 2))) if place in (2, 6) else layer for place, layer in enumerate(layers)
-    ]
-    workload = Workload(model=Network(layers=tuple(two)), batch=16, loss='mse')
-    origins = find_strategies(workload, Plan(search='sharding-propagation'), FOUR).origins
-    reached = {name: origin.split(' as ')[0].removeprefix('propagated from ') for name, origin in origins.items()}
-    assert reached == {
-        **dict.fromkeys(('dense0', 'relu0', 'relu1', 'dense2', 'relu2'), 'dense1'),
-        **dict.fromkeys(('dense1', 'dense3'), 'given'),
-        'loss': 'dense3',
-    }
-
-
 def test_a_loss_that_is_cut_is_somewhere_to_begin():
     workload = replace(chain(16, 16, 16), loss_strategy=((2, 2), (2, 2)))
     found = find_strategies(workload, Plan(search='sharding-propagation', compat='2.0'), FOUR)
@@ -244,13 +198,6 @@ def test_a_loss_that_is_cut_is_somewhere_to_begin():
     assert found.origins['dense1'] == 'propagated from loss as MindSpore 2.0 does'
     with pytest.raises(Infeasible, match='loss: strategy'):
         find_strategies(replace(workload, loss_strategy=((3, 1), (3, 1))), Plan(search='exact'), FOUR)
-
-
-def test_no_search_changes_nothing():
-    workload = chain(16, 16, 16, strategies=[((2, 1), (1, 2))])
-    found = find_strategies(workload, Plan(), FOUR)
-    assert found.workload is workload
-    assert found.origins == {'dense0': 'given'}
 
 
 # --- exact -----------------------------------------------------------------------------------------------------------

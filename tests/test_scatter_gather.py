@@ -46,13 +46,6 @@ def test_each_tensor_rank_sends_its_part(tensor):
     assert [bytes_ * tensor for bytes_ in chunked] == full
 
 
-def test_behind_each_receive_the_parts_are_gathered():
-    program = lower(GPT, replace(PLAN, data=1), 4)
-    gathers = [op for op in program.op_classes if op.operator == 'all_gather' and op.partition == 'tensor']
-    assert {op.phase for op in gathers} == {'F', 'I'}
-    assert all(op.reads[0].endswith('.chunk') for op in gathers)
-
-
 @pytest.mark.parametrize('change', [{'sequence_parallel': True}, {'tensor': 1, 'data': 4}])
 def test_what_ranks_hold_in_parts_or_alone_is_sent_as_without_it(change):
     plan = replace(PLAN, **change)

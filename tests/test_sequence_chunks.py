@@ -110,11 +110,6 @@ def test_a_window_reads_only_the_chunks_that_it_sees():
     assert [op.attributes['parts'] for op in first] == [1, 2, 2, 2]
 
 
-def test_messages_are_of_a_chunk():
-    sent = {k: {op.bytes for op in lower(GPT, plan('seqpipe', k), 2).op_classes if op.kind == 'send'} for k in (1, 3)}
-    assert {3 * size for size in sent[3]} == sent[1]
-
-
 # Training
 
 PLANS = {

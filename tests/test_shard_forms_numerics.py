@@ -111,19 +111,6 @@ def test_something_in_the_padding_is_found():
     assert members_of(program, tensor, shares)['dense0.bias.gathered'][0].tolist() == [1.0] * 7
 
 
-def test_gradients_packed_in_another_order_than_weights_are_found():
-    program, plan = lowered(zero=2)
-    check(program, MLP, plan)
-    op = next(op for op in program.op_classes if op.name == 'dense0.gradients.data.reduce_scatter.W')
-    wrong = change_ops(program, op.name, reads=op.reads[::-1])
-    with pytest.raises(ProgramError, match='packs'):
-        validate(wrong)
-    wrong = changed(wrong, 'd:dense0.flat.data', members=op.reads[::-1])
-    validate(wrong)
-    with pytest.raises(NumericsWrong):
-        check(wrong, MLP, plan)
-
-
 @pytest.mark.parametrize(
     ('named', 'changes', 'what'),
     [

@@ -87,14 +87,6 @@ def test_every_stage_reads_a_batch_in_megatron_of_2021_and_the_first_and_last_al
     assert fork[begins] == fork[within]
 
 
-def test_a_stack_has_what_it_extends_unless_it_says_otherwise():
-    base, over = load_stack('megatron-2021'), load_stack('zero-bubble')
-    assert over.model['attention'] == 'unfused'
-    assert (base.schedule['plan.exchange'], over.schedule['plan.exchange']) == ('fused', 'separate')
-    assert over.launches['softmax.F'] == base.launches['softmax.F']
-    assert over.launches['matmul.W'] != base.launches['matmul.W']
-
-
 def test_fitted_numbers_lie_within_their_stated_ranges():
     for name in stack_names():
         host = load_stack(name).host
@@ -244,21 +236,6 @@ def test_a_softmax_is_fused_for_a_multiple_of_four_heads_times_samples(heads, ba
     assert ('5 kernels in megatron-2021' in found.why[forward]) == (extra > 0)
 
 
-def test_what_is_not_launched_takes_no_time():
-    program = lower(WORK, Plan(recompute='full'), 1)
-    found = costs(program, on(load_stack('torch-fsdp')))
-    assert found.compute[place(program, 'layer0.fc2.F.recompute')] == 0.0
-    assert found.compute[place(program, 'layer0.fc1.F.recompute')] > 0.0
-
-
-def test_attention_goes_by_the_kernel_of_the_stack():
-    program = lower(replace(WORK, model=replace(MODEL, sequence=4096)), Plan(), 1)
-    slow = load_stack('torch-fsdp')
-    fast = replace(slow, attention=replace(slow.attention, share=replace(slow.attention.share, value=0.9)))
-    place_of = place(program, 'layer0.attention.F')
-    assert costs(program, on(slow)).compute[place_of] > costs(program, on(fast)).compute[place_of]
-
-
 @pytest.mark.parametrize(
     ('name', 'profile', 'share'),
     [
@@ -322,16 +299,6 @@ def test_each_effect_can_be_switched_and_makes_a_step_slower(effect):
     assert simulate(program, every).step > simulate(program, without).step
 
 
-@pytest.mark.parametrize(('name', 'wait'), [('megatron-2021', 'pass'), ('zero-bubble', 'batch')])
-def test_a_wait_of_a_stack_can_be_left_out_alone_and_makes_a_step_slower(name, wait):
-    work = replace(WORK, model=replace(MODEL, attention='unfused'))
-    program = lower(work, Plan(micro_batches=4), 1)
-    stack = load_stack(name)
-    less = replace(stack, waits=replace(stack.waits, at=tuple(one for one in stack.waits.at if one != wait)))
-    every, without = (simulate(program, costs(program, on(one))).step for one in (stack, less))
-    assert every > without
-
-
 def test_why_tells_what_the_stack_costs():
     hardware = on(load_stack('megatron-2021'), devices=2)
     programs = [lower(WORK, Plan(data=2, copies=copies), 2) for copies in (2, 1)]
@@ -340,16 +307,6 @@ def test_why_tells_what_the_stack_costs():
     assert sum(row.seconds for row in told.explanation) == told.baseline.step - told.step
     plain = predict(*programs, on(None, devices=2))
     assert not OF_STACKS & {row.effect for row in plain.explanation}
-
-
-def test_a_schedule_names_its_stack(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, devices: 1}'))
-    steps = []
-    for words in (['--set', 'cluster.stack=none'], ['--set', 'cluster.stack=megatron-2021']):
-        assert main(['run', str(file), '--json', *words]) == 0
-        steps.append(json.loads(capsys.readouterr().out)['step'])
-    assert steps[1] > 2 * steps[0]
 
 
 QUEUED = """\
@@ -380,27 +337,11 @@ def test_one_work_queue_makes_sums_of_gradients_hold_up_the_backward(tmp_path, c
     assert 'in a work queue, ' in told
 
 
-def test_work_queues_that_change_nothing_are_told(tmp_path, capsys):
-    told = ' '.join(queued(tmp_path, capsys, '2', '--full').out.split())
-    assert 'cluster.work_queues (2): no device has more than 2 streams, and each has a work queue for itself' in told
-    assert 'work queues 0' not in told
-    assert 'streams of a device share' not in told
-
-
 def test_a_device_has_no_more_work_queues_than_its_profile_says(tmp_path, capsys):
     told = queued(tmp_path, capsys, '33', code=2).err
     written = (tmp_path / 'plan.yaml').read_text().splitlines()
     line = next(number for number, text in enumerate(written, 1) if 'work_queues' in text)
     assert f'plan.yaml:{line}: cluster.work_queues: H100 SXM 80 GB has 32, not 33' in told
-
-
-def test_a_stack_says_how_many_work_queues_it_uses_unless_the_user_does():
-    stack = load_stack('domino')
-    assert stack.work_queues.count == 1
-    assert on(stack).queues == 1
-    assert replace(on(stack), work_queues=8).queues == 8
-    assert on(None).queues == 32
-    assert on(None, 'ascend910b-8').queues == 0
 
 
 def test_a_step_of_one_device_is_that_of_its_prediction():
@@ -525,15 +466,6 @@ def test_what_the_file_has_otherwise_than_its_framework_is_told(answer):
     assert told('plan.exchange=separate', 'plan.pipeline=1', 'plan.micro_batches=8', 'plan.order=1f1b') == []
 
 
-def test_what_can_have_no_effect_is_not_told(answer):
-    words = ('plan.streams=group', 'plan.scatter_gather=false', 'plan.receive=early')
-    (line,) = [one for one in answer('cluster.stack=megatron-2021', *words)['beside_stack'] if 'Otherwise' in one]
-    assert 'plan.streams is group, there messages' in line
-    assert 'workload.transformer.attention is flash, there unfused' in line
-    assert 'scatter_gather' not in line
-    assert 'plan.receive' not in line
-
-
 @pytest.mark.parametrize(('value', 'queues'), [('1', 1), ('8', 8), ('0', None), ('33', None), ('$UNSET', None)])
 def test_queues_of_the_environment_are_those_of_the_schedule(tmp_path, value, queues):
     script = tmp_path / 'train.sh'
@@ -605,15 +537,6 @@ def test_no_stack_is_brought_into_lockstep_by_what_its_host_waits_for(name, pipe
         # Receives that are posted early hold up what one work queue has behind them, whoever waits.
         stacked, free = steps(name, plan_of(pipeline, chunks, exchange='separate', receive='early'), waits=None)
         assert stacked <= MOST * free
-
-
-@pytest.mark.parametrize(
-    'keys', [{'exchange': 'separate', 'receive': 'late'}, {'exchange': 'fused', 'receive': 'late'}]
-)
-def test_interleaved_stages_gain_with_megatron(keys):
-    plain, _ = steps('megatron-te', plan_of(4, 1, exchange='fused', receive='late'))
-    interleaved, _ = steps('megatron-te', plan_of(4, 2, **keys))
-    assert interleaved < plain
 
 
 def test_a_token_goes_once_to_a_node_where_the_dispatcher_does_so():

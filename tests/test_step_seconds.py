@@ -9,29 +9,11 @@ from test_strategy_search import combinations, graphs
 
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.model import (
-    KINDS,
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    Transpose,
-    layer_names,
-)
 from simpar.profiles import cluster, load_profile
 from simpar.program import OpClass
 from simpar.resolve.objectives import StepBytes, StepSeconds
 from simpar.strategy_search import Choice, GraphBuilder, exact
 from simpar.strategy_search.objective import candidates, fixed_candidates
-from tests.strategy_networks import network_graph
 
 
 def seconds(devices, hidden):
@@ -78,35 +60,3 @@ def test_seconds_of_a_product_by_hand():
         wanted + sum_.alpha + sum_.transfer
     )
     assert seconds(2, hidden=True).operator(graph, graph.operator('op'), rows, 2) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_every_layer_takes_time(kind):
-    """But for changes of shape, which are views."""
-    layers = {
-        'embedding': (Embedding(vocab=64, width=16), Reshape(shape=(-1, 16))),
-        'conv2d': (Reshape(shape=(-1, 1, 4, 4)), Conv2d(inputs=1, outputs=4, kernel=3, padding=1), Flatten()),
-        'add': (Relu(name='one'), Add(of=('x', 'one'))),
-        'multiply': (Relu(name='one'), Multiply(of=('x', 'one'))),
-        'matmul': (Reshape(shape=(-1, 4, 4)), MatMul(of=('reshape0', 'reshape0')), Flatten()),
-        'reduce': (
-            Reshape(shape=(-1, 4, 4)),
-            Reduce(dims=(1,)),
-        ),
-        'transpose': (Reshape(shape=(-1, 4, 4)), Transpose(permutation=(0, 2, 1)), Flatten()),
-        'dense': (Dense(inputs=16, outputs=16),),
-        'linear': (KINDS['linear'](inputs=16, outputs=16),),
-        'mul': (Mul(factor=2.0),),
-        'scale': (KINDS['scale'](factor=2.0),),
-        'reduce_sum': (Reshape(shape=(-1, 4, 4)), KINDS['reduce_sum'](dims=(1,))),
-        'flatten': (Flatten(),),
-        'reshape': (Reshape(shape=(-1, 4, 4)),),
-    }.get(kind) or (KINDS[kind](),)
-    sample = (2,) if kind == 'embedding' else (16,)
-    graph = network_graph(Network(layers=layers, input=sample), 32, 'mse')
-    place = next(place for place, layer in enumerate(layers) if isinstance(layer, KINDS[kind]))
-    operator = graph.operator(layer_names(Network(layers=layers))[place])
-    whole = Choice(tuple((1,) * len(shape) for shape in graph.read_shapes(operator)))
-    (candidate,) = fixed_candidates(graph, operator, whole, 2)[:1]
-    found = seconds(2, hidden=True).operator(graph, operator, candidate, 2)
-    assert (found > 0) == (kind not in ('reshape', 'flatten'))

@@ -54,22 +54,6 @@ def test_the_tutorials_network_sums_over_the_ranks_that_its_ir_prints():
     ]
 
 
-def test_slices_of_parameters_and_activations_are_those_of_the_strategies():
-    program = lower(TUTORIAL, Plan(dataset='full-batch'), 8)
-    shapes = {name: program.local_shape(program.tensor[name]) for name in ('matmul.weight', 'matmul', 'relu0')}
-    assert shapes == {'matmul.weight': (16, 8), 'matmul': (8, 16), 'relu0': (8, 4)}
-    assert program.tensor['matmul.partial'].partial == ('4x1',)
-
-
-def test_a_full_batch_is_sliced_and_a_data_parallel_one_is_redistributed():
-    full = lower(TUTORIAL, Plan(dataset='full-batch'), 8)
-    own = lower(TUTORIAL, Plan(dataset='data-parallel'), 8)
-    assert full.local_shape(full.tensor['x']) == (16, 32)
-    assert own.local_shape(own.tensor['x']) == (2, 32)
-    first = [next(op for op in program.op_classes if op.reads == ('x',)).operator for program in (full, own)]
-    assert first == ['slice', 'all_gather']
-
-
 GATHERED = dense(((4, 1), (1, 2)), inputs=784)
 IMAGES = Workload(
     model=Network(layers=(Flatten(strategy=((8, 1, 1, 1),)), GATHERED), input=(1, 28, 28)),
@@ -95,46 +79,10 @@ def test_images_are_gathered_behind_a_flatten_that_cuts_them_further_than_the_pr
     assert not [op for op in program.op_classes if op.phase == 'I' and op.operator in ('matmul', 'reshape', 'pad')]
 
 
-def test_a_flatten_of_samples_that_are_flat_brings_them_into_its_layout_and_is_no_operator():
-    workload = with_flatten(replace(IMAGES, model=replace(IMAGES.model, input=())), strategy=((8, 1),))
-    program = lower(workload, Plan(dataset='full-batch'), 8)
-    assert collectives(program) == collectives(lower(IMAGES, Plan(dataset='full-batch'), 8))
-    assert 'flatten0' not in program.tensor
-
-
 def test_a_flatten_takes_a_layout_in_place_of_a_strategy():
     given = with_flatten(IMAGES, layout=(('dp+mp', 'none', 'none', 'none'),))
     named = lower(given, Plan(dataset='full-batch', device_matrix={'dp': 4, 'mp': 2}), 8)
     assert collectives(named) == collectives(lower(IMAGES, Plan(dataset='full-batch'), 8))
-
-
-def test_an_all_to_all_is_used_where_it_is_allowed():
-    kinds = [
-        {op.operator for op in lower(TUTORIAL, Plan(all_to_all=allowed), 8).op_classes} for allowed in (False, True)
-    ]
-    assert 'all_to_all' not in kinds[0]
-    assert 'all_to_all' in kinds[1]
-
-
-def test_an_out_strategy_scatters_the_sum_and_gathers_the_gradient():
-    workload = network(dense(((2, 4), (4, 1)), (8, 1)))
-    found = collectives(lower(workload, Plan(dataset='full-batch'), 8))
-    assert [(operator, phase) for operator, phase, *_ in found] == [
-        ('reduce_scatter', 'F'),
-        ('all_gather', 'I'),
-        ('all_reduce', 'W'),
-    ]
-
-
-def test_a_column_cut_and_a_row_cut_make_one_sum_forward_and_one_backward():
-    workload = network(
-        dense(((2, 1), (1, 4))), Relu(strategy=((2, 4),)), dense(((2, 4), (4, 1)), inputs=16, outputs=32)
-    )
-    found = collectives(lower(workload, Plan(dataset='full-batch'), 8))
-    assert [(operator, phase) for operator, phase, *_ in found if phase != 'W'] == [
-        ('all_reduce', 'F'),
-        ('all_reduce', 'I'),
-    ]
 
 
 @pytest.mark.parametrize('seed', range(30))
@@ -245,44 +193,3 @@ def test_a_loss_is_cut_by_batch_unless_told_otherwise():
     assert cuts == [(8,), (8,), (2,)]
     with pytest.raises(Infeasible, match='loss: 16 samples cannot be split into 8 slices of 4 copies'):
         lower(replace(TUTORIAL, loss_strategy=((8, 1), (8, 1))), Plan(dataset='full-batch', copies=4), 8)
-
-
-def test_an_activation_cut_into_as_many_slices_as_its_input_lies_as_it_does():
-    """MatMul ((1, 2), (2, 4)) leaves columns on neighbours; (1, 4) by itself would be on every second rank."""
-    layers = (dense(((1, 2), (2, 4)), outputs=32), Relu(strategy=((1, 4),)))
-    program = lower(network(*layers), Plan(dataset='full-batch', redistribution='mindspore-2.10'), 8)
-    assert program.tensor['relu0'].splits == program.tensor['dense0'].splits
-
-
-def test_groups_of_a_stage_are_the_same_in_every_stage():
-    marked = (dense(((2, 2), (2, 1)), name='a', outputs=32), dense(((1, 4), (4, 1)), name='b'))
-    layers = tuple(replace(layer, pipeline_stage=stage) for stage, layer in enumerate(marked))
-    program = lower(network(*layers), Plan(pipeline=2, micro_batches=2, dataset='full-batch'), 8)
-    groups = {name: of.groups_GP.tolist() for name, of in program.partitions.items()}
-    assert groups['2x1'] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert groups['stage'] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    sent = next(op for op in program.op_classes if op.kind == 'send' and op.phase == 'F')
-    assert program.local_shape(program.tensor[sent.reads[0]]) == (4, 32)
-
-
-def test_parameters_with_different_replicas_are_cut_over_their_own():
-    workload = network(
-        dense(((2, 1), (1, 4)), name='a'), Relu(), dense(((2, 4), (4, 1)), inputs=16, name='b', bias=True)
-    )
-    program = lower(workload, Plan(zero=3, shard_threshold=0.0), 8)
-    gathers = {
-        op.writes: op.partition for op in program.op_classes if op.operator == 'all_gather' and '.weights.' in op.name
-    }
-    assert gathers[('a.weight.gathered',)] == '2x4'
-    assert gathers[('b.weight.gathered',)] == '2x4'
-    assert gathers[('b.bias.gathered',)] == 'world'
-
-
-def test_a_shard_group_is_neighbours_among_the_replicas():
-    workload = network(dense(((4, 1), (1, 2)), inputs=32, outputs=32, name='a'))
-    program = lower(workload, Plan(zero=2, shard_group=2), 8)
-    assert program.partitions['4x2.shard'].groups_GP.tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
-    assert program.partitions['4x2.replica'].groups_GP.tolist() == [[0, 4], [2, 6], [1, 5], [3, 7]]
-    assert [op.partition for op in program.op_classes if op.phase == 'W' and op.kind == 'collective'] == [
-        '4x2.shard', '4x2.replica'
-    ]  # fmt: skip

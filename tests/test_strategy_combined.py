@@ -9,13 +9,11 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from combined_cases import combined_case
-from pipeline_cases import edited
-from sabotage import change_ops, drop_sum
+from sabotage import change_ops
 
-from executor.inprocess import InProcess
 from executor.numerics import check
 from simpar.case import load_case
-from simpar.errors import NumericsWrong, ProgramError
+from simpar.errors import NumericsWrong
 from simpar.lower import lower
 
 pytestmark = pytest.mark.torch
@@ -49,20 +47,6 @@ def test_the_hybrid_tutorial_trains_as_the_unsharded_model(level):
     check(hybrid.program, hybrid.workload, hybrid.plan, steps=2)
 
 
-def test_the_hybrid_tutorial_learns():
-    losses = InProcess(load_case(HYBRID).program, 0, torch.float32).run(30).losses
-    assert sum(losses[-10:]) < sum(losses[:10])
-
-
-def test_the_hybrid_tutorial_is_predicted():
-    hybrid = load_case(HYBRID)
-    answer = hybrid.predict()
-    assert answer.step > 0
-    assert answer.memory is not None
-    wanted = {'relu1.F.recompute', 'relu2.F.recompute', 'layer1.weights.2x2.all_gather.F', 'relu1.send.F'}
-    assert wanted <= {op.name for op in hybrid.program.op_classes}
-
-
 def test_every_stage_has_the_same_groups():
     program = load_case(HYBRID).program
     assert program.partitions['2x2'].groups_GP.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -76,26 +60,8 @@ def test_every_stage_has_the_same_groups():
 # What is wrong is found wrong.
 
 
-@pytest.mark.parametrize(
-    'named', ['layer1.gradients.2x2.reduce_scatter.W', 'layer3.gradients.stage.all_reduce.W', 'layer2.all_reduce.F']
-)
-def test_a_sum_of_the_hybrid_tutorial_that_is_dropped_is_found(named):
-    hybrid = load_case(HYBRID)
-    with pytest.raises((NumericsWrong, ProgramError)):
-        check(drop_sum(hybrid.program, named), hybrid.workload, hybrid.plan)
-
-
 def test_a_weight_gathered_over_other_ranks_is_found():
     hybrid = load_case(HYBRID)
     wrong = change_ops(hybrid.program, 'layer1.weights.2x2.all_gather.F', partition='2x1')
     with pytest.raises(NumericsWrong):
-        check(wrong, hybrid.workload, hybrid.plan)
-
-
-def test_a_stale_weight_is_found():
-    """Without the second gather of level 3, the backward reads what was freed."""
-    hybrid = load_case(HYBRID, ['plan.hsdp=level3'])
-    named = next(op.name for op in hybrid.program.op_classes if op.name.endswith('.weights.2x2.all_gather.I'))
-    wrong = edited(hybrid.program, lambda slots: [slot for slot in slots if slot[0] != named], role=1)
-    with pytest.raises((NumericsWrong, ProgramError)):
         check(wrong, hybrid.workload, hybrid.plan)

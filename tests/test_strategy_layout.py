@@ -43,14 +43,6 @@ def test_axes_in_the_order_of_a_strategys_are_that_strategy():
     assert collectives(by_names) == collectives(lower(strategies, Plan(), 8))
 
 
-def test_groups_carry_the_names_of_their_axes():
-    workload = two_products({'layout': (('dp', 'mp'), ('mp', 'none'))}, {'layout': (('dp', 'none'), ('none', 'mp'))})
-    program = lower(workload, Plan(device_matrix=MATRIX), 8)
-    sums = [op for op in program.op_classes if op.kind == 'collective' and op.phase == 'F' and op.reduce]
-    assert [op.partition for op in sums] == ['mp']
-    assert program.partitions['mp'].groups_GP.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 def test_the_outermost_of_several_axes_on_a_dim_counts_most():
     program = lower(two_products({'layout': (('mp+dp', 'none'), ('none', 'sp'))}, {}), Plan(device_matrix=MATRIX), 8)
     held = program.tensor['up']

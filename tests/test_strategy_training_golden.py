@@ -5,18 +5,11 @@ compared: the compiler's dump has it as its graph is sorted. Left out are gradie
 not fold (``Recorded.of_constant``).
 """
 
-from collections import Counter
-from dataclasses import replace
 from math import prod
 
 import pytest
 from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
 
-from simpar.layout import axes_name, operators
-from simpar.lower import lower
-from simpar.model import Dense, Flatten, Relu
-
-OUT_OF_ORDER = 5
 """Cases of sharding propagation that copy a layout to a ReLU whose strategy alone would name other ranks."""
 
 
@@ -64,61 +57,3 @@ def test_a_batch_in_slices_is_gathered_once_to_be_cut(name):
     once = [op for op in ops if any(read.endswith('.step') for read in op.reads)]
     found = [(op.reads[0].removesuffix('.step'), *next(recorded.members(op))[1:]) for op in once]
     assert found == SLICED[name]
-
-
-def test_a_layout_that_is_copied_to_an_activation_is_the_compilers():
-    """As many slices as x has, on whichever ranks they lie: over others, there would be messages between."""
-    copied = [name for name, case in CASES.items() if case['group'] == 'prop' and any(out_of_order(Recorded(case)))]
-    assert FOLDER != SHIPPED or len(copied) == OUT_OF_ORDER
-    assert all(Recorded(CASES[name]).ours() == Recorded(CASES[name]).theirs() for name in copied)
-
-
-def out_of_order(recorded):
-    """ReLUs of which some dim is not cut over the ranks that their strategy alone names."""
-    for layer in recorded.workload().model.layers:
-        if isinstance(layer, Relu):
-            tensor = recorded.program.tensor[layer.name]
-            named = operators.elementwise(layer.name, tensor.shape).sharded(layer.strategy, recorded.world).output
-            held = [cut.partition for cut in tensor.splits]
-            yield held != [axes_name(recorded.world, dim) for dim in named.dims if dim]
-
-
-def test_another_strategy_is_noticed():
-    recorded = Recorded(CASES['2.10.0-opt_dp4tp2_level3'])
-    workload = recorded.workload()
-    turned = tuple(
-        replace(layer, strategy=((2, 1), (1, 4))) if isinstance(layer, Dense) and layer.name == 'w0' else layer
-        for layer in workload.model.layers
-    )
-    recorded.program = lower(replace(workload, model=replace(workload.model, layers=turned)), recorded.plan(), 8)
-    assert recorded.ours() != recorded.theirs()
-
-
-ALL = tuple(range(8))
-
-
-@pytest.mark.parametrize(
-    ('name', 'ranks'),
-    [('2.10.0-opt_dp8_off', ALL), ('2.10.0-opt_accum4_shard1', ALL), ('2.0.0-rec_even_d8', (0, 2, 4, 6))],
-)
-def test_a_loss_that_is_not_summed_is_noticed(name, ranks):
-    recorded = Recorded(CASES[name])
-    assert recorded.ours() == recorded.theirs()
-    recorded.program = lower(recorded.workload(), replace(recorded.plan(), sum_loss=False), recorded.world)
-    assert recorded.theirs() - recorded.ours() == {('all_reduce', ranks, 1): 1}
-
-
-def test_a_flatten_that_is_not_cut_as_the_compilers_is_noticed():
-    recorded = Recorded(CASES['2.10.0-mnist_rec_d8'])
-    workload = recorded.workload()
-    left = (Flatten(), *workload.model.layers[1:])
-    recorded.program = lower(replace(workload, model=replace(workload.model, layers=left)), recorded.plan(), 8)
-    assert recorded.theirs() - recorded.ours() == Counter({('all_gather', (0, 1), 32 * 784): 1})
-
-
-def test_a_weight_cut_along_its_other_dim_is_noticed():
-    recorded = Recorded(CASES['2.10.0-opt_dp8_off'])
-    assert recorded.unlike() == []
-    mine = list(recorded.messages())
-    recorded.messages = lambda: ((*what, (2 * shape[0], *shape[1:-1], shape[-1] // 2)) for *what, shape in mine)
-    assert recorded.unlike()

@@ -17,7 +17,6 @@ from sweep_cases import NETWORK, rows_of_csv, run, write
 
 from simpar import cli
 from simpar.case import check_memory, load_case
-from simpar.commands.common import Progress
 from simpar.cost.collective import ClusterCollectives
 from simpar.errors import ProfileError, ScheduleError, SimparError
 from simpar.hardware import Tables
@@ -326,21 +325,6 @@ def test_a_schedule_with_a_sweep_is_read_as_it_was_written(sweep, tmp_path):
     assert schedule.sweep == sweep
 
 
-def test_what_is_wrong_with_the_file_is_told_as_it_is(tmp_path, capsys):
-    path = write(tmp_path, text=NETWORK.replace('batch', 'btach'), sweep='{plan.copeis: [1]}')
-    assert run(path) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(': ')[2].partition(';')[0] for line in lines] == [
-        'workload.batch: missing', 'workload.btach: unknown key', 'sweep: plan.copeis: unknown key',
-    ]  # fmt: skip
-
-
-def test_an_against_that_is_never_a_schedule_is_wrong(tmp_path, capsys):
-    path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
-    assert run(path, '--set', 'against={plan.copeis: 1}') == 2
-    assert 'against: plan.copeis: unknown key' in capsys.readouterr().err
-
-
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr('simpar.sweep.answer.predicted', lambda schedule: pytest.fail('predicted'))
     assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', 'x.gif') == 2
@@ -372,22 +356,6 @@ def test_the_documentation_names_every_part_of_the_json(tmp_path, capsys):
     text = DOCUMENTATION.read_text(encoding='utf-8')
     for name in (*answer, *answer['rows'][0], *answer['rows'][0]['memory']):
         assert f'`{name}`' in text, name
-
-
-@pytest.mark.parametrize('keys', [1, 6, 12])
-def test_a_table_fits_120_columns_whatever_is_swept(keys, tmp_path):
-    names = ['plan.copies', 'plan.tensor', 'plan.reduce', 'plan.copies_loss', 'plan.streams', 'workload.batch']
-    names += ['workload.network.0.dense.out', 'workload.network.2.dense.in', 'workload.network.3.dense.in']
-    names += ['workload.network.0.dense.in', 'cluster.links.nvlink', 'cluster.links.infiniband']
-    values = [[1, 2], [2, 3], ['early'], ['mean'], ['group'], [64], [512], [512], [512], [256], [0.123456789], [1]]
-    sweep = dict(zip(names[:keys], values[:keys], strict=True))
-    answer = load_sweep(write(tmp_path, sweep=json.dumps(sweep))).predict()
-    lines = render(answer, colour=False).splitlines()
-    assert max(map(len, lines[1:])) <= 120
-    assert lines[0].startswith('fastest of')
-    table = lines[2 : 3 + len(answer.results)]
-    assert [line[0] for line in table[1:]].count('*') == 1
-    assert table[1 + answer.best].startswith('*')
 
 
 def test_short_names_stay_apart():
@@ -448,32 +416,6 @@ def test_of_very_many_rows_the_fastest_are_drawn(tmp_path):
     assert best_summary(answer)[:40] == figure.texts[0].get_text()[:40]
 
 
-def test_the_picture_is_written_and_named(tmp_path, capsys):
-    target = tmp_path / 'deep' / 'sweep.png'
-    assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', target) == 0
-    assert target.read_bytes().startswith(b'\x89PNG')
-    assert capsys.readouterr().out.endswith(f'wrote {target}\n')
-    assert [path.name for path in target.parent.iterdir()] == ['sweep.png']
-
-
-def test_rows_whose_names_are_too_long_are_named_by_their_values_below_the_keys(tmp_path):
-    sweep = '{plan.copies: [1, 2], workload.network.0.dense.out: [512], workload.network.3.dense.out: [8, 16], '
-    answer = load_sweep(write(tmp_path, sweep=sweep + 'cluster.links.infiniband: [1, 2]}')).predict()
-    axes = bars(answer).axes[0]
-    assert axes.get_title(loc='left') == 'rows: copies · network.3.dense.out · links.infiniband'
-    assert [label.get_text() for label in axes.get_yticklabels()][:3] == ['1 · 8 · 1', '1 · 8 · 2', '1 · 16 · 1']
-
-
-def test_without_a_terminal_a_slow_sweep_writes_a_line_now_and_then(monkeypatch, capsys):
-    clock = iter(range(0, 100, 4))
-    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: float(next(clock)))
-    with Progress() as progress:
-        for done in range(1, 7):
-            progress(done, 6)
-    # At 12 s and, 10 s later at the earliest, at 24 s all are done.
-    assert capsys.readouterr().err == '3 of 6 predicted, 12 s left\n'
-
-
 # Sweeps as tables in Markdown, row by row and with one key's values side by side
 
 
@@ -508,14 +450,6 @@ def test_side_by_side_has_every_row_of_the_sweep_once(tmp_path):
         bold = [cell.startswith('**') for cell in row[1:]]
         known = [result.step for result in results]
         assert bold == [step is not None and step == min(known) for step in known]
-
-
-def test_a_row_that_lacks_a_combination_leaves_it_blank(tmp_path):
-    path = write(
-        tmp_path, sweep='[{plan.copies: 1, plan.tensor: 2}, {plan.copies: 2, plan.tensor: 4}, {plan.copies: 2}]'
-    )
-    rows = cells(side_by_side(load_sweep(path).predict(), 'plan.tensor'))[2:]
-    assert [[bool(cell) for cell in row] for row in rows] == [[True, True, False, False], [True, False, True, True]]
 
 
 def test_of_mappings_only_what_differs_is_told(tmp_path):
@@ -613,11 +547,6 @@ def test_a_factor_of_1_is_the_profile_to_the_bit(name):
             assert cost(profile, ranks, message(MIB, operator), **same) == cost(profile, ranks, message(MIB, operator))
 
 
-def test_a_group_that_does_not_cross_the_link_does_not_notice():
-    profile = PROFILES['h100-sxm-8']
-    assert cost(profile, range(8), message(MIB), infiniband=0.1) == cost(profile, range(8), message(MIB))
-
-
 def test_a_link_that_does_not_set_the_pace_does_not_matter():
     """Over two nodes the ring waits for InfiniBand, a ninth of NVLink; a faster NVLink leaves the transfer as it is."""
     profile = BARE['h100-sxm-8']
@@ -674,23 +603,6 @@ def test_a_changed_link_says_so(tmp_path, capsys):
     assert [one for one in same['notes'] if not one.startswith('no optimizer')] == []
     assert changed['grades']['estimate'] > same['grades'].get('estimate', 0.0)
     assert changed['step'] > same['step']
-
-
-def test_a_changed_link_says_so_in_the_price_of_a_collective():
-    h100 = PROFILES['h100-sxm-8']
-    assert 'scaled to changed links' in cost(h100, range(8), message(MIB), nvlink=0.5).why
-    links = cluster(h100, links={'nvlink': 0.5}).topology.links
-    assert links[0].bandwidth.grade == 'estimate'
-    assert links[0].bandwidth.source.endswith('times 0.5, as the schedule asks')
-    assert links[1] == h100.links[1]
-
-
-def test_a_baseline_may_have_the_links_of_the_profile(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(SCHEDULE + 'against: {cluster.links.infiniband: 1}\n', encoding='utf-8')
-    prediction = load_case(path).predict()
-    assert prediction.gain < 0
-    assert prediction.baseline.step == load_case(path, ['cluster.links={}', 'against={}']).predict().step
 
 
 def test_an_unknown_link_is_named_with_those_that_there_are(tmp_path, capsys):

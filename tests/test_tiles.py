@@ -32,10 +32,6 @@ def ops_of(program, role=0):
     return [program.op(of, slot) for slot in range(len(of))]
 
 
-def names(program, role=0):
-    return [op.name for op in ops_of(program, role)]
-
-
 def spans(program, costs):
     """Op → (start, end) on the first rank, in the last step."""
     return {span.op.name: (span.start, span.end) for span in simulate(program, costs, steps=1).spans(0)}
@@ -46,14 +42,6 @@ def spans(program, costs):
 
 def test_one_tile_is_no_tile():
     assert lower(GPT, Plan(tensor=4, tiles=1), 4).hash == lower(GPT, Plan(tensor=4), 4).hash
-
-
-def test_a_gather_is_issued_behind_each_product_as_far_as_there_are_more_tiles():
-    """One work queue holds up a product behind all gathers that were issued before it."""
-    mine = names(lower(GPT, replace(SEQUENCE, tiles=4), 4))
-    tiles = [name for name in mine if name.startswith(('layer0.norm1.whole.tile', 'layer0.qkv.tile')) and '.F' in name]
-    kinds = ''.join('g' if 'all_gather' in name else 'p' for name in tiles)
-    assert kinds == 'ggpgpgpp'
 
 
 @pytest.mark.parametrize('tiles', [2, 4])
@@ -73,108 +61,7 @@ def test_tiles_change_neither_work_nor_bytes(plan, tiles):
     assert totals(replace(plan, tiles=tiles)) == totals(plan)
 
 
-def test_of_an_all_reduce_the_tiles_are_products_and_sums_in_turn():
-    program = lower(PAIR, Plan(tensor=2, tiles=2), 2)
-    assert names(program)[:7] == [
-        'dense0.F',
-        'dense1.tile0.F',
-        'dense1.tile0.all_reduce.F',
-        'dense1.tile1.F',
-        'dense1.tile1.all_reduce.F',
-        'dense1.join.F',
-        'loss.F',
-    ]
-    first, message = ops_of(program)[1], ops_of(program)[2]
-    assert first.dims == {'m': 8, 'n': 8, 'k': 8}
-    assert first.bytes == 4 * (8 * 8 + 8 * 8 + 8 * 8)
-    assert message.bytes == 4 * 8 * 8
-
-
-def test_of_a_gather_the_tiles_are_gathers_and_then_products():
-    """With sequence parallelism: forward of column-cut products, backward of row-cut ones, whose gathered gradients are
-    joined for the weight's."""
-    program = lower(GPT, replace(SEQUENCE, tiles=2), 4)
-    mine = names(program)
-    assert [name for name in mine if name.startswith(('layer0.norm1', 'layer0.qkv')) and name.endswith('.F')] == [
-        'layer0.norm1.F',
-        'layer0.norm1.split.F',
-        'layer0.norm1.whole.tile0.all_gather.F',
-        'layer0.norm1.whole.tile1.all_gather.F',
-        'layer0.qkv.tile0.F',
-        'layer0.qkv.tile1.F',
-        'layer0.qkv.join.F',
-    ]
-    products = [place for place, name in enumerate(mine) if name.startswith('layer1.fc2.tile') and name.endswith('.I')]
-    assert len(products) == 2
-    weight = next(op for op in program.op_classes if op.name == 'layer1.fc2.W')
-    join = next(op for op in program.op_classes if op.operator == 'join' and op.writes[0] == weight.reads[0])
-    assert products[-1] < mine.index(join.name) < mine.index('layer1.fc2.W')
-
-
-@pytest.mark.parametrize('plan', [Plan(tensor=4), SEQUENCE], ids=['all-reduce', 'sequence parallel'])
-def test_every_product_next_to_a_collective_is_cut_and_no_gradient_of_a_weight(plan):
-    counts = Counter((op.operator, op.phase) for op in ops_of(lower(GPT, replace(plan, tiles=2), 4)))
-    whole = Counter((op.operator, op.phase) for op in ops_of(lower(GPT, plan, 4)))
-    layers, both = 2, plan.sequence_parallel
-    forward, backward = (4 * layers + 1, 4 * layers + 1) if both else (2 * layers, 2 * layers + 1)
-    assert counts['matmul', 'F'] - whole['matmul', 'F'] == forward
-    assert counts['matmul', 'I'] - whole['matmul', 'I'] == backward
-    assert counts['matmul', 'W'] == whole['matmul', 'W']
-
-
-def test_a_weight_gradient_fills_under_the_last_tile():
-    """It stands between the last tile's sum and what waits for it."""
-    mine = names(lower(GPT, Plan(tensor=4, tiles=2), 4))
-    at = [mine.index(f'layer1.{part}') for part in ('qkv.tile0.I', 'qkv.tile1.I', 'qkv.W')]
-    last = next(place for place in range(at[1], len(mine)) if mine[place].endswith('tile1.all_reduce.I'))
-    join = next(place for place in range(at[1], len(mine)) if '.join.' in mine[place])
-    assert at[0] < at[1] < last < at[2] < join
-
-
-def test_what_runs_again_is_in_tiles_too():
-    program = lower(GPT, Plan(tensor=4, tiles=2, recompute='full'), 4)
-    again = [op for op in program.op_classes if op.name.startswith('layer0.fc2') and 'recompute' in op.attributes]
-    assert sorted(op.name for op in again) == [
-        'layer0.fc2.join.F.recompute',
-        'layer0.fc2.tile0.F.recompute',
-        'layer0.fc2.tile0.all_reduce.F.recompute',
-        'layer0.fc2.tile1.F.recompute',
-        'layer0.fc2.tile1.all_reduce.F.recompute',
-    ]
-
-
-def test_products_cut_by_strategies_have_tiles_too():
-    layer = Dense(inputs=8, outputs=8, bias=False, strategy=((2, 4), (4, 1)), name='matmul')
-    workload = Workload(model=Network(layers=(layer,)), batch=8, loss='mse')
-    program = lower(workload, Plan(tiles=2), 8)
-    tiles = [op for op in program.op_classes if op.name.startswith('matmul.tile') and op.phase == 'F']
-    assert [op.operator for op in tiles] == ['matmul', 'all_reduce'] * 2
-    assert {tuple(program.partitions[op.partition].members(0)) for op in tiles if op.partition} == {(0, 1, 2, 3)}
-
-
 # what does not divide
-
-
-def test_rows_are_cut_along_the_batch_or_else_along_the_sequence():
-    def shape(batch, copies=1):
-        program = lower(replace(GPT, batch=batch), Plan(tensor=4, tiles=2, copies=copies), 4)
-        return program.tensor['layer0.fc2.partial.tile0'].shape
-
-    assert shape(4) == (2, 8, 32)
-    assert shape(4, copies=2) == (2, 8, 32)
-    assert shape(2, copies=2) == (2, 4, 32)
-    assert shape(1) == (1, 4, 32)
-
-
-def test_along_a_sequence_that_the_collective_cuts_tiles_lie_in_blocks():
-    """A tile has rows of every rank's slice, so that a reduce-scatter gives each rank its own."""
-    program = lower(replace(GPT, batch=1), replace(SEQUENCE, tiles=2), 4)
-    tile = next(op for op in program.op_classes if op.name == 'layer0.fc2.tile1.F')
-    assert tile.attributes['tile_blocks'] == 4
-    assert program.local_shape(program.tensor['layer0.fc2.tile0']) == (1, 1, 32)
-    joins = {op.name: op.attributes['blocks'] for op in program.op_classes if op.operator == 'join'}
-    assert joins['layer0.fc2.join.F'] == 1
-    assert joins['layer0.qkv.join.F'] == 4
 
 
 def test_what_does_not_divide_stays_whole_with_one_note_for_all_that_is_alike():

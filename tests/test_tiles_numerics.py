@@ -19,10 +19,7 @@ from simpar.workload import Sgd, Transformer, Workload
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.kernels.linear import chunk_of, join_chunks
-from executor.numerics import check, compare
-from executor.ranks.pool import Pool
-from executor.reference import Reference
-from executor.state import Result
+from executor.numerics import check
 
 pytestmark = pytest.mark.torch
 
@@ -59,15 +56,6 @@ def test_tiles_put_together_are_the_whole(dim, tiles, blocks, rows):
     parts = [chunk_of(full, dim, tile, tiles, blocks) for tile in range(tiles)]
     assert {part.shape[dim] for part in parts} == {blocks * rows}
     assert torch.equal(join_chunks(parts, dim, blocks), full)
-
-
-def test_a_tile_of_a_scatter_is_what_the_rank_has_of_the_whole():
-    """In blocks: the slices of all ranks, of each its tile."""
-    full = torch.arange(16)
-    assert [chunk_of(full, 0, tile, 2, 4).tolist() for tile in (0, 1)] == [
-        [0, 1, 4, 5, 8, 9, 12, 13],
-        [2, 3, 6, 7, 10, 11, 14, 15],
-    ]
 
 
 def test_tiles_of_what_two_collectives_gather_are_split_once():
@@ -109,55 +97,6 @@ def test_other_rows_are_found(batch, name, attributes):
         check(change_ops(program, name, attributes=attributes), workload, plan)
 
 
-def test_a_join_in_another_order_is_found():
-    plan = Plan(tensor=2, tiles=2)
-    program = lower(GPT, plan, 2)
-    join = next(op for op in program.op_classes if op.name == 'layer0.fc2.join.F')
-    with pytest.raises(NumericsWrong):
-        check(change_ops(program, join.name, reads=join.reads[::-1]), GPT, plan)
-
-
 # on gloo
 
 WORLD, STEPS = 4, 2
-STRATEGY = Workload(
-    model=Network(
-        layers=(
-            Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='one'),
-            Dense(inputs=8, outputs=8, bias=False, strategy=((2, 2), (2, 1)), name='two'),
-        ),
-        init_std=0.3,
-    ),
-    batch=8,
-    loss='mse',
-    optimizer=Sgd(learning_rate=0.1),
-)
-PLANS = {
-    'all-reduces, copies 2': (GPT, Plan(tensor=4, tiles=2, copies=2)),
-    'sequence parallel in blocks, recomputed early': (
-        replace(GPT, batch=2),
-        Plan(data=2, tensor=2, tiles=4, sequence_parallel=True, recompute='full', overlap=PASSES),
-    ),
-    'zero bubble without passes': (
-        replace(GPT, batch=8),
-        Plan(pipeline=2, tensor=2, micro_batches=4, order='zb-h1', tiles=2, overlap=()),
-    ),
-    'strategies': (STRATEGY, Plan(tiles=2)),
-}
-
-
-@pytest.fixture(scope='module')
-def pool():
-    with Pool(WORLD, timeout=60) as ranks:
-        yield ranks
-
-
-@pytest.mark.parametrize('name', PLANS)
-def test_a_plan_on_gloo_trains_as_the_unsharded_model(pool, name):
-    workload, plan = PLANS[name]
-    program = lower(workload, plan, WORLD)
-    assert any(op.operator == 'join' for op in program.op_classes)
-    run = pool.run(program, steps=STEPS, dtype='fp32', keep=True)
-    wanted = Reference(workload, plan).run(STEPS)
-    found = compare(Result(run.losses, run.parameters, run.gradients), wanted)
-    assert max(deviation.error for deviation in found) <= 1e-5

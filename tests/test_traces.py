@@ -23,7 +23,7 @@ from simpar.plans import Plan
 from simpar.program import Program
 from simpar.recording.join import program_key
 from simpar.recording.readers import join_ascend, write_measured
-from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
+from simpar.traces import RankTrace, culprit_of, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
 from simpar.traces.names import kind_of
 from simpar.traces.replay import change_of, what_if
@@ -73,29 +73,6 @@ def test_the_view_and_the_table_of_kernels_say_the_same(folder: str) -> None:
     table = microseconds(MSPROF / folder / OUTPUT / 'kernel_details.csv')
     for name, value in table.items():
         assert view[name] == pytest.approx(value, abs=TENTH), name
-
-
-def test_totals_alone_are_an_answer_of_a_rank() -> None:
-    traces = read_traces(MSPROF / 'qwen3_pp2_dp2')
-    assert [trace.rank for trace in traces] == [0, 1]
-    assert traces[1].kernels is None
-    ((step, found),) = step_figures(traces[1])
-    own = EXPECTED['qwen3_pp2_dp2/rank_1_ascend_pt']['step_trace_time']
-    assert step == '13'
-    assert found.computing * 1e6 == pytest.approx(own['Computing'])
-    assert found.exposed * 1e6 == pytest.approx(own['Communication(Not Overlapped)'])
-
-
-def test_a_cluster_analysis_has_a_row_of_each_rank() -> None:
-    traces = read_traces(MSPROF / 'older_schema' / 'cluster_step_trace_time.csv')
-    assert [trace.rank for trace in traces] == list(range(8))
-    ((_, found),) = step_figures(traces[1])
-    assert found.computing * 1e6 == pytest.approx(80435.7465)
-
-
-def test_the_world_stands_in_the_metadata_of_megatron_like_jobs() -> None:
-    assert [trace.world for trace in read_traces(MSPROF / 'qwen3_pp2_dp2')] == [4, 4]
-    assert [trace.world for trace in read_traces(MSPROF / 'ddp8_level0')] == [0]
 
 
 def test_a_product_keeps_its_type_and_shapes() -> None:
@@ -234,28 +211,12 @@ def test_clocks_of_hosts_need_not_agree(tmp_path: Path) -> None:
     assert culprit.seconds == pytest.approx(0.4e-3, rel=1e-3)
 
 
-def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:
-    traces = read_traces(shifted(tmp_path / 'job', {0: (1.0, 0.0), 1: (1.003, 0.0), 2: (1.001, 0.0)}))
-    assert culprit_of(traces) is None
-
-
 def test_the_command_names_the_rank_in_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(['trace', str(CASES / 'straggler4')]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith('rank 2 makes the others wait 5 ms of each step of 15.5 ms: it computes 1.5 times')
     assert main(['trace', str(CASES / 'straggler4'), '--json']) == 0
     assert json.loads(capsys.readouterr().out)['culprit']['ranks'] == [2]
-
-
-def test_further_names_of_communication_are_given(tmp_path: Path) -> None:
-    path = tmp_path / 'one.json'
-    kernel = {'ph': 'X', 'cat': 'kernel', 'name': 'my_dispatch', 'tid': 7, 'ts': 0, 'dur': 10, 'args': {'stream': 7}}
-    path.write_text(json.dumps({'deviceProperties': [{'name': 'GPU'}], 'traceEvents': [kernel]}), encoding='utf-8')
-    (trace,) = read_traces(path, None)
-    assert trace.kernels is not None
-    assert figures(trace.kernels).communication == 0
-    assert main(['trace', str(path), '--communication', 'my_(dispatch|combine)', '--json']) == 0
-    assert main(['trace', str(path), '--communication', '(']) == 2
 
 
 def _database(path: Path, table: str) -> Path:
@@ -307,15 +268,6 @@ def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, 
     path.write_text(change(whole.read_text(encoding='utf-8')), encoding='utf-8')
     with pytest.raises(ScheduleError, match=words):
         read_traces(path)
-
-
-def test_two_recordings_of_one_rank_are_refused_and_a_stray_file_is_not(tmp_path: Path) -> None:
-    for name in ('a.json.gz', 'b.json.gz'):
-        (tmp_path / name).write_bytes((CASES / 'straggler4' / 'rank0.json.gz').read_bytes())
-    with pytest.raises(ScheduleError, match='are of one rank'):
-        read_traces(tmp_path)
-    (tmp_path / 'b.json.gz').write_bytes(gzip.compress(b'{"notes": 1}'))
-    assert [trace.rank for trace in read_traces(tmp_path)] == [0]
 
 
 QWEN3 = """

@@ -13,7 +13,6 @@ from odd_cases import SEEDS as ODD_SEEDS
 from odd_cases import odd_case
 from pipeline_cases import edited, left_over, named_case
 from plain_cases import MLP
-from sabotage import drop_sum
 from tile_cases import tiled_case
 from training_cases import RANKS, Coverage, training_case
 
@@ -166,49 +165,3 @@ def test_every_bucket_that_is_dropped_is_found(plan):
     assert sums
     for name, micro_batch in sums.items():
         found_wrong(edited(program, without(name, micro_batch)), MLP, plan)
-
-
-@pytest.mark.parametrize('layer', ['dense0', 'dense1'])
-def test_a_stale_gather_for_the_second_micro_batch_is_found(layer):
-    """Its weights are those that an update between the micro-batches has changed since."""
-
-    def early(slots):
-        update = next(slot for slot in slots if slot[0] == f'{layer}.update.U')
-        rest = [slot for slot in slots if slot is not update]
-        at = next(at for at, slot in enumerate(rest) if slot[0].startswith(f'{layer}.weights') and slot[2] == 1)
-        return [*rest[:at], update, *rest[at:]]
-
-    plan = Plan(data=2, zero=3, micro_batches=2)
-    found_wrong(edited(lower(MLP, plan, 2), early), MLP, plan)
-
-
-def test_a_gather_that_is_kept_over_an_update_is_found():
-    """Prefetched for the next step before the update instead of behind it: refused, for it reads what is old."""
-
-    def kept(slots):
-        gather = next(slot for slot in slots if slot[0] == 'dense0.weights.data.all_gather.F')
-        rest = [slot for slot in slots if not slot[0].startswith('dense0.weights.reshard')]
-        at = next(at for at, slot in enumerate(rest) if slot[0] == 'dense0.update.U')
-        return [*(slot for slot in rest[:at] if slot is not gather), gather, *rest[at:]]
-
-    plan = Plan(data=2, hsdp='level1', shard_threshold=0.0)
-    program = edited(lower(MLP, plan, 2), kept)
-    with pytest.raises(ProgramError, match=r'dense0\.F reads dense0\.weight\.gathered'):
-        validate(program)
-
-
-@pytest.mark.parametrize(
-    'plan',
-    [
-        Plan(data=4),
-        Plan(data=2, tensor=2, copies=2),
-        Plan(data=4, zero=3, shard_group=2),
-        Plan(data=2, pipeline=2, micro_batches=2, zero=1),
-    ],
-    ids=str,
-)
-def test_a_norm_that_is_not_summed_is_found(plan):
-    workload = replace(MLP, clip_norm=0.05)
-    program = lower(workload, plan, 4)
-    check(program, workload, plan)
-    found_wrong(drop_sum(program, 'gradients.all_reduce.U'), workload, plan)

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-import simpar.lower.graph.record
-from simpar.errors import Infeasible, NumericsWrong, ScheduleError
+from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.lower.lower import order_of
 from simpar.model import Dense, Network
@@ -138,16 +137,6 @@ def test_it_trains_as_the_unsharded_model(name):
     made = program(plan, **more)
     validate(made)
     check(made, workload(plan, **more), plan, steps=2)
-
-
-@pytest.mark.torch
-def test_labels_that_are_not_the_mirrors_are_found_wrong(monkeypatch):
-    from executor.numerics import check
-
-    monkeypatch.setattr(simpar.lower.graph.record, 'mirror_inputs', lambda tape: None)
-    plan = plan_of(2, micro_batches=6)
-    with pytest.raises(NumericsWrong):
-        check(program(plan), workload(plan), plan, steps=1)
 
 
 def test_what_does_not_fit_is_told_by_key():

@@ -58,46 +58,7 @@ def test_bytes_of_an_element(optimizer, precision, moved, states):
     assert most['state'] == states * (8 * 16 + 16 + 16 * 8)
 
 
-def test_states_are_cut_as_their_weights():
-    program = lower(replace(GPT, optimizer=Momentum(master_weights=True)), PIPELINE, 8)
-    for state in (tensor for tensor in program.tensors if tensor.kind == 'state'):
-        weight = program.tensor[state.like]
-        assert (state.shape, state.splits, state.dtype) == (weight.shape, weight.splits, 'fp32')
-        assert state.initial == (weight.initial if state.name.startswith('master:') else 'zeros')
-
-
 # Norm and finite check
-
-
-@pytest.mark.parametrize(('clip_norm', 'loss_scale', 'numbers'), [(1.0, 1.0, 1), (0.0, 8.0, 1), (1.0, 8.0, 2)])
-def test_one_message_of_all_ranks_stands_between_the_sums_and_the_updates(clip_norm, loss_scale, numbers):
-    program = lower(replace(GPT, clip_norm=clip_norm, loss_scale=loss_scale), PIPELINE, 8)
-    assert program.partitions['world'].groups_GP.tolist() == [list(range(8))]
-    for role in program.roles:
-        order = names(program, role)
-        reduction = program.op(role, order.index(NORM))
-        assert (reduction.bytes, reduction.dtype) == (4 * numbers, 'fp32')
-        look = program.op(role, order.index(NORM) - 1)
-        assert look.operator == ('square_sum' if clip_norm else 'finite_check')
-        updates = order[order.index(NORM) + 1 :]
-        assert updates
-        assert all(name.endswith('.update.U') for name in updates)
-        held = {name for update in updates for name in program.op(role, order.index(update)).frees}
-        assert set(look.reads) == held
-        for update in updates:
-            assert set(reduction.writes) <= set(program.op(role, order.index(update)).reads)
-
-
-def test_nothing_is_added_without_them():
-    program = lower(replace(GPT, clip_norm=0.0), PIPELINE, 8)
-    assert 'world' not in program.partitions
-    assert not any(name.startswith('gradients.') for role in program.roles for name in names(program, role))
-
-
-def test_one_rank_has_no_one_to_ask():
-    order = names(program := lower(replace(MLP, clip_norm=1.0), Plan(), 1), program.roles[0])
-    assert order[-3:] == ['gradients.square_sum.U', 'dense1.update.U', 'dense0.update.U']
-    assert not program.partitions
 
 
 def test_every_element_counts_once():

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from small_schedules import VALUES, small_schedule
@@ -12,6 +13,7 @@ from simpar.ablation.find import same
 from simpar.ablation.rules import Facts, inert, says_the_choice, user_keys, without_keys
 from simpar.case import case_of, choices, cluster_of, load_case
 from simpar.errors import SimparError
+from simpar.files import read_csv
 from simpar.keys import ROWS
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -91,68 +93,8 @@ def test_where_a_key_can_have_no_effect_no_value_has_any():
 # --- one by one ------------------------------------------------------------------------------------------------------
 
 GPT = 'transformer: {layers: 4, hidden: 64, heads: 8, vocab: 64, sequence: 32}'
-MOE = GPT.replace('}', ', bias: [], experts: {count: 8, top_k: 2, %s}}')
-CHAIN = 'network: [{dense: {in: 64, out: 64}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
-CUT = 'network: [{dense: {in: 64, out: 64, strategy: [[2, 1], [1, 4]]}}, {relu: {}}, {dense: {in: 64, out: 64}}]'
-GRAPH = CHAIN.replace('relu', 'gelu')
-SITUATIONS = [
-    # model, plan, keys that are told, words
-    (GPT, 'dataset: full-batch', 'plan.dataset', 'every rank reads the same samples'),
-    (GPT, 'device_matrix: {dp: 2, mp: 4}', 'plan.device_matrix', 'no layout names its axes'),
-    (GPT, 'redistribution: mindspore-2.10', 'plan.redistribution', 'no value is redistributed another way'),
-    (GPT, 'all_to_all: true', 'plan.all_to_all', 'no redistribution uses an all-to-all'),
-    (CUT, 'reduce: late', 'plan.reduce', 'values with strategies are summed late'),
-    (GPT, 'reduce: late', 'plan.reduce', 'tensor is 1'),
-    (GPT, '{context_kind: ring, context_split: contiguous}', 'plan.context_kind plan.context_split', 'context is 1'),
-    (GPT, '{context: 2, context_kind: ring, context_split: contiguous, all_to_all: true}', 'plan.all_to_all', 'no re'),
-    (GPT, '{tensor: 4, pipeline: 2, micro_batches: 2, zero: 3}', 'plan.zero', 'data is 1'),
-    (GPT, '{tensor: 8, hsdp: level1, shard_threshold: 1 B}', 'plan.hsdp plan.shard_threshold', 'data is 1'),
-    (GPT, '{tensor: 8, shard: [state], gather: after-update}', 'plan.shard plan.gather', 'data is 1'),
-    (GPT, 'order: gpipe', 'plan.order', 'no pipeline'),
-    (GPT, 'order: 1f1b', 'plan.order', 'no pipeline'),
-    (GPT, '{stages: [4], receive: late, exchange: fused}', 'plan.stages plan.receive plan.exchange', 'one stage'),
-    (GPT, 'scatter_gather: true', 'plan.scatter_gather', 'no stage'),
-    (GPT, '{pipeline: 2, micro_batches: 2, scatter_gather: true}', 'plan.scatter_gather', 'by several tensor ranks'),
-    (GPT, '{zero: 1, unsharded: ["nothing*"]}', 'plan.unsharded', 'there are none'),
-    (GPT, '{zero: 1, unsharded: ["*.bias", "nothing*"]}', 'plan.unsharded.1', 'the name of no parameter'),
-    (GPT, 'unsharded: ["*.bias"]', 'plan.unsharded', 'nothing is sharded'),
-    (GPT, '{zero: 1, shard_threshold: 1 B}', 'plan.shard_threshold', 'the same parameters are sharded'),
-    (GPT, '{gather: on-use, shard_group: 4, accumulate: sharded, prefetch: 3}',
-     'plan.gather plan.shard_group plan.accumulate plan.prefetch', 'nothing is sharded'),
-    (GPT, 'shard_form: flat', 'plan.shard_form', 'nothing is sharded'),
-    (GPT, '{zero: 2, prefetch: 3}', 'plan.prefetch', 'no weight is gathered'),
-    (GPT, '{zero: 3, prefetch: 3, overlap: [enable_grad_comm_opt]}', 'plan.prefetch', 'does not list'),
-    (GPT, 'copies_loss: sum', 'plan.copies_loss', 'one copy'),
-    (GPT, '{tensor: 8, sum_loss: true}', 'plan.sum_loss', 'same loss'),
-    (GPT, 'compat: "2.0"', 'plan.compat', 'sharding-propagation'),
-    (GPT, 'objective: time', 'plan.objective', 'exact search'),
-    (GPT, '{tiles: 4}', 'plan.tiles', 'no product'),
-    (MOE % 'imbalance: 1.5', '{}', 'workload.transformer.experts.imbalance', 'no rank holds'),
-    (MOE % 'imbalance: 1.5', 'expert: 4', '', ''),
-    (MOE % 'group_top_k: 1, group_scores: 1', '{}', 'workload.transformer.experts.group_scores', 'one group'),
-    (MOE % 'aux_group: sample', '{}', 'workload.transformer.experts.aux_group', 'no auxiliary loss'),
-    (MOE % 'aux_loss: 0.1, aux_group: sample', '{}', '', ''),
-    (GPT, '{recompute_stages: [0], recompute_communication: false}',
-     'plan.recompute_stages plan.recompute_communication', 'nothing is recomputed'),
-    (GPT, '{recompute: full, recompute_communication: false}', 'plan.recompute_communication', 'no collective'),
-    (GPT, 'recompute: ["layer*.fc2"]', 'plan.recompute', 'the backward needs nothing'),
-    (GPT, '{tensor: 8, fusion: all, reduce_gradients: end}', 'plan.fusion plan.reduce_gradients', 'travels between'),
-    (GPT, '{zero: 1, unsharded: ["*"], shard_threshold: 100 GB}', 'plan.zero plan.shard_threshold plan.unsharded',
-     'no parameter is sharded'),
-    (GPT, 'overlap: [enable_grad_comm_opt, recompute_comm_overlap]', 'plan.overlap', 'stands alike'),
-    (GPT, '{pairs: overlap, weight_gradients: delayed}', 'plan.pairs plan.weight_gradients', 'of a pair'),
-    (GPT, '{fusion: ids, fusion_ids: [1, 1, 1, 1, 1, 1, 1, 1]}', 'plan.fusion_ids', 'say the same'),
-    (CHAIN.replace('out: 64}', 'out: 64, comm_fusion: 2}', 1), '{}',
-     'workload.network.0.dense.comm_fusion', 'not ids'),
-    (CHAIN.replace('out: 64}}]', 'out: 64, recompute: true}}]'), '{}',
-     'workload.network.2.dense.recompute', 'backward'),
-    (CHAIN.replace('out: 64}', 'out: 64, pipeline_stage: 0}', 1), '{}',
-     'workload.network.0.dense.pipeline_stage', 'one stage'),
-    (CUT.replace('{relu: {}}, {dense: {in: 64, out: 64}}', '{dense: {in: 64, out: 64, strategy: [[2, 4], [4, 1]]}}'),
-     'search: exact', 'plan.search', 'without it'),
-    (GRAPH, 'strategies: {dense*: [[8, 1], [1, 1]]}', 'plan.strategies', 'split so without them'),
-    (GRAPH, '{device_matrix: {dp: 8}, layouts: {dense*: [[dp, none], [none, none]]}}', 'plan.layouts', 'split so'),
-]  # fmt: skip
+SITUATIONS = [tuple(row.values()) for row in read_csv(Path(__file__).with_name('situations.csv'))]
+"""Model, plan, the keys that are told, and words of the reason."""
 
 
 def told(tmp_path, model, plan, against='{}', cluster='{profile: h100-sxm-8, stack: none}'):
