@@ -61,18 +61,29 @@ def test_over_a_shaped_link_there_is_the_executors_ring_whatever_library_the_dev
 @pytest.mark.parametrize('p', [2, 3, 4, 5, 8, 16])
 def test_the_algorithms_of_the_hccl_manual(p):
     """Steps and bytes (of n) for each algorithm as in HCCL's tables, for all-reduce; the others have half."""
+    # Where p is no power of two, a whole vector goes before and another behind.
+    near, odd = 2 ** int(log2(p)), not log2(p).is_integer()
     expected = {
         'mesh': (2, 2 / p),
         'ring': (2 * (p - 1), 2 * (p - 1) / p),
         'nhr': (2 * (p - 1).bit_length(), 2 * (p - 1) / p),
-        'halving_doubling': (2 * log2(p) if p in (2, 4, 8, 16) else 2 * (p - 1), 2 * (p - 1) / p),
+        'halving_doubling': (2 * log2(near) + 2 * odd, 2 * (near - 1) / near + 2 * odd),
     }
     for algorithm, (count, part) in expected.items():
         assert steps(algorithm, 'all_reduce', p) == count
         assert share(algorithm, 'all_reduce', p) == pytest.approx(part)
+        if algorithm == 'halving_doubling' and odd:
+            continue
         for operator in ('all_gather', 'reduce_scatter'):
             assert steps(algorithm, operator, p) == count / 2
             assert share(algorithm, operator, p) == pytest.approx(part / 2)
+
+
+def test_a_part_by_halving_where_the_group_is_no_power_of_two():
+    """HCCL's manual, p = 5: a whole vector to a neighbour, ⌈5 / 2⌉ and ⌈5 / 4⌉ fifths, and a fifth back."""
+    for operator in ('all_gather', 'reduce_scatter'):
+        assert steps('halving_doubling', operator, 5) == 1 + 2 + 1
+        assert share('halving_doubling', operator, 5) == pytest.approx(1 + (3 + 2) / 5 + 1 / 5)
 
 
 @pytest.mark.parametrize('p', [2, 3, 4, 8])
@@ -89,7 +100,7 @@ def test_an_all_to_all_is_pairwise_whatever_the_algorithm(p):
 
 def test_an_all_to_all_over_nodes_goes_to_near_peers_by_the_inner_link_and_to_far_ones_by_the_outer():
     """Two 910B nodes of eight: an eighth of 16 at once over each HCCS link, then eight of 16 over the port, in turn."""
-    cluster_of_two = model('ascend910b-8', 2)
+    cluster_of_two = model('ascend910b-8', 2, tuning='none')
     hccs, roce = cluster_of_two.topology.links
     cost = cluster_of_two.cost(collective('all_to_all', 64 * MIB), range(16))
     assert cost.transfer == pytest.approx(64 * MIB * (1 / 16 / hccs.rate + 8 / 16 / roce.rate))
@@ -128,7 +139,7 @@ def test_fp16_on_the_910a_is_added_by_kernels():
 
 def test_hccl_gathers_inside_first():
     """All-gather over two nodes: a half of the vector inside each node, then the whole of it between them."""
-    cost = model('ascend910b-8', 2).cost(collective('all_gather', 64 * MIB), range(16))
+    cost = model('ascend910b-8', 2, tuning='none').cost(collective('all_gather', 64 * MIB), range(16))
     inside, between = 32 * MIB / 8 / (28e9 * 0.654), 32 * MIB / (25e9 * 0.8)
     assert cost.transfer == pytest.approx(inside + between)
 
@@ -299,7 +310,10 @@ def test_demand_is_a_multiple_of_1_in_1024(load, transfer, part):
 
 SIZE = st.floats(1, 2**32)
 GROUP = st.sets(st.integers(0, 15), min_size=2, max_size=16).map(sorted)
-LAWS = {name: model(name, 8 if name == 'cpu-gloo' else 2) for name in ('ascend910a-8', 'ascend910b-8', 'cpu-gloo')}
+LAWS = {
+    name: model(name, 8 if name == 'cpu-gloo' else 2, tuning='none')
+    for name in ('ascend910a-8', 'ascend910b-8', 'cpu-gloo')
+}
 LAWS['h100 by formula'] = model('h100-sxm-8', 2, tables=False, tuning='none')
 CHOSEN = model('h100-sxm-8', 2, tables=False)
 MEASURED = model('h100-sxm-8', 2)

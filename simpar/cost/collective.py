@@ -169,7 +169,7 @@ class ClusterCollectives:
         formula = terms(op, shape, self.topology, self._plain)
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
-            formula = terms(op, shape, self.topology, self.library)
+            formula = terms(op, shape, self.topology, self.library, graph=self.cluster.sunk)
             grade = worst(formula.figures)
             found = _Measured(formula.alpha, formula.alpha + formula.transfer, formula.transfer, formula.text)
             transfer, best = formula.transfer, formula.transfer

@@ -2,20 +2,27 @@
 
 Steps and bytes are those of HCCL's "Collective Communication Algorithms" (CANN 9.0, also for NCCL's and our own rings):
 D = α + n·β + n·γ with n the bytes of the full vector. An all-to-all is pairwise: in each of p − 1 steps a p-th goes to
-another peer, whatever the algorithm of the link's other collectives; on a mesh all go at once.
+another peer, whatever the algorithm of the link's other collectives; on a mesh all go at once. Which algorithm HCCL
+takes is said in ``simpar.cost.hccl``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simpar.cost.costs import Part, major
+from simpar.cost.hccl import Lie, chosen, lie
 from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import COLLECTIVES, OpClass
 
+AT_ONCE: Final = ('mesh', 'star', 'one_shot')
+"""Algorithms that reach all peers in one step."""
+WHOLE: Final = ('star', 'one_shot', 'doubling')
+"""Algorithms of small all-reduces, that send the whole vector in each step."""
+LOGARITHMIC: Final = ('nhr', 'halving_doubling', 'doubling')
 SEND = 'send'
 PAIRWISE = 'all_to_all'
 EXCHANGE = 'exchange'
@@ -31,13 +38,18 @@ def steps(algorithm: str, operator: str, members: int) -> int:
     if passes is None:
         return 1
     # On a mesh all peers are reached in one step; NVLS has a switch that adds, for all-reduces alone.
-    if algorithm == 'mesh' or (algorithm == 'nvls' and passes == 2):
+    if algorithm in ('mesh', 'star') or (algorithm == 'nvls' and passes == 2):
         return passes
-    # Halving and doubling wants a power of two; NHR was made to do without.
-    halves = algorithm == 'nhr' or (algorithm == 'halving_doubling' and members & (members - 1) == 0)
-    if halves and operator != PAIRWISE:
-        return passes * math.ceil(math.log2(members))
-    return passes * (members - 1)
+    if algorithm == 'one_shot':
+        return 1
+    if algorithm not in LOGARITHMIC or operator == PAIRWISE:
+        return passes * (members - 1)
+    if algorithm == 'doubling':
+        return math.ceil(math.log2(members))
+    # Halving and doubling wants a power of two, and pays a step before and one behind for it; NHR does without.
+    if algorithm == 'halving_doubling' and members & (members - 1):
+        return passes * math.floor(math.log2(members)) + 2
+    return passes * math.ceil(math.log2(members))
 
 
 def share(algorithm: str, operator: str, members: int) -> float:
@@ -52,9 +64,22 @@ def share(algorithm: str, operator: str, members: int) -> float:
         return members - 1.0 if operator == EXCHANGE else 1.0
     if algorithm == 'mesh':
         return passes / members
+    if algorithm in WHOLE:
+        # The whole vector in each step.
+        return float(steps(algorithm, operator, members))
     if algorithm == 'nvls' and passes == 2:
         return 1 + 1 / members
+    if algorithm == 'halving_doubling' and operator != PAIRWISE and members & (members - 1):
+        return _halved(passes, members)
     return passes * (members - 1) / members
+
+
+def _halved(passes: int, members: int) -> float:
+    """Halving and doubling where p is no power of two: some send all of theirs to a neighbour first."""
+    exponent = math.floor(math.log2(members))
+    if passes == 2:
+        return 4 - 2 / (1 << exponent)
+    return 1 + sum(math.ceil(members / (1 << step)) for step in range(1, exponent + 1)) / members + 1 / members
 
 
 class Terms(NamedTuple):
@@ -67,26 +92,48 @@ class Terms(NamedTuple):
     text: str
 
 
-def terms(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms:
+class Phase(NamedTuple):
+    """A collective of ``members`` over the link of a level, of a part of the vector."""
+
+    level: int
+    operator: str
+    part: float
+    members: int
+    algorithm: str
+
+
+class Stage(NamedTuple):
+    """How many communicate over the link of a level, and by which algorithm."""
+
+    level: int
+    members: int
+    algorithm: str
+
+
+def terms(op: OpClass, shape: Shape, topology: Topology, library: Library, *, graph: bool = False) -> Terms:
     """Seconds of a collective by formula.
 
     A library with ``tuning`` chooses algorithm and protocol by size and ranks; others take what a link names.
+    Arguments: ``graph``, whether it is part of a graph that has sunk to the device.
     """
     crossed = [level for level, members in enumerate(shape.members) if members > 1]
+    stages = [_stage(level, shape, topology) for level in crossed]
     if op.operator not in _PASSES:
-        return _phases(op, shape, topology, library, [(crossed[-1], SEND, 1.0)])
+        return _phases(op, shape, topology, library, [_whole(SEND, stages[-1])])
     if 'once' in op.dims and shape.nodes > 1:
         return once_a_node(op, shape, topology, library)
     if exchanged(op, library):
-        return _phases(op, shape, topology, library, [(crossed[-1], EXCHANGE, 1.0)])
+        return _phases(op, shape, topology, library, [_whole(EXCHANGE, stages[-1])])
+    if library.tuning.startswith('ascend'):
+        return _by_rule(op, shape, topology, library, stages, graph=graph)
     if library.tuning != 'none' and op.operator != PAIRWISE:
         return _chosen(op, shape, topology, library, crossed)
     if len(crossed) == 1:
-        return _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
+        return _phases(op, shape, topology, library, _plan(op.operator, stages))
     if op.operator == PAIRWISE:
         return _pairwise(op, shape, topology, library)
     if library.across == 'phases':
-        return _phases(op, shape, topology, library, _plan(op.operator, shape, crossed))
+        return _phases(op, shape, topology, library, _plan(op.operator, stages))
     return _flat(op, shape, topology, library)
 
 
@@ -95,46 +142,135 @@ def exchanged(op: OpClass, library: Library) -> bool:
     return op.operator == 'all_reduce' and library.exchange is not None and op.bytes <= library.exchange.value
 
 
-def _plan(operator: str, shape: Shape, crossed: list[int]) -> list[tuple[int, str, float]]:
-    """HCCL's phases as (level, collective, part of the vector that it works on).
+def _stage(level: int, shape: Shape, topology: Topology) -> Stage:
+    members = shape.members[level]
+    return Stage(level, members, topology.links[level].algorithm_for(members))
+
+
+def _whole(operator: str, stage: Stage, part: float = 1.0) -> Phase:
+    return Phase(stage.level, operator, part, stage.members, stage.algorithm)
+
+
+def _plan(operator: str, stages: Sequence[Stage], *, near: bool = False) -> list[Phase]:
+    """HCCL's phases, each on its part of the vector.
 
     All-reduce: reduce-scatter inwards to outwards, all-reduce on the outermost level, all-gather back. All-gather goes
-    from the innermost level outwards, reduce-scatter from the outermost inwards, so that slices stay contiguous.
+    from the innermost level outwards, reduce-scatter from the outermost inwards, so that slices stay contiguous; with
+    ``near`` most goes over the innermost, as where one algorithm runs over all levels. Of an all-to-all each phase
+    moves the whole vector.
     """
-    plan: list[tuple[int, str, float]] = []
+    plan: list[Phase] = []
     part = 1.0
-    if operator == 'all_reduce':
-        for level in crossed[:-1]:
-            plan += [(level, 'reduce_scatter', part), (level, 'all_gather', part)]
-            part /= shape.members[level]
-        return [*plan, (crossed[-1], 'all_reduce', part)]
-    for level in reversed(crossed):
-        plan.append((level, operator, part))
-        part /= shape.members[level]
+    if operator == 'all_reduce' and not any(stage.algorithm in WHOLE for stage in stages):
+        for stage in stages[:-1]:
+            plan += [_whole(one, stage, part) for one in ('reduce_scatter', 'all_gather')]
+            part /= stage.members
+        return [*plan, _whole(operator, stages[-1], part)]
+    for stage in stages if near else reversed(stages):
+        plan.append(_whole(operator, stage, part))
+        part /= stage.members if operator not in (PAIRWISE, 'all_reduce') else 1
     # An all-gather is a reduce-scatter backwards.
     return plan if COLLECTIVES[operator].adds else plan[::-1]
 
 
-def _phases(
-    op: OpClass, shape: Shape, topology: Topology, library: Library, plan: list[tuple[int, str, float]]
+def _by_rule(
+    op: OpClass, shape: Shape, topology: Topology, library: Library, named: list[Stage], *, graph: bool
 ) -> Terms:
+    """What HCCL takes: the first of its rules that holds. Arguments: ``named``, stages as the links name them."""
+    lies = lie(library.tuning, shape, topology)
+    rule = chosen(library.tuning, op.operator, lies.facts(op.bytes, shape.ranks, graph=graph))
+    if rule.between == 'pairwise' and rule.inside == 'flat':
+        made = _pairwise(op, shape, topology, library)
+    elif rule.inside == 'flat':
+        stages = [Stage(level, members, rule.between) for level, members, _ in named]
+        made = _phases(op, shape, topology, library, _plan(op.operator, stages, near=True))
+    elif rule.between == 'pipeline':
+        made = _pipelined(op, shape, topology, library, lies)
+    else:
+        # Between supernodes HCCL has NHR, whatever it takes between servers.
+        beyond = rule.between if rule.between != 'parallel' else 'nhr'
+        algorithms = (rule.inside, beyond, 'nhr' if op.operator != PAIRWISE else beyond)
+        found = [Stage(*one) for one in zip(lies.levels, lies.members, algorithms, strict=True)]
+        inner = found[:1] if rule.inside else [one for one in named if one.level < lies.levels[1]]
+        stages = [one for one in (*inner, *found[1:]) if one.members > 1]
+        if rule.between == 'parallel':
+            made = _parallel(op, shape, topology, library, stages)
+        else:
+            made = _phases(op, shape, topology, library, _plan(op.operator, stages))
+    return made._replace(text=f'{rule.name}: {made.text}')
+
+
+def _pipelined(op: OpClass, shape: Shape, topology: Topology, library: Library, lies: Lie) -> Terms:
+    """One ring between servers, each of whose parts goes on over the mesh of a server while the next comes.
+
+    HCCL's manual: (servers − 1) · max(α + bytes · β of both links) + α + bytes · β of the inner, each a rank's part; an
+    all-reduce has it twice. Of an all-to-all a server's part goes between servers, of which a rank's goes on.
+    """
+    inside, servers = lies.members[0], lies.members[1] * lies.members[2]
+    inner, outer = lies.levels[0], lies.levels[2 if lies.members[2] > 1 else 1]
+    near, far = topology.links[inner], topology.links[outer]
+    passes, part = _PASSES[op.operator], op.bytes / shape.ranks
+    sent = part * (inside if op.operator == PAIRWISE else 1)
+    over, on = sent * _sharers(far, shape) / far.rate, part * _sharers(near, shape) / near.rate
+    behind = over + far.latency.value < on + near.latency.value
+    # Steps in which the inner link sets the pace, and the outer.
+    turns = (passes * servers, 0) if behind else (passes, passes * (servers - 1))
+    pairs = ((near, on, turns[0]), (far, over, turns[1]))
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    latencies += [(count * link.latency.value, (link.latency,)) for link, _, count in pairs]
+    transfers: list[Part] = [(count * seconds, (link.bandwidth, link.share)) for link, seconds, count in pairs]
+    loads = [0.0] * len(shape.members)
+    loads[inner] += passes * servers * on
+    loads[outer] += passes * (servers - 1) * over
+    text = f'{op.operator} of {shape.ranks} in a pipeline of {near.name} and {far.name}'
+    return _terms(op, shape, library, latencies, transfers, loads, text)
+
+
+def _parallel(op: OpClass, shape: Shape, topology: Topology, library: Library, stages: list[Stage]) -> Terms:
+    """Half of the vector goes over the inner link first and half over the outer, so that both are in use."""
+    latencies: list[Part] = [(library.start.value, (library.start,))]
+    transfers: list[Part] = []
+    loads = [0.0] * len(shape.members)
+    for operator in ('reduce_scatter', 'all_gather') if op.operator == 'all_reduce' else (op.operator,):
+        for pair in zip(_plan(operator, stages), _plan(operator, stages, near=True), strict=True):
+            both = [_over(op.bytes / 2, phase, shape, topology) for phase in pair]
+            latency, transfer = max(both, key=lambda parts: parts[0][0] + parts[1][0])
+            latencies.append(latency)
+            transfers.append(transfer)
+            for phase, (_, (load, _)) in zip(pair, both, strict=True):
+                loads[phase.level] += load
+    text = f'{op.operator} of {shape.ranks}, half over each level at once'
+    return _terms(op, shape, library, latencies, transfers, loads, text)
+
+
+def _phases(op: OpClass, shape: Shape, topology: Topology, library: Library, plan: list[Phase]) -> Terms:
     """One phase after the other: Σ steps · latency + Σ bytes / rate."""
     latencies: list[Part] = [(library.start.value, (library.start,))]
     transfers: list[Part] = []
     loads = [0.0] * len(shape.members)
     names = []
-    for level, operator, part in plan:
-        link, members = topology.links[level], shape.members[level]
-        algorithm = link.algorithm_for(members)
-        # Members behind one network card share its rate.
-        # Of a ring's members one sends out of a node.
-        sharers = 1 if operator == SEND else _sharers(link, shape)
-        load = op.bytes * part * share(algorithm, operator, members) * sharers / link.rate
-        latencies.append((steps(algorithm, operator, members) * link.latency.value, (link.latency,)))
-        transfers.append((load, (link.bandwidth, link.share)))
-        loads[level] += load
-        names.append(f'{operator} by {algorithm} of {members} over {link.name}')
+    for phase in plan:
+        latency, transfer = _over(op.bytes, phase, shape, topology)
+        latencies.append(latency)
+        transfers.append(transfer)
+        loads[phase.level] += transfer[0]
+        link = topology.links[phase.level].name
+        names.append(f'{phase.operator} by {phase.algorithm} of {phase.members} over {link}')
     return _terms(op, shape, library, latencies, transfers, loads, ', then '.join(names))
+
+
+def _over(size: float, phase: Phase, shape: Shape, topology: Topology) -> tuple[Part, Part]:
+    """Seconds of latency and of transfer of a phase. Arguments: ``size``, bytes of the full vector."""
+    level, operator, part, members, algorithm = phase
+    link = topology.links[level]
+    # Members behind one network card share its rate; of a ring's members one sends out of a node.
+    sharers = 1 if operator == SEND else _sharers(link, shape)
+    if operator in _PASSES and algorithm in AT_ONCE and link.per != 'pair':
+        # What goes to all peers at once leaves by one port.
+        sharers *= members - 1
+    load = size * part * share(algorithm, operator, members) * sharers / link.rate
+    latency = steps(algorithm, operator, members) * link.latency.value
+    return (latency, (link.latency,)), (load, (link.bandwidth, link.share))
 
 
 def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, crossed: list[int]) -> Terms:
@@ -147,7 +283,7 @@ def _chosen(op: OpClass, shape: Shape, topology: Topology, library: Library, cro
     ]
     link = topology.links[crossed[0]]
     if len(crossed) == 1 and passes == 2 and link.algorithm_for(shape.ranks) == 'nvls':
-        switch = _phases(op, shape, topology, library, [(crossed[0], op.operator, 1.0)])
+        switch = _phases(op, shape, topology, library, _plan(op.operator, [_stage(crossed[0], shape, topology)]))
         transfer = switch.transfer / switch_rate(library.tuning)
         found.append(switch._replace(alpha=SWITCH, transfer=transfer, text=f'{switch.text}, Simple'))
     return min(found, key=lambda one: one.alpha + one.transfer)

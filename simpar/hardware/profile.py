@@ -140,6 +140,9 @@ class Expansion:
 Dtype = Literal['fp64', 'fp32', 'tf32', 'fp16', 'bf16', 'fp8']
 Issue = Literal['eager', 'graph', 'sink']
 Algorithm = Literal['ring', 'mesh', 'halving_doubling', 'nhr', 'nvls']
+Tuning = Literal[
+    'none', 'volta', 'ampere', 'hopper', 'blackwell', 'ascend910a', 'ascend910b', 'ascend910c', 'ascend950'
+]
 Devices = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -301,8 +304,8 @@ class Library:
         inline: data types that are reduced on the way, at no cost; others pass ``reduce`` (bytes a second of results).
         exchange: all-reduces of up to so many bytes are exchanged: each rank sends all of its own to every other, in
             one step.
-        tuning: the row of NCCL's tables by which algorithm and protocol are chosen by size and ranks; ``none``: what a
-            link names, at its best.
+        tuning: the row of NCCL's tables, or the device of HCCL's rules, by which algorithm and protocol are chosen by
+            size and ranks; ``none``: what a link names, at its best.
     """
 
     name: Text
@@ -311,7 +314,7 @@ class Library:
     inline: tuple[Dtype, ...] = ('fp64', 'fp32', 'tf32', 'fp16', 'bf16')
     reduce: RateFigure | None = None
     exchange: SizeFigure | None = None
-    tuning: Literal['none', 'volta', 'ampere', 'hopper', 'blackwell'] = 'none'
+    tuning: Tuning = 'none'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

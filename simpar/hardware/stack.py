@@ -265,6 +265,7 @@ class Stack:
         graphs: what is launched as captured graphs; none: kernel by kernel.
         dispatch: by which tokens go to experts; none: a token goes once to each of its experts.
         expansion_mode: of the library; none: its default.
+        sunk: whether the whole step is one graph on the device, as HCCL's graph mode has it.
         kernels: of which year they are, as devices tell clocks apart (``device.newer``); none: older than all of these.
         launches: what operators launch, by ``operator.PHASE``; others launch one kernel that moves their bytes.
         memory: what it holds beside the tensors of a program.
@@ -291,6 +292,7 @@ class Stack:
     kernels: KernelYear | None = None
     launches: Mapping[str, Launches] = field(default_factory=dict)
     waiting: bool | None = None
+    sunk: bool = False
     memory: StackMemory | None = None
 
     @property

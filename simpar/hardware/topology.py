@@ -141,6 +141,11 @@ class Cluster:
         return self.work_queues or (told.count if told else 0)
 
     @property
+    def sunk(self) -> bool:
+        """Whether the step is one graph on the device: as the stack says, or else the profile's host."""
+        return self.stack.sunk if self.stack else self.profile.host.mode == 'sink'
+
+    @property
     def mode(self) -> str:
         """The mode in which the library expands collectives; empty: the profile knows of none."""
         has = self.profile.expansion

@@ -1,0 +1,117 @@
+"""HCCL's choice: the table against a second reading of its selectors, and costs against its manual."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simpar.cost import hccl
+from simpar.cost.collective import ClusterCollectives
+from simpar.cost.hccl import Lie, Rule, chosen
+from simpar.files import read_csv
+from simpar.profiles import cluster, load_profile, load_stack
+from simpar.program import OpClass
+from tests.hccl_golden import MIB, READ, Asked, cases
+
+CASES = cases()
+TABLE = read_csv(Path(hccl.__file__).with_name('hccl.csv'))
+
+
+def rule_of(case: Asked) -> Rule:
+    lies = Lie((case.inside, case.servers, case.pods), (0, 0, 0))
+    return chosen(case.device, case.operator, lies.facts(case.size, case.ranks, graph=case.graph))
+
+
+@pytest.mark.parametrize('device', READ)
+def test_the_table_takes_what_a_second_reading_of_the_selectors_takes(device):
+    """Both readings are ours. Of each case: the algorithm inside servers and the one between them."""
+    grid = [case for case in CASES if case.device == device]
+    assert len(grid) >= 500
+    other = []
+    for case in grid:
+        rule, (inside, between) = rule_of(case), READ[device](case)
+        # Where there is one server, nobody asks what is between.
+        alone = case.servers * case.pods == 1 and rule.inside != 'flat' and rule.between not in ('pipeline', 'parallel')
+        if (rule.inside, '' if alone else rule.between) != (inside, '' if alone else between):
+            other.append((case, rule.inside, rule.between, inside, between))
+    assert other == []
+
+
+def test_each_rule_is_taken_by_some_case_and_says_where_it_was_read():
+    taken = Counter((case.device, case.operator, rule_of(case)) for case in CASES)
+    assert len(taken) == len({(row['server'], row['operator'], row['when'], row['inside']) for row in TABLE})
+    for row in TABLE:
+        assert row['source'].startswith(('hcomm b5f3e5be ', 'hccl 09300b70 '))
+
+
+def priced(name, nodes, operator, size, *, tuning=None, stack=None, dtype='fp16', group=None):
+    profile = load_profile(name)
+    if tuning:
+        profile = dataclasses.replace(profile, library=dataclasses.replace(profile.library, tuning=tuning))
+    made = cluster(profile, nodes, stack=load_stack(stack) if stack else None)
+    op = OpClass(operator, 'collective', operator, 'F', bytes=float(size), dtype=dtype, partition='p')
+    return ClusterCollectives(made).cost(op, group or range(made.world))
+
+
+HCCS, ROCE = 28e9 * 0.654, 25e9 * 0.8
+
+
+@pytest.mark.parametrize(('operator', 'passes'), [('all_reduce', 2), ('all_gather', 1), ('reduce_scatter', 1)])
+def test_the_pipeline_of_the_manual(operator, passes):
+    """Of 256 MiB over four servers of eight a step takes 8 MiB of both links, and HCCS is the slower."""
+    cost = priced('ascend910b-8', 4, operator, 256 * MIB, stack='mindspeed')
+    each = 8 * MIB
+    assert each / HCCS + 2.5e-6 > each / ROCE + 8e-6
+    assert cost.alpha + cost.transfer == pytest.approx(10e-6 + passes * 4 * (each / HCCS + 2.5e-6))
+    assert 'Pipeline: ' in cost.why
+
+
+def test_a_small_message_between_servers_waits_for_the_network_at_each_step():
+    cost = priced('ascend910b-8', 4, 'all_gather', 2 * MIB, stack='mindspeed')
+    each = 2 * MIB / 32
+    assert cost.alpha + cost.transfer == pytest.approx(10e-6 + 3 * (each / ROCE + 8e-6) + each / HCCS + 2.5e-6)
+
+
+def test_an_op_alone_and_a_sunk_graph_choose_otherwise():
+    """Between five servers, one device of each: NHR op by op, a ring in a graph."""
+    group = range(0, 40, 8)
+    alone = priced('ascend910b-8', 5, 'all_gather', MIB, stack='mindspeed', group=group)
+    graph = priced('ascend910b-8', 5, 'all_gather', MIB, stack='mindformers', group=group)
+    assert (alone.transfer, graph.transfer) == (pytest.approx(0.8 * MIB / ROCE),) * 2
+    assert alone.alpha == pytest.approx(10e-6 + 3 * 8e-6)
+    assert graph.alpha == pytest.approx(10e-6 + 4 * 8e-6)
+    assert priced('ascend910b-8', 5, 'all_gather', MIB, group=group) == graph
+
+
+def test_without_tuning_a_profile_takes_what_its_links_name():
+    cost = priced('ascend910b-8', 2, 'all_gather', 64 * MIB, tuning='none')
+    assert cost.transfer == pytest.approx(32 * MIB / 8 / HCCS + 32 * MIB / ROCE)
+    assert ': ' not in cost.why.split(' us')[0].replace('hccs: ', '').replace('roce: ', '')
+
+
+def test_halving_and_doubling_of_nine_servers_sends_a_whole_vector_first_and_last():
+    """HCCL's manual, p = 9: (2 · 3 + 2) α + (2 · 7 / 8 + 2) n β; the vector here is an eighth, behind the mesh."""
+    cost = priced('ascend910b-8', 9, 'all_reduce', 64 * MIB)
+    mesh = 2 * 64 * MIB / 8 / HCCS
+    assert cost.transfer == pytest.approx(mesh + (2 * 7 / 8 + 2) * 8 * MIB / ROCE)
+    assert cost.alpha == pytest.approx(10e-6 + 2 * 2.5e-6 + 8 * 8e-6)
+
+
+def test_reduction_by_kernels_counts_once_where_halves_go_over_both_levels():
+    added = priced('ascend950-8', 2, 'reduce_scatter', 256 * MIB, dtype='fp16')
+    assert 'half over each level' in added.why
+    # 16 devices in meshes of four: an outer step of a half, then of an eighth; the mesh a quarter of each.
+    outer = 56e9 * 0.85
+    expected = max(0.75 * 128 * MIB, 0.25 * 128 * MIB) / outer + max(0.25 * 32 * MIB, 0.75 * 32 * MIB) / outer
+    assert added.transfer == pytest.approx(expected)
+
+
+def test_a_supernode_takes_small_messages_over_all_dies_at_once():
+    """64 dies of four servers: 2 · 6 steps of NHR for a small all-reduce; rings of 16 and NHR of 4 for a large one."""
+    small, large = (priced('ascend910c-16', 4, 'all_reduce', size) for size in (MIB, 512 * MIB))
+    assert small.alpha == pytest.approx(10e-6 + 12 * 3e-6)
+    assert large.alpha == pytest.approx(10e-6 + (2 * 15 + 2 * 2) * 3e-6)
+    assert large.transfer == pytest.approx(2 * 63 / 64 * 512 * MIB / (196e9 * 0.8))
