@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 from math import exp, sqrt
@@ -185,7 +186,7 @@ def sample(answer: dict[str, Any], rows: dict[str, Row]) -> str:
     return '\n'.join([*lines, ''])
 
 
-def put(mark: str, lines: list[str], page: Path = PAGE) -> None:
+def put(mark: str, lines: Iterable[str], page: Path = PAGE) -> None:
     """Write lines between two marks of a page."""
     begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
     text = page.read_text(encoding='utf-8')

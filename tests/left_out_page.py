@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from statistics import fmean
 
 from simpar.listing import measured_folder
@@ -21,10 +20,9 @@ from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds
 from simpar.validate.settings import schedule_tree
 from simpar.validate.words import Skipped
+from tests.accuracy_page import put
 from tests.equipment.residuals import Bench, bench_of
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
-BEGIN, END = '<!-- left out -->', '<!-- end of left out -->'
 TELLS = 1.05
 """How many times as long a step is predicted at the lowest clock as at the highest one, of rows that tell of it."""
 CLOCKS = [round(BOUNDS['sustained'][0] + 0.05 * step, 2) for step in range(7)]
@@ -101,9 +99,7 @@ def lines() -> Iterator[str]:
 
 
 def main() -> None:
-    body = '\n'.join(lines())
-    text = PAGE.read_text(encoding='utf-8')
-    PAGE.write_text(f'{text.split(BEGIN)[0]}{BEGIN}\n\n{body}\n\n{END}{text.split(END)[1]}', encoding='utf-8')
+    put('left out', lines())
 
 
 if __name__ == '__main__':

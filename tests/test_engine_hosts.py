@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -103,6 +104,16 @@ def test_the_norm_of_gradients_is_waited_for():
         simulate(program, costs_of(program, 2, waits, device=9.0)).step for waits in (('step',), ('step', 'norm'))
     )
     assert norm > without
+
+
+def test_the_host_waits_before_each_gather_of_weights():
+    """Bound by the host, each wait costs what computes before it, by hand; of two gathers in a row the first waits."""
+    program = made(Plan(data=2, zero=3), 2)
+    ops = [program.op_classes[index] for index in program.role(0).op_class]
+    waited = sum('weights.data.all_gather' in op.name and before.kind == 'compute' for before, op in pairwise(ops))
+    free, waiting = (simulate(program, costs_of(program, 2, waits)).step for waits in (('step',), ('gather', 'step')))
+    assert waited > 4
+    assert waiting - free == pytest.approx(UNIT * waited, rel=1e-12)
 
 
 @pytest.mark.parametrize(('waits', 'times'), [(('step',), 0), (('pass', 'step'), 8), (('batch', 'step'), 3)])

@@ -107,7 +107,8 @@ def test_fitted_numbers_lie_within_their_stated_ranges():
         ('PyTorch FSDP1 + compile', 'H100', 2024, 'torch-compile-fsdp1'), ('torchtitan', 'H100', 9999, 'torch-eager'),
         ('torchtitan', 'H100', 2025, 'torch-eager-2025'),
         ('Composer+PyTorch FSDP1', 'H100-SXM', 9999, 'torch-fsdp-hopper'),
-        ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('nobody knows', 'A100', 2023, DEFAULT),
+        ('DeepSpeed', 'A100', 2023, 'deepspeed'), ('DeepSpeed ZeRO-3', 'A100', 2021, 'deepspeed-2021'),
+        ('nobody knows', 'A100', 2023, DEFAULT),
     ],
 )  # fmt: skip
 def test_one_table_tells_the_stack(framework, hardware, year, stack):
@@ -288,6 +289,15 @@ def test_blocks_of_a_shared_sequence_are_joined_and_repeated_keys_are_sent():
     assert found.compute[attention] - plain.compute[attention] == pytest.approx(joined, rel=1e-6)
     alone = costs(program, on(load_stack('eager'), devices=4)).communication[gather][0].transfer
     assert found.communication[gather][0].transfer > 2 * alone
+
+
+@pytest.mark.parametrize('ranks', [2, 4])
+def test_deepspeed_of_2021_hands_over_a_piece_of_each_weight_for_every_rank(ranks):
+    program = lower(WORK, Plan(data=ranks, zero=3), ranks)
+    gather = next(index for index, op in enumerate(program.op_classes) if 'weights.data.all_gather.F' in op.name)
+    stack = load_stack('deepspeed-2021')
+    found = costs(program, on(stack, devices=ranks))
+    assert found.host[gather] == pytest.approx((1 + ranks) * stack.host.forward.value, rel=1e-6)
 
 
 @pytest.mark.parametrize('effect', ['framework', 'launch', 'host_waits'])

@@ -223,7 +223,8 @@ class Pricer:
         if self.stacked is None:
             return 1
         launches = self.stacked.launches(op)
-        return launches.kernels + launches.calls
+        ranks = self._program.partitions[op.partition].size if launches.ranks and op.partition else 0
+        return launches.kernels + launches.calls + launches.ranks * ranks
 
     def _host_step(self, effects: Effects) -> float:
         stack = self._cluster.stack

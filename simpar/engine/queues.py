@@ -20,12 +20,12 @@ from simpar.program import Csr, OpClass, Program, Role, ranges
 # what it issues behind that comes later: an op starts when its host's op has ended, and a host's op when those have
 # ended that the host waits for. Machines need not know any of this: these are ops, streams and needs like all others.
 
-RECEIVE, PASS, BATCH, NORM, STEP = 'receive', 'pass', 'batch', 'norm', 'step'
-"""The host waits until all that it issued has ended, behind a batched exchange of messages; for all but collectives,
-before and behind each pass, the forward or the backward of a micro-batch; for what computes where it reads a batch,
-before a forward on the first and the last stage; for what the norm of all gradients or their overflow is worked out of;
-at the end of a step until all has ended."""
-WAITS: Final = (RECEIVE, PASS, BATCH, NORM, STEP)
+RECEIVE, GATHER, PASS, BATCH, NORM, STEP = 'receive', 'gather', 'pass', 'batch', 'norm', 'step'
+"""The host waits until all that it issued has ended, behind a batched exchange of messages and before each gather of
+weights; for all but collectives, before and behind each pass, the forward or the backward of a micro-batch; for what
+computes where it reads a batch, before a forward on the first and the last stage; for what the norm of all gradients or
+their overflow is worked out of; at the end of a step until all has ended."""
+WAITS: Final = (RECEIVE, GATHER, PASS, BATCH, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
@@ -66,15 +66,18 @@ def _with_more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
 
 def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
-    kinds = (_is_message, _updates, _judges)
+    kinds = (_is_message, _gathers, _updates, _judges)
     op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
-    message, updates, judges = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
+    message, gathers, updates, judges = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
     found: list[tuple[Ints, Ints]] = []
     # Messages that are issued one by one are waited for on the device alone.
     if RECEIVE in waits and program.batched:
         waited[1:] = message[:-1] & ~message[1:]
+    if GATHER in waits:
+        waited |= gathers
+    if waited.any():
         found += _last_on_streams(stream, np.flatnonzero(waited))
     if (PASS in waits or BATCH in waits) and begin < end:
         passes = passes_of(program, op_class, ops.roles[ops.representative[begin]].micro_batch)
@@ -108,6 +111,11 @@ def _last_on_streams(stream: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
 def _is_message(op: OpClass) -> bool:
     """Whether an exchange of messages goes on with it."""
     return op.kind in ('send', 'recv')
+
+
+def _gathers(op: OpClass) -> bool:
+    """Whether it gathers weights."""
+    return op.kind == 'collective' and any(name.endswith('.gathered') for name in op.writes)
 
 
 def _updates(op: OpClass) -> bool:

@@ -90,7 +90,7 @@ class StackMemory:
     fragmentation: ShareFigure | None = None
 
 
-Wait = Literal['receive', 'pass', 'batch', 'norm', 'step']
+Wait = Literal['receive', 'gather', 'pass', 'batch', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
 Amount = Annotated[float, Field(ge=0, le=1000)]
 MOST_QUEUES: Final = 2**16
@@ -103,7 +103,8 @@ class Launches:
 
     Arguments:
         kernels: in all; 0: it is not launched at all, or is part of another operator's kernel.
-        calls: what else the host does meanwhile, each as long as a launch.
+        calls: what else the host does meanwhile, each as long as a launch; ``ranks``, of a collective, further ones for
+            each rank of its group.
         passes: how often it moves the bytes of the operator, of a streaming one; of a collective, of its message, once
             as a message.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its
@@ -118,6 +119,7 @@ class Launches:
     kernels: Count
     source: Text
     calls: Count = 0
+    ranks: Count = 0
     passes: Amount = 1.0
     result: Amount = 0.0
     left: Amount = 0.0
@@ -138,8 +140,8 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Where the host waits for the device: behind a ``receive``, about each ``pass``, where it reads a ``batch``, at
-    the ``norm`` of gradients, at the end of each ``step``."""
+    """Where the host waits for the device: behind a ``receive``, before a ``gather`` of weights, about each ``pass``,
+    where it reads a ``batch``, at the ``norm`` of gradients, at the end of each ``step``."""
 
     at: tuple[Wait, ...]
     source: Text

@@ -12,6 +12,7 @@ from simpar.errors import Problem, ScheduleError, SimparError
 from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
 from simpar.profiles import load_stack, stack_names
+from simpar.program import Program
 from simpar.schedule import schedule_of
 from simpar.validate.columns import stack_name
 from simpar.validate.megatron import megatron_tree, options
@@ -24,6 +25,8 @@ OF_ALL: Final = ('gradients', 'gradient_copies', 'boundary', 'mask')
 """Facts that are no lists."""
 NEAR: Final = 0.04
 LOW: Final = 0.03
+PHASE: Final = 'run_phase'
+"""Which part of a run a row is of: a later one loads a checkpoint, which the peak, never reset, holds too."""
 MODEL: Final = (
     *('hardware', 'n_gpus', 'flags', 'n_layers', 'hidden', 'heads', 'ffn', 'n_experts', 'seq', 'vocab'),
     *('micro_batch', 'global_batch'),
@@ -56,10 +59,11 @@ class MemoryPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryScore:
-    """Shares: medians of errors' sizes, plans near the peak, plans whose peak is predicted too low."""
+    """Shares: median and worst of errors' sizes, plans near the peak, plans whose peak is predicted too low."""
 
     plans: int
     peak: float
+    worst: float
     bias: float
     near: float
     low: float
@@ -67,15 +71,26 @@ class MemoryScore:
 
 
 def memory_of(row: Row, without: Collection[str] = ()) -> RankMemory:
-    """What the last rank of a row holds; raises ``Skipped`` for what is not modelled.
+    """What the last rank of a row holds; errors as of ``program_of``.
 
-    Ranks do their ops in issue order, as an allocator sees them: no device's seconds are needed.
     Arguments: ``without``, names of facts of the stack to leave out.
     """
+    return held_of(row, program_of(row), without)
+
+
+def program_of(row: Row) -> Program:
+    """The program of a row; raises ``Skipped`` for what is not modelled."""
     tree = megatron_tree(row)
     # Any cluster: a program knows none, and its memory is taken in issue order.
     schedule = schedule_of(Tree(root={**tree, 'cluster': 'a100-sxm-8'}, origins={(): row.name}))
-    program = lower(schedule.workload, schedule.plan, row.whole('n_gpus'))
+    return lower(schedule.workload, schedule.plan, row.whole('n_gpus'))
+
+
+def held_of(row: Row, program: Program, without: Collection[str] = ()) -> RankMemory:
+    """As ``memory_of``, of a program of the row.
+
+    Ranks do their ops in issue order, as an allocator sees them: no device's seconds are needed.
+    """
     facts = load_stack(stack_name(row)).memory
     framework = None
     if facts:
@@ -100,14 +115,17 @@ def known_facts(names: Iterable[str]) -> frozenset[str]:
 
 
 def measured(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that tell both numbers, by plan and devices; rows that are marked partial make a group of their own."""
+    """Rows that tell both numbers, by plan and devices; rows that are marked partial make a group of their own.
+
+    Of a plan whose first phase was measured, no later one counts.
+    """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if _number(row.text(PEAK)) and _number(row.text(END)):
             groups.setdefault(
                 (row.text('completeness') == 'partial', *(row.text(column) for column in MODEL)), []
             ).append(row)
-    return list(groups.values())
+    return [[row for row in group if row.text(PHASE) in ('', '1')] or group for group in groups.values()]
 
 
 def _number(word: str) -> float:
@@ -138,13 +156,14 @@ def memory_pairs(
             reason = str(why).splitlines()[0][:200].removeprefix(f'{group[0].name}: ')
             skipped[reason] = skipped.get(reason, 0) + 1
         else:
-            pairs.append(_pair(group, held))
+            pairs.append(pair_of(group, held))
         if tell:
             tell(number, len(groups))
     return pairs, dict(sorted(skipped.items(), key=lambda item: -item[1]))
 
 
-def _pair(group: Sequence[Row], held: RankMemory) -> MemoryPair:
+def pair_of(group: Sequence[Row], held: RankMemory) -> MemoryPair:
+    """What rows of a plan measured beside what its last rank is predicted to hold."""
     return MemoryPair(
         row=group[0],
         rows=len(group),
@@ -164,6 +183,7 @@ def memory_score(pairs: Sequence[MemoryPair]) -> MemoryScore | None:
     return MemoryScore(
         plans=len(pairs),
         peak=median(map(abs, errors)),
+        worst=max(map(abs, errors)),
         bias=median(errors),
         near=sum(abs(error) <= NEAR for error in errors) / len(errors),
         low=sum(error < -LOW for error in errors) / len(errors),

@@ -30,6 +30,8 @@ NODE: Final = 8
 _ALIKE: Final = 0.05
 """Bandwidths that differ by less are the same."""
 LONG_AGO: Final = 2000
+POSITIONS: Final = {'rope': 'rotary', 'alibi': 'alibi', 'learned': 'learned'}
+"""Words of a row's ``position_embedding``, and the position that each stands for."""
 UNREAD: Final = ('tp-comm-overlap', 'overlap-moe-expert-parallel-comm', 'use-ascend-coc', 'defer-embedding-wgrad')
 """Words of ``overlap_flags`` that mean an overlap which rows are not read with."""
 
@@ -150,8 +152,11 @@ def workload_of(row: Row) -> dict[str, Any]:
         model |= {'activation': activation or 'swiglu', 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
     elif activation not in ('', 'gelu'):
         model['activation'] = activation
-    if 'rope' in row.text('position_embedding'):
-        model['position'] = 'rotary'
+    if row.whole('qkv_bias') and 'bias' in model:
+        model['bias'] = ['qkv']
+    for word, position in POSITIONS.items():
+        if word in row.text('position_embedding'):
+            model['position'] = position
     if row.text('untied_embeddings'):
         model['tied'] = not row.whole('untied_embeddings')
     flags = row.text('overlap_flags')

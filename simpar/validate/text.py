@@ -120,7 +120,7 @@ def _lines(pairs: Sequence[MemoryPair], skipped: Mapping[str, int]) -> Iterator[
     score = memory_score(pairs)
     if score:
         yield (
-            f'  peak         median |error| {score.peak:.2%}, bias {score.bias:+.2%}; '
+            f'  peak         median |error| {score.peak:.2%}, bias {score.bias:+.2%}, worst {score.worst:.1%}; '
             f'{score.near:.0%} within {NEAR:.0%}; {score.low:.0%} too low by more than {LOW:.0%}'
         )
         yield f'  end of step  median |error| {score.end:.2%}'
