@@ -119,7 +119,7 @@ def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, 
         patched.setattr(on_dask, 'source_content', lambda: 'another')
         with pytest.raises(ScheduleError, match=r'--scheduler: workers of tcp://.* have another simpar than here'):
             sweep.predict(scheduler=cluster.scheduler_address)
-    monkeypatch.setattr(on_dask, 'read_content', lambda schedule: 'another')
+    monkeypatch.setattr(on_dask, 'read_content', lambda *_: 'another')
     with pytest.raises(ScheduleError, match='read another h100-sxm-8 than here; give both the same files'):
         sweep.predict(scheduler=cluster.scheduler_address)
 

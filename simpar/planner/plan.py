@@ -36,8 +36,9 @@ from simpar.planner.space import PLAN_KEYS, Space, space_of
 from simpar.predict import Prediction
 from simpar.schedule import Schedule, load_rows, load_schedule
 from simpar.schedule.contents import FIXED, FREE, Planner
+from simpar.session import Session
 from simpar.sweep.answer import Outcome
-from simpar.sweep.journal import Wanted, content_key, identity, places
+from simpar.sweep.journal import FILES, Wanted, content_key, identity, places
 from simpar.sweep.run import Note, Way, cores, predict_all, rare_collections
 from simpar.throughput import Budget, parse_budget, training_run
 
@@ -129,11 +130,11 @@ class Planning:
         yield from zip(paths, self._outcomes([self.space.schedule(path) for path in paths], way), strict=True)
 
     def _outcomes(self, schedules: Sequence[Schedule], way: Way) -> Sequence[Outcome]:
-        wanted = []
+        wanted, session = [], Session(FILES)
         if way.journal:
             wanted = [
                 Wanted(
-                    key=content_key(identity(schedule), schedule),
+                    key=content_key(identity(schedule), schedule, session),
                     places=places(schedule),
                     settings={f'plan.{key}': getattr(schedule.plan, key) for key in self.space.keys},
                 )

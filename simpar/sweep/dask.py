@@ -18,8 +18,9 @@ from simpar import __version__
 from simpar.errors import Problem, ProfileError, RunFailed, ScheduleError
 from simpar.profiles import profile_folder, profile_path
 from simpar.schedule import Schedule
+from simpar.session import Session
 from simpar.sweep.answer import Outcome, predicted
-from simpar.sweep.journal import read_content, source_content
+from simpar.sweep.journal import FILES, read_content, source_content
 from simpar.sweep.run import Coming, Place
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def _submitted(
     """Submit every row, neighbours to the same worker, which keeps what they share; any other may take them, too."""
     # Schedulers unpickle what they give away and need no simpar for it: a row comes as bytes, which are unpickled on a
     # worker. That calls ``_row``.
-    sent = [pickle.dumps(_Row(_anywhere(schedule), read_content(schedule), source_content())) for schedule in schedules]
+    session, source = Session(FILES), source_content()
+    sent = [pickle.dumps(_Row(_anywhere(one), read_content(one, session), source)) for one in schedules]
     batch = max(2, _BYTES // max(map(len, sent)))
     futures: list[Future[Any]] = []
     for number in range(max(1, len(workers))):

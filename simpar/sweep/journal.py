@@ -20,32 +20,26 @@ from simpar.document import Tree, build, dump, one_screen
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder, stack_files
 from simpar.schedule import Schedule, written
-from simpar.session import Kept, Same
+from simpar.session import Session
 from simpar.sweep.answer import Outcome
+
+FILES: Final = 64
+"""Results of a session that reads files of schedules: more than those of one."""
 
 
 def identity(schedule: Schedule) -> str:
     """Equal for schedules of which, in one run, the same prediction comes."""
-    beside = _beside.get(Same(schedule.workload, schedule.plan), lambda: _without_cluster(schedule))
+    # ``against`` and ``sweep`` change no prediction of the row itself.
+    beside = json.dumps({**written(schedule), 'cluster': None, 'against': None, 'sweep': None, 'planner': None})
     return f'{json.dumps(dump(schedule.cluster))} {beside}'
 
 
-def _without_cluster(schedule: Schedule) -> str:
-    """The text of what rows that differ in prices share."""
-    # ``against`` and ``sweep`` change no prediction of the row itself.
-    return json.dumps({**written(schedule), 'cluster': None, 'against': None, 'sweep': None, 'planner': None})
-
-
-_beside: Final[Kept[Same, str]] = Kept(4)
-"""By the very objects: comparing them takes longer than to write them."""
-
-
-def content_key(name: str, schedule: Schedule) -> str:
+def content_key(name: str, schedule: Schedule, session: Session | None = None) -> str:
     """Equal for schedules of which the same prediction comes, on any machine and at any time.
 
-    Arguments: ``name``, its ``identity``.
+    Arguments: ``name``, its ``identity``; ``session``, as of ``read_content``.
     """
-    return _digest([name, read_content(schedule), source_content()])
+    return _digest([name, read_content(schedule, session), source_content()])
 
 
 def places(schedule: Schedule) -> str:
@@ -53,9 +47,13 @@ def places(schedule: Schedule) -> str:
     return _digest(sorted((str(key), place) for key, place in schedule.origins.items()))
 
 
-def read_content(schedule: Schedule) -> str:
+def read_content(schedule: Schedule, session: Session | None = None) -> str:
     """Equal where the files that a prediction reads are the same: profile and stack with those that they extend, the
-    profile's tables, a pipeline's order, and the tables beside the profiles that come with simpar."""
+    profile's tables, a pipeline's order, and the tables beside the profiles that come with simpar.
+
+    Arguments: ``session`` of many rows, of ``FILES`` results, which reads a file again where it has changed.
+    """
+    shared = session or Session(FILES)
     order, cluster = schedule.plan.order, schedule.cluster
     files = [schedule.folder / order] if order.endswith('.csv') else []
     files += sorted(profile_folder().glob('*.csv'))
@@ -63,10 +61,10 @@ def read_content(schedule: Schedule) -> str:
     with suppress(ProfileError):
         own = tuple(Path(name) for name, _ in profile_files(cluster.profile))
         files += own
-        files += map(Path, _tables(str(own[0]), tuple(_stamp(file) for file in own)))
+        files += shared.once(_tables, profile=str(own[0]), stamps=[_stamp(file) for file in own])
     with suppress(ProfileError):
         files += (Path(name) for name, _ in (stack_files(cluster.stack) if cluster.has_stack else ()))
-    return _digest([_content(str(file), _stamp(file)) for file in files])
+    return _digest([shared.once(_content, file=file, stamp=_stamp(file)) for file in files])
 
 
 @functools.cache
@@ -89,18 +87,16 @@ def _stamp(file: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-@functools.lru_cache(maxsize=256)
-def _content(file: str, stamp: tuple[int, int]) -> str:
+def _content(file: Path, stamp: tuple[int, int]) -> str:
     """Arguments: ``stamp``, so that a changed file is read again."""
-    return sha256(Path(file).read_bytes()).hexdigest() if any(stamp) else ''
+    return sha256(file.read_bytes()).hexdigest() if any(stamp) else ''
 
 
-@functools.lru_cache(maxsize=64)
-def _tables(profile: str, stamps: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+def _tables(profile: str, stamps: list[tuple[int, int]]) -> list[Path]:
     """The files of a profile's tables; ``stamps`` as of ``_content``, of it and of those that it extends."""
     tables = load_profile(profile).tables
     found = (getattr(tables, kind) for kind in COLUMNS)
-    return tuple(table.file for table in found if table is not None)
+    return [Path(table.file) for table in found if table is not None]
 
 
 def _digest(value: object) -> str:

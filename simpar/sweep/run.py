@@ -22,7 +22,7 @@ from simpar.schedule import Row, Schedule, load_rows
 from simpar.schedule.contents import run_as
 from simpar.session import Session
 from simpar.sweep.answer import Outcome, Result, SweepAnswer, gain_over, infeasible, predicted
-from simpar.sweep.journal import Journal, Wanted, content_key, identity, places
+from simpar.sweep.journal import FILES, Journal, Wanted, content_key, identity, places
 
 # run: all rows predicted, each once: taken from a journal, here, in processes apart, or on a cluster.
 
@@ -343,9 +343,11 @@ class Sweep:
         for name, schedule in zip(names, schedules, strict=True):
             different.setdefault(name, schedule)
         different = _together(different)
-        settings = {id(row.schedule): row.settings for row in self.rows}
+        settings, session = {id(row.schedule): row.settings for row in self.rows}, Session(FILES)
         wanted = [
-            Wanted(key=content_key(name, schedule), places=places(schedule), settings=settings.get(id(schedule)))
+            Wanted(
+                key=content_key(name, schedule, session), places=places(schedule), settings=settings.get(id(schedule))
+            )
             for name, schedule in different.items()
             # Only a journal asks, and profiles are read for it.
             if way.journal
