@@ -133,17 +133,13 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
     plan, model = schedule.plan, schedule.workload.model
     steps = OPS_OF_CONTEXT_RANK * plan.context if plan.context > 1 else 0
     if isinstance(model, Transformer):
-        ops = (_most_ops(model) + steps) * model.layers
+        ops = (MOST_OPS + MOST_OPS_OF_MIXTURE * (model.experts is not None) + steps) * model.layers
     else:
         ops = MOST_OPS_OF_OPERATOR * len(model.layers)
     classes = float(ops * plan.tiles * plan.sequence_chunks)
     passing = 8 * plan.pipeline * max(plan.chunks, 2)
     slots = (classes + passing * plan.sequence_chunks) * plan.micro_batches * plan.copies
     return Size(slots=slots, entries=classes * ranks / 2, classes=classes)
-
-
-def _most_ops(model: Transformer) -> int:
-    return MOST_OPS + MOST_OPS_OF_MIXTURE * (model.experts is not None)
 
 
 def estimate(schedule: Schedule, ranks: int, build: Build) -> Size:

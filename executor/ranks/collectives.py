@@ -456,7 +456,8 @@ class Rings:
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
         """Send and receive at once."""
-        here = [(_on_host(into), peer) for into, peer in receives]
+        # Memory of the host for what comes into a tensor: itself, where it is there.
+        here = [(into if into.is_cpu else torch.empty(into.shape, dtype=into.dtype), peer) for into, peer in receives]
         self.channel.exchange([(out.cpu(), peer) for out, peer in sends], here, self.pace, self.due)
         for (into, _), (received, _) in zip(receives, here, strict=True):
             if received is not into:
@@ -496,8 +497,3 @@ class Rings:
         """One round: to the rank ahead, from the one behind."""
         ahead, behind = (self.position + 1) % self.size, (self.position - 1) % self.size
         return self.channel.exchange([(out, ahead)], [(into, behind)], self.pace, due)
-
-
-def _on_host(into: torch.Tensor) -> torch.Tensor:
-    """Memory of the host for what comes into a tensor: itself, where it is there."""
-    return into if into.is_cpu else torch.empty(into.shape, dtype=into.dtype)

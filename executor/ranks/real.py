@@ -268,7 +268,7 @@ def device_transports(
 def _is_native(program: Program, device: Device, request: Request) -> bool:
     """Whether the device's own library carries messages."""
     backend, count = device.kind.backend, device.module.device_count()
-    there = backend in dist.Backend.backend_list and _available(backend)
+    there = backend in dist.Backend.backend_list and bool(getattr(dist, f'is_{backend}_available', lambda: True)())
     ranks = int(os.environ.get('LOCAL_WORLD_SIZE', program.world))
     # These libraries refuse two ranks on one device.
     alone = not device.kind.numbered or ranks <= count
@@ -283,10 +283,6 @@ def _is_native(program: Program, device: Device, request: Request) -> bool:
     ):
         raise RunFailed('--transport native on CPUs runs no pipeline: each send would hold up its rank; leave it out')
     return request.transport != 'gloo' and there and alone
-
-
-def _available(backend: str) -> bool:
-    return bool(getattr(dist, f'is_{backend}_available', lambda: True)())
 
 
 # Real compute: what one rank holds, kernels on its tensors, and collectives of what they give.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Final
@@ -110,14 +110,10 @@ def _of_workload(schedule: Schedule, wanted: Collection[tuple[str, ...]]) -> Ite
 
 def _of(owner: Any, name: str, path: Path) -> Iterator[Key]:
     for field in fields(owner):
-        default = _default(field)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
         if default is not MISSING and field.name not in ('model', 'optimizer', MODEL):
             value = getattr(owner, field.name)
             yield Key(name=f'{name}.{field.name}', path=(*path, field.name), value=value, default=default)
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def without_keys(workload: Workload, plan: Plan, keys: Collection[Key]) -> tuple[Workload, Plan]:

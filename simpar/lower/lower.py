@@ -87,7 +87,8 @@ def lower(
         folded_plan, order = folded(workload, plan, world), order_of(plan)
         way = TWO_HOMES if has_two_homes(plan) else Plan().order
     else:
-        folded_plan, order, way = plan, _fitting(order, plan), Plan().order
+        # An order that is right and has the plan's counts.
+        folded_plan, order, way = plan, check_order(_counted(order, plan)), Plan().order
     # From here on the order itself is what counts, and of its name whether stages have two homes.
     plan = replace(folded_plan, order=way, pairs=folded_plan.pairs if order.overlaps else 'none')
     if workload.phase == 'forward':
@@ -128,11 +129,6 @@ def order_of(plan: Plan) -> Order:
         return order_of_a_half(plan)
     counts = plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks
     return named_order(plan.order, *counts, pairs=plan.pairs != 'none')
-
-
-def _fitting(order: Order, plan: Plan) -> Order:
-    """An order that is right and has the plan's counts."""
-    return check_order(_counted(order, plan))
 
 
 def _counted(order: Order, plan: Plan) -> Order:

@@ -60,18 +60,14 @@ def issue_order(job: RecordedJob, stage: int) -> tuple[list[RecordedOp], _Before
     """
     ops = job.of_worker(0, stage)
     started = {op: float(job.start_KN[0, job.number[op]]) for op in ops}
-    ops.sort(key=lambda op: (_rank_of_tail(op), started[op], op.number))
+    # 0 before the last backward, then the turn in the tail.
+    ops.sort(key=lambda op: (1 + TAIL.index(op.kind) if op.kind in TAIL else 0, started[op], op.number))
     before = _before(ops)
     chained = {op: list(waits) for op, waits in before.items()}
     for stream in _streams(ops):
         for one, behind in itertools.pairwise(stream):
             chained[behind].append(one)
     return list(_sorted(ops, chained)), before
-
-
-def _rank_of_tail(op: RecordedOp) -> int:
-    """0 before the last backward, then the turn in the tail."""
-    return 1 + TAIL.index(op.kind) if op.kind in TAIL else 0
 
 
 def _streams(ops: list[RecordedOp]) -> list[list[RecordedOp]]:

@@ -396,7 +396,7 @@ def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Problem]:
     model = workload.model
     counts = model.counts
     most = max(counts.values())
-    if _marked(model):
+    if any(layer.pipeline_stage is not None for layer in model.operators.values()):
         yield from _marks(model, order.stages)
     if isinstance(plan.stages, str):
         return
@@ -431,10 +431,6 @@ def _marks(model: Model, stages: int) -> Iterator[Problem]:
     if stage != stages - 1:
         what = f'marks end with stage {stage} of {stages}'
         yield Problem(('workload', model.key), what, f'mark a layer with pipeline_stage: {stages - 1}')
-
-
-def _marked(model: Model) -> bool:
-    return any(layer.pipeline_stage is not None for layer in model.operators.values())
 
 
 def check(contents: Contents) -> Iterator[Problem]:

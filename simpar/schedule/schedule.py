@@ -461,12 +461,8 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     if not plan.data:
         problems += batch_fits(schedule.workload, plan, data)
     if problems:
-        raise ScheduleError([_problem(schedule, problem) for problem in problems])
+        raise ScheduleError([problem.at(schedule.where(dotted(problem.key))) for problem in problems])
     return schedule if plan.data else replace(schedule, plan=replace(plan, data=data))
-
-
-def _problem(schedule: Schedule, problem: Problem) -> Problem:
-    return problem.at(schedule.where(dotted(problem.key)))
 
 
 def _ranks(schedule: Schedule, data: int, world: int) -> list[Problem]:
