@@ -7,20 +7,20 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from executor.devices import KINDS, in_threads
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
+from simpar.files import read_csv
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
 from simpar.units import parse
 
 WRONG_USE, INTERNAL, INTERRUPTED = 2, 70, 130
 Value = TypeVar('Value')
-ISSUES = ('eager', 'graph')
 TRANSPORTS = ('native', 'gloo')
 
 
@@ -59,21 +59,6 @@ class Wanted:
         if problems:
             raise ScheduleError(problems)
         check_device(self, launched)
-
-
-def add_device_flags(verb: argparse.ArgumentParser) -> None:
-    """``--device`` and ``--transport``."""
-    verb.add_argument('--device', choices=tuple(KINDS), default='cpu', help='what computes (default: cpu)')
-    verb.add_argument(
-        '--transport', choices=TRANSPORTS, default='', help='what carries messages (default: native on devices)'
-    )
-
-
-def _issue(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--issue', choices=ISSUES, default='eager', help='op by op, or as captured graphs')
-    verb.add_argument(
-        '--order', type=int, metavar='SEED', help='virtual: run streams in a random one of the legal orders'
-    )
 
 
 def in_one_process(options: argparse.Namespace | Wanted) -> bool:
@@ -125,7 +110,6 @@ VERBS: Final = {
     'numerics': 'train in process and compare with the unsharded model',
     'dry-run': 'issue what ranks would ask of devices that are not there',
 }
-DTYPES: Final = ('fp64', 'fp32', 'fp16', 'bf16')
 
 
 def parser() -> argparse.ArgumentParser:
@@ -139,96 +123,23 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
     for name, text in VERBS.items():
-        verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
-        verb.add_argument('job', metavar='JOB', help='schedule.yaml')
-        verb.add_argument(
-            '--set', action='append', default=[], metavar='a.b=v', help='replace one value; may be repeated'
-        )
-        verb.add_argument('--json', action='store_true', help='print one JSON object and nothing else')
-        verb.add_argument('--seed', type=int, default=0, help='of weights and data (default: 0)')
-        verb.add_argument(
-            '--limit', action='append', default=[], type=parsed(_limit), metavar='SIZE|TIME', help='as of `simpar run`'
-        )
-        verb.add_argument(
-            '--module', default='', metavar='PKG:FUNCTION', help='the torch module that is trained, as of `simpar run`'
-        )
-        verb.add_argument('--lifeline', action='store_true', help=argparse.SUPPRESS)
-        _ARGUMENTS[name](verb)
+        add_flags(verbs.add_parser(name, help=text, description=text, allow_abbrev=False), name)
+    # What a run takes besides, and hosts need not agree on.
+    verbs.choices['preflight'].set_defaults(
+        compute='real', net=Net(), steps=1, save_state=None, favour_communication=False, costs='', save_baseline=None
+    )
     return top
 
 
-def _run(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--nproc', type=_positive, metavar='N', help='start so many ranks; must be what the job needs')
-    verb.add_argument('--steps', type=_positive, default=3, metavar='N', help='steps, back to back (default: 3)')
-    verb.add_argument('--compute', choices=('real', 'emulated'), default='real', help='default: real')
-    verb.add_argument(
-        '--net', type=parsed(parse_net), default=Net(), metavar='NET', help='none, paced:RATE,LATENCY or netns:RATE'
-    )
-    _meeting(verb)
-    verb.add_argument('--no-preflight', action='store_true', help='do not compare hosts with what the ranks need')
-    verb.add_argument(
-        '--timeout', type=TIME, default=30.0, metavar='TIME', help='give up when nothing finishes (default: 30s)'
-    )
-    _dtype(verb)
-    verb.add_argument('--port', type=int, default=0, help="of rank 0's store (default: any that is free)")
-    verb.add_argument('--favour-communication', action='store_true', help='schedule it first where cores are scarce')
-    verb.add_argument('--save', type=Path, metavar='JSON', help='write the trace for `simpar compare`')
-    verb.add_argument(
-        '--save-state', type=Path, metavar='PT', help='write losses, parameters and gradients, for torch.load'
-    )
-    verb.add_argument('--checkpoint', type=Path, metavar='DIR', help='train, and keep checkpoints in this folder')
-    verb.add_argument('--every', type=_positive, default=10, metavar='N', help='steps between two (default: 10)')
-    verb.add_argument('--resume', action='store_true', help='go on from the last checkpoint there, if there is one')
-    add_device_flags(verb)
-    _issue(verb)
-    verb.add_argument('--costs', default='', help=argparse.SUPPRESS)
-    # Of `simpar measure`: so many steps that count, in turns with the baseline where that has a file.
-    verb.add_argument('--measured', type=_positive, default=0, help=argparse.SUPPRESS)
-    verb.add_argument('--save-baseline', type=Path, help=argparse.SUPPRESS)
-    verb.add_argument('--against-itself', action='store_true', help=argparse.SUPPRESS)
-
-
-def _preflight(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--hosts', required=True, metavar='A,B,...', help='all hosts, that of rank 0 first')
-    verb.add_argument('--node-rank', type=int, metavar='N', help='which of them this is (default: told by its name)')
-    verb.add_argument('--port', type=int, default=29400, help='where they meet on the first (default: 29400)')
-    _meeting(verb)
-    _dtype(verb)
-    add_device_flags(verb)
-    _issue(verb)
-    # What a run takes besides, and hosts need not agree on.
-    verb.set_defaults(
-        compute='real',
-        net=Net(),
-        steps=1,
-        save_state=None,
-        favour_communication=False,
-        costs='',
-        save_baseline=None,
-    )
-
-
-def _meeting(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        '--meet', type=TIME, default=60.0, metavar='TIME', help='in which all must have come (default: 60s)'
-    )
-
-
-def _dtype(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--dtype', choices=DTYPES, default='', help='in place of every floating dtype of the job')
-
-
-def _numerics(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('--steps', type=_positive, default=2, metavar='N', help='steps (default: 2)')
-
-
-def _dry_run(verb: argparse.ArgumentParser) -> None:
-    devices = [name for name, kind in KINDS.items() if not kind.module.startswith('executor.')]
-    verb.add_argument('--device', choices=devices, default='cuda', help='what would compute (default: cuda)')
-    _dtype(verb)
-
-
-_ARGUMENTS: Final = {'run': _run, 'preflight': _preflight, 'numerics': _numerics, 'dry-run': _dry_run}
+def add_flags(verb: argparse.ArgumentParser, name: str) -> None:
+    """Add the flags that ``flags.csv`` has for a verb, or for ``bench``; what a row leaves empty is its kind's."""
+    for flag in read_csv(Path(__file__).with_name('flags.csv')):
+        if name in flag['verbs'].split():
+            more: dict[str, Any] = {key: flag[key] for key in ('default', 'metavar', 'help') if flag[key]}
+            more |= {'choices': tuple(flag['choices'].split())} if flag['choices'] else {}
+            more |= {'dest': flag['name']} if flag['name'] else {}
+            more |= {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
+            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **more})
 
 
 def with_verb(arguments: list[str]) -> list[str]:
@@ -263,7 +174,34 @@ def _limit(text: str) -> str:
     return text
 
 
-TIME: Final = parsed(lambda text: parse(text, 'time'))
+def _net(text: str) -> str:
+    """The text of a network, if it is one."""
+    parse_net(text)
+    return text
+
+
+_MANY: Final[Mapping[str, Any]] = {'action': 'append', 'default': []}
+_KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    'plain': {},
+    'switch': {'action': 'store_true'},
+    'text': {'default': ''},
+    'required': {'required': True},
+    'path': {'type': Path},
+    'integer': {'type': int},
+    'positive': {'type': _positive},
+    # So many steps that count, of `simpar measure`, in turns with the baseline where that has a file; 0: it is none.
+    'measured': {'type': _positive, 'default': 0},
+    'time': {'type': parsed(lambda text: parse(text, 'time'))},
+    'net': {'type': parsed(parse_net)},
+    'net text': {'type': parsed(_net)},
+    'texts': _MANY,
+    'limits': {**_MANY, 'type': parsed(_limit)},
+    'dtype': {'choices': ('fp64', 'fp32', 'fp16', 'bf16'), 'default': ''},
+    'transport': {'choices': TRANSPORTS, 'default': ''},
+    'device': {'choices': tuple(KINDS)},
+    'absent device': {'choices': [name for name, kind in KINDS.items() if not kind.module.startswith('executor.')]},
+}
+"""What argparse is told of each kind of flag; texts and limits may be repeated."""
 
 
 def guarded(name: str, unnamed: str, work: Callable[[], int]) -> int:
