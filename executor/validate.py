@@ -390,7 +390,7 @@ def _cycle(after: dict[str, dict[str, int]]) -> list[str]:
 
 
 # Hazards: whether needs and stream order imply the order of everything that touches one buffer. Unlike
-# ``program/needs.py``, which derives needs from dataflow, this takes the needs that a program carries: a vector clock
+# ``program/role.py``, which derives needs from dataflow, this takes the needs that a program carries: a vector clock
 # over streams says what each slot knows to have finished, and every access is held against it.
 
 STEPS = 2

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpar.case import load_case
-from simpar.chakra import read_chakra, write_chakra
-from simpar.chakra.write import (
+from simpar.chakra import (
     COLLECTIVE,
     COMPUTE,
     LOAD,
@@ -22,8 +21,10 @@ from simpar.chakra.write import (
     attributes,
     messages,
     packed,
+    read_chakra,
     unpacked,
     valued,
+    write_chakra,
 )
 from simpar.engine import simulate
 from simpar.errors import ScheduleError

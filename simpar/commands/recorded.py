@@ -177,7 +177,7 @@ def replay_command(options: argparse.Namespace) -> int:
 
 def _chakra(options: argparse.Namespace) -> int:
     """Chakra's files: the step that their nodes make, and what it goes to."""
-    from simpar.chakra.read import render, replayed, to_dict
+    from simpar.chakra import render, replayed, to_dict
 
     if options.scale:
         raise ScheduleError(Problem('--scale', 'it knows no ops of Chakra traces', 'leave it out'))

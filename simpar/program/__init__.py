@@ -1,7 +1,6 @@
 """Program: the hardware-free list of what every rank does, which the simulator and the executor both interpret."""
 
 from simpar.program.collectives import COLLECTIVES
-from simpar.program.needs import Instance, derive, instance, named_by, touches_of
 from simpar.program.op import (
     BYTES,
     KINDS,
@@ -23,4 +22,16 @@ from simpar.program.op import (
     transfers,
 )
 from simpar.program.program import NONE, Kind, Program, ProgramBuilder, Turns, unlike
-from simpar.program.role import Csr, Role, Slots, Template, plain_slots, ranges
+from simpar.program.role import (
+    Csr,
+    Instance,
+    Role,
+    Slots,
+    Template,
+    derive,
+    instance,
+    named_by,
+    plain_slots,
+    ranges,
+    touches_of,
+)

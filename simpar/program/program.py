@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, ProgramError
-from simpar.program.needs import Touches, derive, named_by, touches_of
 from simpar.program.op import BYTES, OpClass, OpKind, Partition, Tensor, computes, is_batched, is_packed, receives
-from simpar.program.role import Csr, Role, Slots, plain_slots
+from simpar.program.role import Csr, Role, Slots, Touches, derive, named_by, plain_slots, touches_of
 
 # Turns: what communicates meets by its order, the k-th op of a kind with the k-th of the kind that faces it.
 

@@ -1,17 +1,20 @@
-"""Roles: the slots of a rank, with their needs as compressed rows."""
+"""Roles: the slots of a rank, and their needs as compressed rows, derived from what ops read and write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain, pairwise
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.kernels import Array, kernel
+from simpar.kernels import Array, kernel, part
+from simpar.program.op import PER_RANK, OpClass, Tensor, is_per_rank
+
+# Roles: the slots of a rank, with their needs as compressed rows.
 
 # Lists of numbers by slot, as two arrays (compressed sparse rows).
 
@@ -277,3 +280,173 @@ class Role:
         # Stable, since within a stream issue order is the order that counts.
         order = np.argsort(self.stream, kind='stable')
         return Csr.counted(np.bincount(self.stream, minlength=len(self.streams)), order)
+
+
+# Needs from dataflow: which slots must have finished before a slot may start, and no more of them than necessary.
+#
+# A slot must come after the last writer of what it reads, and after the readers and the last writer of what it writes
+# or frees. A need that stream order or other needs imply is left out, so needs are the transitive reduction of that
+# order. Two steps are looked at: what the second needs of the first are the carry needs.
+#
+# Streams are in order. So what a slot knows to have finished is one number for each stream: the latest slot there (a
+# vector clock).
+
+# Touches: which tensors op classes read and change, and which instances of them slots use.
+
+
+Flags = NDArray[np.bool_]
+Instance = tuple[str, int, int]
+
+
+def instance(tensor: Tensor, micro_batch: int, copy: int) -> Instance:
+    """The key of the buffer that a slot of this micro-batch and copy uses."""
+    return (tensor.name, -1, -1) if tensor.kind in PER_RANK else (tensor.name, micro_batch, copy)
+
+
+@dataclass(frozen=True, eq=False)
+class Touches:
+    """What op classes do to tensors.
+
+    Arguments:
+        named: as of ``named_by``.
+        per_rank: by tensor: whether a rank has one of it, for all micro-batches and copies.
+    """
+
+    named: Csr
+    per_rank: Flags
+
+
+def named_by(op_classes: Iterable[OpClass], tensors: Sequence[Tensor]) -> Csr:
+    """For each op class four lists: the numbers of the tensors that it reads, writes, accumulates to and frees."""
+    number = {tensor.name: place for place, tensor in enumerate(tensors)}
+    lists = [names for op in op_classes for names in (op.reads, op.writes, op.accumulates, op.frees)]
+    item = np.array(list(map(number.__getitem__, chain.from_iterable(lists))), dtype=np.int64)
+    return Csr.counted(np.array(list(map(len, lists)), dtype=np.int64), item)
+
+
+def touches_of(named: Csr, tensors: Sequence[Tensor]) -> Touches:
+    """The touches of op classes. Arguments: ``named``, as of ``named_by`` with these tensors."""
+    return Touches(named, np.array([is_per_rank(tensor) for tensor in tensors], dtype=bool))
+
+
+_NONE: Final = -1
+
+
+def derive(slots: Slots, touches: Touches, streams: int) -> tuple[Csr, Csr]:
+    """Needs by slot, the latest first; and carry needs by slot, slots of the step before, the earliest first.
+
+    Arguments: ``touches`` of the op classes; ``streams``, how many streams there are.
+    """
+    count = len(slots)
+    # On one stream, order implies every need.
+    if not count or streams == 1:
+        return (Csr.counted(np.zeros(count, dtype=np.int64), EMPTY),) * 2
+    own, named = slots.columns, touches.named
+    copies = int(own.copy.max()) + 1
+    # A tensor has buffers only where a slot touches it.
+    used = np.zeros(len(named) // 4, dtype=bool)
+    used[own.op_class] = True
+    buffers = np.zeros(len(touches.per_rank), dtype=np.int64)
+    buffers[named.item[np.repeat(used, named.start[4::4] - named.start[:-4:4])]] = (
+        int(own.micro_batch.max()) + 1
+    ) * copies
+    buffers[touches.per_rank & (buffers > 0)] = 1
+    base = buffers.cumsum() - buffers
+    # A buffer has the last touch of each stream and the last change; behind all slots, streams have what they know.
+    touched = np.full((int(buffers.sum()), streams + 1), _NONE, dtype=np.int32)
+    clock = np.full((2 * count + streams, streams), _NONE, dtype=np.int32)
+    starts, items = np.empty((2, count + 1), dtype=np.int32), np.empty((2, count * streams), dtype=np.int32)
+    after = slots.after[np.argsort(slots.after[:, 0], kind='stable')]
+    needs = find_needs(
+        *own, named.start, named.item, touches.per_rank, after.ravel(), copies, base, touched,
+        np.empty(streams, dtype=np.int32), clock, starts[0], items[0], starts[1], items[1],
+    )  # fmt: skip
+    carried = starts.item(-1)
+    return Csr(starts[0].copy(), items[0, :needs].copy()), Csr(starts[1].copy(), items[1, :carried].copy())
+
+
+@kernel
+def find_needs(
+    op_class: Array, micro_batch: Array, copy: Array, stream: Array, start: Array, tensor: Array, per_rank: Array,
+    after: Array, copies: int, base: Array, touched: Array, latest: Array, clock: Array, need_start: Array,
+    need: Array, carry_start: Array, carry: Array,
+) -> int:  # fmt: skip
+    """Write needs and carry needs of every slot, in the order of ``derive``; return how many needs there are.
+
+    Arguments:
+        op_class to stream: of slots; ``copies``, how many of a micro-batch.
+        base: of each tensor the first of its buffers: one for each pair of a micro-batch and a copy, or one in all.
+        start, tensor: for each op class four lists, as of ``Touches.named``; ``per_rank``, as there.
+        after: the pairs of ``Slots.after``, one behind the other, by their later slots.
+        touched: shape [buffers, streams + 1], the last slot of each stream that has read it since it was changed, and
+            at last the slot that changed it; -1 at first.
+        latest: shape [streams], room for the latest slot of each that a slot must come after.
+        clock: shape [slots of two steps, streams], the latest slot of each stream that a slot knows to have finished;
+            and behind them what the last slot of each stream knows, -1 at first.
+        need_start to carry: as of ``Csr``.
+    """
+    slots, streams = len(op_class), len(latest)
+    known, pair, needs, carried = 2 * slots, 0, 0, 0
+    for slot in range(2 * slots):
+        again = slot >= slots
+        own = slot - slots if again else slot
+        if own == 0:
+            pair = 0
+        mine, first = stream[own], 4 * op_class[own]
+        for on in range(streams):
+            latest[on] = _NONE
+        while pair < len(after) and after[pair] == own:
+            before = after[pair + 1]
+            latest[stream[before]] = max(latest[stream[before]], before + slot - own)
+            pair += 2
+        instance = micro_batch[own] * copies + copy[own]
+        for touch in range(start[first], start[first + 4]):
+            buffer = base[tensor[touch]] + (0 if per_rank[tensor[touch]] else instance)
+            last = touched[buffer, streams]
+            if last != _NONE:
+                on = stream[last if last < slots else last - slots]
+                latest[on] = max(latest[on], last)
+            # Reads stand before all else.
+            if touch < start[first + 1]:
+                touched[buffer, mine] = slot
+            else:
+                for on in range(streams):
+                    latest[on] = max(latest[on], touched[buffer, on])
+                    touched[buffer, on] = _NONE
+                touched[buffer, streams] = slot
+        # A stream is in order, so that no slot needs another of its own.
+        latest[mine] = _NONE
+        # What the slot before on the stream knows, and the needs themselves.
+        for on in range(streams):
+            clock[slot, on] = clock[known + mine, on]
+        for other in range(streams):
+            if latest[other] != _NONE:
+                for on in range(streams):
+                    clock[slot, on] = max(clock[slot, on], clock[latest[other], on])
+        for on in range(streams):
+            if latest[on] <= clock[slot, on]:
+                latest[on] = _NONE
+            clock[slot, on] = clock[known + mine, on] = max(clock[slot, on], latest[on])
+        if again:
+            carry_start[own] = carried
+            carried = _in_order(latest, slots, False, carry, carried)
+        else:
+            need_start[own] = needs
+            needs = _in_order(latest, slots, True, need, needs)
+    need_start[slots], carry_start[slots] = needs, carried
+    return needs
+
+
+@part
+def _in_order(latest: Array, below: int, falls: bool, into: Array, count: int) -> int:
+    """Write the slots below a number, the latest or the earliest first; return how many are written in all."""
+    begin = count
+    for slot in latest:
+        if slot != _NONE and slot < below:
+            place = count
+            while place > begin and (into[place - 1] < slot) == falls:
+                into[place] = into[place - 1]
+                place -= 1
+            into[place] = slot
+            count += 1
+    return count
