@@ -1,11 +1,12 @@
 """Plans go out in a framework's words and come back: `make prove NAME=round_trip`.
 
-    python -m tests.prove_round_trip field      every recorded public file that imports, in the words of its framework;
-                                                with a launcher behind it those of that one
-    python -m tests.prove_round_trip drawn 200  so many drawn plans for each framework that reads them back
+    python -m tests.prove_round_trip field [LAUNCHER]     every recorded public file that imports, in the words of its
+                                                          framework; and its own file, which the plan must not touch
+    python -m tests.prove_round_trip drawn FRAMEWORK N M  drawn plans N to M of a framework, or of all, that reads them
 
-Printed are files that come back the same, those of which export lists what the framework cannot say, and those that
-come back otherwise without a word, of which there must be none.
+What came back is judged by all keys of the schedule, and a drawn plan by its program, too. Printed are files that come
+back the same, those of which export lists what the framework cannot say, and those that come back otherwise without a
+word, of which there must be none; -v names the keys.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from simpar.case import case_of
 from simpar.errors import ScheduleError
 from simpar.exporting.export import TARGETS, different, export, reimported
+from simpar.exporting.onto import onto
 from simpar.exporting.settings import Values, values_of
 from simpar.importing.mapping import schedule_text
 from simpar.schedule import Schedule, load_schedule
@@ -27,16 +31,48 @@ FRAMEWORK = {'MindSpeed-LLM': 'mindspeed', 'MindFormers': 'mindformers'}
 """Of a launcher; others go out as Megatron-LM's."""
 
 
-def returned(schedule: Schedule, framework: str) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that goes out in the words of a framework; ``file``, the one that it was read of."""
+
+    launcher: str
+    framework: str
+    schedule: Schedule
+    file: Path | None = None
+
+
+def returned(plan: Plan) -> tuple[str, list[str]]:
     """What became of a schedule that went out and came back, and the keys that are not the same."""
-    target, values = TARGETS[framework], values_of(schedule)
-    made = export(schedule, framework)
+    target, values = TARGETS[plan.framework], values_of(plan.schedule)
+    made = export(plan.schedule, plan.framework)
     back = reimported(target, made.text, values, made.beside)
-    other = values_of(load_schedule(schedule_text(back, f'{framework}{target.suffix}')))
-    keys = sorted(one.key for one in different(values, other, target=target, full=True) if _counts(one.key, values))
+    again = load_schedule(schedule_text(back, f'{plan.framework}{target.suffix}'))
+    keys = sorted(
+        one.key for one in different(values, values_of(again), target=target, full=True) if _counts(one.key, values)
+    )
     listed = {one.key for one in made.unsaid}
     kind = 'the same' if not keys else 'listed' if set(keys) <= listed else 'SILENT'
+    if kind == 'the same' and plan.file is None and case_of(plan.schedule).program.hash != case_of(again).program.hash:
+        return 'SILENT', ['the program']
+    if kind == 'the same' and plan.file is not None and (edited := _touched(plan)):
+        return 'TOUCHED', edited
     return kind, [key for key in keys if kind == 'listed' or key not in listed]
+
+
+def _touched(plan: Plan) -> list[str]:
+    """Lines of the own file that its own plan changes, where the framework is that of the file."""
+    assert plan.file is not None
+    if plan.launcher not in ('Megatron-LM, examples', *FRAMEWORK):
+        return []
+    edited = onto(plan.schedule, plan.framework, plan.file, given=_given(plan.file))
+    return edited.difference.splitlines()[3:9]
+
+
+def _given(path: Path) -> dict[str, str]:
+    """Devices of a file that does not say them, as it was imported."""
+    text, names = path.read_text(encoding='utf-8').replace('_', '-'), ('nnodes', 'nproc-per-node')
+    known = path.suffix != '.sh' or all(f'--{name}' in text for name in names)
+    return {} if known else dict.fromkeys(names, '8')
 
 
 def _counts(key: str, values: Values) -> bool:
@@ -44,52 +80,49 @@ def _counts(key: str, values: Values) -> bool:
     return key in values.every or not key.startswith('cluster.')
 
 
-def of_field(launcher: str = '') -> Iterator[tuple[str, str, Schedule]]:
-    """The launcher, framework and schedule of each recorded file that imports."""
-    with tempfile.TemporaryDirectory() as folder:
-        for row in files():
-            if launcher and row['launcher'] != launcher:
-                continue
-            made = made_of(row, Path(folder))
-            if isinstance(made, str):
-                continue
-            try:
-                yield (
-                    row['launcher'],
-                    FRAMEWORK.get(row['launcher'], 'megatron'),
-                    load_schedule(schedule_text(made, Path(row['path']).name)),
-                )
-            except ScheduleError as error:
-                print(f'{row["path"]}: {str(error)[:200]}')
+def of_field(folder: Path, launcher: str = '') -> Iterator[Plan]:
+    """Each recorded file that imports."""
+    for row in files():
+        if launcher and row['launcher'] != launcher:
+            continue
+        made = made_of(row, folder)
+        if isinstance(made, str):
+            continue
+        name, framework = Path(row['path']).name, FRAMEWORK.get(row['launcher'], 'megatron')
+        try:
+            yield Plan(row['launcher'], framework, load_schedule(schedule_text(made, name)), folder / name)
+        except ScheduleError as error:
+            print(f'{row["path"]}: {str(error)[:200]}')
 
 
-def of_draws(count: int) -> Iterator[tuple[str, str, Schedule]]:
-    """Drawn plans of the frameworks that say all of them."""
+def of_draws(framework: str, first: int, last: int) -> Iterator[Plan]:
+    """Drawn plans of a framework that says all of them."""
     sys.path.insert(0, str(Path(__file__).parent))
-    import test_export
-    import test_export_mindspore
+    from drawn_plans import DRAWN
 
-    for seed in range(count):
-        yield 'megatron', 'megatron', load_schedule(test_export.drawn('megatron', seed))
-        yield 'mindformers', 'mindformers', load_schedule(test_export_mindspore.drawn(seed))
+    names = list(DRAWN) if framework == 'all' else [framework]
+    return (Plan(name, name, load_schedule(DRAWN[name](seed))) for name in names for seed in range(first, last))
 
 
 def main(words: list[str]) -> int:
-    """Prints a line for each launcher, and each file that is not the same."""
+    """Prints a line for each launcher, and with -v each file that is not the same."""
     named = [word for word in words[1:] if word != '-v']
-    chosen = of_draws(int(named[0])) if words[0] == 'drawn' else of_field(*named[:1])
     counts: dict[str, Counter[str]] = {}
-    for launcher, framework, schedule in chosen:
-        try:
-            kind, keys = returned(schedule, framework)
-        except ScheduleError as error:
-            kind, keys = 'refused', [str(error)[:160]]
-        counts.setdefault(launcher, Counter())[kind] += 1
-        if keys and '-v' in words:
-            print(f'{launcher}: {schedule.where()}: {kind}: {", ".join(keys)}')
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = words[0] == 'drawn'
+        chosen = of_draws(named[0], *map(int, named[1:3])) if drawn else of_field(Path(folder), *named[:1])
+        for plan in chosen:
+            try:
+                kind, keys = returned(plan)
+            except ScheduleError as error:
+                kind, keys = 'refused', [str(error)[:160]]
+            counts.setdefault(plan.launcher, Counter())[kind] += 1
+            if keys and '-v' in words:
+                place = plan.file.name if plan.file else plan.schedule.where()
+                print(f'{plan.launcher}: {place}: {kind}: {", ".join(keys)}', flush=True)
     for launcher, kinds in counts.items():
         print(f'{launcher}: ' + ', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items())))
-    return int(any(kinds['SILENT'] for kinds in counts.values()))
+    return int(any(kinds['SILENT'] or kinds['TOUCHED'] or kinds['refused'] for kinds in counts.values()))
 
 
 if __name__ == '__main__':

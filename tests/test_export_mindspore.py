@@ -6,6 +6,7 @@ import types
 from pathlib import Path
 
 import pytest
+from drawn_plans import DRAWN
 from launch_sources import FOLDER, SOURCES
 
 from simpar.case import case_of
@@ -155,40 +156,9 @@ def test_a_yaml_is_edited_at_its_keys(tmp_path):
     assert len(changed) <= 10
 
 
-def drawn(seed):
-    """A schedule that MindFormers can say."""
-    dice = random.Random(f'mindformers {seed}')
-    tensor, pipeline, copies = dice.choice((1, 2, 4)), dice.choice((1, 2)), dice.choice((1, 2))
-    data = 8 // (tensor * pipeline)
-    sizes = {
-        'layers': 8, 'hidden': 64, 'heads': 8, 'kv_heads': dice.choice((4, 8)), 'vocab': 256, 'sequence': 32,
-        'ffn': 128, 'norm': 'rms_norm', 'position': 'rotary', 'activation': dice.choice(('swiglu', 'geglu')),
-        'bias': dice.choice(([], ['qkv'])), 'tied': dice.random() < 0.5,
-    }  # fmt: skip
-    plan = {
-        'data': data, 'tensor': tensor, 'pipeline': pipeline, 'copies': copies, 'reduce': 'late',
-        'micro_batches': dice.choice((4, 8)) if pipeline > 1 else dice.choice((1, 2)),
-        'sequence_parallel': tensor > 1 and dice.random() < 0.5, 'recompute': dice.choice(('none', 'full')),
-        'overlap': dice.choice(([], ['matmul_grad_comm_overlap'])), 'hsdp': dice.choice(('off', 'level1')),
-    }  # fmt: skip
-    # With a pipeline it marks all of a stage alike, without one layers in groups.
-    marks = [4, 1, 1, 2, 2, 3, 3, 4, 4, 4] + [4] * (not sizes['tied'])
-    plan |= {'fusion': 'stage'} if pipeline > 1 else {'fusion': 'ids', 'fusion_ids': marks}
-    if pipeline > 1:
-        plan['stages'] = dice.choice(([4, 4], [3, 5]))
-    if plan['hsdp'] != 'off':
-        plan |= {'shard_threshold': '64 KiB', 'accumulate': dice.choice(('full', 'sharded'))}
-    work = {
-        'transformer': sizes, 'batch': 2 * data * plan['micro_batches'] * copies, 'precision': 'bf16',
-        'clip_norm': 1.0, 'optimizer': {'adamw': {'master_weights': True, 'weight_decay': 0.1}},
-    }  # fmt: skip
-    cluster = {'profile': 'ascend910b-8', 'stack': 'mindformers'}
-    return {'simpar': 1, 'cluster': cluster, 'workload': work, 'plan': plan, 'against': {}}
-
-
 @pytest.mark.parametrize('seed', range(12))
 def test_a_drawn_plan_of_mindformers_comes_back_as_the_same_program(seed):
-    schedule = load_schedule(drawn(seed))
+    schedule = load_schedule(DRAWN['mindformers'](seed))
     made = export(schedule, 'mindformers')
     assert made.unsaid == ()
     back = reimported(TARGETS['mindformers'], made.text, values_of(schedule), made.beside)

@@ -114,8 +114,6 @@ def accelerate_keys(values: Values) -> list[Said]:
         said.append(Said(f'{own}.zero_stage', 1, ('plan.zero',)))
         said.append(Said(f'{own}.gradient_accumulation_steps', values.plan('micro_batches'), ('plan.micro_batches',)))
         said.append(Said(f'{own}.gradient_clipping', plain(values.work('clip_norm')), ('workload.clip_norm',)))
-    else:
-        said.append(Said('gradient_accumulation_steps', values.plan('micro_batches'), ('plan.micro_batches',)))
     if stage > 1:
         said.append(Said('fsdp_config.fsdp_version', 2, ()))
         said.append(Said('fsdp_config.fsdp_reshard_after_forward', stage == 3, ('plan.gather',)))

@@ -29,8 +29,8 @@ def flags(values: Values, source: Source) -> list[Said]:
     need_transformer(values, source.name)
     said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values), *_experts(values)]
     said += _training(values)
-    said += [one for rule in (_launch, _tiles, _pipeline, _sharding) for one in rule(values)]
-    said += _pairs(values, source)
+    said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
+    said += [*_tiles(values, source), *_pairs(values, source)]
     said += _window(values, source)
     if source is MINDSPEED:
         said += _mindspeed(values)
@@ -163,9 +163,15 @@ def _launch(values: Values) -> Iterator[Said]:
         yield Said('cuda-device-max-connections', queues, ('cluster.work_queues',))
 
 
-def _tiles(values: Values) -> Iterator[Said]:
-    if values.plan('tiles') > 1 and values.plan('sequence_parallel'):
-        yield Said('tp-comm-overlap', True, ('plan.tiles',), 'PLAN')
+def _tiles(values: Values, source: Source) -> Iterator[Said]:
+    """Products and messages in parts: as many as tensor ranks, or with MindSpeed 2, 4 or 8."""
+    say, count = partial(Said, part='PLAN', keys=('plan.tiles',)), values.plan('tiles')
+    if source is MINDSPEED and count in (2, 4, 8):
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/tensor_parallel/coc_feature/min_comm_cfg.py, line 174.
+        yield say('use-ascend-coc', True)
+        yield say('coc-parallel-num', count)
+    elif count > 1 and values.plan('sequence_parallel'):
+        yield say('tp-comm-overlap', True)
 
 
 def _pipeline(values: Values) -> Iterator[Said]:
@@ -236,7 +242,8 @@ def _sharding(values: Values) -> Iterator[Said]:
     if stage == 1 and 0 < group < ranks and ranks % group == 0:
         yield Said('num-distributed-optimizer-instances', ranks // group, ('plan.shard_group',), 'PLAN')
     # Megatron-LM checks that gathers overlap only where sums of gradients do.
-    if stage and values.plan('reduce_gradients') == 'overlapped' and (stage < 3 or values.plan('prefetch')):
+    overlapped = values.every.get('plan.reduce_gradients') == 'overlapped'
+    if stage and overlapped and (stage < 3 or values.plan('prefetch')):
         yield Said('overlap-param-gather', True, ('plan.gather', 'plan.prefetch'), 'PLAN')
 
 
@@ -252,6 +259,8 @@ def _recompute(said: list[Said], values: Values, source: Source) -> list[Said]:
     if wanted == 'full':
         return full
     patterns = set(wanted)
+    if source is MINDSPEED and patterns == {f'layer*.{values.model("activation", "gelu")}'}:
+        return [say('recompute-activation-function', True)]
 
     def read(form: list[Said]) -> set[str]:
         rules = recompute(read_as([*said, *form], source.table))

@@ -92,7 +92,11 @@ def precision(ds: Settings) -> Iterator[Finding]:
     clip, by = ds.real('gradient_clipping'), ds.given('gradient_clipping')
     if ds.text('gradient_clipping') == 'auto':
         yield Entry('workload.clip_norm', 1.0, by, 'auto')
+    elif not by and ds.text('distributed_type').upper() not in ('', 'DEEPSPEED'):
+        yield Entry('workload.clip_norm', 0.0, (), 'the program clips, or nobody')
     else:
+        if not by and 'finetuning_type' not in ds:
+            yield Guess(f'norms are clipped at {clip:g}, as DeepSpeed has it since June 2026; before it clipped none')
         yield Entry('workload.clip_norm', max(0, clip), by)
     yield from optimizer(ds, master=kind != 'fp32')
 
