@@ -47,12 +47,11 @@ REASONS = (
 PARTS = 'part of a file: its keys are held by the test of all keys'
 """Why a YAML block is not run that is neither schedule nor profile nor stack."""
 NOT_RUN = {
-    'executor.md': {'from executor.train import train': 'runs ranks: > 20 s'},
+    'check.md': {'import torch': 'trains a module of the reader; tests/test_checkpoint.py holds it'},
     'worked_program.md': {'simpar: 1': 'worked out by hand; tests/test_worked_program.py holds it'},
     'plan.md': {
         "found = simpar.plan('schedule.yaml'": 'searches a space of the reader; tests/test_planner_answer.py holds it'
     },
-    'training.md': {'import torch': 'trains a module of the reader; tests/test_checkpoint.py holds it'},
     'modules.md': {'simpar.from_module(module': 'needs a module of the reader'},
     'calibrate.md': {'from simpar.calibrate import': 'needs the record of a machine'},
 }

@@ -39,7 +39,7 @@ plan: {pipeline: 2, micro_batches: 4}
 sweep: {plan.copies: [1, 2]}
 """
 TUTORIAL = (ROOT / 'examples' / 'multi_copy.yaml').read_text(encoding='utf-8')
-SCHEDULES = {'sweep.md': STAGES, 'schedule.md': TUTORIAL, 'run_on_cluster.md': TUTORIAL}
+SCHEDULES = {'sweep.md': STAGES, 'keys.md': TUTORIAL, 'run_on_cluster.md': TUTORIAL}
 """What schedule.yaml is on a page, in place of the pair."""
 FOUR_RANKS = {'torchrun --nproc-per-node 4': ('devices: 2', 'devices: 4'), 'torchrun --nproc-per-node 8': ('', '')}
 BESIDE = {

@@ -22,7 +22,7 @@ BLOCKS = all_blocks()
 CHEAP = ('simpar profiles mine.yaml', 'simpar run with_stack.yaml --quiet', 'simpar run my_order.yaml')
 
 
-WITH_CODE = ('add_operator.md', 'modules.md')
+WITH_CODE = ('add_operator.md', 'how_to_add.md', 'modules.md')
 """Pages whose schedules need the code that stands beside them."""
 
 

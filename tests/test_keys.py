@@ -145,7 +145,7 @@ def test_the_tables_say_one_thing_of_each_word_and_write_keys_that_there_are():
     layers = {key.split('.')[-1] for key in known_keys() if key.startswith('workload.network')}
     assert {re.split('[:,]', text)[0] for text in LAYERS} <= layers
     pages = orders() + ''.join(
-        (ROOT / 'docs' / name).read_text() for name in ('schedule.md', 'proofs/all_keys.md', 'proofs/keys_network.md')
+        (ROOT / 'docs' / name).read_text() for name in ('keys.md', 'proofs/all_keys.md', 'proofs/keys_network.md')
     )
     for text in VALUES:
         key, value = text.split()

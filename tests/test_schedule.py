@@ -40,7 +40,7 @@ from simpar.schedule.checks import check
 from simpar.schedule.contents import Contents
 from simpar.workload import Adam, Sgd, Transformer, Workload
 
-DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'keys.md'
 
 
 def read(tmp_path: Path, text: str, *overrides: str) -> Schedule:

@@ -39,7 +39,7 @@ from simpar.plans import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
 from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
 
-DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'schedule.md'
+DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'keys.md'
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 words = st.sampled_from(
