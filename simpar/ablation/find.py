@@ -102,7 +102,11 @@ def without_effect(
 
 @dataclass(slots=True, eq=False)
 class _Ablation:
-    """One schedule's keys; ``same_without``, programs that have been compared, by the names of the keys left out."""
+    """One schedule's keys.
+
+    Arguments: ``same_without``, programs that have been compared, by the names of the keys left out; ``of_few``, the
+    schedule's own programs of fewer micro-batches.
+    """
 
     schedule: Schedule
     found: Strategies
@@ -110,6 +114,7 @@ class _Ablation:
     cluster: Cluster
     program: Program
     same_without: dict[frozenset[str], bool] = field(default_factory=dict)
+    of_few: dict[int, Program] = field(default_factory=dict)
 
     def keys(self) -> Iterator[WithoutEffect]:
         facts = facts_of(self.schedule, self.found.workload, self.plan, self.program)
@@ -151,18 +156,42 @@ class _Ablation:
         """Whether the program is the same without keys; where nothing can be lowered, they have an effect."""
         names = frozenset(key.name for key in keys)
         if names not in self.same_without:
-            other = self._without(keys)
-            self.same_without[names] = other is not None and same(self.program, other)
+            few, of_workload = self._few(), all(name.startswith('workload.') for name in names)
+            # Keys of the workload say what a micro-batch does; the plan alone says when.
+            counts = [few] if few and of_workload else [few, 0] if few else [0]
+            self.same_without[names] = all(self._equal(keys, count) for count in counts)
         return self.same_without[names]
 
     def _is_without(self, program: Program | None, keys: Collection[Key]) -> bool:
         other = self._without(keys)
         return program is other if program is None or other is None else same(program, other)
 
-    def _without(self, keys: Collection[Key]) -> Program | None:
-        """The program without keys; None where there is none."""
+    def _few(self) -> int:
+        """How many micro-batches, two for each stage, have all that an order does; 0: only all of them.
+
+        An order that was worked out for all of them has no program of fewer.
+        """
+        plan, batches = self.plan, self.plan.micro_batches
+        few = 2 * plan.pipeline * max(plan.chunks, 1)
+        worked_out = plan.rows or plan.order.endswith('.csv') or self.found.workload.batch % batches
+        return 0 if worked_out or 2 * few >= batches else few
+
+    def _equal(self, keys: Collection[Key], few: int) -> bool:
+        """Whether programs of so few micro-batches are the same; 0: the whole ones."""
+        other = self._without(keys, few)
+        return other is not None and same(self._first(few), other)
+
+    def _first(self, few: int) -> Program:
+        """The program of so few micro-batches; 0: the whole one."""
+        if few and few not in self.of_few:
+            self.of_few[few] = lower(*_of_few(self.found.workload, self.plan, few), self.cluster.world)
+        return self.of_few[few] if few else self.program
+
+    def _without(self, keys: Collection[Key], few: int = 0) -> Program | None:
+        """The program without keys, of so few micro-batches; None where there is none."""
         try:
-            return lower(*self._choices(keys), self.cluster.world)
+            workload, plan = self._choices(keys)
+            return lower(*(_of_few(workload, plan, few) if few else (workload, plan)), self.cluster.world)
         except SimparError:
             return None
 
@@ -203,6 +232,12 @@ class _Ablation:
             one for one in self.found.proposals if not all(name.startswith(_BY_TIME) for name in (one.name, *one.also))
         ]
         return min(known, key=least_first('bytes'))
+
+
+def _of_few(workload: Workload, plan: Plan, few: int) -> tuple[Workload, Plan]:
+    """The same with fewer micro-batches, of as many samples each."""
+    batch = workload.batch // plan.micro_batches * few
+    return replace(workload, batch=batch), replace(plan, micro_batches=few)
 
 
 Made = tuple[Program, Cluster]
