@@ -35,10 +35,10 @@ plan: {tensor: 8, copies: 2}
 """
 
 
-def ran(tmp_path, capsys, mode, *words, profile='ascend910b-8', code=0):
+def ran(tmp_path, capsys, mode, *words, profile='ascend910b-8', code=0, plan=PLAN):
     file = tmp_path / 'plan.yaml'
     line = '' if mode else '  expansion_mode: MODE\n'
-    file.write_text(PLAN.replace('PROFILE', profile).replace(line, '').replace('MODE', mode))
+    file.write_text(plan.replace('PROFILE', profile).replace(line, '').replace('MODE', mode))
     assert main(['run', str(file), *words]) == code
     return capsys.readouterr()
 
@@ -129,15 +129,16 @@ def test_a_stack_may_ask_for_a_mode_unless_the_user_does(tmp_path):
     assert on().mode == 'host'
     program = lower(WORK, SUMS, 8)
     assert cores_taken(on(stack=stack), program) == 24
-    with pytest.raises(ProfileError, match='h100-sxm-8 has no modes'):
-        on(profile='h100-sxm-8', stack=stack)
+    with pytest.raises(ProfileError, match='a100-sxm-8 has no modes'):
+        on(profile='a100-sxm-8', stack=stack)
 
 
 @pytest.mark.parametrize(
     ('mode', 'profile', 'words'),
     [
         ('host', 'ascend910c-16', 'ascend910c-16 has no mode host; write one of ai_cpu, aiv'),
-        ('aiv', 'h100-sxm-8', 'h100-sxm-8 has no modes: its collectives take what its slow_down says; leave it out'),
+        ('aiv', 'a100-sxm-8', 'a100-sxm-8 has no modes: its collectives take what its slow_down says; leave it out'),
+        ('aiv', 'h100-sxm-8', 'h100-sxm-8 has no mode aiv; write one of symmetric, copy_engine, or leave it out'),
         ('aiv', 'ascend910a-8', 'ascend910a-8 has no modes'),
         ('sdma', 'ascend910b-8', 'one of host, ai_cpu, aiv'),
     ],
@@ -154,6 +155,7 @@ def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mod
     [
         ('host', 'ascend910b-8', 'it is the mode without the key, too'),
         ('ai_cpu', 'ascend910b-8', 'take the same of a device as with host'),
+        ('ccu', 'ascend950-8', 'take the same of a device as with ai_cpu'),
         # Two cores of 48 leave more than the bandwidth does.
         ('aiv', 'ascend910c-16', 'take the same of a device as with ai_cpu'),
     ],
@@ -162,3 +164,38 @@ def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, wh
     told = ' '.join(ran(tmp_path, capsys, mode, '--full', profile=profile).out.split())
     assert f'without effect here: cluster.expansion_mode ({mode}): ' in told
     assert why in told
+
+
+def test_collectives_of_few_multiprocessors_leave_products_the_rest():
+    """An H100 has 132: of 16 blocks over eight ranks two are each one's; memory has 3.35 TB/s, a link 450 · 0.824."""
+    program = lower(WORK, SUMS, 8)
+    matrix, others, collective = speeds_beside(on('symmetric', 'h100-sxm-8'), program)
+    assert matrix == pytest.approx(1 - 2 / 132)
+    assert others == pytest.approx(1 - 2 * 450 * 0.824 / 3350)
+    assert collective == speeds_beside(on('', 'h100-sxm-8'), program)[2]
+
+
+def test_copy_engines_gather_without_multiprocessors_and_sums_go_by_the_switch():
+    """ZeRO-3 over eight: two gathers of each weight and one sum of its gradient, each of as many bytes."""
+    gathers = Plan(data=8, zero=3)
+    program = lower(WORK, gathers, 8)
+    kinds = {op.operator: op for op in program.op_classes if op.kind != 'compute'}
+    assert {'all_gather', 'reduce_scatter'} <= set(kinds)
+    symmetric, engines = (speeds_beside(on(mode, 'h100-sxm-8'), program)[0] for mode in ('symmetric', 'copy_engine'))
+    assert symmetric < engines < 1
+
+
+def test_sums_between_nodes_take_what_slow_down_says():
+    program = lower(replace(WORK, batch=16), Plan(data=16), 16)
+    wide = cluster(load_profile('h100-sxm-8'), 2, expansion_mode='symmetric')
+    assert speeds_beside(wide, program) == speeds_beside(replace(wide, expansion_mode=''), program)
+
+
+def test_few_multiprocessors_make_copies_gain_more(tmp_path, capsys):
+    large = PLAN.replace('hidden: 2048, heads: 16', 'hidden: 16384, heads: 128').replace('1024}', '4096}')
+    answers = [
+        ran(tmp_path, capsys, mode, '--json', profile='h100-sxm-8', plan=large).out for mode in ('', 'symmetric')
+    ]
+    usual, few = (json.loads(answer) for answer in answers)
+    assert usual['gain'] < few['gain']
+    assert any('products run at 0.98 beside' in note for note in few['notes'])

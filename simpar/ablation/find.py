@@ -339,7 +339,7 @@ def _mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[Wi
     if asked == without.mode:
         yield WithoutEffect('cluster.expansion_mode', asked, 'it is the mode without the key, too')
     elif speeds_beside(cluster, program) == speeds_beside(without, program):
-        why = f'collectives of this plan, if any, take the same of a device as with {without.mode}'
+        why = f'collectives of this plan, if any, take the same of a device as with {without.mode or "its default"}'
         yield WithoutEffect('cluster.expansion_mode', asked, why)
 
 

@@ -566,8 +566,7 @@ class StackCompute:
         """
         if op.kind != 'collective':
             return op
-        dispatch = self.stack.dispatch
-        if dispatch and routed and op.operator == PAIRWISE and _named(op.name, dispatch.ops):
+        if routed and dispatches(self.stack, op):
             return dataclasses.replace(op, dims={**op.dims, **routed})
         times = self.launches(op).sent * shared
         return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 else op
@@ -575,6 +574,11 @@ class StackCompute:
     def copied(self, op: OpClass) -> float:
         """Seconds in which kernels beside a collective copy what it sends or receives."""
         return (self.launches(op).passes - 1) * op.bytes / self._rate if op.kind == 'collective' else 0.0
+
+
+def dispatches(stack: Stack, op: OpClass) -> bool:
+    """Whether an op sends tokens to experts as the stack does it, once to each node."""
+    return stack.dispatch is not None and op.operator == PAIRWISE and _named(op.name, stack.dispatch.ops)
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

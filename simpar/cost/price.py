@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.collective import Alike, ClusterCollectives, demand
-from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute
+from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
 from simpar.cost.costs import (
     Array,
     Block,
@@ -505,11 +505,52 @@ def _isolated(
 def speeds_beside(cluster: Cluster, program: Program) -> Speeds:
     """Of matrix kernels and of others beside a collective, and of a collective beside compute.
 
-    A kernel has one speed whatever runs beside it. So of the program's collectives the one that takes most counts, and
-    where a message between stages runs alone this is too slow.
+    A kernel has one speed whatever runs beside it. So of HCCL's collectives the one that takes most counts, and where a
+    message between stages runs alone this is too slow; NCCL's count by their bytes.
     """
     slow_down = cluster.profile.slow_down
-    return slow_down.matrix.value, _vector(cluster, program), slow_down.collective.value
+    whole = np.array([slow_down.matrix.value, _vector(cluster, program)])
+    speeds, sent = [], []
+    for op, times in _sent(cluster, program):
+        speeds.append(_beside(cluster, program, op))
+        sent.append(op.bytes * times)
+    if any(speed is not None for speed in speeds):
+        whole = np.average([whole if speed is None else speed for speed in speeds], axis=0, weights=sent)
+    return float(whole[0]), float(whole[1]), slow_down.collective.value
+
+
+def _sent(cluster: Cluster, program: Program) -> Iterator[tuple[OpClass, int]]:
+    """What communicates, with how often ranks issue it, on devices whose collectives are of several kinds."""
+    if not cluster.kernels:
+        return
+    ranks = np.bincount(program.role_of_rank, minlength=len(program.roles)).tolist()
+    times = sum(
+        (count * np.bincount(role.op_class, minlength=len(program.op_classes)))
+        for count, role in zip(ranks, program.roles, strict=True)
+    )
+    for op, count in zip(program.op_classes, np.asarray(times).tolist(), strict=True):
+        if op.kind != 'compute' and op.bytes and count and program.partitions[op.partition].size > 1:
+            yield op, count
+
+
+def _beside(cluster: Cluster, program: Program, op: OpClass) -> tuple[float, float] | None:
+    """Of products and of other kernels beside a collective; none: as ``slow_down`` says.
+
+    Copies of engines and what the switch adds go once through a device's memory and once out of it, or the other way.
+    """
+    stacked, device = cluster.stack, cluster.profile.device
+    dispatched = stacked is not None and dispatches(stacked, op)
+    found = cluster.kernels.get('dispatch' if dispatched else op.operator)
+    if found is None or device.multiprocessors is None:
+        return None
+    shape = cluster.topology.shape(program.partitions[op.partition].groups_GP[0].tolist())
+    # The switch serves a node.
+    if shape.nodes > 1 and found.blocks and found.matrix is None:
+        return None
+    memory = cluster.profile.slow_down.memory.value
+    if found.matrix is None:
+        memory = max(memory, 1 - 2 * cluster.topology.links[shape.outermost].rate / device.memory.bandwidth.value)
+    return found.speed(shape.ranks, device.multiprocessors.value), memory
 
 
 def cores_taken(cluster: Cluster, program: Program) -> int:
@@ -524,6 +565,12 @@ def cores_taken(cluster: Cluster, program: Program) -> int:
 def mode_notes(cluster: Cluster, program: Program) -> Iterator[str]:
     """What a mode of the library other than the profile's default makes of the answer."""
     has = cluster.profile.expansion
+    if has is None and cluster.mode:
+        matrix, others, _ = speeds_beside(cluster, program)
+        yield (
+            f'{cluster.profile.library.name} goes by {cluster.mode}: products run at {matrix:.2f} beside collectives, '
+            f'others at {others:.2f}; collectives by themselves last as without'
+        )
     if has is None or cluster.mode == has.default:
         return
     cores, vector = cores_taken(cluster, program), _vector(cluster, program)

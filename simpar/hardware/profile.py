@@ -96,8 +96,8 @@ def figures_of(value: Any, key: str = '') -> Iterator[tuple[str, Figure]]:
             yield from figures_of(part, f'{key}.{field.name}' if key else field.name)
 
 
-Mode = Literal['host', 'ai_cpu', 'aiv']
-"""The words of HCCL_OP_EXPANSION_MODE."""
+Mode = Literal['host', 'ai_cpu', 'aiv', 'ccu', 'symmetric', 'copy_engine']
+"""The words of HCCL_OP_EXPANSION_MODE; NCCL's kernels over symmetric memory, and its copies by engines."""
 Collective = Literal['all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'send_recv']
 
 

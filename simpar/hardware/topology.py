@@ -11,6 +11,7 @@ from itertools import combinations
 
 from simpar.document import dotted
 from simpar.errors import Problem
+from simpar.hardware.beside import Kernels, kernels_of, modes_of
 from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
 from simpar.hardware.stack import Stack
 
@@ -166,6 +167,11 @@ class Cluster:
         return modes.get(self.mode)
 
     @property
+    def kernels(self) -> Mapping[str, Kernels]:
+        """By operator, what collectives take of a device where it is not what ``slow_down`` says."""
+        return kernels_of(self.profile.library.tuning, self.mode)
+
+    @property
     def world(self) -> int:
         """Number of devices."""
         return self.nodes * self.devices
@@ -259,7 +265,11 @@ def _link_faults(made: Cluster) -> Iterator[Fault]:
 
 def _mode_faults(made: Cluster) -> Iterator[Fault]:
     mode, name, has = made.mode_asked, made.profile.name, made.profile.expansion
-    if mode and has is None:
+    modes = modes_of(made.profile.library.tuning)
+    if mode and has is None and modes:
+        if mode not in modes:
+            yield f'expansion_mode: {name} has no mode {mode}', f'write one of {", ".join(modes)}, or leave it out'
+    elif mode and has is None:
         yield f'expansion_mode: {name} has no modes: its collectives take what its slow_down says', 'leave it out'
     elif mode and has and made.taken is None:
         yield f'expansion_mode: {name} has no mode {mode}', f'write one of {", ".join(has.modes)}'
