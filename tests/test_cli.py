@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.files import read_csv
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
@@ -225,6 +226,24 @@ def test_quiet_prints_the_headline_and_steps_are_as_many_as_asked(capsys, json_o
     assert cli.main(['run', str(TUTORIAL), '--quiet']) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert json_of('run', str(TUTORIAL), '--steps', '5')['step'] > 0
+
+
+def test_a_flag_that_stands_twice_is_refused_unless_it_may_be_repeated(capsys):
+    """argparse alone takes the last one without a word."""
+    rows = read_csv(Path(cli.__file__).parent / 'commands' / 'flags.csv')
+    values = {'counts': '8', 'positive': '8', 'integer': '8', 'ranks': '0', 'percent': '5%'}
+    once = [
+        row for row in rows if row['flag'][0] == '-' and row['kind'] not in ('switch', 'texts', 'limits', 'trainings')
+    ]
+    assert len(once) > 60
+    for row in once:
+        value = row['choices'].partition(' ')[0] or values.get(row['kind'], 'a')
+        with pytest.raises(SystemExit) as left:
+            cli.main([row['verbs'].split()[0], row['flag'], value, row['flag'], value])
+        assert left.value.code == 2
+        said = capsys.readouterr().err
+        assert f'argument {row["flag"]}: stands twice; write it once' in said
+        assert 'did you mean' not in said
 
 
 @pytest.mark.parametrize('shell', ['bash', 'zsh', 'fish'])

@@ -93,19 +93,34 @@ def percent(text: str) -> float:
     return value
 
 
+class _Once(argparse.Action):
+    """Store a flag's value, and refuse the flag a second time: argparse alone takes the last without a word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        # No flag can have this name, as it has a blank.
+        seen = namespace.__dict__.setdefault('flags seen', set())
+        if self.dest in seen:
+            raise argparse.ArgumentError(self, 'stands twice; write it once')
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 _MANY: Final[Mapping[str, Any]] = {'action': 'append', 'default': []}
+_ONE: Final[Mapping[str, Any]] = {'action': _Once}
 KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     'switch': {'action': 'store_true'},
-    'text': {},
-    'name': {'default': ''},
-    'required text': {'required': True},
+    'text': _ONE,
+    'name': {**_ONE, 'default': ''},
+    'required text': {**_ONE, 'required': True},
     'optional': {'nargs': '?'},
-    'path': {'type': Path},
-    'integer': {'type': int},
-    'positive': {'type': positive},
-    'percent': {'type': percent},
-    'ranks': {'type': ranks, 'default': ()},
-    'counts': {'type': counts},
+    'path': {**_ONE, 'type': Path},
+    'integer': {**_ONE, 'type': int},
+    'positive': {**_ONE, 'type': positive},
+    'percent': {**_ONE, 'type': percent},
+    'ranks': {**_ONE, 'type': ranks, 'default': ()},
+    'counts': {**_ONE, 'type': counts},
     'texts': _MANY,
     'limits': {**_MANY, 'type': limit},
     'trainings': {**_MANY, 'type': training},
