@@ -40,7 +40,7 @@ from simpar.schedule.schedule import told_apart, with_changes
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
 from simpar.throughput import Throughput, throughput
-from simpar.units import format_size
+from simpar.units import format_count, format_size
 from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
@@ -109,6 +109,11 @@ class Case:
         """How many numbers the model trains."""
         # Of any batch: it shapes no parameter.
         return self.workload.model.graph(self.workload.batch).parameters
+
+    @property
+    def about(self) -> str:
+        """The model and the batch, in words."""
+        return f'{format_count(self.parameters)} parameters, batch {self.workload.batch}'
 
     @property
     def throughput(self) -> Throughput:

@@ -72,11 +72,11 @@ def brief(prediction: Prediction, notes: Sequence[str] = (), *, colour: bool | N
     if every:
         more = f' ({len(every) - 1} more: --full)' if len(every) > 1 else ''
         told.append(f'Note: {every[0]}{more}')
-    parts: list[RenderableType] = [*lines, _six(prediction), *(['', *told] if told else [])]
+    parts: list[RenderableType] = [*lines, six(prediction), *(['', *told] if told else [])]
     return render_parts(parts, colour=colour, width=width)
 
 
-def _six(prediction: Prediction) -> Table:
+def six(prediction: Prediction) -> Table:
     """The figures that most readers want; one that is nothing on all sides has no row."""
     sides = [prediction, *([prediction.baseline] if prediction.baseline else [])]
     rows = table('', *(side.name for side in sides))

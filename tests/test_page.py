@@ -10,6 +10,7 @@ import pytest
 
 from simpar import cli, load_case
 from simpar.page import answer_page
+from simpar.units import format_time
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
@@ -70,6 +71,54 @@ def test_a_pipeline_has_its_actions_and_says_which_ranks_are_left_out(pages):
     forwards = [text for text in side['boxes'][0]['text'] if text.startswith('0F')]
     assert sorted(forwards) == sorted(f'0F{number}' for number in range(micro_batches))
     assert side['left'] == len(prediction.trace.representatives) - len(side['groups'])
+
+
+def test_a_page_says_first_what_one_must_know_and_folds_the_rest(pages):
+    prediction, _ = pages['pipeline_h100']
+    page = answer_page(prediction, about='22 G parameters · 2026-11-28', notes=['one more <note>'])
+    head, _, rest = page.partition('</header>')
+    low = prediction.interval.low
+    for words in (
+        '22 G parameters · 2026-11-28', '64 × H100 SXM 80 GB (h100-sxm-8)', 'simpar ', f'within {format_time(low)}'
+    ):  # fmt: skip
+        assert words in head.partition('<h1>')[2]
+    shown = re.sub('<details>.*?</details>', '', rest, flags=re.DOTALL)
+    assert 'one more &lt;note&gt;' in rest
+    assert 'one more &lt;note&gt;' not in shown
+    assert 'tokens a second' in shown
+    assert 'first step, from cold' not in shown
+
+
+def test_an_action_is_drawn_by_its_parts_and_not_as_one_box():
+    """With everything recomputed a backward has parts of both, which fill its height together."""
+    prediction = load_case(EXAMPLES / 'pipeline_h100.yaml', ['plan.recompute=full', 'against={}']).predict()
+    row = data_of(answer_page(prediction))['sides'][0]['boxes'][0]
+    kinds = {kind for _, _, kind, _, _ in row['parts']}
+    assert kinds == {'F', 'R', 'B'}
+    for begin, run, kind, top, share in row['parts']:
+        assert any(
+            left <= begin and begin + run <= left + length + 1
+            for left, length in zip(row['begin'], row['run'], strict=True)
+        )
+        assert (top == 0) == (kind != 'B')
+        assert 0 < share <= 1
+
+
+def test_rows_of_a_rank_with_too_many_ops_go_on_to_the_end(monkeypatch, pages):
+    """Neighbours of one kind become one bar; nothing is left out."""
+    prediction, page = pages['multi_copy']
+    whole = data_of(page)['sides'][0]['groups'][0]
+    monkeypatch.setattr('simpar.page.page.MOST_SPANS', 40)
+    few = data_of(answer_page(prediction))['sides'][0]['groups'][0]
+    assert few['merged']
+    assert not whole['merged']
+    assert sum(len(row['begin']) for row in few['rows']) <= 40 < sum(len(row['begin']) for row in whole['rows'])
+    for mine, other in zip(few['rows'], whole['rows'], strict=True):
+        ends = [
+            max(b + w + r for b, w, r in zip(one['begin'], one['wait'], one['run'], strict=True))
+            for one in (mine, other)
+        ]
+        assert ends[0] == ends[1]
 
 
 def test_memory_adds_up_to_the_peak(pages):

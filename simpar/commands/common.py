@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -67,6 +68,11 @@ def schedule_text(options: argparse.Namespace) -> str:
     """The file of a verb with what replaces values of it, as a page shows it."""
     words = ''.join(f'# --set {word}\n' for word in options.set)
     return f'{words}{options.file.read_text(encoding="utf-8")}'
+
+
+def about(case: Case) -> str:
+    """What a page of a case is of: the model, and today."""
+    return f'{case.about} · {date.today():%Y-%m-%d}'
 
 
 def case_waited_for(options: argparse.Namespace) -> Case:

@@ -16,6 +16,7 @@ from typing import Any
 
 from simpar.case import Case, on_net
 from simpar.commands.common import (
+    about,
     case_waited_for,
     check_picture,
     executor_flags,
@@ -232,7 +233,7 @@ def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: 
         draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison, gain)
         written.append(options.plot)
     if options.html:
-        written.append(_page(options, prediction, gain, [verdict(gain, unlike), *_told(case, gain, net), *notes]))
+        written.append(_page(options, case, prediction, gain, [verdict(gain, unlike), *_told(case, gain, net), *notes]))
     if options.json:
         told = {
             'statistic': statistic_json(comparison.steps),
@@ -266,7 +267,7 @@ def _told(case: Case, gain: Gain, net: Net) -> list[str]:
     return [f'{statistic_line(comparison.steps, comparison.origin)}{turns}', f'Network: {_network(case, net)}.']
 
 
-def _page(options: argparse.Namespace, prediction: Prediction, gain: Gain, lines: list[str]) -> Path:
+def _page(options: argparse.Namespace, case: Case, prediction: Prediction, gain: Gain, lines: list[str]) -> Path:
     """The answer's page, with what was measured above."""
     from simpar.page import answer_page
     from simpar.page.page import table_html
@@ -276,6 +277,7 @@ def _page(options: argparse.Namespace, prediction: Prediction, gain: Gain, lines
         schedule=schedule_text(options),
         notes=lines,
         headline=gain_line(gain),
+        about=about(case),
         measured=table_html(gain_table(gain)),
     )
     path: Path = options.html

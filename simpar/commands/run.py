@@ -20,6 +20,7 @@ from simpar.case import Case, check_memory, memory_notes, on_net, written_out
 from simpar.commands.common import (
     SHORT,
     Progress,
+    about,
     case_waited_for,
     check_picture,
     make_folders,
@@ -177,7 +178,9 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
         from simpar.page import answer_page
 
         make_folders(options.html)
-        write_atomically(options.html, answer_page(prediction, schedule=schedule_text(options), notes=notes))
+        write_atomically(
+            options.html, answer_page(prediction, schedule=schedule_text(options), notes=notes, about=about(case))
+        )
         written.append(str(options.html))
     if options.trace:
         written += _write_traces(options, prediction, case)

@@ -15,6 +15,7 @@ from simpar.commands.common import (
     PICTURES,
     Line,
     Progress,
+    about,
     case_waited_for,
     check_picture,
     graph_of,
@@ -136,7 +137,9 @@ def why_not_command(options: argparse.Namespace) -> int:
         found = why_not(case)
     if options.html:
         best = found.case or case
-        page = answer_page(best.predict(), schedule=schedule_text(options), notes=best.notes, overlaps=found.html)
+        page = answer_page(
+            best.predict(), schedule=schedule_text(options), notes=best.notes, about=about(best), overlaps=found.html
+        )
         write_atomically(options.html, page)
     wrote = f'wrote {options.html}\n' if options.html else ''
     warnings = ''.join(f'Note: {line}\n' for line in (*case.beside_stack, *case.left_out))

@@ -1,8 +1,8 @@
 'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
 const unit = data.unit;
-const COLOURS = {F: '#0072B2', B: '#009E73', I: '#009E73', W: '#E69F00', U: '#CC79A7', communication: '#8d9299', exposed: '#D55E00'};
-const NAMES = {F: 'forward', I: 'backward', W: 'gradients of weights', U: 'update', communication: 'communication', exposed: 'exposed communication'};
+const COLOURS = {F: '#0072B2', R: '#F0E442', B: '#009E73', I: '#009E73', W: '#E69F00', U: '#CC79A7', communication: '#8d9299', exposed: '#D55E00'};
+const NAMES = {F: 'forward', R: 'recomputed', I: 'backward', W: 'gradients of weights', U: 'update', communication: 'communication', exposed: 'exposed communication'};
 const LAYERS = ['#0072B2', '#56B4E9', '#009E73', '#E69F00', '#CC79A7', '#8C8C8C', '#D55E00', '#8B5A2B', '#6A51A3', '#B5BD4C', '#4D4D4D', '#2FA4A0', '#B9C4CC'];
 const tip = document.getElementById('tip');
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -69,7 +69,7 @@ for (const side of [...data.sides].reverse()) {
   rows.push({heading: side.name + ': ' + seconds(side.step), height: 24, side});
   for (const boxes of side.boxes) rows.push({...boxes, boxed: true, side, height: ROW + GAP});
   for (const group of side.groups) {
-    rows.push({heading: group.label + (group.cut ? ' (its first ops)' : ''), small: true, height: 20, side});
+    rows.push({heading: group.label + (group.merged ? ' (ops that follow one another are one bar)' : ''), small: true, height: 20, side});
     for (const row of group.rows) {
       const compute = row.op.some(op => side.ops[op][1] !== 'communication');
       rows.push({...row, side, compute, height: (compute ? ROW : THIN + 4) + GAP});
@@ -134,13 +134,23 @@ function drawSteps() {
 function drawBoxes(draw, row, x, scale, y, height) {
   draw.fillStyle = COLOURS.exposed;
   for (const [begin, run] of row.exposed) if (run * scale > 0.2) draw.fillRect(x(begin), y + height - 5, Math.max(run * scale, 0.4), 5);
-  draw.textAlign = 'center';
-  for (let at = Math.max(0, before(row.begin, view[0]) - 1); at < row.begin.length && row.begin[at] < view[1]; at++) {
-    const wide = row.run[at] * scale;
+  /* The ground of a box is pale: there its action waits. */
+  draw.globalAlpha = 0.35;
+  for (let at = 0; at < row.begin.length; at++) {
     draw.fillStyle = COLOURS[row.kind[at]];
-    draw.fillRect(x(row.begin[at]), y, Math.max(wide - 0.6, 0.4), height);
-    if (wide > 7 * row.text[at].length) { draw.fillStyle = '#fff'; draw.fillText(row.text[at], x(row.begin[at]) + wide / 2, y + height / 2 + 0.5); }
+    draw.fillRect(x(row.begin[at]), y, Math.max(row.run[at] * scale - 0.6, 0.4), height);
   }
+  draw.globalAlpha = 1;
+  for (const [begin, run, kind, top, share] of row.parts) {
+    if (begin + run < view[0] || begin > view[1]) continue;
+    draw.fillStyle = COLOURS[kind];
+    draw.fillRect(x(begin), y + top * height, Math.max(run * scale - (run * scale > 3 ? 0.6 : 0), 0.4), share * height);
+  }
+  draw.textAlign = 'center';
+  draw.fillStyle = '#fff';
+  row.words.forEach(([begin, run], at) => {
+    if (run * scale > 7 * row.text[at].length) draw.fillText(row.text[at], x(begin + run / 2), y + height / 2 + 0.5);
+  });
   draw.textAlign = 'left';
 }
 function drawSpans(draw, row, x, scale, y, height) {
@@ -157,8 +167,8 @@ function drawSpans(draw, row, x, scale, y, height) {
     draw.globalAlpha = 1;
     if (communicates && row.busy) bare(draw, row, begin, begin + wait + run, x, scale, y + low, height - 2 * low);
     if (!communicates && wide > 40) {
-      const name = op[0].replace(/^layer\d+\./, '').replace(/\.[FIWU]$/, '');
-      if (wide > 6.2 * name.length + 6) { draw.fillStyle = '#fff'; draw.fillText(name, x(begin + wait) + 4, y + height / 2 + 0.5); }
+      const name = op[0].replace(/^layer\d+\./, '').replace(/\.[FIWU](\.recompute)?$/, '');
+      if (wide > 6.2 * name.length + 6) { draw.fillStyle = op[1] === 'R' ? '#000' : '#fff'; draw.fillText(name, x(begin + wait) + 4, y + height / 2 + 0.5); }
     }
   }
 }
@@ -251,7 +261,8 @@ function legend(element, entries) {
     element.append(entry);
   }
 }
-legend(document.getElementById('legend'), Object.keys(NAMES).map(kind => [NAMES[kind], COLOURS[kind]]));
+const used = new Set(['exposed', ...data.sides.flatMap(side => side.ops.map(op => op[1]))]);
+legend(document.getElementById('legend'), Object.keys(NAMES).filter(kind => used.has(kind)).map(kind => [NAMES[kind], COLOURS[kind]]));
 const left = data.sides.map(side => side.left ? side.name + ': the ops of ' + side.left + ' more ranks that differ are left out (simpar run --trace has them).' : '');
 document.getElementById('left').textContent = left.filter(Boolean).join(' ');
 

@@ -16,8 +16,8 @@ from simpar.keys import without_effect_line
 from simpar.memory import RankMemory, peak_summary
 from simpar.memory.rank import KINDS
 from simpar.metrics import is_pipeline
-from simpar.plot.panel import Bar, view
-from simpar.plot.pipeline_panel import Box, pipeline_view
+from simpar.plot.panel import Bar, phase_of, view
+from simpar.plot.pipeline_panel import Box, pipeline_view, row_name
 from simpar.predict import Contribution, Prediction
 from simpar.trace import Trace
 from simpar.units import format_time
@@ -30,7 +30,9 @@ Columns = dict[str, Any]
 TICKS: Final = 2**22
 """Ticks of a step: finer than a pixel, whatever is zoomed to."""
 MOST_SPANS: Final = 30_000
-"""Ops of one side that a page holds: about 20 bytes each."""
+"""Ops of one side that a page holds, about 20 bytes each; of a rank that has more, neighbours are one bar."""
+_SEVERAL: Final = 'several ops, '
+"""How the name of such a bar begins; its kind follows."""
 MOST_RANKS: Final = 4
 """Ranks of one side whose ops it holds; of a pipeline, whose actions stand above, the first and the last."""
 
@@ -86,15 +88,32 @@ def _rank(trace: Trace, rank: int, ops: dict[str, int], unit: float) -> Columns:
     seen = view(trace, '', rank)
     alike = int((trace.representative_of_rank == trace.representative_of_rank[rank]).sum()) - 1
     rows: list[list[Bar]] = [[] for _ in seen.streams]
-    for bar in seen.bars[:MOST_SPANS]:
+    bars = _few(seen.bars, seen.step)
+    for bar in bars:
         rows[bar.row].append(bar)
     return {
         'label': f'rank {rank}' + (f' and {alike} like it' if alike else ''),
-        'cut': len(seen.bars) > MOST_SPANS,
+        'merged': len(bars) < len(seen.bars),
         'rows': [
             {'label': stream, **_columns(bars, ops, unit)} for stream, bars in zip(seen.streams, rows, strict=True)
         ],
     }
+
+
+def _few(bars: Sequence[Bar], step: float) -> Sequence[Bar]:
+    """Bars of a rank as a page has room for: where there are too many, those of a kind with short pauses become one."""
+    pause = step / 2**13
+    while len(bars) > MOST_SPANS and pause < step:
+        merged: list[Bar] = []
+        for bar in sorted(bars, key=lambda one: (one.row, one.arrive)):
+            last = merged[-1] if merged else None
+            if last and last[:3] == bar[:3] and bar.arrive - last.end <= pause:
+                name = f'{_SEVERAL}{"communication" if bar.communicates else bar.phase}'
+                merged[-1] = last._replace(end=max(last.end, bar.end), name=name, copy=None, micro_batch=-1)
+            else:
+                merged.append(bar)
+        bars, pause = merged, 2 * pause
+    return bars
 
 
 def _columns(bars: list[Bar], ops: dict[str, int], unit: float) -> Columns:
@@ -113,21 +132,35 @@ def _columns(bars: list[Bar], ops: dict[str, int], unit: float) -> Columns:
 
 
 def _boxes(trace: Trace, unit: float) -> list[Columns]:
-    """The pipeline ranks with their actions."""
+    """The pipeline ranks with their actions, and the parts of these with their place in a box's height."""
     rows = []
-    for number, row in enumerate(pipeline_view(trace, '').rows):
-        stages = ', '.join(map(str, row.stages))
+    seen = pipeline_view(trace, '')
+    for number, row in enumerate(seen.rows):
+        parts = [
+            (*_ticks(part.begin, part.end, unit), layer.kind, sum(one.share for one in part.layers[:at]), layer.share)
+            for box in row.boxes
+            for part in box.parts
+            for at, layer in enumerate(part.layers)
+        ]
+        widest = [max(box.parts, key=lambda one: one.end - one.begin, default=box) for box in row.boxes]
         rows.append(
             {
-                'label': f'{number}: stage{"s" if len(row.stages) > 1 else ""} {stages}',
+                'label': row_name(seen, number, 0.0),
                 'begin': [round(box.begin / unit) for box in row.boxes],
-                'run': [round(box.end / unit) - round(box.begin / unit) for box in row.boxes],
+                'run': [_ticks(box.begin, box.end, unit)[1] for box in row.boxes],
                 'kind': [box.labels[-1].kind for box in row.boxes],
                 'text': [_text(box) for box in row.boxes],
-                'exposed': [[round(left / unit), round((right - left) / unit)] for left, right in row.between.tolist()],
+                'words': [_ticks(one.begin, one.end, unit) for one in widest],
+                'parts': [(begin, run, kind, round(top, 3), round(high, 3)) for begin, run, kind, top, high in parts],
+                'exposed': [_ticks(left, right, unit) for left, right in row.between.tolist()],
             }
         )
     return rows
+
+
+def _ticks(begin: float, end: float, unit: float) -> tuple[int, int]:
+    """When something begins and how long it lasts."""
+    return round(begin / unit), round(end / unit) - round(begin / unit)
 
 
 def _text(box: Box) -> str:
@@ -142,8 +175,11 @@ def _told(prediction: Prediction, ops: Mapping[str, int]) -> list[list[str]]:
 
 def _lines(prediction: Prediction, ops: Mapping[str, int], numbers: Mapping[str, int]) -> Iterator[list[str]]:
     for name in ops:
+        if name.startswith(_SEVERAL):
+            yield [name.partition(',')[0], name.removeprefix(_SEVERAL), '', '']
+            continue
         op = prediction.program.op_classes[numbers[name]]
-        kind = op.phase if op.kind == 'compute' else 'communication'
+        kind = phase_of(op) if op.kind == 'compute' else 'communication'
         yield [name, kind, op.operator, prediction.costs.why.get(numbers[name], '')]
 
 
@@ -212,6 +248,7 @@ def answer_page(
     notes: Iterable[str] = (),
     ranks: Sequence[int] = (),
     headline: str = '',
+    about: str = '',
     measured: str = '',
     overlaps: str = '',
 ) -> str:
@@ -222,6 +259,7 @@ def answer_page(
         notes: what the reader should know besides the prediction's notes.
         ranks: whose ops are shown; unless given, a few that differ.
         headline: in place of the prediction's own.
+        about: the model and the date, in words.
         measured, overlaps: HTML of tables that stand before the predicted figures.
     Does not show: ops of more ranks, or of longer steps, than a page of 3 MB holds; it says which.
     Example: ``Path('answer.html').write_text(answer_page(case.predict()))``.
@@ -236,23 +274,25 @@ def answer_page(
         'memory': [memory_of(side, layers, unit) for side in sides],
     }
     text = Template((_HERE / 'page.html').read_text(encoding='utf-8'))
-    headline = headline or report.answer(prediction)
+    headline = headline or report.answer(prediction, exact=False)
+    notes = [*prediction.notes, *notes]
     return text.substitute(
         title=html.escape(headline),
         headline=html.escape(headline),
         style=(_HERE / 'page.css').read_text(encoding='utf-8'),
         script=(_HERE / 'page.js').read_text(encoding='utf-8'),
-        lines=_warnings(prediction),
+        lines=''.join(_lines_of(prediction, about)),
         measured=f'<div><h2>Predicted and measured</h2>{measured}</div>' if measured else '',
         overlaps=f'<div><h2>Which overlap pays</h2>{overlaps}</div>' if overlaps else '',
-        figures=table_html(report.figures(prediction)),
+        figures=table_html(report.six(prediction)),
+        every=table_html(report.figures(prediction)),
         why=f'<div><h2>Why</h2>{why}</div>' if (why := why_html(prediction)) else '',
         path=html.escape(prediction.critical_path.summary),
         streams=table_html(report.streams(prediction)),
         grades=html.escape(report.grades_line(prediction)),
-        notes=''.join(f'<p>Note: {html.escape(note)}</p>' for note in (*prediction.notes, *notes)),
+        many=str(len(notes)),
+        notes=''.join(f'<p>{html.escape(note)}</p>' for note in notes),
         schedule=html.escape(schedule),
-        version=_version(),
         program=prediction.program.hash,
         # A name may hold </script>, which would end the data.
         data=json.dumps(data, separators=(',', ':'), allow_nan=False).replace('<', '\\u003c'),
@@ -265,9 +305,16 @@ def _version() -> str:
     return __version__
 
 
-def _warnings(prediction: Prediction) -> str:
-    line = without_effect_line(prediction.without_effect)
-    return f'<p class="warning">{html.escape(line)}</p>' if line else ''
+def _lines_of(prediction: Prediction, about: str) -> Iterator[str]:
+    """What stands below the headline: the interval, what the answer is of, and one warning."""
+    for line in report.interval_lines(prediction):
+        yield f'<p>{html.escape(line)}</p>'
+    world = prediction.program.world
+    facts = [about, f'{world} × {prediction.profile.device.name} ({prediction.profile.name})', f'simpar {_version()}']
+    yield f'<p class="hint">{html.escape(" · ".join(fact for fact in facts if fact))}</p>'
+    for line in (without_effect_line(prediction.without_effect), *prediction.beside_stack):
+        if line:
+            yield f'<p class="warning">{html.escape(line)}</p>'
 
 
 def table_html(table: Table) -> str:

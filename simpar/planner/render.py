@@ -259,7 +259,9 @@ def _pruned(answer: Answer) -> Iterator[str]:
 
 
 _HEIGHT: Final = 5.0
-_PLACE: Final = (0.07, 0.12, 0.9, 0.72)
+_PLACE: Final = (0.07, 0.12, 0.6, 0.72)
+_LONGEST: Final = 60
+"""Letters of a plan's name beside the picture."""
 _NAMED: Final = 6
 """Plans of the front that have their words in the picture."""
 _FAR: Final = 3.0
@@ -280,11 +282,18 @@ def front_picture(answer: Answer) -> Figure:
     places = [(one.step * factor, one.peak / 1e9) for one in front]
     axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', drawstyle='steps-post', label='front')
     _points(axes, [(choice.step * factor, choice.peak / 1e9)], EXPOSED, 'the choice', size=90)
-    for one, place in zip(front[:_NAMED], places, strict=False):
-        axes.annotate(words(one), place, xytext=(6, 5), textcoords='offset points', fontsize=7.5)
+    # Names of plans are longer than points are apart: they stand beside the picture, by number.
+    _name(axes, [(str(number), place) for number, place in enumerate(places[:_NAMED], 1)])
+    named = [words(one).split(', ') for one in front[:_NAMED]]
+    for number, parts in enumerate(named, 1):
+        # What all have stands in the title.
+        own = [part for part in parts if not all(part in other for other in named)]
+        text = f'{number}  {", ".join(own) or "as the title says"}'
+        text = text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'
+        axes.text(1.02, 1.05 - 0.07 * number, text, transform=axes.transAxes, va='top', fontsize=8)
     axes.set_xlabel(f'step, {unit}')
     axes.set_ylabel('peak memory, GB')
-    axes.legend(frameon=False, fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
     title(figure, f'{words(choice)}: {format_time(choice.step)}, {format_size(choice.peak)}', [])
     return figure
 
@@ -301,17 +310,29 @@ def sizes_picture(found: BySize) -> Figure:
     _points(axes, [(one.time * factor, one.cost) for one in known], HIDDEN, 'the best plan of a size')
     places = [(one.time * factor, one.cost) for one in front]
     axes.plot(*zip(*places, strict=True), color=FORWARD, marker='o', label='front')
-    for one in known:
-        axes.annotate(
-            f'{one.devices}', (one.time * factor, one.cost), xytext=(6, 5), textcoords='offset points', fontsize=8.5
-        )
+    _name(axes, [(f'{one.devices}', (one.time * factor, one.cost)) for one in known])
     axes.set_xlabel(unit)
     axes.set_ylabel(found.unit)
-    axes.legend(frameon=False, fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8.5, loc='lower left', bbox_to_anchor=(1.0, 0.0))
     quick, cheap = front[0], front[-1]
     text = f'quickest on {quick.devices} devices, cheapest on {cheap.devices}'
     title(figure, f'{text} ({format_count(cheap.cost)} {found.unit})', [])
     return figure
+
+
+def _name(axes: Axes, named: Sequence[tuple[str, tuple[float, float]]]) -> None:
+    """Short names at points, each where it stands free of those before."""
+    axes.margins(0.08)
+    taken: list[tuple[float, float]] = []
+    for text, place in named:
+        x, y = axes.transData.transform(place)
+        wide = 10 * len(text) + 8
+        places = ((side * along, up) for along in range(12, 400, 14) for side in (1, -1) for up in (16, -16))
+        free = (one for one in places if all(abs(x + one[0] - a) > wide or abs(y + one[1] - b) > 20 for a, b in taken))
+        right, up = next(free, (12, 16))
+        taken.append((x + right, y + up))
+        style: dict[str, Any] = {'ha': 'center', 'va': 'center', 'fontsize': 8.5}
+        axes.annotate(text, place, xytext=(right, up), textcoords='offset pixels', **style)
 
 
 def _step_unit(one: Size) -> tuple[float, str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from simpar.cost.costs import Costs, Entries
 from simpar.cost.price import Models, Pricer, speeds_beside
+from simpar.errors import Infeasible
 from simpar.hardware import Cluster, Topology
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
@@ -582,6 +583,8 @@ class Samples:
             return None
         # No more than there are, where they cannot be shared out evenly.
         each = size // plan.copies
+        if not each:
+            raise Infeasible(f'the batch has fewer samples than {plan.copies} copies of so many micro-batches')
         key = (
             plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
             each, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -107,6 +107,7 @@ FORWARD: Final = '#0072B2'
 BACKWARD: Final = '#009E73'
 WEIGHT: Final = '#E69F00'
 UPDATE: Final = '#CC79A7'
+AGAIN: Final = '#F0E442'
 HIDDEN: Final = '#A9A9A9'
 EXPOSED: Final = '#D55E00'
 """Okabe and Ito's palette, which the colour-blind tell apart."""
@@ -119,6 +120,8 @@ BETWEEN: Final = 0.55
 TOP: Final = 1.0
 BOTTOM: Final = 0.55
 """Inches: of the figure, above a panel, for title and legend, for the axis at the bottom."""
+MOST_ZOOMED: Final = 0.4
+"""Of the step: a window that is longer is not shown larger, as it would repeat what stands above it."""
 LARGE: Final = 13.0
 LONG: Final = 112
 """The title's size in points, and how many letters of it fill the figure."""
@@ -185,6 +188,13 @@ def title(figure: Figure, text: str, patches: list[Patch]) -> None:
         handles=patches, loc='upper left', bbox_to_anchor=(0.006, 1 - 0.38 / height), ncols=len(patches),
         frameon=False, fontsize=8.5, handlelength=1.5, columnspacing=1.5, borderpad=0.2,
     )  # fmt: skip
+
+
+def left_edge(names: Iterable[str], points: float) -> float:
+    """The share of a figure's width that names of rows need at its left; a name may have several lines."""
+    longest = max(len(line) for name in names for line in name.splitlines())
+    # A letter of the default font is at most 0.6 of its size wide in the mean of a name.
+    return max(0.075, (0.6 * points * longest / 72 + 0.15) / WIDTH)
 
 
 UNITS: Final = {1.0: 's', 1e3: 'ms', 1e6: 'us', 1e9: 'ns'}

@@ -2,8 +2,9 @@
 
 A row is a stream of one rank. Compute is coloured by phase and shaded by copy; communication is grey where computation
 hides it and hatched vermilion where it is exposed. Where a step has many ops, the window with most exposed
-communication is shown larger; where it has too many to see, the step is drawn as shares over time. Of a pipeline, all
-pipeline ranks are shown, action by action, unless one rank is asked for. matplotlib is imported when a figure is drawn.
+communication beside computing is shown larger; where it has too many to see, the step is drawn as shares over time. Of
+a pipeline, all pipeline ranks are shown, action by action, unless one rank is asked for. matplotlib is imported when a
+figure is drawn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from simpar.headline import headline
 from simpar.metrics import is_pipeline
-from simpar.plot.frame import HATCH, Page, new_figure, title
+from simpar.plot.frame import HATCH, MOST_ZOOMED, Page, left_edge, new_figure, title
 from simpar.plot.panel import COLOURS, EASY, VISIBLE, Bar, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.trace import Trace
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 NAMES: Final[dict[Kind, str]] = {
-    'F': 'forward', 'I': 'gradient of the input', 'W': 'gradient of the weight', 'U': 'update',
+    'F': 'forward', 'R': 'recomputed', 'I': 'gradient of the input', 'W': 'gradient of the weight', 'U': 'update',
     'hidden': 'communication under computation', 'exposed': 'exposed communication',
 }  # fmt: skip
 _ROW: Final = 0.4
 """Inches of a row."""
-_LEFT, _RIGHT = 0.075, 0.985
+_RIGHT: Final = 0.985
 _AVERAGED = 60
 """Shares over time are averaged over the longest step divided by this."""
 
@@ -57,7 +58,8 @@ def timeline(
         return pipeline_timeline(sides)
     views = [view(trace, name, rank, marks) for trace, name in sides]
     windows = _windows(views) if max(v.most_bars for v in views) > EASY else []
-    page = Page([v.step for v in views], [len(v.streams) for v in views], _ROW, (_LEFT, _RIGHT), windows)
+    edges = left_edge((name for v in views for name in v.streams), 9.0), _RIGHT
+    page = Page([v.step for v in views], [len(v.streams) for v in views], _ROW, edges, windows)
     figure = new_figure(page.height)
     frames = page.frames(figure)
     averaged = max(page.steps) / _AVERAGED if max(v.most_bars for v in views) > VISIBLE else 0.0
@@ -71,9 +73,11 @@ def timeline(
 
 def _windows(views: list[View]) -> list[tuple[float, float]]:
     """For each view a window of one length: of the last, the plan, where most communication is exposed, with few
-    enough ops to see each; of the others, where they compute the same op."""
+    enough ops to see each; of the others, where they compute the same op. None where it would repeat the step."""
     # One length for all windows, so that bars can be compared.
     seconds = min(v.busy_stretch() for v in views)
+    if seconds > MOST_ZOOMED * max(v.step for v in views):
+        return []
     begin = views[-1].most_exposed(seconds)
     computed = (bar for bar in views[-1].bars if not bar.communicates and bar.start >= begin)
     first = min(computed, key=lambda bar: bar.start, default=None)

@@ -11,12 +11,13 @@ import numpy as np
 
 from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import RankMetrics, is_communication, metrics, named_streams
-from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, HIDDEN, UPDATE, WEIGHT, Colour, Frame, rgb
+from simpar.plot.frame import AGAIN, BACKWARD, EXPOSED, FORWARD, HATCH, HIDDEN, UPDATE, WEIGHT, Colour, Frame, rgb
+from simpar.program import OpClass
 from simpar.program import transfers as is_transfer
 from simpar.trace import Times, Trace
 
-Kind = Literal['F', 'I', 'W', 'U', 'hidden', 'exposed']
-KINDS: Final[tuple[Kind, ...]] = ('F', 'I', 'W', 'U', 'hidden', 'exposed')
+Kind = Literal['F', 'R', 'I', 'W', 'U', 'hidden', 'exposed']
+KINDS: Final[tuple[Kind, ...]] = ('F', 'R', 'I', 'W', 'U', 'hidden', 'exposed')
 """What a row can show: computing by phase, communication that computation hides, and exposed communication."""
 
 EASY: Final = 120
@@ -88,7 +89,7 @@ class View:
 
     def middle(self) -> float:
         """The time of the middle of the backward; of the step, if it has none."""
-        backward = [bar.arrive for bar in self.bars if bar.phase in ('I', 'W') and not bar.communicates]
+        backward = [bar.arrive for bar in self.bars if bar.phase in ('R', 'I', 'W') and not bar.communicates]
         return float(np.median(backward)) if backward else self.step / 2
 
     def busy_stretch(self) -> float:
@@ -99,22 +100,16 @@ class View:
         return float(times[high] - times[low]) if high > low else self.step
 
     def most_exposed(self, seconds: float) -> float:
-        """Where the window of so many seconds begins that has most exposed communication."""
-        rows = range(len(self.streams))
-        return busiest([self.intervals('exposed', row) for row in rows], seconds, self.step, self.middle())
-
-
-def busiest(rows: list[Intervals], seconds: float, step: float, middle: float | None = None) -> float:
-    """The begin of the window of so many seconds that intervals cover most; around the middle where all are equal.
-
-    Arguments: ``rows`` of intervals; ``step``, in which the window lies; ``middle``, of the step unless given.
-    """
-    around = step / 2 if middle is None else middle
-    usual = max(0.0, min(around - seconds / 2, step - seconds))
-    begins = np.append(np.linspace(0.0, max(step - seconds, 0.0), _PLACES), usual)
-    covered = 0 * begins + sum(_covered(row, begins, begins + seconds) for row in rows)
-    # Windows that are as good are left for the usual one, so that the picture stays where it was.
-    return usual if covered[-1] >= covered.max() * (1 - 1e-3) else float(begins[int(covered.argmax())])
+        """Where the window of so many seconds begins that has most exposed communication and computing at once; the one
+        around the middle where none has more."""
+        usual = max(0.0, min(self.middle() - seconds / 2, self.step - seconds))
+        begins = np.append(np.linspace(0.0, max(self.step - seconds, 0.0), _PLACES), usual)
+        rows = (self.intervals('exposed', row) for row in range(len(self.streams)))
+        exposed = 0 * begins + sum(_covered(row, begins, begins + seconds) for row in rows)
+        # A window without any computing would have blank rows, as of a rank that idles.
+        both = exposed * _covered(self.computing, begins, begins + seconds)
+        # Windows that are as good are left for the usual one, so that the picture stays where it was.
+        return usual if both[-1] >= both.max() * (1 - 1e-3) else float(begins[int(both.argmax())])
 
 
 def view(trace: Trace, name: str, rank: int | None = None, marks: frozenset[tuple[int, int]] = frozenset()) -> View:
@@ -188,13 +183,20 @@ def _bars(trace: Trace, rank: int, rows: dict[int, int], marks: frozenset[tuple[
             times = (left - begin, start - begin, right - begin)
             marked = (rank, span.slot) in marks
             which = (span.op.name, span.micro_batch if sliced else -1)
-            bars.append(Bar(rows[stream[span.slot]], span.op.phase, communicates, copy, label, *times, marked, *which))
+            bars.append(
+                Bar(rows[stream[span.slot]], phase_of(span.op), communicates, copy, label, *times, marked, *which)
+            )
     return [bar for bar in bars if bar.end > bar.arrive]
+
+
+def phase_of(op: OpClass) -> str:
+    """An op's phase; R where it is recomputed in the backward."""
+    return 'R' if op.phase == 'F' != op.part else op.phase
 
 
 def _label(name: str) -> str:
     """An op class's name without what place and colour say already."""
-    return re.sub(r'^layer\d+\.|\.[FIWU]$', '', name).replace('_', '-')
+    return re.sub(r'^layer\d+\.|\.[FIWU](\.recompute)?$', '', name).replace('_', '-')
 
 
 def _intervals(bars: list[Bar]) -> Intervals:
@@ -205,7 +207,7 @@ def _intervals(bars: list[Bar]) -> Intervals:
 
 
 COLOURS: Final[dict[Kind, str]] = {
-    'F': FORWARD, 'I': BACKWARD, 'W': WEIGHT, 'U': UPDATE, 'hidden': HIDDEN, 'exposed': EXPOSED,
+    'F': FORWARD, 'R': AGAIN, 'I': BACKWARD, 'W': WEIGHT, 'U': UPDATE, 'hidden': HIDDEN, 'exposed': EXPOSED,
 }  # fmt: skip
 _MOMENTS: Final = 800
 _LABEL_POINTS: Final = 6.5

@@ -2,8 +2,8 @@
 
 Forward is blue, backward green, the gradient of the weights orange where it is apart; the later stages of a rank are
 lighter, and so are the higher copies, one below the other. The thin lane at the bottom of a row shows when
-communication is exposed; what stays blank above it is the bubble. Where the numbers of micro-batches do not fit,
-the window with most exposed communication is shown larger.
+communication is exposed; what stays blank above it is the bubble. Where the numbers of micro-batches do not fit, the
+middle of the step is shown larger.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from simpar.headline import headline
-from simpar.plot.frame import HATCH, WIDTH, Page, new_figure, rgb, title
+from simpar.plot.frame import HATCH, MOST_ZOOMED, WIDTH, Page, left_edge, new_figure, rgb, title
 from simpar.plot.pipeline_panel import (
     CHUNK_WHITE,
     COLOURS,
     COPY_WHITE,
+    WAITS_WHITE,
     BoxKind,
     PipelinePanel,
     PipelineView,
     Row,
     labels_fit,
     pipeline_view,
+    row_name,
 )
 from simpar.trace import Trace
 from simpar.units import format_time
@@ -31,33 +33,38 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 NAMES: Final[dict[BoxKind, str]] = {
-    'F': 'F forward', 'B': 'B backward', 'I': 'I gradient of the input', 'W': 'W gradient of the weights',
-    'U': 'update', 'exposed': 'exposed communication (lane)',
+    'F': 'F forward', 'R': 'recomputed', 'B': 'B backward', 'I': 'I gradient of the input',
+    'W': 'W gradient of the weights', 'U': 'update', 'exposed': 'exposed communication (lane)',
 }  # fmt: skip
 _VISIBLE: Final = 160
 """Boxes on a row beyond which they are too narrow to see."""
-_ZOOMED: Final = 40
+_ZOOMED: Final = 24
 """Boxes of a row in the window that is shown larger."""
 _AVERAGED: Final = 80
 """Shares over time are averaged over the longest step divided by this."""
-_LEFT, _RIGHT = 0.075, 0.895
+_RIGHT: Final = 0.895
 
 
 def pipeline_timeline(sides: list[tuple[Trace, str]]) -> Figure:
     """The steady steps of some traces, with their names, below one another on one scale; the last is the plan."""
     views = [pipeline_view(trace, name) for trace, name in sides]
-    page = Page([v.step for v in views], [len(v.rows) for v in views], _row(views), (_LEFT, _RIGHT), _windows(views))
+    row = _row(views)
+    edges = left_edge((row_name(v, number, row) for v in views for number in range(len(v.rows))), 8.5), _RIGHT
+    page = Page([v.step for v in views], [len(v.rows) for v in views], row, edges, _windows(views))
     figure = new_figure(page.height)
     frames = page.frames(figure)
     averaged = max(page.steps) / _AVERAGED if max(v.most_boxes for v in views) > _VISIBLE else 0.0
-    for index, frame in enumerate(frames):
-        panel = PipelinePanel(frame, views[index % len(views)], page.row)
+    panels = [PipelinePanel(frame, views[index % len(views)], page.row) for index, frame in enumerate(frames)]
+    # Panels of one scale show exposed communication in one way.
+    shares = [any(panel.lane_is_shares() for panel in some) for some in (panels[: len(views)], panels[len(views) :])]
+    for index, panel in enumerate(panels):
         if index < len(views):
-            panel.draw(_heading(panel.view, averaged), averaged)
+            panel.draw(_heading(panel.view, averaged), averaged, lane_is_shares=shares[0])
             panel.figures()
         else:
-            begin, end = frame.window
-            panel.draw(f'{panel.view.name}: the framed {format_time(end - begin)}', 0.0)
+            begin, end = panel.frame.window
+            heading = f'{panel.view.name}: the framed {format_time(end - begin)}'
+            panel.draw(heading, 0.0, lane_is_shares=shares[1])
     page.finish(frames)
     title(figure, headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
     return figure
@@ -71,12 +78,16 @@ def _row(views: list[PipelineView]) -> float:
 
 
 def _windows(views: list[PipelineView]) -> list[tuple[float, float]]:
-    """For each view the window that is shown larger, all of one length; none where numbers fit anyway."""
-    points = 72 * (WIDTH * (_RIGHT - _LEFT)) / max(v.step for v in views)
+    """For each view the window that is shown larger, of one length and from the same micro-batch on; none where numbers
+    fit anyway, or it would repeat most of the step."""
+    points = 72 * (WIDTH * (_RIGHT - 0.1)) / max(v.step for v in views)
     if all(labels_fit(v, points) for v in views):
         return []
-    seconds = min(v.stretch(_ZOOMED) for v in views)
-    begins = [v.most_exposed(seconds) for v in views]
+    begin = views[-1].middle(_ZOOMED)[0]
+    seconds = min(v.middle(_ZOOMED)[1] for v in views)
+    if seconds > MOST_ZOOMED * max(v.step for v in views):
+        return []
+    begins = [*(v.as_in(views[-1], begin, seconds) for v in views[:-1]), begin]
     return [(begin, begin + seconds) for begin in begins]
 
 
@@ -94,6 +105,8 @@ def _patches(views: list[PipelineView]) -> list[Patch]:
         for kind, name in names.items()
         if kind in used
     ]
+    if any(len(box.parts) > 1 for v in views for row in v.rows for box in row.boxes):
+        patches.append(Patch(facecolor=rgb(COLOURS['B'], WAITS_WHITE), label='waits in its action'))
     if max(v.chunks for v in views) > 1:
         patches.append(Patch(facecolor=rgb(COLOURS['F'], CHUNK_WHITE), label="lighter: a rank's later stage"))
     if max(v.copies for v in views) > 1:

@@ -1,7 +1,8 @@
 """One pipeline's steady step, as boxes on rows: what its picture shows, without any drawing.
 
-A row is a pipeline rank, a box an action. What a box is filled with is told by area: of its height, the share of its
-time in which the rank computes each part and copy, and in which its communication is exposed; the rest stays blank.
+A row is a pipeline rank, a box an action, from its first op to its last. In a box stand its parts: stretches in which
+the rank computes without a pause to be seen. A part is filled by area: of its height, the share of each kind, stage and
+copy. What is recomputed is a kind of its own. Between parts an action waits.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from simpar.interval_sets import Intervals, fold, length, minus, union
+from simpar.interval_sets import Intervals, fold, minus, union
 from simpar.metrics import ActionSpan, RankMetrics, action_spans, by_stages, metrics
-from simpar.pipeline.order import Action
-from simpar.plot.frame import BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
-from simpar.plot.panel import busiest, share
+from simpar.plot.frame import AGAIN, BACKWARD, EXPOSED, FORWARD, HATCH, UPDATE, WEIGHT, Colour, Frame, rgb
+from simpar.plot.panel import phase_of, share
 from simpar.program import Program, Role
 from simpar.trace import RankTimes, Trace
 
-BoxKind = Literal['F', 'B', 'I', 'W', 'U', 'exposed']
-KINDS: Final[tuple[BoxKind, ...]] = ('F', 'B', 'I', 'W', 'U', 'exposed')
-"""What a row can show, from the top of a box."""
+BoxKind = Literal['F', 'R', 'B', 'I', 'W', 'U', 'exposed']
+KINDS: Final[tuple[BoxKind, ...]] = ('F', 'R', 'B', 'I', 'W', 'U', 'exposed')
+"""What a row can show, from the top of a part; R is recomputed."""
+_PAUSE: Final = 1 / 400
+"""Of the step: computing stops to be one part where it pauses for longer, which is about three points of a picture."""
 
 
 class Layer(NamedTuple):
-    """A share of a box's height: a kind, of which of the rank's stages (from 0) and which copy."""
+    """A share of a part's height: a kind, of which of the rank's stages (from 0) and which copy."""
 
     kind: BoxKind
     chunk: int
@@ -35,22 +37,48 @@ class Layer(NamedTuple):
     share: float
 
 
+class Part(NamedTuple):
+    """A stretch of an action that is computed without a pause to be seen; shares of its layers sum to 1."""
+
+    begin: float
+    end: float
+    layers: tuple[Layer, ...]
+
+
 class Label(NamedTuple):
-    """What is done in a box, or in a part of it that has a share of its height."""
+    """What is done in a box."""
 
     stage: int
     kind: BoxKind
     micro_batch: int
+
+
+class Place(NamedTuple):
+    """Where a label stands: seconds, and of a box's height the share above it and its own."""
+
+    begin: float
+    end: float
+    above: float
     share: float
 
 
 class Box(NamedTuple):
-    """An action on a row, in seconds from the step's begin; labels and layers from its top."""
+    """An action on a row, in seconds from the step's begin; labels from its top, parts in order of time."""
 
     begin: float
     end: float
     labels: tuple[Label, ...]
-    layers: tuple[Layer, ...]
+    parts: tuple[Part, ...]
+
+    def place(self, label: Label) -> Place:
+        """The largest area that a label's kind fills; an empty one where it computes nothing."""
+        found = Place(self.begin, self.begin, 0.0, 1.0)
+        for part in self.parts:
+            shares = [layer.share if layer.kind == label.kind else 0.0 for layer in part.layers]
+            above = sum(one.share for one in part.layers[: next((at for at, one in enumerate(shares) if one), 0)])
+            here = Place(part.begin, part.end, above, sum(shares))
+            found = max(found, here, key=lambda one: (one.end - one.begin) * one.share)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,8 +101,16 @@ class Row:
 
     @property
     def between(self) -> Intervals:
-        """Exposed communication outside of the boxes."""
-        return minus(self.exposed, np.array([(box.begin, box.end) for box in self.boxes]).reshape(-1, 2))
+        """Exposed communication outside of the parts."""
+        parts = [part[:2] for box in self.boxes for part in box.parts]
+        return minus(self.exposed, union(np.array(parts, dtype=np.float64).reshape(-1, 2)))
+
+    def begin_of(self, kind: BoxKind, micro_batch: int) -> float | None:
+        """When a micro-batch's forward or backward begins on the rank's first stage; None: it is not shown."""
+        first = (kind == 'F', micro_batch, self.stages[0])
+        return next(
+            (box.begin for box in self.boxes for one in box.labels if (one.kind == 'F', *one[::-2]) == first), None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,16 +138,22 @@ class PipelineView:
         seen = {kind for row in self.rows for kind, intervals in row.computing.items() if len(intervals)}
         return seen | {'exposed' for row in self.rows if len(row.exposed)}
 
-    def stretch(self, boxes: int) -> float:
-        """How long so many boxes of the fullest row take in the middle of the step."""
+    def middle(self, boxes: int) -> tuple[float, float]:
+        """From when on, and how long, so many boxes of the fullest row run in the middle of the step."""
         fullest = max(self.rows, key=lambda row: len(row.boxes)).boxes
         first = max(0, (len(fullest) - boxes) // 2)
         some = fullest[first : first + boxes]
-        return some[-1].end - some[0].begin
+        return some[0].begin, some[-1].end - some[0].begin
 
-    def most_exposed(self, seconds: float) -> float:
-        """Where the window of so many seconds begins that has most exposed communication over all rows."""
-        return busiest([row.exposed for row in self.rows], seconds, self.step)
+    def as_in(self, other: PipelineView, begin: float, seconds: float) -> float:
+        """Where the window begins that shows the same micro-batch at the same place as the window of another view."""
+        first = self.rows[0]
+        for box in other.rows[0].boxes:
+            for label in box.labels if box.begin >= begin else ():
+                same = first.begin_of(label.kind, label.micro_batch)
+                if label.stage == other.rows[0].stages[0] and same is not None:
+                    return max(0.0, min(same - (box.begin - begin), self.step - seconds))
+        return min(begin, max(0.0, self.step - seconds))
 
 
 def pipeline_view(trace: Trace, name: str) -> PipelineView:
@@ -183,40 +225,44 @@ class _Reader:
 
     def _part(self, span: ActionSpan, slot: int) -> BoxKind:
         """What a slot of an action does."""
-        forward = self.ops[slot].part == 'F'
-        return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == forward))
+        op = self.ops[slot]
+        if phase_of(op) == 'R':
+            return 'R'
+        return _kind(next(part.kind for part in span.action.parts if (part.kind == 'F') == (op.part == 'F')))
 
     def _boxes(self, span: ActionSpan) -> Iterator[Box]:
         """The box of an action, or its parts at the two ends of the window."""
-        computing = self._layers(span)
-        done = sum(layer.share for layer in computing)
-        labels = tuple(_label(part, computing) for part in span.action.parts)
-        unfolded = np.array([[span.begin - self.begin, span.end - self.begin]])
-        # An action that began before the window appears at its end, in two parts if it crosses the boundary.
-        parts = [(left, right) for left, right in fold(unfolded, 0.0, self.trace.step).tolist() if right > left]
-        bare = sum(length(np.clip(self.exposed, left, right)) for left, right in parts) / (span.end - span.begin or 1.0)
-        # Other streams' exposed time may add up to more than the box has room for.
-        bare = min(bare, 1.0 - done)
-        exposed = (Layer('exposed', 0, 0, bare),) if bare > 0 else ()
-        for left, right in parts:
-            yield Box(left, right, labels, (*computing, *exposed))
+        labels = tuple(Label(one.stage, _kind(one.kind), one.micro_batch or 0) for one in span.action.parts)
+        parts = self._parts(span)
+        # An action that began before the window appears at its end, in two boxes if it crosses the boundary.
+        for turn in (0.0, self.trace.step):
+            left, right = self._inside(span.begin - self.begin + turn, span.end - self.begin + turn)
+            if left < right:
+                moved = ((*self._inside(one.begin + turn, one.end + turn), one.layers) for one in parts)
+                yield Box(left, right, labels, tuple(Part(*one) for one in moved if one[0] < one[1]))
 
-    def _layers(self, span: ActionSpan) -> tuple[Layer, ...]:
-        """Shares of an action's time that it computes, by part and copy."""
+    def _inside(self, begin: float, end: float) -> tuple[float, float]:
+        return max(begin, 0.0), min(end, self.trace.step)
+
+    def _parts(self, span: ActionSpan) -> list[Part]:
+        """What an action computes, stretch by stretch, in seconds from the window's begin."""
+        parts: list[Part] = []
         seconds: dict[tuple[BoxKind, int, int], float] = {}
-        for slot in span.slots:
-            chunk = self.stages.index(self.ops[slot].stage)
-            key = (self._part(span, slot), chunk, int(self.role.copy[slot]))
-            seconds[key] = seconds.get(key, 0.0) + self.end[slot] - self.start[slot]
-        # Two streams that compute at once can exceed the span.
-        whole = max(span.end - span.begin, sum(seconds.values()))
-        ranked = sorted(seconds.items(), key=lambda item: (KINDS.index(item[0][0]), *item[0][1:]))
-        return tuple(Layer(*key, value / whole) for key, value in ranked if value > 0)
-
-
-def _label(part: Action, layers: tuple[Layer, ...]) -> Label:
-    kind = _kind(part.kind)
-    return Label(part.stage, kind, part.micro_batch or 0, sum(layer.share for layer in layers if layer.kind == kind))
+        begin = until = -inf
+        slots = [slot for slot in span.slots if self.ops[slot].kind == 'compute']
+        for slot in (*sorted(slots, key=lambda slot: self.start[slot]), -1):
+            start, end = (self.start[slot], self.end[slot]) if slot >= 0 else (inf, inf)
+            if start > until + _PAUSE * self.trace.step:
+                if whole := sum(seconds.values()):
+                    ranked = sorted(seconds.items(), key=lambda item: (KINDS.index(item[0][0]), *item[0][1:]))
+                    layers = tuple(Layer(*key, value / whole) for key, value in ranked if value)
+                    parts.append(Part(begin, until, layers))
+                seconds, begin = {}, start
+            if slot >= 0:
+                key = (self._part(span, slot), self.stages.index(self.ops[slot].stage), int(self.role.copy[slot]))
+                seconds[key] = seconds.get(key, 0.0) + end - start
+            until = max(until, end)
+        return parts
 
 
 def _kind(kind: str) -> BoxKind:
@@ -227,16 +273,20 @@ def _kind(kind: str) -> BoxKind:
 
 
 COLOURS: Final[dict[BoxKind, str]] = {
-    'F': FORWARD, 'B': BACKWARD, 'I': BACKWARD, 'W': WEIGHT, 'U': UPDATE, 'exposed': EXPOSED,
+    'F': FORWARD, 'R': AGAIN, 'B': BACKWARD, 'I': BACKWARD, 'W': WEIGHT, 'U': UPDATE, 'exposed': EXPOSED,
 }  # fmt: skip
 CHUNK_WHITE: Final = 0.55
 COPY_WHITE: Final = 0.22
 """How much white the last stage of a rank, and the last copy, have in their colour."""
+WAITS_WHITE: Final = 0.65
+"""How much white the ground of a box has, which is seen where its action waits."""
 _MOMENTS: Final = 800
 _HALF: Final = 0.42
 """Half the height of a box, in rows."""
 LANE: Final = 0.24
 """Height of the lane of exposed communication at the bottom of a row, in rows."""
+_HIGH: Final = 2 * _HALF - LANE
+"""Height of a box, in rows."""
 _SIZES: Final = (8.0, 7.5, 7.0, 6.5, 6.0)
 """Letters, in points, that labels are tried in; smaller ones nobody reads."""
 _DIGIT: Final = 0.64
@@ -283,17 +333,19 @@ class PipelinePanel:
     view: PipelineView
     height: float
 
-    def draw(self, heading: str, averaged: float) -> None:
+    def draw(self, heading: str, averaged: float, *, lane_is_shares: bool) -> None:
         """Draw rows and their contents; ``averaged`` over so many seconds, or 0: box by box."""
-        self.frame.draw(heading, [self._name(number, row) for number, row in enumerate(self.view.rows)], _HALF)
+        self.frame.draw(
+            heading, [row_name(self.view, number, self.height) for number in range(len(self.view.rows))], _HALF
+        )
         self.frame.axes.tick_params(axis='y', labelsize=8.5 if self.height > 0.3 else 7.5)
-        styles, shares = self._styles(), self._lanes_are_shares()
+        styles = self._styles()
         for number, row in enumerate(self.view.rows):
             if averaged:
                 self._shares(number, row, averaged)
             else:
                 self._boxes(number, row)
-                self._lane(number, row, shares=shares)
+                self._lane(number, row, shares=lane_is_shares)
                 for box in row.boxes:
                     if box.end > self.frame.window[0] and box.begin < self.frame.window[1]:
                         self._labels(number, box, styles)
@@ -311,13 +363,7 @@ class PipelinePanel:
     def _styles(self) -> dict[BoxKind, _Style]:
         """How each kind is labelled: all boxes of a kind alike, and as large as the numbers of micro-batches fit."""
         shown = _labelled(self.view, self.frame.window, self.frame.points(1.0))
-        return {kind: _style(mine, 0.9 * self.height * 72 * (2 * _HALF - LANE)) for kind, mine in shown.items()}
-
-    def _name(self, number: int, row: Row) -> str:
-        if len(self.view.rows) == 1:
-            return 'every rank'
-        stages = ', '.join(map(str, row.stages)) if len(row.stages) < 5 else f'{row.stages[0]} … {row.stages[-1]}'
-        return f'pipeline {number}\nstage {stages}' if self.height > 0.3 else f'{number}: stage {stages}'
+        return {kind: _style(mine, 0.9 * self.height * 72 * _HIGH) for kind, mine in shown.items()}
 
     def _boxes(self, number: int, row: Row) -> None:
         """Boxes and updates."""
@@ -326,7 +372,7 @@ class PipelinePanel:
         drawn += [(left, right, top, floor, rgb(COLOURS['U'])) for left, right in row.computing['U'].tolist()]
         self._rectangles(drawn)
 
-    def _lanes_are_shares(self) -> bool:
+    def lane_is_shares(self) -> bool:
         """Whether most of the exposed communication in the window is too narrow to see piece by piece."""
         shown = [right - left for row in self.view.rows for left, right in self._exposed(row)]
         return bool(shown) and self.frame.points(float(np.mean(shown))) < _NARROW
@@ -356,16 +402,19 @@ class PipelinePanel:
         return self.frame.points(rectangle[1] - rectangle[0]) >= _HATCHED
 
     def _layers(self, number: int, box: Box) -> list[Rectangle]:
-        """What a box computes, from its top, with a gap to its neighbours where it is wide."""
+        """A box's ground and what its parts compute, from the top, with a gap to its neighbours where it is wide."""
         gap = _GAP / 2 * (box.end - box.begin) / max(self.frame.points(box.end - box.begin), 1e-9)
         # A gap in points would eat up narrow boxes.
         gap = min(gap, 0.06 * (box.end - box.begin))
-        top = number - _HALF
-        found = []
-        for layer in _computing(box):
-            bottom = top + (2 * _HALF - LANE) * layer.share
-            found.append((box.begin + gap, box.end - gap, top, bottom, self._colour(layer)))
-            top = bottom
+        begin, end, top = box.begin + gap, box.end - gap, number - _HALF
+        ground = rgb(COLOURS[box.labels[-1].kind], WAITS_WHITE)
+        found = [(begin, end, top, top + _HIGH, ground)] if len(box.parts) != 1 else []
+        for part in box.parts:
+            above = top
+            for layer in part.layers:
+                below = above + _HIGH * layer.share
+                found.append((max(begin, part.begin), min(end, part.end), above, below, self._colour(layer)))
+                above = below
         return found
 
     def _rectangles(self, rectangles: list[Rectangle], hatch: str | None = None) -> None:
@@ -393,22 +442,20 @@ class PipelinePanel:
 
     def _labels(self, number: int, box: Box, styles: dict[BoxKind, _Style]) -> None:
         """Micro-batches in their box, or in its parts."""
-        begin, end = max(box.begin, self.frame.window[0]), min(box.end, self.frame.window[1])
-        top = number - _HALF
-        whole = sum(label.share for label in box.labels) or 1.0
         for label in box.labels:
-            height = (2 * _HALF - LANE) * label.share / whole
+            place = box.place(label)
+            begin, end = max(place.begin, self.frame.window[0]), min(place.end, self.frame.window[1])
             # All boxes of a kind in one size where possible: mixed sizes look like a message.
-            style = styles[label.kind].fitted(label, self.frame.points(end - begin), height * self.height * 72)
+            room = _HIGH * place.share * self.height * 72
+            style = styles[label.kind].fitted(label, self.frame.points(end - begin), room)
             if style.points:
-                first = next(layer for layer in box.layers if layer.kind == label.kind)
+                first = next(one for part in box.parts for one in part.layers if one.kind == label.kind)
                 colour = 'white' if _dark(self._colour(first)) else 'black'
-                place = (begin + end) / 2 * self.frame.scale, top + height / 2
+                middle = number - _HALF + _HIGH * (place.above + place.share / 2)
                 self.frame.axes.text(
-                    *place, style.text(label), ha='center', va='center_baseline', fontsize=style.points, color=colour,
-                    clip_on=True,
+                    (begin + end) / 2 * self.frame.scale, middle, style.text(label), ha='center',
+                    va='center_baseline', fontsize=style.points, color=colour, clip_on=True,
                 )  # fmt: skip
-            top += height
 
     def _colour(self, layer: Layer) -> Colour:
         """Its kind's colour, the lighter the higher the stage on its rank, and a little the higher the copy."""
@@ -417,11 +464,14 @@ class PipelinePanel:
         return rgb(COLOURS[layer.kind], white)
 
 
-def _computing(box: Box) -> list[Layer]:
-    """The layers of a box that compute, which fill it together."""
-    layers = [layer for layer in box.layers if layer.kind != 'exposed']
-    whole = sum(layer.share for layer in layers) or 1.0
-    return [layer._replace(share=layer.share / whole) for layer in layers]
+def row_name(view: PipelineView, number: int, height: float) -> str:
+    """What a row is called; ``height``, inches of it."""
+    held = view.rows[number].stages
+    stages = ', '.join(map(str, held)) if len(held) < 4 else f'{held[0]} … {held[-1]}'
+    stages = f'stage{"s" if len(held) > 1 else ""} {stages}'
+    if len(view.rows) == 1:
+        return 'every rank'
+    return f'pipeline {number}\n{stages}' if height > 0.3 else f'{number}: {stages}'
 
 
 def labels_fit(view: PipelineView, points: float) -> bool:
@@ -438,7 +488,8 @@ def _labelled(
     for row in view.rows:
         for box in row.boxes:
             for label in box.labels if box.end > window[0] and box.begin < window[1] else ():
-                shown.setdefault(label.kind, []).append(((box.end - box.begin) * points, label))
+                place = box.place(label)
+                shown.setdefault(label.kind, []).append(((place.end - place.begin) * points, label))
     return shown
 
 
