@@ -22,7 +22,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, hypot
+from math import exp, hypot, log
 from typing import Final
 
 import numpy as np
@@ -56,6 +56,7 @@ class Spread:
         gain: half-width of the ratio of two plans of one model on equal devices, 0 where no such ``pairs`` were
             measured.
         anchored: whether an own measured step made it narrower.
+        part: half-width of the speeds of parts that are sold under one name.
         lacking: of which of framework, device and bound no step was scored, where it is of others; see ``spread_of``.
     """
 
@@ -68,6 +69,7 @@ class Spread:
     streaming: float
     pairs: int
     gain: float
+    part: float = 0.0
     lacking: tuple[str, ...] = ()
     anchored: bool = False
 
@@ -79,7 +81,8 @@ class Spread:
         if self.lacking:
             times = WIDER ** len({*self.lacking} - {FRAMEWORK})
             wider = f', {times:g} times as wide for what is not known' if times > 1 else ''
-            return f'{self.rows} published steps of other kinds, each framework counted once{wider}'
+            parts = ', and for parts of unlike speed that are sold under one name' if self.part else ''
+            return f'{self.rows} published steps of other kinds, each framework counted once{wider}{parts}'
         steps = f'{self.rows} published steps of {self.models} models ({", ".join(self.stacks)})'
         return f'{steps} on {self.device}, bound by the {self.bound}'
 
@@ -87,11 +90,11 @@ class Spread:
         """The spread where an anchor tells a half-width, of a step with this share, that is less than its own."""
         if width >= self.half_width(share):
             return self
-        return replace(self, step=width / unsure(self.streaming, share), anchored=True)
+        return replace(self, step=width / unsure(self.streaming, share), part=0.0, anchored=True)
 
     def half_width(self, share: float) -> float:
         """The half-width of a step of which streaming kernels fill this share."""
-        return self.step * unsure(self.streaming, share)
+        return hypot(self.step * unsure(self.streaming, share), self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +138,21 @@ def streaming_share(program: Program, costs: Costs, step: float, bound: str) -> 
 
 
 def spread_of(cluster: Cluster, bound: str) -> Spread | None:
-    """The spread of steps like those on a cluster; None without a stack: no published step is of a device alone.
+    """The spread of steps like those on a cluster; None without a stack: no published step is of a device alone."""
+    device = cluster.profile.device
+    bins = device.bins.value if device.bins else 1.0
+    return spread_for(spreads(), cluster.stack.name, device_class(device.name), bound, bins) if cluster.stack else None
+
+
+def spread_for(known: Sequence[Spread], stack: str, device: str, bound: str, bins: float = 1.0) -> Spread | None:
+    """The spread of steps of a stack on a class of devices, bound by the host or the device.
 
     Where no step of the framework on such a device with such a bound was scored, it is that of all frameworks, or of
-    kinds that share the framework or the device where these are wider, ``WIDER`` times so for a device and for a bound
-    that no scored step had.
+    kinds of the framework where these are wider, ``WIDER`` times so for a device and for a bound that no scored step
+    had. Arguments: ``bins``, as of ``Device``: how fast the part was is not told then, and is anywhere between.
     """
-    known, device = spreads(), device_class(cluster.profile.device.name)
     every = spread_among(known, ANY, ANY)
-    if cluster.stack is None:
-        return None
-    of_framework = [one for one in known if cluster.stack.name in one.stacks and one is not every]
+    of_framework = [one for one in known if stack in one.stacks and one is not every]
     found = spread_among(known, device, bound)
     if found in of_framework or every is None:
         return found if found in of_framework else None
@@ -156,9 +163,10 @@ def spread_of(cluster: Cluster, bound: str) -> Spread | None:
         DEVICE: device not in {one.device for one in of_framework or known},
         'bound': bound not in {one.bound for one in kin},
     }
-    step = max(one.step for one in (every, *of_framework, *on_device)) * WIDER ** (lacks[DEVICE] + lacks['bound'])
+    step = max(one.step for one in (every, *of_framework)) * WIDER ** (lacks[DEVICE] + lacks['bound'])
     lacking = tuple(name for name, holds in lacks.items() if holds) or ('both together',)
-    return replace(every, device=device, bound=bound, step=step, lacking=lacking)
+    part = LEVEL * log(bins) / 2
+    return replace(every, device=device, bound=bound, step=step, lacking=lacking, part=part)
 
 
 def spread_among(known: Sequence[Spread], device: str, bound: str) -> Spread | None:

@@ -53,7 +53,7 @@ def over_base(base: dict[str, Any], own: Mapping[str, Any], path: Path, crosses:
             del found['tables'][kind]
     # The clock under load was found on the other device, and these are its multiprocessors.
     if _get(own, ('device', 'matrix')) is not None:
-        for key in {'sustained', 'newer', 'multiprocessors'} - own['device'].keys():
+        for key in {'sustained', 'newer', 'multiprocessors', 'bins'} - own['device'].keys():
             found['device'].pop(key, None)
     return found
 

@@ -102,7 +102,7 @@ def intervals(answer: dict[str, Any], rows: dict[str, Row]) -> list[str]:
         lines.append(
             f'| {name} | {told} of {len(models)} models | {within / told:.0%} | {spans} | {width:.1%} | {mean:.1%} |'
         )
-    head = '| framework left out whole | rows | within | half-width, median | of its own rows |'
+    head = '| framework left out whole | rows | within | half-width, median | with it in |'
     lines += ['', head, '|---|---|---|---|---|']
     scored = [pair for pairs in pairs_of(answer, rows, fitting=False).values() for pair in pairs]
     for name in sorted({pair.row.of for pair in fitted}):

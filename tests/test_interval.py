@@ -18,6 +18,7 @@ from simpar.interval import (
     device_class,
     interval,
     spread_among,
+    spread_for,
     spreads,
     streaming_share,
 )
@@ -157,12 +158,20 @@ def test_a_stack_that_nobody_measured_has_the_interval_of_all_and_a_device_a_wid
         predict(program, None, cluster(profile, devices=1, stack=own)) for profile in (A100, load_profile('h200-sxm-8'))
     )
     every = spread_among(spreads(), ANY, ANY)
-    on_device = [one.step for one in spreads() if one.device == 'A100 SXM']
-    assert (answer.spread.lacking, answer.spread.step) == (('framework',), max(every.step, *on_device))
+    assert (answer.spread.lacking, answer.spread.step) == (('framework',), every.step)
     assert (other.spread.lacking, other.spread.step) == (('framework', 'device'), every.step * WIDER)
     assert list(interval_lines(answer))[1].startswith('No published step of my-own was scored')
     assert 'No published step of my-own, and none of H200' in list(interval_lines(other))[1]
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
+
+
+def test_parts_of_unlike_speed_under_one_name_make_an_interval_by_rule_wider():
+    """By hand: four fifths of half the logarithm of 1.21, in squares. Rows on such parts hold it already."""
+    known = [spread(0.1), replace(spread(0.3), device=ANY, bound=ANY)]
+    one, unlike = (spread_for(known, 'nobody', 'A100 SXM', DEVICE, bins) for bins in (1.0, 1.21))
+    assert unlike.half_width(0.0) == pytest.approx(math.hypot(one.half_width(0.0), 0.8 * math.log(1.1)))
+    assert 'sold under one name' in unlike.words
+    assert spread_for(known, 'eager', 'A100 SXM', DEVICE, 1.21) is known[0]
 
 
 def test_of_all_kinds_together_each_framework_counts_once():

@@ -212,6 +212,7 @@ class Device:
         power_bound: ``sustained`` is the clock of a device that does nothing but large products, as its power allows;
             a step that uses less keeps more (``simpar.predict``). Else it holds whatever a step does.
         newer: both, by the year of kernels, from the oldest on; a stack says of which year its kernels are.
+        bins: how many times as fast the fastest part that is sold under this name is as the slowest; none: all alike.
         multiprocessors: how many tiles of a product run at once, one on each; none: not known.
         work_queues: how many work queues it has at most; none: no bound is known.
     """
@@ -227,6 +228,7 @@ class Device:
     sustained: ShareFigure | None = None
     power_bound: bool = False
     newer: tuple[Kernels, ...] = ()
+    bins: NumberFigure | None = None
     multiprocessors: NumberFigure | None = None
     work_queues: NumberFigure | None = None
 

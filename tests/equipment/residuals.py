@@ -20,8 +20,9 @@ from typing import Final
 from simpar.case import Case, case_of
 from simpar.document import Tree
 from simpar.errors import SimparError
-from simpar.interval import ANY, DEVICE, HOST, LEVEL, WIDER, Spread, unsure
+from simpar.interval import ANY, DEVICE, HOST, LEVEL, Spread, spread_for, unsure
 from simpar.predict import step_of
+from simpar.profiles import load_profile, profile_of_hardware
 from simpar.schedule import schedule_of
 from simpar.validate.fit import with_numbers
 from simpar.validate.rows import Row
@@ -59,23 +60,21 @@ def every(pairs: Sequence[Pair], streaming: float) -> Spread:
 
 
 def left_out(fitted: Sequence[Pair], scored: Sequence[Pair], of: str) -> tuple[int, int, float, float]:
-    """Of the scored rows of a set that is left out whole: how many, how many lie within the interval of all others, and
-    medians of half of its width and of that which the set's own rows give.
-
-    A device and a bound that no other set has make it wider, as ``simpar.interval`` has it.
+    """Of the scored rows of a set that is left out whole: how many, how many lie within the interval that
+    ``simpar.interval`` would tell without it, and medians of half of its width and of what it tells with it.
     """
-    others = [pair for pair in fitted if pair.row.of != of]
-    streaming = fitted_streaming(others)
-    devices, bounds = {pair.device for pair in others}, {pair.bound for pair in others}
+    without, known = spreads_of([pair for pair in fitted if pair.row.of != of]), spreads_of(fitted)
     mine = [pair for pair in scored if pair.row.of == of]
-    own = every([pair for pair in fitted if pair.row.of == of], streaming)
-    told = every(others, streaming)
-    widths = [
-        told.half_width(pair.streaming) * WIDER ** ((pair.device not in devices) + (pair.bound not in bounds))
-        for pair in mine
-    ]
+    widths, own = ([told.half_width(pair.streaming) for pair in mine if (told := _told(one, pair))]
+                   for one in (without, known))  # fmt: skip
     within = sum(size_of(pair) <= width for pair, width in zip(mine, widths, strict=True))
-    return len(mine), within, median(widths), median(own.half_width(pair.streaming) for pair in mine)
+    return len(mine), within, median(widths), median(own)
+
+
+def _told(known: Sequence[Spread], pair: Pair) -> Spread | None:
+    hardware = profile_of_hardware(pair.row.text('hardware'), pair.row.whole('gpu_mem_gb'))
+    bins = load_profile(hardware).device.bins if hardware else None
+    return spread_for(known, pair.stack, pair.device, pair.bound, bins.value if bins else 1.0)
 
 
 def fitted_streaming(pairs: Sequence[Pair]) -> float:
