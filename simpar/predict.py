@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from math import expm1
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.price import Effects, Models, Pricer
 from simpar.critical_path import CriticalPath, critical_path
 from simpar.engine import simulate, step_ends
+from simpar.files import read_csv
 from simpar.hardware import Cluster, Device, Profile, ShareFigure
 from simpar.interval import Interval, Spread, bound_by, interval, spread_of, streaming_share
 from simpar.lazy import card, dataframe, interactive
@@ -97,30 +99,15 @@ Told = Callable[[int, int], None]
 """Is told how many simulations of how many are done."""
 Pricing = Callable[[Program, Cluster, Effects], Costs]
 _NONE: Final = Effects(**dict.fromkeys((field.name for field in fields(Effects)), False))
-_ORDER: Final = (
-    ('small operators', 'small_operator'),
-    ('kernels of the framework', 'framework'),
-    ('launch', 'launch'),
-    ('waits of the host', 'host_waits'),
-    ('work queues', 'work_queues'),
-    ('slow-down under overlap', 'slow_down'),
-    ('shared links', 'link_sharing'),
-    ('unlike devices', 'spread'),
-)
+ROWS: Final = tuple(read_csv(Path(__file__).with_name('effects.csv')))
+"""Effects in their order, the key that switches each on, and its words; ``only`` what has it can be changed by it."""
 _FELT: Final = 0.05
 """Share of computing from which on it is told that a table is asked beyond its range."""
-OF_STACKS: Final = frozenset({'kernels of the framework', 'waits of the host'})
+OF_STACKS: Final = frozenset(row['name'] for row in ROWS if row['only'] == 'stack')
 """Effects that only a stack has."""
-OF_QUEUES: Final = 'work queues'
-"""The effect that only a plan with more streams than work queues has."""
-OF_SPREAD: Final = 'unlike devices'
-"""The effect that only a cluster with a spread has."""
-EFFECTS: Final = (
-    ('ideal overlap', _NONE),
-    *(
-        (name, replace(_NONE, **{key: True for _, key in _ORDER[: number + 1]}))
-        for number, (name, _) in enumerate(_ORDER)
-    ),
+EFFECTS: Final = tuple(
+    (row['name'], replace(_NONE, **{one['key']: True for one in ROWS[1 : number + 1]}))
+    for number, row in enumerate(ROWS)
 )
 """What is switched on, one after the other; the last state is the prediction."""
 
@@ -435,20 +422,22 @@ def _states(program: Program, priced: Callable[[Effects], Costs], steps: int, to
 
 def _explain(baselines: _States, states: _States, clusters: tuple[Cluster, Cluster]) -> tuple[Contribution, ...]:
     """Differences of differences, from the ideal state to the last."""
-    stacked, spread = any(one.stack for one in clusters), any(one.spread for one in clusters)
+    has = {
+        '': True,
+        'stack': any(one.stack for one in clusters),
+        # Only a plan with more streams than queues has this effect.
+        'queues': bool(baselines.costs.work_queues or states.costs.work_queues),
+        'spread': any(one.spread for one in clusters),
+    }
     rows = []
     before = 0.0
-    for (effect, _), baseline, step in zip(EFFECTS, baselines.steps, states.steps, strict=True):
+    for row, baseline, step in zip(ROWS, baselines.steps, states.steps, strict=True):
         # What neither of both has changes nothing.
-        if effect in OF_STACKS and not stacked:
-            continue
-        if effect == OF_QUEUES and not (baselines.costs.work_queues or states.costs.work_queues):
-            continue
-        if effect == OF_SPREAD and not spread:
+        if not has[row['only']]:
             continue
         # The change of the difference, so that the rows telescope to the whole gain. Times on the grid make the sum
         # exact.
-        rows.append(Contribution(effect=effect, seconds=baseline - step - before, baseline=baseline, step=step))
+        rows.append(Contribution(effect=row['name'], seconds=baseline - step - before, baseline=baseline, step=step))
         before = baseline - step
     return tuple(rows)
 

@@ -15,7 +15,7 @@ from simpar.interval import LEVEL, Interval
 from simpar.keys import without_effect_json, without_effect_line
 from simpar.memory import beside_summary, memory_to_dict, peak_summary
 from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
-from simpar.predict import Prediction
+from simpar.predict import ROWS, Prediction
 from simpar.profiles import NONE
 from simpar.units import format_count, format_size, format_time
 
@@ -98,17 +98,7 @@ def six(prediction: Prediction) -> Table:
 
 
 _BY_RULE = 'The file names no framework'
-_IN_WORDS = {
-    'ideal overlap': 'hiding messages',
-    'small operators': 'smaller kernels and messages',
-    'kernels of the framework': "the framework's kernels",
-    'launch': 'launches by the host',
-    'waits of the host': 'waits of the host',
-    'work queues': 'streams in one work queue',
-    'slow-down under overlap': 'slow-down of what runs at once',
-    'shared links': 'links that are shared',
-    'unlike devices': 'devices that are unlike',
-}
+_IN_WORDS = {row['name']: row['saves'] for row in ROWS}
 _COUNTS = 0.05
 """Of the largest effect: smaller ones are told together."""
 

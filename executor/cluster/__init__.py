@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 from simpar.errors import RunFailed
+from simpar.files import read_csv
 
 MOST: Final = 100_000
 """Hosts of a list that are read; a name is wanted for a message, and nobody has more."""
@@ -115,28 +117,7 @@ class Launch:
         return f'rank {self.rank} of {self.world}, started by {self.by}; all meet at {self.host}:{self.port}'
 
 
-MARKS: Final = {
-    'RANK': 'torchrun',
-    'WORLD_SIZE': 'torchrun',
-    'LOCAL_RANK': 'torchrun',
-    'TORCHELASTIC_RUN_ID': 'torchrun',
-    'MS_NODE_ID': 'msrun',
-    'MS_WORKER_NUM': 'msrun',
-    'OMPI_COMM_WORLD_RANK': "Open MPI's mpirun",
-    'OMPI_COMM_WORLD_SIZE': "Open MPI's mpirun",
-    'PMIX_RANK': 'a launcher with PMIx',
-    'PMI_RANK': 'a launcher with PMI (MPICH, Intel MPI)',
-    'PMI_SIZE': 'a launcher with PMI (MPICH, Intel MPI)',
-    'PMI_FD': 'a launcher with PMI (MPICH, Intel MPI)',
-    'PMI_PORT': 'a launcher with PMI (MPICH, Intel MPI)',
-    'MPI_LOCALRANKID': 'a launcher with PMI (MPICH, Intel MPI)',
-    'MV2_COMM_WORLD_RANK': 'a launcher with PMI (MVAPICH2)',
-    'PET_NNODES': "Kubeflow's PyTorchJob, for torchrun",
-    'PET_NODE_RANK': "Kubeflow's PyTorchJob, for torchrun",
-    'VC_TASK_INDEX': 'Volcano',
-    'VK_TASK_INDEX': 'Volcano',
-    'JOB_COMPLETION_INDEX': 'an indexed job of Kubernetes',
-}
+MARKS: Final = {row['variable']: row['launcher'] for row in read_csv(Path(__file__).with_name('launchers.csv'))}
 """Variables that only a launcher sets, and who that is."""
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from simpar.document.tree import Tree
 from simpar.errors import Key, Problem, ScheduleError, dotted
+from simpar.files import read_csv
 from simpar.units import EXAMPLES, UNITS, parse
 
 if TYPE_CHECKING:
@@ -26,45 +28,11 @@ _UNKNOWN: Final = {'unexpected_keyword_argument', 'extra_forbidden'}
 _MISSING: Final = {'missing', 'missing_keyword_only_argument', 'missing_argument'}
 _CHOSEN: Final = {'literal_error', 'tuple_type', 'float_parsing', 'value_error', 'float_type'}
 """Of values that may be one of a few words."""
-_WRONG: Final = (  # beginnings of pydantic's error types; the first that fits
-    ('int', 'not an integer'),
-    ('float', 'not a number'),
-    ('bool', 'not true or false'),
-    ('string_type', 'not text'),
-    ('string', 'not such a text'),
-    ('literal', 'unknown value'),
-    ('enum', 'unknown value'),
-    ('greater', 'too small'),
-    ('less', 'too large'),
-    ('too_long', 'too long'),
-    ('too_short', 'too short'),
-    ('tuple', 'not a list'),
-    ('list', 'not a list'),
-    ('set', 'not a list'),
-    ('dict', 'not a mapping'),
-    ('mapping', 'not a mapping'),
-    ('dataclass', 'not a mapping'),
-    ('model', 'not a mapping'),
-    ('none', 'must be empty'),
-)
-_WORDS: Final = {
-    'integer': 'an integer',
-    'number': 'a number',
-    'string': 'text',
-    'boolean': 'true or false',
-    'array': 'a list',
-    'object': 'a mapping',
-    'null': 'nothing',
-}
-_BOUNDS: Final = (
-    ('minimum', 'at least', ''),
-    ('exclusiveMinimum', 'more than', ''),
-    ('maximum', 'at most', ''),
-    ('exclusiveMaximum', 'less than', ''),
-    ('maxProperties', 'at most', ' keys'),
-    ('minItems', 'at least', ' items'),
-    ('maxItems', 'at most', ' items'),
-)
+_ROWS: Final = tuple(read_csv(Path(__file__).with_name('words.csv')))
+_WRONG: Final = tuple((row['of'], row['words']) for row in _ROWS if row['kind'] == 'wrong')
+"""Beginnings of pydantic's error types; the first that fits."""
+_WORDS: Final = {row['of']: row['words'] for row in _ROWS if row['kind'] == 'type'}
+_BOUNDS: Final = tuple((row['of'], row['words'], row['behind']) for row in _ROWS if row['kind'] == 'bound')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

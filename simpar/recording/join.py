@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import prod
+from pathlib import Path
 from statistics import median
 from typing import Final
 
 import numpy as np
 
 from simpar.cost.compute import NO_WORK, PRODUCTS
+from simpar.files import read_csv
 from simpar.interval_sets import length, minus
 from simpar.program import COLLECTIVES, OpClass, Program
 from simpar.traces import RankTrace
@@ -49,24 +51,10 @@ class TorchOp:
 
 
 FAMILIES: Final[Mapping[str, tuple[frozenset[str], str]]] = {
-    # A name of torch: the operators that it may be, and the phases that one call does.
-    'aten::native_layer_norm': (frozenset({'norm'}), 'F'),
-    'aten::native_layer_norm_backward': (frozenset({'norm'}), 'IW'),
-    'aten::_fused_rms_norm': (frozenset({'rms_norm'}), 'F'),
-    'aten::_fused_rms_norm_backward': (frozenset({'rms_norm'}), 'IW'),
-    'aten::gelu': (frozenset({'gelu', 'gelu_tanh'}), 'F'),
-    'aten::gelu_backward': (frozenset({'gelu', 'gelu_tanh'}), 'I'),
-    'aten::silu': (frozenset({'silu', 'swiglu'}), 'F'),
-    'aten::silu_backward': (frozenset({'silu', 'swiglu'}), 'I'),
-    'aten::add': (frozenset({'residual'}), 'F'),
-    'aten::relu': (frozenset({'relu'}), 'F'),
-    'aten::threshold_backward': (frozenset({'relu'}), 'I'),
-    'aten::embedding': (frozenset({'embedding', 'position'}), 'F'),
-    'aten::embedding_dense_backward': (frozenset({'embedding', 'position'}), 'W'),
-    'aten::_log_softmax': (frozenset({'cross_entropy'}), 'F'),
-    'aten::nll_loss_backward': (frozenset({'cross_entropy'}), 'I'),
+    row['name']: (frozenset(row['operators'].split()), row['phases'])
+    for row in read_csv(Path(__file__).with_name('families.csv'))
 }
-"""Ops that are told by their name alone."""
+"""Ops that are told by their name alone: a name of torch, the operators that it may be, and the phases of one call."""
 UPDATE: Final = 'update'
 """A step of an optimizer."""
 _STEP = re.compile(r'Optimizer\.step#')

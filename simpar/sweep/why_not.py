@@ -20,7 +20,7 @@ from simpar.errors import SimparError
 from simpar.files import read_csv
 from simpar.headline import gain_in_words, headline
 from simpar.page.page import table_html
-from simpar.predict import Contribution
+from simpar.predict import ROWS, Contribution
 from simpar.profiles import NONE
 from simpar.report import render_parts
 from simpar.report import table as empty_table
@@ -39,17 +39,7 @@ MOST_SETS: Final = 16
 """Sets that are all tried; of more, the best that no single switch makes better."""
 NOTHING: Final = 'none of them'
 _HIDES: Final = 'ideal overlap'
-_WORDS: Final = {
-    _HIDES: 'its order waits longer, even if overlap cost nothing',
-    'small operators': 'its kernels and messages are smaller or more, and take longer',
-    'kernels of the framework': 'the framework launches more kernels for it',
-    'launch': 'the host has more to issue',
-    'waits of the host': 'the host waits longer for the device',
-    'work queues': 'its streams hold one another up in shared work queues',
-    'slow-down under overlap': 'computation and communication slow each other',
-    'shared links': 'messages at once share links',
-    'unlike devices': 'more waits for the slowest device',
-}
+_WORDS: Final = {row['name']: row['loses'] for row in ROWS}
 """What an effect takes, in words; by the names of ``predict.EFFECTS``."""
 Changes = Mapping[str, Any]
 
