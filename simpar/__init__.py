@@ -15,62 +15,49 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from simpar.case import Case as Case
-    from simpar.case import case_of as case_of
-    from simpar.case import load_case as load_case
-    from simpar.cost.price import Effects as Effects
-    from simpar.cost.price import price as price
-    from simpar.engine import simulate as simulate
-    from simpar.exporting.export import export as export
-    from simpar.model import Network as Network
-    from simpar.model.library.gpt import Transformer as Transformer
-    from simpar.notebook.compared import compare as compare
-    from simpar.notebook.compared import compare_cases as compare_cases
-    from simpar.notebook.frames import to_dataframe as to_dataframe
-    from simpar.notebook.sliders import sliders as sliders
-    from simpar.planner.plan import plan as plan
-    from simpar.plans import Plan as Plan
-    from simpar.predict import Prediction as Prediction
-    from simpar.profiles import cluster as cluster
-    from simpar.profiles import load_profile as load_profile
-    from simpar.profiles import profile_names as profile_names
-    from simpar.program import Program as Program
-    from simpar.schedule import Schedule as Schedule
-    from simpar.schedule import load_schedule as load_schedule
-    from simpar.sweep import load_sweep as load_sweep
-    from simpar.trace import Trace as Trace
-    from simpar.workload import Workload as Workload
+    from simpar.case import Case, case_of, load_case
+    from simpar.cost.price import Effects, price
+    from simpar.engine import simulate
+    from simpar.exporting.export import export
+    from simpar.model import Network
+    from simpar.model.library.gpt import Transformer
+    from simpar.notebook.compared import compare, compare_cases
+    from simpar.notebook.frames import to_dataframe
+    from simpar.notebook.sliders import sliders
+    from simpar.planner.plan import plan
+    from simpar.plans import Plan
+    from simpar.predict import Prediction
+    from simpar.profiles import cluster, load_profile, profile_names
+    from simpar.program import Program
+    from simpar.schedule import Schedule, load_schedule
+    from simpar.sweep import load_sweep
+    from simpar.trace import Trace
+    from simpar.workload import Workload
 
 __version__: Final = '0.1.0'
 
-_HOMES: Final = {
-    'compare': 'simpar.notebook.compared',
-    'compare_cases': 'simpar.notebook.compared',
-    'sliders': 'simpar.notebook.sliders',
-    'to_dataframe': 'simpar.notebook.frames',
-    'Case': 'simpar.case',
-    'Effects': 'simpar.cost.price',
-    'Network': 'simpar.model',
-    'Plan': 'simpar.plans',
-    'Prediction': 'simpar.predict',
-    'Program': 'simpar.program',
-    'Schedule': 'simpar.schedule',
-    'Trace': 'simpar.trace',
-    'Transformer': 'simpar.model.library.gpt',
-    'Workload': 'simpar.workload',
-    'case_of': 'simpar.case',
-    'cluster': 'simpar.profiles',
-    'export': 'simpar.exporting.export',
-    'from_module': 'simpar.torch_module',
-    'load_case': 'simpar.case',
-    'load_profile': 'simpar.profiles',
-    'load_schedule': 'simpar.schedule',
-    'load_sweep': 'simpar.sweep',
-    'plan': 'simpar.planner.plan',
-    'price': 'simpar.cost.price',
-    'profile_names': 'simpar.profiles',
-    'simulate': 'simpar.engine',
+_NAMES: Final = {
+    'simpar.case': 'Case case_of load_case',
+    'simpar.cost.price': 'Effects price',
+    'simpar.engine': 'simulate',
+    'simpar.exporting.export': 'export',
+    'simpar.model': 'Network',
+    'simpar.model.library.gpt': 'Transformer',
+    'simpar.notebook.compared': 'compare compare_cases',
+    'simpar.notebook.frames': 'to_dataframe',
+    'simpar.notebook.sliders': 'sliders',
+    'simpar.planner.plan': 'plan',
+    'simpar.plans': 'Plan',
+    'simpar.predict': 'Prediction',
+    'simpar.profiles': 'cluster load_profile profile_names',
+    'simpar.program': 'Program',
+    'simpar.schedule': 'Schedule load_schedule',
+    'simpar.sweep': 'load_sweep',
+    'simpar.torch_module': 'from_module',
+    'simpar.trace': 'Trace',
+    'simpar.workload': 'Workload',
 }
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOMES, '__version__'])  # noqa: PLE0605
 

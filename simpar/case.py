@@ -10,12 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any, Final
 
-from simpar.ablation import (
-    unchanged_baseline,
-    unlike_stack,
-    unused_of_cluster,
-    without_effect,
-)
+from simpar.ablation import unchanged_baseline, unlike_stack, unused_of_cluster, without_effect
 from simpar.ablation.rules import Facts, facts_of, inert_keys
 from simpar.cost.compute import FP8
 from simpar.cost.price import Models, mode_notes

@@ -70,9 +70,7 @@ class Size:
 
     def __add__(self, other: Size) -> Size:
         return Size(
-            slots=self.slots + other.slots,
-            entries=self.entries + other.entries,
-            classes=self.classes + other.classes,
+            slots=self.slots + other.slots, entries=self.entries + other.entries, classes=self.classes + other.classes
         )
 
     @property
@@ -225,13 +223,7 @@ def _small(schedule: Schedule, few: _Few) -> Schedule:
     return replace(
         schedule,
         workload=replace(workload, batch=batch, model=model),
-        plan=replace(
-            plan,
-            micro_batches=few.micro_batches,
-            copies=few.copies,
-            tiles=few.tiles,
-            pipeline=few.pipeline,
-        ),
+        plan=replace(plan, micro_batches=few.micro_batches, copies=few.copies, tiles=few.tiles, pipeline=few.pipeline),
         cluster=replace(cluster, nodes=cluster.nodes * few.pipeline // plan.pipeline),
     )
 

@@ -70,12 +70,7 @@ class _Simulation:
     """One run: the clock, the spans so far, and what runs and waits now."""
 
     def __init__(
-        self,
-        program: Program,
-        costs: Costs,
-        representatives: Representatives,
-        steps: int,
-        observe: Observer | None,
+        self, program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None
     ) -> None:
         self._program = program
         self._representatives = representatives

@@ -125,10 +125,7 @@ def replicated(world: int, dims: int) -> TensorLayout:
 
 
 def mapped(
-    world: int,
-    matrix: Sequence[int],
-    tensor_map: Sequence[Sequence[int]],
-    partial: Sequence[int] = (),
+    world: int, matrix: Sequence[int], tensor_map: Sequence[Sequence[int]], partial: Sequence[int] = ()
 ) -> TensorLayout:
     """The layout that a device matrix and a tensor map give.
 

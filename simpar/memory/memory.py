@@ -287,11 +287,7 @@ class Memory:
 
 
 def memory(
-    trace: Trace,
-    *,
-    always: Collection[str] = ALWAYS,
-    flattened: bool = False,
-    framework: Framework | None = None,
+    trace: Trace, *, always: Collection[str] = ALWAYS, flattened: bool = False, framework: Framework | None = None
 ) -> Memory:
     """What every rank holds over the last step of a trace, as its steady state has it.
 

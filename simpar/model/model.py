@@ -138,7 +138,6 @@ class Model(ABC):
 
     def with_listed(self, operators: Sequence[Operator]) -> Self:
         """The same with other operators in the place of those that a file lists."""
-        del operators
         return self
 
     @abstractmethod
@@ -186,7 +185,6 @@ class Model(ABC):
 
     def file_key(self, place: int, key: str = '') -> Key:
         """Where a file has a node, or a key of it."""
-        del place, key
         return ('workload', self.key)
 
     @abstractmethod
@@ -290,7 +288,6 @@ class FromModule(Model):
 
     def graph(self, batch: int, *, digits: bool = False) -> Graph:
         """Of so many samples."""
-        del digits
         found = self.exported
 
         def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -374,7 +371,6 @@ def _tuples(value: Any) -> Any:
 
 
 def _linear(one: dict[str, Any], samples: int) -> Operator:
-    del samples
     return ModuleLinear(
         outputs=(one['outputs'],),
         inputs=(one['inputs'],),
@@ -387,12 +383,10 @@ def _linear(one: dict[str, Any], samples: int) -> Operator:
 
 
 def _embedding(one: dict[str, Any], samples: int) -> Operator:
-    del samples
     return ModuleEmbedding(vocab=one['vocab'], width=one['width'], weight=one['weight'], padding=one['padding'])
 
 
 def _dropout(one: dict[str, Any], samples: int) -> Operator:
-    del samples
     return Dropout(probability=one['probability'], site=one['name'])
 
 

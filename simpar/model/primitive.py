@@ -111,7 +111,6 @@ class Primitive(ABC):
 
     def output_shards(self, use: Use, strategy: Strategy) -> ShardCounts:
         """How its output is split by a strategy; () where that is not known."""
-        del use
         return next((dims for dims in strategy if dims), ())
 
     def input_shards(self, use: Use, wanted: ShardCounts) -> ShardCounts:
@@ -131,7 +130,6 @@ class Primitive(ABC):
 
         Arguments: ``rank``, of what the reader reads.
         """
-        del use
         return main.output[4 - rank :]
 
     def main_strategy(self, use: Use, main: Main) -> Strategy:

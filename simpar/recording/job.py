@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
+from simpar.files import read_csv, read_regular
 
 Takes = Literal['worker', 'data', 'world', 'ends', 'send', 'recv']
 """Who takes part: the worker alone, its data ranks, all workers, the first and the last stage, or a pair of stages."""
@@ -37,27 +37,13 @@ class Kind:
     family: str
 
 
-def _kinds(*rows: tuple[str, Takes, bool, str]) -> dict[str, Kind]:
-    return {name: Kind(name, takes, communicates, family or name) for name, takes, communicates, family in rows}
+KINDS: Final = {
+    row['name']: Kind(row['name'], cast('Takes', row['takes']), bool(row['communicates']), row['family'] or row['name'])
+    for row in read_csv(Path(__file__).with_name('kinds.csv'))
+}
+"""Those of ByteDance's StragglerAnalysis traces, in the order that a step without overlapped gradients runs them.
 
-
-KINDS: Final = _kinds(
-    ('params-all-gather', 'data', True, ''),
-    ('forward-recv', 'recv', True, 'forward sends'),
-    ('forward-compute', 'worker', False, ''),
-    ('forward-send', 'send', True, 'forward sends'),
-    ('backward-recv', 'recv', True, 'backward sends'),
-    ('backward-compute', 'worker', False, ''),
-    ('backward-send', 'send', True, 'backward sends'),
-    ('gc', 'worker', False, ''),
-    # Among tensor ranks, of which one is recorded.
-    ('layernorm-grads-all-reduce', 'worker', True, ''),
-    ('embedding-grads-all-reduce', 'ends', True, ''),
-    ('grads-reduce-scatter', 'data', True, ''),
-    ('optimizer-clip-main-grad', 'world', True, ''),
-    ('optimizer', 'worker', False, ''),
-)
-"""Those of ByteDance's StragglerAnalysis traces, in the order that a step without overlapped gradients runs them."""
+The all-reduce of norms is among tensor ranks, of which one is recorded."""
 
 TAIL: Final = tuple(KINDS)[tuple(KINDS).index('gc') :]
 """What runs behind the last backward, one after the other."""

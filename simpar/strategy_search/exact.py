@@ -203,11 +203,7 @@ class Found:
 
 
 def exact(
-    graph: Graph,
-    devices: int,
-    objective: Objective | None = None,
-    *,
-    fixed: Mapping[str, Choice] | None = None,
+    graph: Graph, devices: int, objective: Objective | None = None, *, fixed: Mapping[str, Choice] | None = None
 ) -> Found:
     """The strategies that cost least, of all that ``candidates`` lists.
 

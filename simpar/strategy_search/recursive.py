@@ -33,13 +33,7 @@ class Spread:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        main: Mapping[str, Main],
-        devices: int,
-        all_devices: int,
-        compat: Compat,
-        order: list[int],
+        self, graph: Graph, main: Mapping[str, Main], devices: int, all_devices: int, compat: Compat, order: list[int]
     ) -> None:
         self.graph, self.main, self.devices, self.compat = graph, dict(main), devices, compat
         self.operators = [graph.operators[place] for place in order]

@@ -38,11 +38,7 @@ UNMARKED: Final = 1
 
 
 def fuse(
-    parameters: Sequence[str],
-    size: Mapping[str, float],
-    plan: Plan,
-    ids: Mapping[str, int],
-    scope: str = '',
+    parameters: Sequence[str], size: Mapping[str, float], plan: Plan, ids: Mapping[str, int], scope: str = ''
 ) -> dict[str, list[str]]:
     """Buckets by name, in the order of their first parameters.
 
@@ -496,13 +492,7 @@ class Wanted:
     dim: int | None
 
 
-def shard(
-    tape: Tape,
-    plan: Plan,
-    ids: Callable[[], Mapping[str, int]],
-    *,
-    apart: Collection[str] = (),
-) -> Shards:
+def shard(tape: Tape, plan: Plan, ids: Callable[[], Mapping[str, int]], *, apart: Collection[str] = ()) -> Shards:
     """Shard what a plan wants sharded: replaces tensors of the tape, and what its ops read and add to.
 
     Parameters that are too small or named by the plan stay full; with ``dim`` also those that do not divide, with a

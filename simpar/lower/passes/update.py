@@ -343,21 +343,28 @@ def _gathers(tape: Tape, change: Tensor, parameter: str, sides: Sides, stage: in
         splits = tuple(split for split in held.splits if split != last)
         made = replace(held, name=f'{change.name}.{last.partition}', splits=splits)
         tape.tensors[made.name] = made
-        yield OpClass(
-            name=f'{parameter}.change.{last.partition}.all_gather.U',
-            kind='collective',
-            operator='all_gather',
-            phase='U',
-            bytes=float(local_elements(tape, made) * BYTES[made.dtype]),
-            dtype=made.dtype,
-            partition=last.partition,
-            reads=(held.name,),
-            writes=(made.name,),
-            frees=(held.name,),
-            attributes={'dim': last.dim},
-            stage=stage,
-        )
+        yield _all_gather(parameter, held, (made.name,), last, local_elements(tape, made), stage)
         held = made
+
+
+def _all_gather(
+    parameter: str, held: Tensor, writes: tuple[str, ...], split: Split, elements: int, stage: int
+) -> OpClass:
+    """What ranks hold of a change, gathered along a split; ``elements`` of what is made."""
+    return OpClass(
+        name=f'{parameter}.change.{split.partition}.all_gather.U',
+        kind='collective',
+        operator='all_gather',
+        phase='U',
+        bytes=float(elements * BYTES[held.dtype]),
+        dtype=held.dtype,
+        partition=split.partition,
+        reads=(held.name,),
+        writes=writes,
+        frees=(held.name,),
+        attributes={'dim': split.dim},
+        stage=stage,
+    )
 
 
 def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, Sides]) -> tuple[OpClass, ...]:
@@ -374,21 +381,7 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
         ops += [*gathers, _change(tape, made, full, sides[name], shard.stage)]
     share = replace(change, name=f'c:{shard.parameter}.share', members=tuple(made.name for made in changes))
     tape.tensors[share.name] = share
-    dim: dict[str, Attribute] = {'dim': 0}
-    gather = OpClass(
-        name=f'{shard.parameter}.change.{split.partition}.all_gather.U',
-        kind='collective',
-        operator='all_gather',
-        phase='U',
-        bytes=float(change.shape[0] * BYTES[change.dtype]),
-        dtype=change.dtype,
-        partition=split.partition,
-        reads=(change.name,),
-        writes=change.members,
-        frees=(change.name,),
-        attributes=dim,
-        stage=shard.stage,
-    )
+    gather = _all_gather(shard.parameter, change, change.members, split, change.shape[0], shard.stage)
     pack = OpClass(
         name=f'{shard.parameter}.change.piece.U',
         kind='compute',
@@ -398,7 +391,7 @@ def _packed(tape: Tape, shard: UpdateShard, change: Tensor, sides: Mapping[str, 
         reads=share.members,
         writes=(share.name,),
         frees=share.members,
-        attributes={**dim, 'partition': split.partition},
+        attributes={'dim': 0, 'partition': split.partition},
         stage=shard.stage,
     )
     return gather, *ops, pack

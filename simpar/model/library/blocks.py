@@ -30,14 +30,7 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 
 def block_network(
-    sequence: int,
-    hidden: int,
-    heads: int,
-    ffn: int,
-    layers: int = 1,
-    *,
-    bias: bool = False,
-    init_std: float = 0.02,
+    sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, bias: bool = False, init_std: float = 0.02
 ) -> Network:
     """Pre-norm blocks over rows [sequences × tokens, hidden], their attention unfused, over all tokens of a sequence.
 

@@ -189,7 +189,6 @@ class Operator(ABC):
 
     def shape_of_copies(self, result: Shape, copies: int) -> Shape:
         """The shape of its result where a micro-batch has so many copies; the same unless told."""
-        del copies
         return result
 
     def load(self, *reads: Load | None) -> Load | None:
@@ -213,7 +212,6 @@ class Operator(ABC):
 
         Arguments: ``result``, shape of its result.
         """
-        del result
         return ()
 
     def call(self, result: Shape) -> Call:
@@ -221,7 +219,6 @@ class Operator(ABC):
 
         Arguments: ``result``, shape of its result.
         """
-        del result
         return PLAIN
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:

@@ -89,7 +89,6 @@ class Route(SameShape, Sharded, Unary):
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The correction bias, a constant."""
-        del result
         return (Parameter('correction', (self.routing.experts,), 'zeros', trained=False),) * self.routing.correction
 
     def ops(self, local: Local) -> Ops:
@@ -362,7 +361,6 @@ class GroupedProduct(Weighted, Unary):
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """A matrix for each expert."""
-        del result
         return (Parameter('weight', (self.experts, *self.outputs, self.inputs)),)
 
     def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:

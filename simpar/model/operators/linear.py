@@ -459,10 +459,7 @@ class MatMul(Sharded, Binary):
     transpose_b: Annotated[bool, Field(description='the second is [batch..., n, k]')] = False
     strategy: Annotated[
         Strategy,
-        Field(
-            max_length=2,
-            description='slices of both, e.g. [[2, 4, 1, 1], [2, 4, 1, 1]]; empty: as the first lies',
-        ),
+        Field(max_length=2, description='slices of both, e.g. [[2, 4, 1, 1], [2, 4, 1, 1]]; empty: as the first lies'),
     ] = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:

@@ -124,10 +124,7 @@ TRANSPOSE = Transposed('Transpose', same_backward=True)
 def view(local: Local) -> Ops:
     """A rank's slice in another shape."""
     return unary(
-        local,
-        'reshape',
-        forward={'shape': slice_text(local, 'y')},
-        backward={'shape': slice_text(local, 'x')},
+        local, 'reshape', forward={'shape': slice_text(local, 'y')}, backward={'shape': slice_text(local, 'x')}
     )
 
 
@@ -140,8 +137,7 @@ class Flatten(Sharded, Unary):
     unsharded = 'dims behind the second, for all but dim 0 become one'
 
     strategy: Annotated[
-        Strategy,
-        Field(max_length=1, description='slices of what it reads, e.g. [[8, 1, 1, 1]]; empty: as it lies'),
+        Strategy, Field(max_length=1, description='slices of what it reads, e.g. [[8, 1, 1, 1]]; empty: as it lies')
     ] = ()
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
