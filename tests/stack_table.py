@@ -1,4 +1,4 @@
-"""The tables of docs/proofs/stacks.md: the rule, every example beside devices alone, one plan under frameworks.
+"""The tables of stacks, of docs/my_framework.md (the rule) and docs/proofs/stacks.md (all others).
 
 `python -m tests.stack_table` writes them; tests/test_stacks.py holds the cheap ones.
 """
@@ -20,6 +20,8 @@ from simpar.units import format_time
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / 'examples'
 PAGE = ROOT / 'docs' / 'proofs' / 'stacks.md'
+SHORT = ROOT / 'docs' / 'my_framework.md'
+"""The page that has the rule."""
 SETS = ROOT / 'measured_steps'
 SLOWER = 1.6
 """An example whose step is longer by more than this, over that of devices alone, has its reason in the table."""
@@ -128,18 +130,23 @@ TABLES = (
 
 
 def held(first: str) -> list[str]:
-    """The lines of the page's table that begins so."""
-    lines = PAGE.read_text(encoding='utf-8').split('\n')
+    """The lines of the table that begins so, on its page."""
+    lines = _page(first).read_text(encoding='utf-8').split('\n')
     start = next(place for place, line in enumerate(lines) if line.startswith(first))
     end = next(place for place in range(start, len(lines)) if not lines[place].startswith('|'))
     return lines[start:end]
 
 
+def _page(first: str) -> Path:
+    return SHORT if first == RULE else PAGE
+
+
 def main() -> None:
-    """Write all tables into the page."""
+    """Write all tables into their pages."""
     for first, made in TABLES:
-        text = PAGE.read_text(encoding='utf-8')
-        PAGE.write_text(text.replace('\n'.join(held(first)), '\n'.join(made())), encoding='utf-8')
+        page = _page(first)
+        text = page.read_text(encoding='utf-8')
+        page.write_text(text.replace('\n'.join(held(first)), '\n'.join(made())), encoding='utf-8')
 
 
 if __name__ == '__main__':

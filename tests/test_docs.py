@@ -10,12 +10,12 @@ import shlex
 
 import pytest
 import yaml
-from docs_blocks import DOCS, LIST, PAGES, ROOT, all_blocks
+from docs_blocks import DOCS, LIST, PAGES, PROOFS, ROOT, all_blocks
 from docs_size import size
 from docs_tables import schedule_table_keys
 from prove_docs import Outcome, folder_of, row, run
 
-from simpar.cli import parser
+from simpar.cli import main, parser
 from simpar.schedule import load_schedule
 
 BLOCKS = all_blocks()
@@ -126,3 +126,38 @@ def test_the_docs_stay_short_and_their_sentences_too():
     assert number <= 28
     assert count <= 39_000
     assert len(long) <= 0.02 * every, len(long)
+
+
+@pytest.mark.parametrize('name', ['README.md', 'README.zh.md', 'docs/accuracy.md'])
+def test_figures_of_accuracy_are_those_of_the_tables(name):
+    """Means of unfitted rows, and of reports, are what `make accuracy` and `make prove NAME=field` wrote."""
+    text = re.sub(r' ?%', '%', (ROOT / name).read_text(encoding='utf-8'))
+    table = (PROOFS / 'accuracy_rows.md').read_text(encoding='utf-8').split('<!-- validate -->')[1].split('| part |')[0]
+    rows = [line for line in table.splitlines() if line.startswith('|')]
+    assert [row.split('|')[3].split()[0] for row in rows[2:] if row.split('|')[3].split()[0] not in text] == []
+    assert name != 'docs/accuracy.md' or [row for row in rows if row not in (ROOT / name).read_text('utf-8')] == []
+    reports = re.search(r'error is (\S+) % in the median \((\S+) %', (PROOFS / 'field.md').read_text(encoding='utf-8'))
+    assert reports
+    assert all(f'{figure}%' in text for figure in reports.groups())
+
+
+@pytest.mark.parametrize(
+    ('page', 'command'),
+    [
+        ('README.md', 'simpar run examples/transformer_ascend910a.yaml'),
+        ('README.zh.md', 'simpar run examples/transformer_ascend910a.yaml'),
+        ('docs/sweep.md', 'simpar sweep examples/transformer_h100.yaml --set cluster.stack=none'),
+        ('docs/recordings.md', 'simpar replay tests/recorded/stragglers/ST.csv.gz'),
+    ],
+)
+def test_an_answer_that_a_page_shows_is_what_its_command_prints(page, command, monkeypatch, capsys):
+    text = (ROOT / page).read_text(encoding='utf-8')
+    line = next(line for line in text.splitlines() if command in line and line.startswith('    '))
+    below = re.split(r'\n## |\n    (?=simpar )', text.split(f'{line}\n', 1)[1])[0]
+    shown = [part.strip('\n') for part in re.split(r'\n\n+', below)]
+    plain = [' '.join(re.sub('```(text)?', '', part).split()) for part in shown if part.startswith(('    ', '```text'))]
+    assert plain
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(line)[1:]) == 0
+    printed = ' '.join(capsys.readouterr().out.split())
+    assert [part for part in plain if part not in printed] == []
