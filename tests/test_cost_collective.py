@@ -382,3 +382,15 @@ def test_a_slower_network_reaches_what_its_cards_alone_do(factor, rate):
     of_two_nodes = model('a100-sxm-8', nodes=2, links={'infiniband': factor})
     cost = of_two_nodes.cost(collective('all_reduce', 16 * 2**30), range(16))
     assert 2 * 15 / 16 * 16 * 2**30 / cost.transfer / 1e9 == pytest.approx(rate, rel=0.02)
+
+
+def test_many_nodes_of_one_rank_each_gather_by_parallel_trees_what_is_small():
+    """NCCL 2.30, tuning.cc: 8 us, log2 of the nodes by 14 / 3.5 us, 2.8 us a rank; 0.75 of the rate."""
+    made = model('h100-sxm-8', 256, tables=False)
+    link, group = made.topology.links[-1], range(0, 2048, 8)
+    chosen = made.cost(collective('all_gather', 16 * MIB), group)
+    assert 'parallel trees of 256' in chosen.why
+    assert chosen.alpha == pytest.approx(8e-6 + 8 * 14e-6 / 3.5 + 256 * 2.8e-6)
+    assert chosen.transfer == pytest.approx(255 / 256 * 16 * MIB / link.rate / 0.75)
+    for other in (made.cost(collective('all_gather', GIB), group), made.cost(collective('all_reduce', MIB), group)):
+        assert 'parallel' not in other.why

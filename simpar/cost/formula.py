@@ -293,7 +293,8 @@ def _under(choice: Choice, ring: Terms, op: OpClass, shape: Shape, library: Libr
     """A ring at its best, as another algorithm and protocol would do it."""
     alpha = library.start.value + choice.alpha
     transfer = max(ring.transfer * choice.longer, choice.least) * (1 + choice.idle)
-    text = ring.text if choice.algorithm == 'ring' else f'{op.operator} by one tree of {shape.ranks}'
+    other = {'tree': 'one tree', 'pat': 'parallel trees'}
+    text = f'{op.operator} by {other[choice.algorithm]} of {shape.ranks}' if choice.algorithm in other else ring.text
     loads = tuple(load * choice.longer for load in ring.loads)
     return Terms(alpha, transfer, loads, ring.figures, f'{text}, {choice.protocol}')
 
@@ -428,6 +429,11 @@ _RATE: Final = {'ring': (0.5, 0.92, 1.0), 'tree': (1 / 3.8, 120 / 128, 0.92)}
 """Parts of the links' rate."""
 _TREE: Final = 0.85
 """Part of a ring's rate that trees between nodes reach."""
+_PAT: Final = 0.75
+"""Part of a ring's rate that PAT reaches, gathers and reduce-scatters of one rank a node (2.23 and later)."""
+_PAT_BASE, _PAT_HOP = 8.0, 14.0
+"""Microseconds of PAT, and of a hop between nodes."""
+_PAT_RANK: Final = 2.8e-6
 _SWITCH_RATE: Final = {'hopper': 0.85, 'blackwell': 0.74}
 """Part of the links' rate that the switch reaches where it adds (nvlsEfficiency)."""
 
@@ -454,9 +460,14 @@ class Choice:
 def choices(passes: int, size: float, shape: Shape, topology: Topology, tuning: str) -> Iterator[Choice]:
     """What NCCL weighs for a group. Arguments: ``passes``, 2 for an all-reduce; ``size``, bytes of the full vector.
 
-    Does not model: PAT, trees in one node, channels fewer than the links could feed.
+    Does not model: trees in one node, channels fewer than the links could feed.
     """
     ring = passes * (shape.ranks - 1) / shape.ranks
+    if passes == 1 and shape.nodes == shape.ranks:
+        # Parallel aggregated trees: log steps, and a part that grows with the ranks.
+        hop = topology.links[shape.outermost].latency.value + (_PAT_HOP - _HOP['network', 'ring'][0]) * 1e-6
+        alpha = (_PAT_BASE - _BASE['ring'][0]) * 1e-6 + math.floor(math.log2(shape.nodes)) * hop / 3.5
+        yield Choice('pat', 'Simple', alpha + shape.ranks * _PAT_RANK, 1 / _PAT, 0.0, 0.0)
     for algorithm in ('ring', 'tree') if passes == 2 and shape.nodes > 1 else ('ring',):
         # Up and down a tree goes the whole vector.
         sent = ring if algorithm == 'ring' else 2 / _TREE
