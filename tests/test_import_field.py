@@ -295,6 +295,10 @@ RIGHT = {
     'K12 a list of layers': (
         'a.sh', f'{ASCEND} --pipeline-model-parallel-size 4 --num-layer-list 7,8,9,8', {'plan.stages': [7, 8, 9, 8]},
     ),
+    'K8 weights of NeMo that are cast': (
+        'a.sh', f'torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {HYDRA} model.megatron_amp_O2=false',
+        {'gaps': ['model.megatron_amp_O2 false (weights in fp32, which are cast for each product)']},
+    ),
     'off is no alarm': (
         'a.sh', f'{EIGHT} --mtp-num-layers 0 --cpu-offloading-num-layers 0 --softmax-type vanilla --a-mlp false',
         {'gaps': None},
@@ -450,6 +454,10 @@ AGREED = {
         ('distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero3_init_flag: '
         'false}\n'),
         '{}', (1, 8, 'bf16', 2, None),
+    ),
+    'weights in bf16 alone beside DeepSpeed are told': (
+        f'{OWN}pure_bf16: true\n'.replace('\nbf16: true', ''), AUTO.replace('stage": 3', 'stage": 1'),
+        (1, 64, 'bf16', 1, None),
     ),
     'what is DeepSpeed\'s counts there alone': (
         f'{SPEEDY}, zero_stage: 3}}\nmixed_precision: bf16\n'.replace('DEEPSPEED', 'MULTI_GPU'), f'{{{ZERO}}}',

@@ -18,6 +18,7 @@ from simpar.importing.settings import (
     Setting,
     Settings,
     Source,
+    Unmapped,
     fits,
     same,
     table_of,
@@ -111,6 +112,11 @@ def agreed(source: Source, own: Sequence[Setting], beside: Sequence[Setting]) ->
 
 def factory(config: Settings) -> Iterator[Finding]:
     """The stage of the DeepSpeed file that is named, and checkpoints, which LLaMA-Factory has on."""
+    if any(one.called.startswith('pure_bf16') for one in config.every):
+        if 'deepspeed' in config:
+            yield Unmapped('bf16.enabled', 'weights in bf16 alone, of which DeepSpeed keeps masters')
+        else:
+            yield Entry('workload.optimizer.adamw.master_weights', False, ('bf16.enabled',), 'weights in bf16 alone')
     if 'deepspeed' in config and 'zero_optimization.stage' not in config:
         named = config.text('deepspeed')
         stage = re.search(r'z(?:ero)?_?([0-3])', named.rpartition('/')[2])
