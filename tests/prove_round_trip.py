@@ -1,8 +1,8 @@
 """Plans go out in a framework's words and come back: `make prove NAME=round_trip`.
 
-    python -m tests.prove_round_trip field [LAUNCHER]     every recorded public file that imports, in the words of its
-                                                          framework; and its own file, which the plan must not touch
-    python -m tests.prove_round_trip drawn FRAMEWORK N M  drawn plans N to M of a framework, or of all, that reads them
+    python -m tests.prove_round_trip field [LAUNCHER [N M]]  recorded public files that import, of all or N to M, in the
+                                                             words of their framework; their plan must not touch them
+    python -m tests.prove_round_trip drawn FRAMEWORK N M     drawn plans N to M of a framework, or of all
 
 What came back is judged by all keys of the schedule, and a drawn plan by its program, too. Printed are files that come
 back the same, those of which export lists what the framework cannot say, and those that come back otherwise without a
@@ -80,11 +80,9 @@ def _counts(key: str, values: Values) -> bool:
     return key in values.every or not key.startswith('cluster.')
 
 
-def of_field(folder: Path, launcher: str = '') -> Iterator[Plan]:
+def of_field(folder: Path, launcher: str = '', first: int = 0, last: int | None = None) -> Iterator[Plan]:
     """Each recorded file that imports."""
-    for row in files():
-        if launcher and row['launcher'] != launcher:
-            continue
+    for row in [row for row in files() if launcher in ('', row['launcher'])][first:last]:
         made = made_of(row, folder)
         if isinstance(made, str):
             continue
@@ -110,7 +108,11 @@ def main(words: list[str]) -> int:
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         drawn = words[0] == 'drawn'
-        chosen = of_draws(named[0], *map(int, named[1:3])) if drawn else of_field(Path(folder), *named[:1])
+        chosen = (
+            of_draws(named[0], *map(int, named[1:3]))
+            if drawn
+            else of_field(Path(folder), *named[:1], *map(int, named[1:3]))
+        )
         for plan in chosen:
             try:
                 kind, keys = returned(plan)

@@ -387,6 +387,14 @@ REFUSED = {
     'devices and degrees of MindFormers': (
         'a.yaml', f'{FORMERS}device_num: 16\nparallel_config: {{model_parallel: 8}}', '--set device_num=8',
     ),
+    'devices and degrees of DeepSpeed': (
+        'a.json', '{"train_batch_size": 8, "devices": 8, "tensor_parallel": {"autotp_size": 3}}',
+        '2 more than groups of 3 ranks',
+    ),
+    'two ways of FSDP': (
+        'a.yaml', ('distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD, '
+        'fsdp_reshard_after_forward: false}\n'), 'another than fsdp_config.fsdp_sharding_strategy: FULL_SHARD',
+    ),
     '8 bits of Accelerate': ('a.yaml', 'distributed_type: FSDP\nmixed_precision: fp8\n', "not modelled (got 'fp8')"),
     'K1 unknown experts': ('a.yaml', f'{FORMERS}moe_args: {{expert_count: 8}}\nparallel_config: {{}}', 'experts'),
 }  # fmt: skip

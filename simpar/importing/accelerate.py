@@ -49,6 +49,9 @@ def fsdp(config: Settings) -> Iterator[Finding]:
     if kind == 'FSDP':
         by = config.given(*_FSDP)
         zero = config.choice(by[0]) if by else 3
+        if len(by) > 1 and config.choice(by[1]) != zero:
+            other = config.named[by[1]]
+            yield Mistake(by[0], f'another than {by[1]}: {other.shown} ({other.where})', 'leave one of them')
         if zero is None:
             yield Mistake(by[0], f'no way of sharding (got {config.text(by[0])[:40]!r})', 'write FULL_SHARD or true')
             return

@@ -57,6 +57,8 @@ def batch(ds: Settings) -> Iterator[Finding]:
     degrees = _degrees(ds)
     tensor, context, pipe = degrees
     yield Entry('ranks', data * tensor * context * pipe, ds.given('devices'))
+    if (rest := ds.number('devices') % (tensor * context * pipe)) > 0:
+        yield Mistake('devices', f'{rest} more than groups of {tensor * context * pipe} ranks', 'give a multiple of it')
     if not ds.number('devices'):
         yield Mistake('devices', 'a DeepSpeed file does not say how many', 'give it, e.g. --set devices=16')
     if not all(map(ds.number, _BATCH)):
