@@ -1,15 +1,18 @@
 """What export writes goes through the readers of its launchers: `make prove NAME=parsers`.
 
-    python -m tests.prove_parsers [deepspeed=FOLDER] [accelerate=FOLDER] [COUNT]
+    python -m tests.prove_parsers [deepspeed=FOLDER] [accelerate=FOLDER] [torchtitan=FOLDER] [COUNT]
 
-FOLDER is the source of a launcher, where it is at hand: DeepSpeed's pydantic models read the JSON of drawn plans, and
-Accelerate's loader its YAML. What each line says first is which oracle ran; without a source it is the recorded keys
-and types (tests/recorded/launcher_keys.csv), which the suite holds.
+FOLDER is the source of a launcher, where it is at hand: DeepSpeed's pydantic models read the JSON of drawn plans,
+Accelerate's loader its YAML, and torchtitan's JobConfig its TOML (of a commit that has one: before 9810191bb). What
+each line says first is which oracle ran; without a source it is the recorded keys and types
+(tests/recorded/launcher_keys.csv), which the suite holds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.util
 import json
 import logging
 import sys
@@ -17,6 +20,10 @@ import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_type_hints
+
+import pydantic
+import tomllib
 
 from simpar.exporting.export import export
 from simpar.schedule import load_schedule
@@ -54,6 +61,36 @@ def of_accelerate(folder: Path) -> Callable[[Path], None]:
     return read
 
 
+def of_torchtitan(folder: Path) -> Callable[[Path], None]:
+    """Reads a TOML by the classes of torchtitan, which have a field for each key, and its type or its choices."""
+    spec = importlib.util.spec_from_file_location('job_config', folder / 'torchtitan' / 'config' / 'job_config.py')
+    assert spec is not None
+    assert spec.loader is not None
+    _stub('torchtitan')
+    _stub('torchtitan.tools')
+    _stub('torchtitan.tools.logging', logger=logging.getLogger('torchtitan'))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules['job_config'] = module
+    spec.loader.exec_module(module)
+
+    def read(path: Path) -> None:
+        tree = tomllib.loads(path.read_text(encoding='utf-8'))
+        _known(module.JobConfig, tree, '')
+        pydantic.TypeAdapter(module.JobConfig).validate_python(tree)
+
+    return read
+
+
+def _known(kind: type, tree: dict, at: str) -> None:
+    """Raises ``ValueError`` for a key that a class has no field for."""
+    hints = get_type_hints(kind)
+    for key, value in tree.items():
+        if key not in hints:
+            raise ValueError(f'{at}{key} is no field of {kind.__name__}')
+        if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]):
+            _known(hints[key], value, f'{at}{key}.')
+
+
 def _stub(name: str, path: Path | None = None, **words: object) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__dict__.update(words)
@@ -64,7 +101,7 @@ def _stub(name: str, path: Path | None = None, **words: object) -> types.ModuleT
 
 
 # Accelerate asks what is installed: it goes before DeepSpeed's package, which is none.
-READERS = {'accelerate': of_accelerate, 'deepspeed': of_deepspeed}
+READERS = {'torchtitan': of_torchtitan, 'accelerate': of_accelerate, 'deepspeed': of_deepspeed}
 
 
 def main(words: list[str]) -> int:

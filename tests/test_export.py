@@ -24,6 +24,17 @@ ARGUMENTS = Path(__file__).parent / 'recorded' / 'megatron_arguments.csv'
 """Facts of NVIDIA/Megatron-LM d98e8a64dd: names, types, choices and counts of words of its arguments."""
 
 
+FACTS = Path(__file__).parent / 'recorded' / 'launcher_keys.csv'
+"""Keys and types that MindSpeed's parser and the classes of DeepSpeed and Accelerate have, with their commits; `make
+prove NAME=parsers` asks the classes themselves."""
+
+
+def facts_of(launcher):
+    """Types of a launcher's settings by name."""
+    rows = csv.DictReader(FACTS.read_text(encoding='utf-8').splitlines())
+    return {row['key']: row['type'] for row in rows if row['launcher'] == launcher}
+
+
 @pytest.mark.parametrize('seed', range(16))
 def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
     schedule = load_schedule(DRAWN['megatron'](seed))
@@ -38,22 +49,29 @@ def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
 
 
 def read_by_its_arguments(made):
-    """The flags as a parser of Megatron-LM's own arguments reads them; one that it does not know raises."""
+    """The flags as a parser of the launcher's own arguments reads them; one that it does not know raises."""
     kinds = {'int': int, 'float': float, 'str': str, 'AttnBackend': str, 'tuple_type': str, 'moe_freq_type': str}
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, conflict_handler='resolve')
     for row in csv.DictReader(ARGUMENTS.read_text(encoding='utf-8').splitlines()):
-        if row['type'] == 'switch':
-            parser.add_argument(f'--{row["flag"]}', action='store_true')
-        else:
-            more = {'nargs': row['nargs']} if row['nargs'] else {}
-            more |= {'choices': row['choices'].split()} if row['choices'] else {}
-            parser.add_argument(f'--{row["flag"]}', type=kinds[row['type']], **more)
+        more = {'nargs': row['nargs']} if row['nargs'] else {}
+        more |= {'choices': row['choices'].split()} if row['choices'] else {}
+        _argument(parser, row['flag'], row['type'], kinds, more)
+    if made.framework == 'MindSpeed-LLM':
+        for key, kind in facts_of('mindspeed').items():
+            _argument(parser, key, kind, kinds, {})
     arrays = made.text.partition('MODEL=(')[2].partition('# Data')[0]
     words = [word for word in shlex.split(arrays) if word not in ('(', ')', 'TRAINING=(', 'PLAN=(')]
     found, rest = parser.parse_known_args(words)
     assert rest == []
     checked_by_megatron(found)
     return found
+
+
+def _argument(parser, flag, kind, kinds, more):
+    if kind == 'switch':
+        parser.add_argument(f'--{flag}', action='store_true')
+    else:
+        parser.add_argument(f'--{flag}', type=kinds[kind], **more)
 
 
 def checked_by_megatron(found):
@@ -157,21 +175,17 @@ def test_a_file_of_another_launcher_is_refused(tmp_path):
 @pytest.mark.parametrize('seed', range(8))
 @pytest.mark.parametrize('framework', ['deepspeed', 'accelerate', 'torchtitan', 'mindspeed'])
 def test_a_drawn_plan_is_said_whole(framework, seed):
-    unsaid = {one.key for one in export(load_schedule(DRAWN[framework](seed)), framework).unsaid}
+    made = export(load_schedule(DRAWN[framework](seed)), framework)
+    unsaid = {one.key for one in made.unsaid}
     # Accelerate's file has neither batch nor, without DeepSpeed, micro-batches: they are the program's, and are listed.
     assert unsaid <= ({'workload.batch', 'plan.micro_batches'} if framework == 'accelerate' else set())
-
-
-FACTS = Path(__file__).parent / 'recorded' / 'launcher_keys.csv'
-"""Keys and types that the classes of DeepSpeed and Accelerate have, with their commits; `make prove NAME=parsers` asks
-the classes themselves."""
+    assert framework != 'mindspeed' or read_by_its_arguments(made) is not None
 
 
 @pytest.mark.parametrize('seed', range(6))
 @pytest.mark.parametrize('framework', ['deepspeed', 'accelerate'])
 def test_a_file_has_keys_and_types_that_its_reader_knows(framework, seed):
-    rows = csv.DictReader(FACTS.read_text(encoding='utf-8').splitlines())
-    kinds = {row['key']: row['type'] for row in rows if row['launcher'] == framework}
+    kinds = facts_of(framework)
     types = {'int': int, 'float': (int, float), 'bool': bool, 'str': (str, bool), 'config': dict}
     for one in export(load_schedule(DRAWN[framework](seed)), framework).settings:
         kind = kinds.get(one.name) or kinds[one.name.rpartition('.')[0]]
@@ -189,3 +203,15 @@ def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, capsys):
     assert f'wrote {script}' in capsys.readouterr().out
     assert '--global-batch-size' in script.read_text(encoding='utf-8')
     assert main(['plan', str(schedule), '--export', 'megatron']) == 2
+
+
+@pytest.mark.parametrize('window', [16, [16, 0]])
+def test_windows_and_scales_of_mindspeed_are_whole_numbers_that_it_reads(window):
+    tree = DRAWN['mindspeed'](0)
+    tree['plan'] |= {'context': 1, 'data': tree['plan']['data'] * tree['plan']['context']}
+    tree['workload']['transformer'] |= {'window': window, 'attention_scale': 0.25}
+    made = export(load_schedule(tree), 'mindspeed')
+    found = read_by_its_arguments(made)
+    assert made.unsaid == ()
+    assert 16 in (found.sliding_window, found.interleave_sliding_window)
+    assert found.query_pre_attn_scalar == 16

@@ -299,6 +299,12 @@ RIGHT = {
         'a.sh', f'torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {HYDRA} model.megatron_amp_O2=false',
         {'gaps': ['model.megatron_amp_O2 false (weights in fp32, which are cast for each product)']},
     ),
+    'context ranks of torchtitan hold shards': (
+        'a.toml', ('# preset for 16 GPUs\n[model]\nname = "llama3"\nflavor = "debugmodel"\n[parallelism]\n'
+        'data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\ncontext_parallel_degree = 2\n'
+        '[training]\nseq_len = 64'),
+        {'plan.shard_group': 8, 'plan.zero': 3, 'plan.context': 2, 'workload.batch': 64},
+    ),
     'off is no alarm': (
         'a.sh', f'{EIGHT} --mtp-num-layers 0 --cpu-offloading-num-layers 0 --softmax-type vanilla --a-mlp false',
         {'gaps': None},

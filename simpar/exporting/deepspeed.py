@@ -180,9 +180,10 @@ def _titan_batch(values: Values) -> Iterator[Said]:
 
 def _titan_degrees(values: Values) -> Iterator[Said]:
     """Degrees, and what data ranks shard."""
-    data, stage = values.plan('data'), values.sharded
-    group = values.plan('shard_group') or data
-    shards = group if stage else 1
+    data, stage, context = values.plan('data'), values.sharded, values.plan('context')
+    group = values.plan('shard_group') or data * context
+    # Context ranks hold shards, too.
+    shards = max(1, group // context) if stage else 1
     yield Said(f'{_P}.data_parallel_replicate_degree', data // shards, ('plan.shard_group',))
     yield Said(f'{_P}.data_parallel_shard_degree', shards, ('plan.zero', 'plan.shard'))
     reshard = 'never' if values.plan('gather') == 'on-use' else 'always'

@@ -43,8 +43,9 @@ def _mindspeed(values: Values) -> Iterator[Said]:
     scale, factor = values.model('attention_scale'), values.model('embedding_scale', 1)
     if values.model('attention', '') == 'flash':
         yield Said('use-flash-attn', True, (f'{T}.attention',), 'MODEL')
-    if scale:
-        yield Said('query-pre-attn-scalar', plain(round(1 / scale**2, 6)), (f'{T}.attention_scale',), 'MODEL')
+    # Whole numbers alone: its type is int.
+    if scale and abs(1 / scale**2 - round(1 / scale**2)) < 1e-6:
+        yield Said('query-pre-attn-scalar', round(1 / scale**2), (f'{T}.attention_scale',), 'MODEL')
     if factor != 1 and abs(factor**2 - values.model('hidden')) < 1e-6 * factor**2:
         yield Said('input-embeds-norm', True, (f'{T}.embedding_scale',), 'MODEL')
 
@@ -97,9 +98,9 @@ def _window(values: Values, source: Source) -> Iterator[Said]:
     if not width:
         return
     if source is MINDSPEED:
-        yield say('sliding-window-size', width)
-        if widths == [width, 0]:
-            yield say('interleave-sliding-window', True)
+        # Ascend/MindSpeed-LLM c77308a189, fusion_attention_feature.py: each has the width.
+        name = 'interleave-sliding-window' if widths == [width, 0] else 'sliding-window'
+        yield from [say(name, width)] if widths in ([width], [width, 0]) else []
         return
     yield say('window-size', f'{width - 1},0')
     if widths == [width] * (len(widths) - 1) + [0]:

@@ -71,7 +71,8 @@ def parallel(toml: Settings) -> Iterator[Finding]:
         yield Entry('plan.tiles', tensor, (f'{_P}.enable_async_tensor_parallel',), 'one for each rank')
     yield Entry('plan.pipeline', pipe, toml.given(f'{_P}.pipeline_parallel_degree'))
     yield from context_and_experts(toml)
-    shards = data // replicas
+    # pytorch/torchtitan, torchtitan/distributed/parallel_dims.py: context ranks hold shards, too (dp_shard_cp).
+    shards = data // replicas * _degree(toml, 'context_parallel')
     by, of_reshard = (
         toml.given(f'{_P}.{name}') for name in ('data_parallel_shard_degree', 'fsdp_reshard_after_forward')
     )
