@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpar.files import read_csv
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / 'tests' / 'mistakes'
 KINDS = ('configs', 'modules', 'plans', 'imports', 'flags', 'schedules', 'more')
 """Files of mistakes; `more` were thought up when the messages of all others had been read and mended."""
+MENDED = {row['mistake']: row['mended'] for row in read_csv(ROOT / 'tests' / 'mistakes_mended.csv')}
+"""What a message said that was mended, graded by hand, and what it says now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ every other one is *not built*.
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from covering import Features, covered, rows_of
 
 from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
-from tests.proof import page_head
+from tests.proof import commit, page_head
 
 PAGE = HERE.parent / 'docs' / 'proofs' / 'pairs.md'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
@@ -302,13 +301,6 @@ def _reasons(outcomes):
     ]
 
 
-def _commit():
-    """The last that changed what is trained."""
-    command = ['git', 'log', '-1', '--format=%h', '--abbrev=9', '--', 'simpar', 'executor']
-    found = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or 'unknown'
-
-
 def main(arguments=None):
     """The command line."""
     parser = argparse.ArgumentParser(prog='python -m tests.pairs', description='Train every pair of features.')
@@ -330,7 +322,9 @@ def main(arguments=None):
     now = counts(found)
     print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.monotonic() - began:.0f} s')
     if not asked:
-        PAGE.write_text(page(found, _commit(), json.loads(BEFORE.read_text(encoding='utf-8'))), encoding='utf-8')
+        PAGE.write_text(
+            page(found, commit('simpar', 'executor'), json.loads(BEFORE.read_text(encoding='utf-8'))), encoding='utf-8'
+        )
     return 1 if now['failed'] else 0
 
 

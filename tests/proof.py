@@ -31,9 +31,9 @@ def arguments(doc, *positional, **flags):
     return parser.parse_args()
 
 
-def commit():
-    """The commit at the head in short, or 'unknown' where there is none."""
-    words = ['git', 'rev-parse', '--short', 'HEAD']
+def commit(*paths):
+    """The commit at the head in short, or the last that changed some paths; 'unknown' where there is none."""
+    words = ['git', 'log', '-1', '--format=%h', '--', *paths]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or 'unknown'
 
 

@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.mistake import KINDS, ROOT, Answer, Mistake, make, mistakes
-from tests.mistake_grades import MENDED, WEAK
+from tests.mistake import KINDS, MENDED, ROOT, Answer, Mistake, make, mistakes
 from tests.proof import page_head
 
 PAGE = ROOT / 'docs' / 'proofs' / 'mistakes.md'
@@ -44,19 +43,17 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
     broken = sum(
         len(re.findall(r'^=== ', path.read_text(), re.MULTILINE)) for path in (ROOT / 'tests' / 'broken').glob('*.txt')
     )
-    good = len(answers) - len(MENDED) - len(WEAK)
+    good = len(answers) - len(MENDED)
     numbers = {
         'number': len(answers),
         'more': more,
         'good': good,
         'mended': len(MENDED),
-        'weak': 'none stays' if not WEAK else f'{len(WEAK)} stay',
+        'weak': 'none stays',
     }
     parts = [page_head('mistakes', **numbers, broken=broken)]
-    for head, graded in (('Mended', MENDED), ('Weak', WEAK)):
-        if graded:
-            rows = [f'| {told(what)} | {why} |' for what, why in graded.items()]
-            parts.append(f'## {head}\n\n{table(("mistake", "what it said, and says"), rows)}\n')
+    mended = [f'| {told(what)} | {why} |' for what, why in MENDED.items()]
+    parts.append(f'## Mended\n\n{table(("mistake", "what it said, and says"), mended)}\n')
     rows = [row(mistake, answer) for mistake, answer in answers]
     parts.append(f'## All\n\n{table(("mistake", "exit code", "first line"), rows)}\n')
     return '\n'.join(parts)
@@ -74,7 +71,7 @@ def main() -> int:
             bad = not answer.said or 'Traceback' in answer.said or answer.code not in (0, 2, 3)
             wrong += bad
             print(f'{"WRONG " if bad else ""}{mistake.what}: {answer.code}: {answer.said[:200]}', flush=True)
-    unknown = (MENDED.keys() | WEAK.keys()) - {mistake.what for mistake, _ in answers}
+    unknown = MENDED.keys() - {mistake.what for mistake, _ in answers}
     if unknown:
         print('graded, but no mistake:', sorted(unknown))
     if '--write' in sys.argv:

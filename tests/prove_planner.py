@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from simpar.planner.search import search
 from simpar.planner.space import KEYS
 from simpar.sweep.answer import predicted
 from tests.planner_cases import drawn_path, drawn_space, enumerable_space, is_steady, least, outcomes
-from tests.proof import arguments
+from tests.proof import arguments, commit
 
 BLOCK: int = 20
 """Plans of a block, at least."""
@@ -114,12 +113,6 @@ def rows(kind: str, work: Any, until: Any, seed: int, kept: Path, jobs: int, com
     return [known[number] for number in sorted(known)]
 
 
-def _commit() -> str:
-    """The last commit that changed what is proven, or what is drawn."""
-    command = ['git', 'log', '-1', '--format=%h', '--abbrev=8', '--', 'simpar', 'tests/planner_cases.py']
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def page(blocks: list[Row], spaces: list[Row], seed: int, commit: str) -> Iterator[str]:
     """What was found, as a page."""
     yield '# The planner, beside the engine'
@@ -177,7 +170,7 @@ def main() -> int:
         jobs=2,
         kept=Path('planner_proof.jsonl'),
         page=Path,
-        commit=(_commit(), 'of which rows are kept and told'),
+        commit=(commit('simpar', 'tests/planner_cases.py'), 'of which rows are kept and told'),
         gap=(Path, 'a schedule whose space is searched, and nothing else'),
     )
     if options.gap:

@@ -24,12 +24,13 @@ print(json.dumps([slots, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 10
 """
 ESTIMATE = """
 import json, sys
-from simpar.case import _made, cluster_of
+from simpar.case import _one, cluster_of
 from simpar.schedule import load_schedule
-from simpar.size import Size, estimate
+from simpar.session import Session
+from simpar.size import estimate
 schedule = load_schedule(sys.argv[1], sys.argv[2:])
 both = [schedule, *([schedule.baseline()] if schedule.baseline() else [])]
-sizes = [estimate(one, cluster_of(one).world, lambda small: _made(small)[0]) for one in both]
+sizes = [estimate(one, cluster_of(one).world, lambda small: _one(small, Session()).program) for one in both]
 size = sizes[0] if len(sizes) == 1 else sizes[0] + sizes[1]
 print(json.dumps([size.slots, size.memory]))
 """

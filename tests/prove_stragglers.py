@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import prove_culprit_runs
+import sabotage_runs
 from equipment.validation import emulated_cluster
 from equipment.validation_cases import network
 from proof import arguments, commit
@@ -195,9 +195,9 @@ def late_entries(bench, sites, rng, strength, step):
 
 
 RAN = {
-    prove_culprit_runs.slow_rank: {'computes'},
-    prove_culprit_runs.slow_op_kind_on_rank: {'computes', 'kernel'},
-    prove_culprit_runs.late_host: {'host', 'entry'},
+    sabotage_runs.slow_rank: {'computes'},
+    sabotage_runs.slow_op_kind_on_rank: {'computes', 'kernel'},
+    sabotage_runs.late_host: {'host', 'entry'},
     late_entries: {'entry', 'host'},
 }
 """What is done to runs of the executor, and what it may be called; a phase of small kernels has no name of its own."""
@@ -212,7 +212,7 @@ def ran(world, plan, options, rng):
     with Pool(world, net=net, timeout=120, pinned=False) as pool:
         for kind in [None] * options.clean + [*RAN] * options.draws:
             made, truth = kind(bench, sites, rng, rng.uniform(0.2, 0.5), step) if kind else (bench, None)
-            trace, busy = prove_culprit_runs.measure(pool, made, program)
+            trace, busy = sabotage_runs.measure(pool, made, program)
             if busy:
                 yield kind.__name__ if kind else 'clean', None, None
             elif truth is None:

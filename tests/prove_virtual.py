@@ -1,4 +1,4 @@
-"""Virtual accelerators: all numerics cases, many orders, sabotage, 2,000 steps; writes docs/proofs/virtual_proof.md.
+"""Virtual accelerators: every case of gloo, many orders, sabotage, 2,000 steps; writes docs/proofs/virtual_proof.md.
 
 Run by ``make prove-virtual``. Each part prints as it goes.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from proof import arguments, page_head
-from trained_cases import GROUPS
+from trained_cases import ROWS
 from virtual_cases import (
     differences,
     drop_event,
@@ -38,7 +38,7 @@ FLAT = 0.01
 def figures(pool, seed):
     """Every case: to the bit as in process, and as threads on gloo."""
     yield '| case | equal in process | largest difference from gloo, fp64 | events waited for |\n|---|---|---|---|'
-    for number, name in enumerate(GROUPS['axes']):
+    for number, name in enumerate(ROWS):
         made = program(name)
         ranks = world(made, order=seed + number, steps=3)
         count = sum(len(waits(rank)) for rank in ranks.ranks)

@@ -10,9 +10,8 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from executor.bench.__main__ import main
 from executor.bench.bench import bench
-from executor.bench.items import LEAST, TINY, look_at, program_of
+from executor.bench.items import LEAST, TINY, look_at
 from executor.bench.kinds import Messages, crossing, kinds
 from executor.bench.kinds import program_of as messages_of
 from executor.bench.ranks import HEAD, Journal, Timed, _per_host
@@ -152,35 +151,3 @@ def test_a_journal_of_another_bench_is_refused(tmp_path):
 
 
 # wrong use
-
-
-@pytest.mark.parametrize(
-    ('variables', 'flags', 'words'),
-    [
-        ({}, [], ['--output: nothing would be written']),
-        ({'RANK': '0', 'WORLD_SIZE': '1'}, ['--profile', 'x.yaml'], ['not 1 rank; start 2 or more']),
-        (
-            {'RANK': '0', 'WORLD_SIZE': '2'},
-            ['--profile', 'x.yaml', '--compute', 'emulated'],
-            ['needs ranks of its own'],
-        ),
-        ({}, ['--profile', 'x.csv'], ['x.csv: not the name of a profile']),
-        ({}, ['--profile', 'none/x.yaml', '--dtype', 'bf16'], ['--dtype', 'there is no folder']),
-        ({}, ['--profile', 'x.yaml', '--device', 'virtual'], ['add --transport gloo']),
-        ({}, ['--profile', 'x.yaml', '--device', 'npu'], ['torch_npu']),
-    ],
-)
-def test_wrong_use_is_told_at_once(variables, flags, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, value in {**variables, **({'MASTER_ADDR': '127.0.0.1'} if variables else {})}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr('executor.bench.bench.refuse_external', lambda launch, reason: None)
-    assert main(flags) in (2, 5)
-    told = capsys.readouterr().err
-    assert all(word in told for word in words)
-    assert 'Traceback' not in told
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_program_has_partitions_for_every_size_of_a_group():
-    assert {partition.size for partition in program_of([], 6).partitions.values()} == {2, 3, 6}

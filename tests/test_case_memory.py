@@ -25,13 +25,6 @@ def test_a_reserve_is_taken_from_every_device_and_told():
     assert told('64 GB')[0] is False
 
 
-def test_a_peak_near_the_device_without_a_reserve_says_what_is_not_counted():
-    case = simpar.load_case(FILE, ['workload.batch=80', 'cluster.stack=none'])
-    [note] = memory_notes(case, case.predict())
-    assert note.startswith('the peak is 9')
-    assert 'cluster.reserve: 4 GB keeps room' in note
-
-
 def test_a_workload_without_an_optimizer_says_what_is_assumed():
     text = FILE.read_text(encoding='utf-8')
     without = ''.join(line for line in text.splitlines(keepends=True) if not line.startswith('  optimizer:'))

@@ -14,8 +14,6 @@ from simpar.case import load_case
 from simpar.chakra import (
     COLLECTIVE,
     COMPUTE,
-    LOAD,
-    METADATA,
     RECV,
     SEND,
     attributes,
@@ -112,17 +110,6 @@ def written(folder, *ranks, **groups):
     if groups:
         (folder / 'groups.json').write_text(json.dumps(groups))
     return folder
-
-
-def test_nodes_about_the_trace_pass_their_waits_on(tmp_path):
-    # Converted traces hang what runs behind nodes that only tell of a process group.
-    one = [
-        node(1),
-        node(2, kind=METADATA, waits=(1,)),
-        node(3, kind=LOAD, waits=(2,)),
-        node(4, is_cpu_op=1, waits=(2,)),
-    ]
-    assert replayed(written(tmp_path / 'et', one)) == pytest.approx(20e-6, rel=1e-6)
 
 
 def test_what_waits_for_what_decides_the_step(tmp_path):

@@ -378,12 +378,8 @@ def flip_in(folder, name):
 
 DAMAGE = [
     (lambda folder: flip_in(folder, 'dense0.weight'), r'__0_0\.distcp: is damaged: bytes \d+ to \d+'),
-    (lambda folder: flip_in(folder, 'v:dense1.weight'), r'__0_0\.distcp: is damaged: bytes \d+ to \d+'),
-    (lambda folder: flip_in(folder, 'updates:dense1.weight'), r'__0_0\.distcp: is damaged: bytes \d+ to \d+'),
-    (lambda folder: (folder / '__0_0.distcp').write_bytes(b''), r'__0_0\.distcp: is damaged: bytes \d+ to \d+'),
     (lambda folder: (folder / '__0_0.distcp').unlink(), r'__0_0\.distcp: cannot be read: No such file'),
     (lambda folder: flip(folder / checkpoint.LIST, 40), r'simpar\.json: is damaged: its digest is not'),
-    (lambda folder: flip(folder / checkpoint.LIST, -2), r'simpar\.json: is damaged: its digest is not'),
     (lambda folder: flip(folder / checkpoint.DIGEST, 3), r'simpar\.json: is damaged: its digest is not'),
     (lambda folder: (folder / checkpoint.DIGEST).unlink(), r'simpar\.json: is damaged: it has no digest'),
 ]
@@ -432,16 +428,11 @@ def change(old, new):
 
 UNLIKE = [
     (change('layers: 2', 'layers: 1'), 'workload.transformer.layers: is 1, but {} was trained with 2'),
-    (change('layers: 2', 'layers: 3'), 'workload.transformer.layers: is 3, but {} was trained with 2'),
     (change('sequence: 8', 'sequence: 8, activation: relu'), 'activation: is relu, but {} was trained with gelu'),
     (change('sequence: 8', 'sequence: 8, dropout: 0.1'), 'dropout: is 0.1, but {} was trained with 0.0'),
-    (change('sequence: 8', 'sequence: 8, norm_epsilon: 0.1'), 'norm_epsilon: is 0.1, but {} was trained with 1e-05'),
     (change('batch: 8', 'batch: 16'), 'workload.batch: is 16, but {} was trained with 8'),
-    (change('adamw:', 'adam:'), 'workload.optimizer: is adam, but {} was trained with adamw'),
     (change('{adamw: {learning_rate: 0.01}}', 'sgd'), 'workload.optimizer: is sgd, but {} was trained with adamw'),
     (change('0.01', '0.02'), 'adamw.learning_rate: is 0.02, but {} was trained with 0.01'),
-    (change('batch: 8', 'batch: 8\n  clip_norm: 1'), 'workload.clip_norm: is 1.0, but {} was trained with 0.0'),
-    (change('precision: fp32', 'precision: bf16'), 'workload.precision: is bf16, but {} was trained with fp32'),
     (change('batch: 8', 'batch: 8\n  gradients: fp64'), 'workload.gradients: is fp64, but {} was trained with null'),
 ]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_written_out import SMALLER
 
 from simpar import cli
 from simpar.files import read_csv
@@ -97,9 +98,10 @@ def test_verbs_and_flags_are_these():
 
 @pytest.mark.parametrize('example', EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_predicted_and_checked(example, capsys):
-    assert cli.main(['run', str(example), '--full']) == 0
+    smaller = [word for key in SMALLER.get(example.stem, ()) for word in ('--set', key)]
+    assert cli.main(['run', str(example), '--full', *smaller]) == 0
     assert 'Critical path' in capsys.readouterr().out
-    assert cli.main(['check', str(example)]) == 0
+    assert cli.main(['check', str(example), *smaller]) == 0
     assert 'collectives of a step' in capsys.readouterr().out
 
 

@@ -102,10 +102,6 @@ def test_a_percentile_of_the_measured_steps():
     assert compare(predicted(), trace).steps == 5
 
 
-def test_a_single_measured_step_is_compared_as_it_is():
-    assert compare(predicted(), measured(simulate(PROGRAM, worked_costs(PROGRAM), steps=1))).step.measured == 56.125
-
-
 def test_a_last_step_that_no_step_follows_does_not_count_where_messages_would_run_into_it():
     """Gathers of ZeRO-1 run under the next step's computation; behind the last step they have all links."""
     model = {'layers': 4, 'hidden': 1024, 'heads': 8, 'vocab': 512, 'sequence': 512}
@@ -175,16 +171,10 @@ BREAKS = {
     # Where in the tree, and what stands there instead; nothing: it is taken away.
     'no program': (('program',), None),
     'another format': (('format',), 'simpar trace 2'),
-    'no lanes': (('lanes',), []),
     'a lane that is not there': (('lane_of_rank',), [0, 7]),
     'a short column': (('roles', 0, 'kind', -1), None),
-    'a short row': (('lanes', 1, 'end', 0, -1), None),
-    'a lost step': (('lanes', 0, 'start', -1), None),
-    'no finite time': (('lanes', 0, 'end', 0, 0), float('inf')),
     'an end before its start': (('lanes', 0, 'end', 0, 0), -1.0),
-    'a word for a time': (('lanes', 0, 'end', 0, 0), 'soon'),
     'a role that is not there': (('lanes', 0, 'role'), 3),
-    'no steps': (('lanes', 0), {'role': 0, 'arrive': [], 'start': [], 'end': []}),
 }
 
 
@@ -212,13 +202,7 @@ def test_files_that_are_no_trace_are_refused(tmp_path, text):
         load_trace(path)
 
 
-def test_files_that_are_not_there_are_refused(tmp_path):
-    for path in (tmp_path / 'none.json', tmp_path):
-        with pytest.raises(ScheduleError, match='cannot be read'):
-            load_trace(path)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_a_torn_file_never_breaks_through(tmp_path_factory, data):
     """Cut or overwritten anywhere, a file is loaded or refused, never anything else."""

@@ -83,11 +83,6 @@ def test_where_no_folder_can_be_written_kernels_are_compiled_all_the_same(packag
     assert told == 'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)\n'
 
 
-def test_another_folder_may_be_named(package):
-    out, _ = called(package, NUMBA_CACHE_DIR=str(package / 'kept')).communicate(timeout=120)
-    assert str(package / 'kept') in out
-
-
 @pytest.mark.parametrize('path', MODULES, ids=lambda path: '.'.join(path.relative_to(HOME).with_suffix('').parts))
 def test_kernels_read_nothing_of_other_files(path):
     """Numba compiles a kernel anew where its own file has changed, and looks at no other."""

@@ -12,13 +12,9 @@ from worked import worked_costs, worked_program
 
 from simpar import cli
 from simpar.comparison import compare, comparison_to_dict, render_comparison
-from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
 from simpar.diagnosis.places import Place, own_times, sites_of
 from simpar.engine import simulate
-from simpar.errors import ScheduleError
-from simpar.plot import timeline
-from simpar.plot.panel import view
 from simpar.trace_files import load_trace, save_trace
 
 PROGRAM = worked_program()
@@ -149,64 +145,6 @@ def test_a_saved_prediction_brings_what_it_was_simulated_from(tmp_path):
     assert comparison.diagnosis.causes[0].place.ranks == (1,)
 
 
-def _drop(tree):
-    del tree['basis']['costs']['host']
-
-
-def _short(tree):
-    tree['basis']['costs']['compute'].pop()
-
-
-def _negative(tree):
-    tree['basis']['costs']['compute'][0] = -1.0
-
-
-def _fast(tree):
-    tree['basis']['costs']['beside_compute'][0] = 2.0
-
-
-def _lost_message(tree):
-    tree['basis']['costs']['messages'] = []
-
-
-def _no_group(tree):
-    tree['basis']['costs']['communication'] = {}
-
-
-def _no_number(tree):
-    tree['basis']['costs']['messages'][0][0] = 'soon'
-
-
-def _other_program(tree):
-    tree['basis']['program'] = tree['basis']['program'].replace('"copies": 2', '"copies": 3')
-
-
-def _no_program(tree):
-    tree['basis']['program'] = 'a program'
-
-
-BREAKS = [_drop, _short, _negative, _fast, _lost_message, _no_group, _no_number, _other_program, _no_program]
-
-
-@pytest.mark.parametrize('breaks', BREAKS, ids=lambda breaks: breaks.__name__.strip('_'))
-def test_a_broken_basis_is_refused_by_name(tmp_path, breaks):
-    path = tmp_path / 'trace.json'
-    save_trace(path, predicted(), worked_costs(PROGRAM))
-    tree = json.loads(path.read_text(encoding='utf-8'))
-    breaks(tree)
-    path.write_text(json.dumps(tree), encoding='utf-8')
-    with pytest.raises(ScheduleError, match=r'trace\.json.*basis'):
-        load_trace(path)
-
-
-def test_costs_come_back_as_they_were():
-    costs = worked_costs(PROGRAM, slow={1: 0.5}, waiting_slows=True)
-    again = costs_from_dict(json.loads(json.dumps(costs_to_dict(costs))), PROGRAM)
-    assert again.communication == costs.communication
-    assert (again.waiting_slows, again.links, again.rank_speed.tolist()) == (True, ('wire',), [1.0, 0.5])
-    assert np.array_equal(again.compute, costs.compute)
-
-
 @pytest.fixture
 def files(tmp_path):
     """A saved prediction with its costs, one without, and a measurement in which rank 1 is slow."""
@@ -234,14 +172,3 @@ def test_a_prediction_without_costs_is_compared_without_a_cause(files, capsys):
     assert capsys.readouterr().out.startswith('predicted 56 s a step')
     assert cli.main([*words, '--plot', str(files / 'cause.png')]) == 2
     assert 'simpar run --save' in capsys.readouterr().err
-
-
-def test_what_differs_is_outlined():
-    """The ops of the slow rank, on both sides; on the other rank nothing is marked."""
-    found = diagnose(PROGRAM, worked_costs(PROGRAM), measured(predicted(slow={1: 1 / 1.5})))
-    for rank, marked in ((0, False), (1, True)):
-        bars = view(predicted(), 'predicted', rank, found.marks).bars
-        assert {bar.marked for bar in bars if not bar.communicates} == {marked}
-    figure = timeline(predicted(), rank=1, marks=found.marks, answer=sentence(found))
-    assert sentence(found) in [text.get_text() for text in figure.texts]
-    assert 'not as predicted' in [text.get_text() for text in figure.legends[0].get_texts()]

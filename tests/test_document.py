@@ -34,7 +34,7 @@ from simpar.document import (
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.units import UNITS, parse
 
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from engine_cases import role_of
 from plain_costs import plain_costs
 
 from simpar.engine import simulate
-from simpar.engine.reference import name_ranks
 from simpar.errors import Deadlock
 from simpar.program import OpClass, Partition, Program
 
@@ -60,15 +59,6 @@ def test_alike_ranks_are_drawn_once():
     ]
 
 
-def test_many_streams_stay_on_one_screen():
-    with pytest.raises(Deadlock) as caught:
-        simulate(crossed(world=64), costs_of(crossed(world=64)), unfold=True)
-    lines = str(caught.value).splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 100
-    assert lines[-1].strip() == '… and 48 more streams'
-
-
 def test_a_stream_behind_a_stuck_one_says_what_it_needs():
     roles = (
         role_of('one', [(0, 0), (2, 1)], [[], [0]], [], ('communication', 'compute')),
@@ -101,46 +91,9 @@ def test_the_time_is_that_of_the_last_thing_that_happened():
         simulate(program, costs, steps=1)
 
 
-def test_needs_of_the_step_before_are_drawn_as_such():
-    work = OpClass('work', 'compute', 'matmul', 'F')
-    # of step 2, work comes after the collective of step 1 that has no partner
-    program = lonely([(0, 0), (0, 0), (0, 0), (1, 1)], [[], [], [], []], [(3, 2)], (work,))
-    _, *lines = drawing(program, steps=2)
-    assert lines == [
-        'rank 0 communication step 1: both waits for rank 1, finished',
-        'rank 0 compute step 2: work needs both of step 1',
-    ]
-
-
 def test_needs_in_a_circle():
     role = role_of('one', [(0, 0), (1, 1)], [[1], [0]], [], ('a', 'b'))
     op_classes = (OpClass('x', 'compute', 'matmul', 'F'), OpClass('y', 'compute', 'matmul', 'F'))
     program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
     _, *lines = drawing(program)
     assert lines == ['rank 0 a step 1: x needs y', 'rank 0 b step 1: y needs x']
-
-
-def test_a_ring_of_sends_waits_for_receives_behind_them():
-    op_classes = (
-        OpClass('give', 'send', 'send', 'F', partition='p', peer=1),
-        OpClass('take', 'recv', 'recv', 'F', partition='p', peer=-1),
-    )
-    role = role_of('all', [(0, 0), (1, 0)], [[], []], [], ('communication',))
-    ring = {'p': Partition('p', np.arange(3, dtype=np.int32).reshape(1, 3))}
-    program = Program((role,), np.zeros(3, dtype=np.int32), ring, op_classes, ())
-    _, *lines = drawing(program, unfold=True)
-    assert lines == [f'rank {rank} communication step 1: give waits for rank {(rank + 1) % 3}' for rank in range(3)]
-    _, line = drawing(program)
-    assert line == 'ranks 0-2 communication step 1: give waits for rank 1'
-
-
-@pytest.mark.parametrize(
-    ('ranks', 'name'),
-    [
-        ([3], 'rank 3'),
-        ([0, 1, 2, 8], 'ranks 0-2, 8'),
-        ([0, 2, 4, 6, 8, 10], 'ranks 0, 2, 4, 6, …'),
-    ],
-)
-def test_names_of_ranks(ranks, name):
-    assert name_ranks(ranks) == name

@@ -11,11 +11,10 @@ import pytest
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.engine.fold import Representatives, groups_of
-from simpar.engine.queues import WAITS, hosted, passes_of
+from simpar.engine.queues import WAITS, hosted
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
-from simpar.program.text import format_program, parse_program
 from simpar.workload import Adam, Transformer, Workload
 
 MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)
@@ -92,12 +91,6 @@ def test_messages_that_are_issued_one_by_one_never_make_the_host_wait(receive, c
     assert waiting > free
 
 
-def test_a_program_says_in_its_text_that_its_messages_are_batched():
-    plan = Plan(pipeline=2, micro_batches=2, exchange='fused')
-    assert parse_program(format_program(made(plan, 2))).batched
-    assert not parse_program(format_program(made(replace(plan, exchange='separate'), 2))).batched
-
-
 def test_the_norm_of_gradients_is_waited_for():
     program = made(Plan(data=2), 2, clip=1.0)
     without, norm = (
@@ -124,16 +117,6 @@ def test_the_host_waits_about_each_pass_or_where_it_reads_a_batch(waits, times):
     ops = len(program.role(0))
     found = simulate(program, costs_of(program, 1, waits), steps=3)
     assert found.step_times == pytest.approx([UNIT * (4 * ops + 1 + times)] * 3, rel=1e-12)
-
-
-def test_the_first_and_the_last_stage_read_batches():
-    """Four stages, each with forwards of eight micro-batches: the last one's come one by one, between backwards."""
-    program = made(Plan(pipeline=4, micro_batches=8), 4)
-    found = [passes_of(program, role.op_class.astype(np.int64), role.micro_batch).reading for role in program.roles]
-    # What begins a step has nothing to wait for; a stage that receives has its message before.
-    assert [len(slots) for slots in found] == [7, 0, 0, 8]
-    first = program.roles[0]
-    assert {program.op(first, slot).name for slot in found[0].tolist()} == {'embedding.F'}
 
 
 def test_no_pass_waits_for_sums_of_gradients():

@@ -30,7 +30,7 @@ def ends(trace, key):
     return trace.times_of(rank).end_KS[step, slot]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES, links=LINKS)
 def test_nothing_ends_before_the_longest_path_at_isolated_durations(links, **shape):
     case = make_case(**shape, links=links)
@@ -39,7 +39,7 @@ def test_nothing_ends_before_the_longest_path_at_isolated_durations(links, **sha
         assert ends(trace, key) >= earliest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES)
 def test_without_slow_down_and_links_everything_ends_exactly_at_the_longest_path(**shape):
     case = no_slow_down(make_case(**shape, links='none'))
@@ -48,7 +48,7 @@ def test_without_slow_down_and_links_everything_ends_exactly_at_the_longest_path
         assert ends(trace, key) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES)
 def test_without_links_nothing_ends_later_than_with_everything_slowed_always(**shape):
     case = make_case(**shape, links='none')
@@ -61,7 +61,7 @@ def test_without_links_nothing_ends_later_than_with_everything_slowed_always(**s
         assert ends(trace, key) <= latest + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES, links=st.sampled_from(['alike', 'any']), unfold=st.sampled_from([True, None]))
 def test_no_link_is_ever_overloaded(links, unfold, **shape):
     case = make_case(**shape, links=links)
@@ -78,7 +78,7 @@ def test_no_link_is_ever_overloaded(links, unfold, **shape):
     simulate(case.program, case.costs, steps=2, unfold=unfold, observe=check)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES, links=LINKS)
 def test_all_times_are_on_the_grid_and_in_order(links, **shape):
     case = make_case(**shape, links=links)
@@ -96,7 +96,7 @@ def double(case):
     return case.with_costs(compute=2 * case.costs.compute, communication=twice)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SHAPES, links=LINKS)
 def test_with_no_latency_and_no_host_cost_doubling_all_rates_halves_the_step(links, **shape):
     case = make_case(**shape, links=links)

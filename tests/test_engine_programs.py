@@ -6,8 +6,8 @@ import pytest
 from engine_check import check
 from engine_programs import make_sample
 
-PROGRAMS, PART = 500, 250
-LEAST = 4
+PROGRAMS, PART = 200, 200
+LEAST = 2
 """Programs of a part in which each thing happens."""
 HAPPENS = (
     'contention', 'flows over several links', 'slow-down of compute', 'slow-down of communication',

@@ -9,19 +9,12 @@ import pytest
 from engine_cases import role_of
 from plain_costs import plain_costs
 
-from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
-from simpar.engine.fold import Representatives, groups_of
-from simpar.engine.queues import before_in_queues, hosted, queues_of
+from simpar.engine.queues import before_in_queues, queues_of
 from simpar.errors import Deadlock
-from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.program import OpClass, Partition, Program
-from simpar.workload import Adam, Transformer, Workload
 
-MODEL = Transformer(layers=4, hidden=256, heads=4, vocab=512, sequence=64)
-WORK = Workload(model=MODEL, batch=8, precision='bf16', optimizer=Adam())
 STREAMS = ('compute', 'tensor', 'data')
 
 
@@ -115,21 +108,6 @@ def test_orders_that_differ_between_ranks_deadlock_where_streams_share_a_queue()
     ]
 
 
-@pytest.mark.parametrize('engine', ['simpy', 'python', 'compiled'])
-def test_what_needs_an_op_issued_behind_it_deadlocks_where_streams_share_a_queue(engine):
-    op_classes = (OpClass('late', 'compute', 'matmul', 'F'), OpClass('early', 'compute', 'matmul', 'F'))
-    role = role_of('one', [(0, 0), (1, 1)], [[1], []], [], STREAMS)
-    program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
-    assert simulate(program, costs_of(program, np.ones(2), 2), steps=1, engine=engine).step == 2.0
-    with pytest.raises(Deadlock) as caught:
-        simulate(program, costs_of(program, np.ones(2), 1), steps=1, engine=engine)
-    _, *lines = [' '.join(line.split()) for line in str(caught.value).splitlines()]
-    assert lines == [
-        'rank 0 compute step 1: late needs early',
-        'rank 0 tensor step 1: early waits in its work queue behind late',
-    ]
-
-
 def test_streams_take_queues_in_turns_as_they_are_first_used():
     streams = np.array([2, 2, 0, 1, 0, 3, 2])
     assert queues_of(streams, 1) == [[2, 0, 1, 3]]
@@ -137,15 +115,6 @@ def test_streams_take_queues_in_turns_as_they_are_first_used():
     assert queues_of(streams, 3) == [[2, 3]]
     assert queues_of(streams, 4) == []
     assert before_in_queues(streams, 2).tolist() == [-1, 0, -1, 1, 2, 4, 3]
-
-
-def test_as_many_queues_as_streams_add_nothing():
-    program = lower(WORK, Plan(data=2, tensor=2), 4)
-    one = Representatives(groups_of(program), [0] * 4, [])
-    alone = hosted(program, one, ())
-    for queues in (1, 2):
-        assert len(hosted(program, one, (), queues)) == len(alone) + 1
-    assert len(hosted(program, one, (), 3)) == len(alone)
 
 
 def test_the_critical_path_goes_on_to_what_held_up_the_queue():
@@ -163,11 +132,3 @@ def test_what_stands_behind_in_a_queue_waits_until_the_host_has_issued_what_is_b
     costs = replace(costs_of(program, np.ones(5), 1), host=np.full(5, 8.0))
     path = critical_path(simulate(program, costs, steps=1), costs)
     assert [(part.kind, part.seconds) for part in path.segments] == [('host', 40.0), ('compute', 1.0)]
-
-
-def test_costs_that_are_written_keep_their_queues():
-    program = layers(['b0 s0 b1 s1 b2'] * 2)
-    costs = costs_of(program, np.ones(5), 1)
-    assert costs_from_dict(costs_to_dict(costs), program).work_queues == 1
-    with pytest.raises(ValueError, match='work_queues: not a number'):
-        costs_from_dict({**costs_to_dict(costs), 'work_queues': -1}, program)

@@ -48,8 +48,9 @@ def test_the_hybrid_tutorial_trains():
     assert sum(found[-20:]) < 0.75 * sum(found[:20])
 
 
-@pytest.mark.parametrize('level', ['off', 'level1', 'level2', 'level3'])
-@pytest.mark.parametrize('order', ['gpipe', '1f1b', 'zb-h1'])
+@pytest.mark.parametrize(
+    ('level', 'order'), [('off', 'gpipe'), ('level1', '1f1b'), ('level2', 'zb-h1'), ('level3', '1f1b')]
+)
 def test_the_hybrid_tutorial_trains_alike_at_every_level_and_in_every_order(level, order):
     found, alone = losses('hybrid.yaml', 3, f'plan.hsdp={level}', f'plan.order={order}')
     assert found == pytest.approx(alone, abs=1e-4)

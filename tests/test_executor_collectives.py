@@ -62,7 +62,7 @@ sizes = st.integers(2, 8)
 counts = st.one_of(st.integers(1, 40), st.integers(LARGE, LARGE + 40))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes, counts, st.sampled_from(['sum', 'max']))
 def test_all_reduce_is_the_sum_or_maximum_with_the_same_bits_everywhere(size, count, reduce):
     values = drawn(size, count)
@@ -79,7 +79,7 @@ def test_all_reduce_is_the_sum_or_maximum_with_the_same_bits_everywhere(size, co
         assert torch.equal(result, results[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes, st.integers(1, 500))
 def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
     values = drawn(size, size * count)
@@ -94,7 +94,7 @@ def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
     assert sent == [(size - 1) * count * 8] * size, 'a ring sends no more than it must'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes, st.integers(1, 500))
 def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     values = drawn(size, count)
@@ -104,7 +104,7 @@ def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     assert sent == [(size - 1) * count * 8] * size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sizes, st.integers(1, 500))
 def test_all_to_all_gives_everybody_the_chunks_meant_for_it(size, count):
     values = [list(value.chunk(size)) for value in drawn(size, size * count)]

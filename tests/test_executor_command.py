@@ -16,7 +16,6 @@ import pytest
 from executor.options import parser, with_verb
 from simpar.case import load_case
 from simpar.errors import RunFailed, SimparError
-from simpar.hardware.net import Net
 from simpar.trace_files import load_trace
 
 JOB = """
@@ -85,20 +84,6 @@ def test_a_job_without_a_verb_is_run():
     assert with_verb(['job.yaml', '--steps', '2']) == ['run', 'job.yaml', '--steps', '2']
     assert with_verb(['numerics', 'job.yaml']) == ['numerics', 'job.yaml']
     assert with_verb([]) == ['--help']
-
-
-def test_options_have_units():
-    options = parser().parse_args(['run', 'job.yaml', '--timeout', '5s', '--net', 'paced:1gbit,50us'])
-    assert options.timeout == 5.0
-    assert options.net == Net('paced', 125e6, 50e-6)
-
-
-@pytest.mark.parametrize('flag', [['--timeout', '5'], ['--net', 'wifi'], ['--steps', '0']])
-def test_what_cannot_be_read_is_a_wrong_use(flag, capsys):
-    with pytest.raises(SystemExit) as code:
-        parser().parse_args(['run', 'job.yaml', *flag])
-    assert code.value.code == 2
-    assert flag[0] in capsys.readouterr().err
 
 
 def test_without_torch_one_line_says_what_to_install():

@@ -164,20 +164,6 @@ def test_where_only_peers_were_lost_they_are_named(program):
     assert first == 'rank 0 failed in RA.c0 of step 0 with ranks 1 (group tp): Connection closed'
 
 
-def test_deaths_in_words():
-    assert death(-signal.SIGTERM, '') == 'was killed by SIGTERM'
-    assert death(3, '') == 'exited with 3'
-
-
 def test_a_status_outlives_who_wrote_it(tmp_path):
     Status(2, tmp_path / 'status').set(1, COMPUTE, Beat(7, RUNNING, 1, FB0, 99))
     assert Status(2, tmp_path / 'status').get(1, COMPUTE) == Beat(7, RUNNING, 1, FB0, 99)
-
-
-def test_rows_travel():
-    here, there = status_of((1, TP, 3, RUNNING, RB0)), Status(2)
-    there.put_row(1, here.row(1))
-    assert there.get(1, TP) == here.get(1, TP)
-    assert there.finished() == 3
-    there.clear()
-    assert there.finished() == 0

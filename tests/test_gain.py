@@ -1,7 +1,6 @@
 """The gain, predicted and measured: plan and baseline in turns, one real step that counts, and networks that differ."""
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from simpar.comparison import (
     verdict,
 )
 from simpar.engine import simulate
-from simpar.errors import ScheduleError
 from simpar.hardware.net import parse_net
 from simpar.metrics import metrics
 from simpar.trace import joined, step_that_counts
-from simpar.trace_files import load_trace, save_trace, to_saved
+from simpar.trace_files import load_trace, to_saved
 
 PROGRAM = worked_program()
 SLOW = {'beside_communication': 1.0}
@@ -138,13 +136,6 @@ def test_a_baseline_of_another_batch_is_compared_by_the_sample():
     assert Gain(plan=one).measured is None
 
 
-@pytest.mark.parametrize('text', ['none', 'paced:40mbit,2ms', 'paced:1Gbit/s,50us', 'paced:3 MB/s', 'netns:500mbit'])
-def test_a_network_is_written_as_the_flag_reads_it(text):
-    net = parse_net(text)
-    assert parse_net(net.flag) == net
-    assert ' ' not in net.flag
-
-
 def test_networks_that_differ_are_said_first_and_nothing_is_blamed():
     """The diagnosis would find slow messages, and say nothing of the flag that was left out."""
     told = replace(to_saved(simulate(PROGRAM, worked_costs(PROGRAM), steps=3), worked_costs(PROGRAM)), net='none')
@@ -159,21 +150,6 @@ def test_networks_that_differ_are_said_first_and_nothing_is_blamed():
     for net in ('paced:40mbit,2000us', ''):
         assert compare(replace(told, net=net), seen).networks is None
         assert compare(replace(told, net=net), seen).diagnosis is not None
-
-
-def test_a_file_keeps_its_network_and_its_baseline(tmp_path):
-    path = tmp_path / 'measured.json'
-    below = replace(to_saved(run(4)), name='old', samples=8, net='netns:1gbit')
-    save_trace(path, replace(to_saved(run(5, **SLOW)), name='new', samples=16, net='netns:1gbit', baseline=below))
-    found = load_trace(path)
-    assert (found.name, found.samples, found.net) == ('new', 16, 'netns:1gbit')
-    assert (found.baseline.name, found.baseline.samples, found.baseline.baseline) == ('old', 8, None)
-    assert found.baseline.step_times.tolist() == below.step_times.tolist()
-    for change, told in (({'net': 'wifi'}, "net: not a network: 'wifi'"), ({'baseline': {'format': 'x'}}, 'baseline')):
-        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-        with pytest.raises(ScheduleError, match=told):
-            load_trace(path)
-        save_trace(path, found)
 
 
 def test_run_predicts_on_the_network_that_measure_shapes(job, tmp_path, capsys, json_of):

@@ -1,15 +1,12 @@
 """Layers by kind: sums over cut dims, convolutions by batch, what both cost, and what searches make of them."""
 
-import re
 from dataclasses import replace
 from math import prod
 
 import pytest
 
-from simpar.case import load_case
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
-from simpar.listing import PRIMITIVES, rank_ir
 from simpar.lower import lower
 from simpar.model import (
     Conv2d,
@@ -202,34 +199,3 @@ def test_double_recursive_search_cuts_convolutions_by_batch_and_an_rms_norm_by_i
     assert found['conv.bias_add'].strategy == ((8, 1, 1, 1), (1,))
     assert found['rms'].strategy == ((8, 1, 1), (1,))
     assert prod(found['mean'].strategy[0]) == 8
-
-
-def test_the_ir_tells_what_a_kind_takes_besides_values(tmp_path):
-    path = tmp_path / 'images.yaml'
-    path.write_text("""\
-simpar: 1
-cluster: h100-sxm-8
-workload:
-  network:
-    input: [2, 8, 8]
-    layers:
-      - conv2d: {in: 2, out: 4, kernel: 3, stride: 2, padding: 1}
-      - reduce: {dims: [2, 3], strategy: [[4, 1, 2, 1]]}
-  batch: 16
-  loss: mse
-""")
-    text = rank_ir(load_case(path), 0)
-    assert re.search(
-        r'= Conv2D\(%x, .*\{in_strategy: \(\(8, 1, 1, 1\), \(1, 1, 1, 1\)\), stride: 2, padding: 1\}', text
-    )
-    assert re.search(r'= ReduceMean\(%\d+, \(2, 3\)\) .*\{in_strategy: \(\(4, 1, 2, 1\)\)\}', text)
-    assert re.search(r'Conv2DGradWeight\(.*\) .*-> \(<fp32, \(4, 2, 3, 3\)>, <fp32, \(4\)>\)', text)
-
-
-def test_operators_have_mindspores_names():
-    program = lower(every_kind(), Plan(), 4)
-    names = [PRIMITIVES[op.operator] for op in program.op_classes if op.phase == 'F' and op.kind == 'compute']
-    assert names == [
-        *('Conv2D', 'SiLU', 'ReduceMean', 'Transpose', 'RmsNorm', 'LayerNorm', 'Mul', 'ReduceSum', 'Reshape'),
-        *('MatMul', 'SoftmaxCrossEntropyWithLogits'),
-    ]

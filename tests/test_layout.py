@@ -35,7 +35,7 @@ def test_layouts_are_equal_by_what_ranks_have_and_not_by_how_often_they_cut():
     assert inner != outer
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_slices_tile_the_tensor_once_for_each_repetition(data):
     world, dims = data.draw(st.sampled_from(WORLDS)), data.draw(st.integers(1, 3))
@@ -47,7 +47,7 @@ def test_slices_tile_the_tensor_once_for_each_repetition(data):
     assert (covered == size_of(layout.replicated_axes)).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -56,7 +56,7 @@ def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
     assert same == (one == other)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_groups_hold_every_rank_once_and_differ_along_their_axes_alone(data):
     world = data.draw(st.sampled_from(WORLDS))

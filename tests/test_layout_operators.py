@@ -225,21 +225,3 @@ def test_a_strategy_that_cannot_be_names_the_dim_and_offers_some_that_can(operat
         operator.sharded(strategy, 8)
     for offered in str(error.value).partition('write e.g. ')[2].split(' or '):
         operator.sharded(eval(offered), 8)
-
-
-def test_an_out_strategy_that_cannot_be_names_those_that_can():
-    with pytest.raises(Infeasible, match=r'op: out_strategy \(1, 8\) .* write \(4, 1\) or \(8, 1\) or \(4, 2\)'):
-        operators.matmul('op', (16, 8), (8, 16)).sharded(((4, 2), (2, 1)), 8, (1, 8))
-
-
-@pytest.mark.parametrize(
-    'build',
-    [
-        lambda: operators.matmul('op', (4, 8), (4, 8)),
-        lambda: operators.elementwise('op', (4, 8), (4, 6)),
-        lambda: operators.reshape('op', (4, 8), (4, 9)),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(build):
-    with pytest.raises(Infeasible, match=r'^op: '):
-        build()

@@ -5,27 +5,21 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from mindspore_networks import tuples
 from test_resolve_strategies import CASES, workload_of
 
-from simpar import cli
-from simpar.case import load_case
 from simpar.errors import Infeasible
-from simpar.listing import Listing
 from simpar.lower import lower
-from simpar.lower.graph.loss import loss_rules
 from simpar.model import Dense, Network, Relu
-from simpar.model.library.cross_entropy import COUNT, CROSS_ENTROPY, LIKELIHOOD, LOSS_OPERATORS, SMOOTH
+from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
 from simpar.resolve import find_strategies
 from simpar.workload import Transformer, Workload
 
 ROWS, CLASSES, RANKS = 32, 8, 8
-EXAMPLE = Path(__file__).parent.parent / 'examples' / 'loss_operators.yaml'
 H100 = load_profile('h100-sxm-8')
 COLUMNS = {name: ((4, 2), (4, 1)) if name in ('shifted', 'log_softmax') else ((4, 2),) for name in
            ('shifted', 'exp', 'sum', 'log_softmax', 'smooth')}  # fmt: skip
@@ -65,45 +59,6 @@ def test_classes_that_are_cut_are_summed_over_their_ranks():
     """A column of 8 rows on every rank, of exponentials and of log-probabilities, and gradients of both columns."""
     found = messages(network(16, CLASSES, loss_strategies=COLUMNS), Plan(dataset='full-batch', all_to_all=True))
     assert found['F', 'all_reduce', ROWS / 4 * 4.0] == 2
-
-
-def test_the_listing_tells_of_each_operator():
-    listing = Listing(lower(network(16, CLASSES, loss_strategies=COLUMNS), Plan(dataset='full-batch'), RANKS))
-    assert listing.strategy(listing.operator['loss.exp']) == [[4, 2]]
-    assert [one['purpose'] for one in listing.collectives('loss.sum')] == ['sum', 'sum']
-    whole = Listing(lower(network(16, CLASSES, loss_strategies={'sum': ((1, 1),)}), Plan(dataset='full-batch'), RANKS))
-    assert [(one['operator'], one['purpose']) for one in whole.collectives('loss.sum')] == [
-        ('all_gather', 'redistribution'),
-        ('reduce_scatter', 'redistribution'),
-    ]
-
-
-def test_check_calls_each_as_the_compiler_does_and_tells_why_it_is_cut_so(tmp_path, capsys):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(f'{HEAD}  loss_operators: mindspore-2.10\n  loss_strategies: {{sum: [[4, 1]]}}\n', encoding='utf-8')
-    assert cli.main(['check', str(path), '--ir', str(tmp_path / 'ir')]) == 0
-    text = capsys.readouterr().out
-    rows = dict(re.findall(r'  loss\.(\w+): (\w+) \(', text))
-    assert rows == {one.name: one.primitive for one in CROSS_ENTROPY}
-    assert '  loss.sum: SumExt ((4, 1)), given\n' in text
-    assert '  loss.max: ReduceMax ((8, 1)), by batch, as none is given\n' in text
-    ir = (tmp_path / 'ir' / 'rank_3.ir').read_text(encoding='utf-8')
-    for call in (
-        r'ExpandDims\(%labels, 1\)',
-        r'Squeeze\(%\d+\)',
-        r'Equal\(%\d+, -100\)',
-        r'MaskedFill\(%\d+, %\d+, 0\)',
-    ):
-        assert re.search(f'= {call} ', ir), call
-
-
-@pytest.mark.parametrize(
-    ('precision', 'held'), [('fp64', 'fp64'), ('fp32', 'fp32'), ('fp16', 'fp32'), ('bf16', 'fp32')]
-)
-def test_sums_over_rows_are_wide(precision, held):
-    tensor = lower(network(16, CLASSES, precision=precision), Plan(dataset='full-batch'), RANKS).tensor
-    assert {tensor[f'loss.{name}.partial'].dtype for name in (COUNT, LIKELIHOOD, SMOOTH)} == {held}
-    assert tensor['loss.smooth'].dtype == precision
 
 
 @pytest.mark.torch
@@ -146,14 +101,6 @@ def test_labels_are_ignored_on_all_ranks_as_on_one(monkeypatch, copies, ignored,
     assert math.isnan(ours.losses[0]) == (len(ignored) >= ROWS / copies)
     for name, gradient in theirs.gradients.items():
         torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-10, atol=1e-16)
-
-
-def test_picking_reads_no_more_of_a_row_than_it_picks():
-    """Of 4 rows of 8 classes on a rank: an index of 8 bytes and an element of 4, read and written."""
-    program = lower(network(16, CLASSES), Plan(dataset='full-batch'), RANKS)
-    by_name = {op.name: op for op in program.op_classes}
-    assert by_name['loss.picked.F'].bytes == 4 * (8 + 2 * 4)
-    assert by_name['loss.picked.I'].bytes == 4 * (8 + 4 + 8 * 4)
 
 
 # --- searches --------------------------------------------------------------------------------------------------------
@@ -209,31 +156,7 @@ def test_propagation_starts_at_an_operator_of_the_loss():
     assert found.workload.model.layers[-1].strategy
 
 
-def test_a_resolved_example_is_called_by_the_beginning_of_its_strategies(tmp_path, capsys):
-    assert cli.main(['resolve', str(EXAMPLE)]) == 0
-    path = tmp_path / 'resolved.yaml'
-    path.write_text(capsys.readouterr().out, encoding='utf-8')
-    found, example = load_case(path), load_case(EXAMPLE)
-    assert found.program.hash == example.program.hash
-    mine, baseline = found.names
-    assert re.fullmatch(r"loss strategy \[\], loss operators mindspore-2.10, loss strategies \{'max': .{30,31}…", mine)
-    assert baseline == 'loss strategy [[8, 1], [8]], loss operators one, loss strategies {}'
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('one', CROSS_ENTROPY, ids=lambda one: one.name)
-def test_a_dim_that_must_stay_whole_is_named(one):
-    rule = dict(loss_rules((ROWS, CLASSES)))[one]
-    for place, names in enumerate(rule.inputs):
-        for dim, name in enumerate(names):
-            if name in rule.fixed or not name:
-                cuts = [[1] * len(part) for part in rule.inputs]
-                cuts[place][dim] = 2
-                strategies = {one.name: tuple(map(tuple, cuts))}
-                with pytest.raises(Infeasible, match=rf'loss\.{one.name}: strategy .*dim {dim} of input {place}'):
-                    lower(network(16, CLASSES, loss_strategies=strategies), Plan(dataset='full-batch'), RANKS)
 
 
 def test_the_loss_is_never_run_again():
@@ -242,9 +165,6 @@ def test_the_loss_is_never_run_again():
             Infeasible, match=rf'recompute: {re.escape(pattern)} names no operator .*; there are dense0$'
         ):
             lower(network(16, CLASSES), Plan(recompute=(pattern,)), 1)
-
-
-HEAD = 'simpar: 1\ncluster: ascend910a-8\nworkload:\n  network: [{dense: {in: 8, out: 8}}]\n  batch: 8\n'
 
 
 @pytest.mark.torch

@@ -46,19 +46,6 @@ def test_what_net_shapes_is_what_is_predicted(job, text, rate, latency):
     assert case.predict().step >= 2 * (BYTES / rate)
 
 
-def test_a_network_that_is_not_shaped_changes_nothing(job):
-    case = load_case(job)
-    assert on_net(case, parse_net('none')) is case
-
-
-def test_a_factor_of_a_link_that_is_replaced_is_gone(job):
-    """It was a factor of the profile's link; the shaped one is as the command says."""
-    slow = load_case(job, ['cluster.links={loopback: 0.5}'])
-    paced = on_net(slow, parse_net('paced:10 MB/s'))
-    assert paced.cluster.links == {}
-    assert paced.predict().step == on_net(load_case(job), parse_net('paced:10 MB/s')).predict().step
-
-
 def test_a_profile_that_was_calibrated_on_the_network_keeps_its_links(job):
     case = load_case(job)
     profile = replace(case.cluster.profile, net='paced:12.5 MB/s,2000us')

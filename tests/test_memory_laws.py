@@ -17,7 +17,7 @@ from simpar.plans import Plan
 from simpar.program import KINDS, instance
 from simpar.workload import Adam, Transformer, Workload
 
-SETTINGS = settings(max_examples=40, deadline=None)
+SETTINGS = settings(max_examples=20, deadline=None)
 
 
 def totals(rank):

@@ -88,7 +88,7 @@ def in_this_order(program, ranks):
     return Trace(program, 'measured', tuple(lanes), np.arange(program.world, dtype=np.int32))
 
 
-@pytest.mark.parametrize('shuffle', [None, 1, 2])
+@pytest.mark.parametrize('shuffle', [None, 2])
 @pytest.mark.parametrize(('model', 'plan', 'optimizer'), CASES)
 def test_it_holds_what_lives_after_every_op(monkeypatch, model, plan, optimizer, shuffle):
     """On every rank, in whatever order needs and streams allow; inputs aside, which the machine draws as they come."""

@@ -3,8 +3,7 @@
 import pytest
 
 from simpar.cli import main
-from tests.mistake import KINDS, mistakes
-from tests.mistake_grades import MENDED, WEAK
+from tests.mistake import KINDS, MENDED, mistakes
 
 ALL = {kind: list(mistakes(kind)) for kind in KINDS}
 SLOW = ('measure', 'planner: a degree', 'validate', 'cluster and plan: pipeline', 'module')
@@ -38,4 +37,4 @@ def test_a_mistake_is_told_without_a_traceback(kind, tmp_path, monkeypatch, caps
 def test_what_was_graded_was_made_and_names_are_not_twice():
     names = [mistake.what for one in ALL.values() for mistake in one]
     assert len(set(names)) == len(names) >= 100
-    assert MENDED.keys() | WEAK.keys() <= set(names)
+    assert MENDED.keys() <= set(names)

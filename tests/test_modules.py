@@ -146,51 +146,6 @@ def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule
     assert re.match(said, shown)
 
 
-class _Sorts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.sort(self.inner(x))[0] + torch.fft.fft(x).real
-
-
-class _Loops(nn.Module):
-    def forward(self, x):
-        chosen = torch.where(x[:, 0] > 0)[0]
-        return x.index_add(0, chosen, x[chosen]) if len(chosen) else x
-
-
-class _Mixes(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0, keepdim=True)
-
-
-@pytest.mark.parametrize(
-    ('module', 'shape', 'said'),
-    [
-        (_Sorts(), (2, 4), r'(?s)test_modules\.py:\d+: the module \(_Sorts\): .*aten\.sort.*no row in the table.*fft'),
-        (_Loops(), (2, 4), r'test_modules\.py:\d+: what is computed depends on values.*mixtures of experts'),
-        (_Mixes(), (2, 4), r'test_modules\.py:\d+: the module \(_Mixes\): mean .*samples'),
-        (
-            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
-            (2, 3, 8, 8),
-            r'1 \(BatchNorm2d\): .*statistics.*\.eval',
-        ),
-        (nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0), (6, 2, 8), r'batch_first=True'),
-        (
-            nn.Linear(4, 4),
-            (2, 5),
-            r'Linear: torch\.export cannot follow it: .*\[3, 5\]',
-        ),
-    ],
-)
-def test_what_is_not_supported_is_told_with_its_place_and_a_remedy(module, shape, said, capfd):
-    with pytest.raises(ScheduleError, match=said):
-        from_module(module, torch.randn(shape))
-    assert capfd.readouterr() == ('', '')
-
-
 def test_a_graph_that_is_no_graph_is_told_at_its_line(tmp_path):
     path = tmp_path / 'schedule.yaml'
     path.write_text(SCHEDULE.replace('loss: mse', 'loss: mse, module: {graph: "[1, 2]"}'))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import Deadlock, NumericsWrong, ProgramError
-from simpar.program import OpClass, Partition, ProgramBuilder, Split, Tensor, grid
+from simpar.program import OpClass, ProgramBuilder, Split, Tensor, grid
 from simpar.trace import RankTimes, Trace
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -16,8 +16,7 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 from equipment.orders import InProcess
 
 from executor.draws import batch_of, draw
-from executor.kernels import context
-from executor.ranks.real import Memory, Start
+from executor.ranks.real import Start
 from executor.tensors import all_gather, all_reduce, assemble, initial, reduce_scatter
 
 pytestmark = pytest.mark.torch
@@ -114,15 +113,6 @@ def test_steps_one_by_one_and_back_to_back_are_the_same():
     assert torch.equal(back_to_back.gradients['d:a'], results[-1].gradients['d:a'])
 
 
-def test_the_programs_own_dtypes_or_another():
-    program = two_layers()
-    assert InProcess(program, SEED, dtype=None).run().parameters['a'].dtype == torch.float32
-    exact = InProcess(program, SEED).run(5)
-    rounded = InProcess(program, SEED, dtype=torch.float32).run(5)
-    assert rounded.losses != exact.losses
-    assert rounded.losses == pytest.approx(exact.losses, rel=1e-5)
-
-
 def trace_of(program, starts, ends):
     lane = [
         RankTimes(rank, *(np.array([times[rank]], dtype=float) for times in (starts, starts, ends))) for rank in (0, 1)
@@ -183,16 +173,6 @@ def test_a_freed_tensor_cannot_be_read():
         InProcess(program).run()
 
 
-def test_a_tensor_cannot_be_freed_twice_nor_read_before_it_is_written():
-    ops = [pass_on('one', 'x', 'a', ['a']), pass_on('two', 'x', 'b', ['a'])]
-    program = built(1, vectors(*'ab'), ops, {'all': ([0], [(op.name, 'compute', 0) for op in ops])})
-    with pytest.raises(ProgramError, match='two on rank 0 frees a of micro-batch 0, copy 0'):
-        InProcess(program).run()
-    program = built(1, vectors(*'ab'), [pass_on('one', 'a', 'b')], {'all': ([0], [('one', 'compute', 0)])})
-    with pytest.raises(ProgramError, match='one on rank 0 reads a of micro-batch 0'):
-        InProcess(program).run()
-
-
 def test_ranks_that_wait_for_one_another_are_drawn():
     ops = [pass_on('x.F', 'x', 'a'), total('one', 'a', 'b'), total('two', 'a', 'c'),
            total('one.after', 'c', 'b'), total('two.after', 'b', 'c')]  # fmt: skip
@@ -220,26 +200,6 @@ def test_ranks_that_meet_in_different_collectives_are_refused():
     }
     with pytest.raises(ProgramError, match=r'ranks meet in different collectives: sum .* and maximum'):
         InProcess(built(2, vectors(*'ab'), ops, roles, partitions=[TP])).run()
-
-
-def test_a_send_meets_its_receive():
-    ops = [
-        pass_on('x.F', 'x', 'a'),
-        OpClass(name='to', kind='send', operator='send', phase='F', partition='tp', peer=1, reads=('a',)),
-        OpClass(name='from', kind='recv', operator='recv', phase='F', partition='tp', peer=-1, writes=('b',)),
-        compute('loss', 'mse', 'F', ['b', 'target'], ['loss'], scale=0.5),
-        compute('no loss', 'mse', 'F', ['a', 'a'], ['loss'], scale=0.0),
-    ]
-    tensors = [*vectors(*'ab'), Tensor('target', 'input', (2,), 'fp32', initial='zeros'),
-               Tensor('loss', 'activation', (2,), 'fp32', splits=(Split(0, 'tp'),))]  # fmt: skip
-    roles = {
-        'first': ([0], [('x.F', 'compute', 0), ('to', 'tp', 0), ('no loss', 'compute', 0)]),
-        'second': ([1], [('from', 'tp', 0), ('loss', 'compute', 0)]),
-    }
-    result = InProcess(built(2, tensors, ops, roles, partitions=[TP]), SEED).run(2)
-    for step, loss in enumerate(result.losses):
-        x = batch_of('x', 'normal:1', (2,), torch.float64, SEED, step)
-        assert loss == pytest.approx(float(functional.mse_loss(x, torch.zeros_like(x))))
 
 
 # tensors
@@ -296,13 +256,6 @@ def test_draws_depend_on_their_key_alone():
         one(0, 'w', initial='uniform:1')
 
 
-def test_weights_are_in_memory_of_their_own():
-    program = two_layers()
-    memories = [Memory(Start(program, 0, SEED)) for _ in range(2)]
-    memories[0]['a', -1, -1].zero_()
-    assert memories[1]['a', -1, -1].count_nonzero() == 6
-
-
 def test_replicas_that_differ_are_named():
     tensor = Tensor('gain', 'parameter', (4,), 'fp64', splits=(Split(0, 'data'),))
     axes = grid(4, {'data': 2, 'tp': 2}).values()
@@ -338,12 +291,3 @@ def test_what_does_not_divide_is_refused():
     tensor = Tensor('w', 'parameter', (3,), 'fp32', splits=(Split(0, 'tp'),), initial='zeros')
     with pytest.raises(ProgramError, match=r'w: dim 0 of \(3,\) is not divisible over 2 ranks of tp'):
         initial(built(2, [tensor], [], {'all': ([0, 1], [])}, partitions=[TP]), tensor, 0, SEED)
-
-
-def test_a_context_knows_the_ranks_places():
-    axes = [*grid(6, {'data': 3, 'tp': 2}).values(), Partition('world', np.arange(6, dtype=np.int32).reshape(1, -1))]
-    program = built(6, [], [], {'all': (range(6), [])}, partitions=axes)
-    where = context(program, 5, step=4)
-    assert where.position == {'data': 2, 'tp': 1, 'world': 5}
-    assert where.size == {'data': 3, 'tp': 2, 'world': 6}
-    assert (where.rank, where.step) == (5, 4)

@@ -149,7 +149,7 @@ pipelines = st.builds(
 seconds = st.sampled_from([0.0, 0.25, 2.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(pipelines, seconds, st.sampled_from([0.0, 0.0, 0.0625, 1.0]))
 def test_segments_cover_the_step_and_the_host_is_named_only_where_it_held_the_op_up(plan, send, host):
     chunks = 2 if plan.order == 'interleaved-1f1b' else 0

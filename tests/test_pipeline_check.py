@@ -138,7 +138,7 @@ def test_the_drawing_leaves_out_what_is_far_away():
 
 
 @given(st.sampled_from(sorted(ORDERS)), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
     right = named_order(name, 3, 6)
     right = with_communication(right) if sent else right

@@ -55,7 +55,7 @@ def count(order):
 
 
 @given(orders())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_forward_and_backward_is_done_once_on_its_rank(drawn):
     _, order = drawn
     done = count(order)
@@ -98,7 +98,7 @@ def finish(order):
 
 
 @given(orders())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_needs_are_respected_and_every_rank_ends(drawn):
     _, order = drawn
     assert finish(order) == [0] * order.ranks
@@ -106,7 +106,7 @@ def test_needs_are_respected_and_every_rank_ends(drawn):
 
 
 @given(orders(tuple(MOST_LIVE)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_activations_stay_within_the_bound_of_the_order(drawn):
     name, order = drawn
     chunks, m = order.stages // order.ranks, order.micro_batches
@@ -170,7 +170,7 @@ def rendezvous(order):
 
 
 @given(orders(), st.sampled_from(['early', 'late']))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_sends_and_receives_never_block_each_other_for_ever(drawn, receive):
     _, order = drawn
     sent = with_communication(order, receive)
@@ -181,7 +181,7 @@ def test_sends_and_receives_never_block_each_other_for_ever(drawn, receive):
 
 
 @given(orders(), st.sampled_from(['early', 'late']))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_messages_between_two_ranks_arrive_in_the_order_in_which_they_are_sent(drawn, receive):
     order = with_communication(drawn[1], receive)
     queues = defaultdict(list)
@@ -199,7 +199,7 @@ def test_messages_between_two_ranks_arrive_in_the_order_in_which_they_are_sent(d
 
 
 @given(orders())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_late_receive_waits_for_its_use_or_for_a_send_that_would_block(drawn):
     order = with_communication(drawn[1], 'late')
     for row in order.actions:

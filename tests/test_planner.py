@@ -15,10 +15,9 @@ import yaml
 from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
-from simpar.listing import example_folder
 from simpar.planner import load_planning
 from simpar.planner.judge import Judge, Round, workers
-from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, least_beside, windows
+from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.search import Starts, search
 from simpar.planner.space import KEYS
@@ -84,49 +83,6 @@ def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says():
             assert held <= outcome.peak, space.chosen(path)
             # What is refused by memory does not fit, and nothing else is refused that has a program.
             assert not refusals or outcome.peak > outcome.device, (space.chosen(path), refusals)
-
-
-def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
-    large = {'layers': 4, 'hidden': 8192, 'heads': 64, 'vocab': 8192, 'sequence': 2048}
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'stack': 'megatron-core'},
-            'workload': {'transformer': large, 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.tensor': [4]})
-    path = (0,) * len(space.values)
-    outcome = predicted(space.schedule(path))
-    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
-
-
-@pytest.mark.parametrize('copies', [[2], [1, 2]])
-def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
-            'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'tensor': 2, 'micro_batches': 2},
-        }
-    )
-    keys = {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': copies}
-    space = small_space(schedule, keys)
-    judge = Judge(space, cluster_of(schedule))
-    for path in paths(space):
-        step = predicted(space.schedule(path)).figures.step
-        assert 0.9 * step < least(judge, path)[0] <= step
-
-
-def test_one_stage_awaits_nobody_however_many_micro_batches_it_has():
-    schedule = load_schedule(
-        example_folder() / 'transformer_h100_7b.yaml', ['plan.zero=1', 'plan.micro_batches=4', 'workload.batch=256']
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
-    path = (0,) * len(space.values)
-    outcome = predicted(space.schedule(path))
-    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
 
 
 def test_the_best_plan_is_that_of_brute_force(file, whole):
@@ -296,35 +252,6 @@ def test_what_a_framework_holds_and_waits_for_is_bounded_too():
         assert share * outcome.peak < held <= outcome.peak
 
 
-def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():
-    """Megatron's mask is of a micro-batch, and a node above one knows no micro-batch yet."""
-    model = {**MODELS[0], 'sequence': 16384}
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'stack': 'megatron-te'},
-            'workload': {'transformer': model, 'batch': 512, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': [1, 2]})
-    path = (0,) * len(space.values)
-    outcome = predicted(space.schedule(path))
-    assert outcome.feasible
-    assert least(Judge(space, cluster_of(space.base)), path)[2] == []
-
-
-def test_messages_are_hidden_at_a_price():
-    speeds = Speeds(matrix=0.8, memory=0.5, collective=0.5)
-    # Ten seconds of products alone: nothing to hide costs nothing, idle time hides for nothing.
-    assert least_beside(10, 12.5, 0, 0, speeds) == 10
-    assert least_beside(10, 12.5, 4, 4, speeds) == 14
-    # Two seconds more last four at half speed; products then do 0.8 of their work.
-    assert least_beside(10, 12.5, 4, 6, speeds) == pytest.approx(14 + 0.2 * 4)
-    # More than can be hidden: products end first, and what is left goes on alone.
-    assert least_beside(10, 12.5, 0, 100, speeds) == pytest.approx(100 + 0.5 * 12.5)
-
-
 def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_between_them():
     # A product of 10 s, its message of 4 s beside a second product, and a third that needs both.
     work = Work([10.0, 0.0], [12.5, 0.0], {1: 4.0}, Speeds(matrix=0.8, memory=0.5, collective=0.5), {})
@@ -337,18 +264,6 @@ def test_a_message_that_others_wait_for_is_hidden_beside_what_is_computed_betwee
     before, computes = before[:3], computes[:3]
     ahead, behind = last_ahead(before, computes), first_behind(before, computes)
     assert windows(ahead, behind, [0, 1, 0], computes, [0, 1, 0], work) == {}
-
-
-def test_copies_of_a_last_stage_may_hold_half_of_a_micro_batch_each():
-    """The forward of one copy and its backward may be over before the other copy begins."""
-    workload = {'transformer': MODELS[1], 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'}
-    schedule = load_schedule({'simpar': 1, 'cluster': 'a100-sxm-8', 'workload': workload})
-    keys = {f'plan.{key}': 'fixed' for key in KEYS}
-    fixed = replace(schedule.plan, pipeline=8, order='gpipe')
-    space = small_space(replace(schedule, plan=fixed), {**keys, 'plan.copies': [1, 2]})
-    for path in paths(space):
-        outcome = predicted(space.schedule(path))
-        assert least(Judge(space, cluster_of(schedule)), path)[1] <= outcome.peak
 
 
 def test_keys_that_are_wrong_are_all_told_at_once(file):
@@ -369,12 +284,6 @@ def test_keys_that_are_wrong_are_all_told_at_once(file):
         load_planning(file)
     assert 'plan.yaml:11' in str(wrong.value)
     assert 'tensor' in str(wrong.value)
-
-
-def test_an_order_that_is_none_is_told_and_not_left_out(file):
-    file.write_text(FILE.replace('[1f1b, gpipe]', '[1f1b, zigzag]'))
-    with pytest.raises(ScheduleError, match=r"plan.order: no such order \(got 'zigzag'\)"):
-        load_planning(file)
 
 
 def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_path, capsys):
@@ -407,8 +316,3 @@ def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
     for values in space.values:
         count *= len(values)
     assert space.count == count
-
-
-def test_a_network_whose_layers_are_a_list_is_planned_too(capsys):
-    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '5']) == 0
-    assert 'Best plan: ' in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +13,6 @@ from simpar.case import case_of
 from simpar.cli import main
 from simpar.planner import load_planning
 from simpar.planner.answer import measured, robust, with_noise, worse
-from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
@@ -93,17 +91,6 @@ def test_a_choice_that_another_plan_overtakes_says_so(planned):
     assert not any(slow.holds(trial) for trial in slow.trials)
 
 
-def test_sizes_that_are_slower_and_dearer_are_not_on_the_front(planned):
-    def size(devices, step):
-        best = replace(planned.answer.ranking[0], step=step)
-        return Size(devices=devices, answer=replace(planned.answer, ranking=(best,), margin=0.0))
-
-    # Eight devices twice as fast as four cost the same; sixteen are slower than eight.
-    found = Sizes(found=(size(4, 2.0), size(8, 0.9), size(16, 1.0)), budget=None)
-    assert [one.devices for one in found.front] == [8]
-    assert [one.cost * 3600 for one in found.found] == pytest.approx([8.0, 7.2, 16.0])
-
-
 def test_the_command_plans_on_several_numbers_of_devices(tmp_path, capsys):
     file = tmp_path / 'plan.yaml'
     file.write_text(FILE)
@@ -117,22 +104,6 @@ def test_the_command_plans_on_several_numbers_of_devices(tmp_path, capsys):
         assert one['cost'] == pytest.approx(2 * hours)
     assert Budget(tokens=1e9, price=2).price == told['sizes'][0]['training']['price']
     assert picture.read_bytes().startswith(b'\x89PNG')
-
-
-@pytest.mark.parametrize(
-    ('flags', 'told'),
-    [
-        (['--devices', '8,12'], '12 devices are no whole nodes of 8; write 16'),
-        (['--devices', '8', '--save', 'best.yaml'], 'each number of devices has a plan of its own'),
-        (['--train', 'tokens=1B'], 'changes nothing without --devices'),
-        (['--plot', 'front.txt'], 'not a picture'),
-    ],
-)
-def test_flags_that_do_not_go_together_are_told(tmp_path, capsys, flags, told):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(FILE)
-    assert main(['plan', str(file), *flags]) == 2
-    assert told in ' '.join(capsys.readouterr().err.split())
 
 
 def test_a_notebook_shows_table_front_and_why(planned):
@@ -218,18 +189,6 @@ def test_no_plan_is_answered_that_is_slower_than_the_files_own_however_wide_nois
     assert len(answer.alike) == len(answer.ranking) > 1
 
 
-def test_a_plan_of_the_file_that_the_search_does_not_know_is_still_no_worse_than_the_answer(own):
-    # An order that is found by resolving, whose plans nobody bounds.
-    document = yaml.safe_load(OWN)
-    document['plan'] = {'pipeline': 2, 'data': 4, 'micro_batches': 4, 'order': 'zb-1p'}
-    document['planner'] = {'keys': {f'plan.{key}': 'fixed' for key in KEYS if key not in ('order', 'recompute')}}
-    document['planner']['keys'] |= {'plan.recompute': ['none', 'full']}
-    answer = load_planning(document).search(jobs=1)
-    assert answer.own.fits
-    assert answer.own.ranked in answer.ranking
-    assert answer.choice.step <= answer.own.ranked.step
-
-
 def test_a_plan_of_the_file_that_may_not_be_chosen_is_told_and_not_chosen(own):
     document = yaml.safe_load(OWN)
     document['planner']['keys']['plan.tensor'] = [4]
@@ -254,31 +213,3 @@ def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_
     ran = json.loads(capsys.readouterr().out)
     assert ran['step'] == choice['step']
     assert ran['baseline'] is not None
-
-
-def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_path, capsys):
-    save = tmp_path / 'best.yaml'
-    flags = ['--jobs', '1', '--json', '--set', 'workload.batch=32', '--save', str(save)]
-    assert main(['plan', str(own), *flags]) == 0
-    step = json.loads(capsys.readouterr().out)['choice']['step']
-    document = yaml.safe_load(save.read_text())
-    assert document['workload']['batch'] == 32
-    assert document['against'] == {'plan.zero': 0}
-    assert list(document) == ['simpar', 'cluster', 'workload', 'plan', 'against']
-    assert main(['run', str(save), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['step'] == step
-
-
-def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, capsys, monkeypatch):
-    # Paths that are typed from where the user is, not whole ones.
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'slow.yaml').write_text(
-        'format: 1\nname: slow\nextends: eager\ndescription: d\nsource: s\nschedule:\n  workload.clip_norm: 2.0\n'
-    )
-    file, save = Path('own.yaml'), Path('plans', 'best.yaml')
-    file.write_text(OWN.replace('stack: none', 'stack: ./slow.yaml'))
-    assert main(['plan', str(file), '--jobs', '1', '--json', '--save', str(save)]) == 0
-    choice = json.loads(capsys.readouterr().out)['choice']
-    assert main(['run', str(save), '--json']) == 0
-    ran = json.loads(capsys.readouterr().out)
-    assert (ran['step'], ran['stack']) == (choice['step'], 'slow')

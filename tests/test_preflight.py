@@ -65,12 +65,6 @@ def test_missing_ranks_are_named_with_their_hosts():
     assert time.perf_counter() - begin < 5
 
 
-def test_memory_that_a_host_lacks_is_told_in_bytes():
-    (line,) = meeting.too_little(places(cards('a', 'b')), [3 * GB, 9 * GB])
-    assert line.startswith('b (rank 1) needs about 9 GB of memory, but has 8 GB free; ')
-    assert meeting.too_little(places(cards('a', free=0)), [9 * GB]) == []
-
-
 def test_memory_of_a_rank_is_that_of_its_shards(tmp_path):
     """Two products of n × n in fp64 sharded over four ranks: their weights, gradients and momentum, and the process."""
     size = 2048
@@ -92,16 +86,6 @@ plan: {{data: 4, zero: 3}}
     assert full == full[:1] * 4
     half = meeting.bytes_of_ranks(load_case(text).program, '')
     assert 1.8 < (full[0] - meeting.RANK_BYTES) / (half[0] - meeting.RANK_BYTES) <= 2
-
-
-def test_more_ranks_than_cores_and_clocks_apart_are_notes():
-    of = places(cards('a', 'b', cores=1), (0, 1), (2,))
-    assert meeting.crowded(of) == (
-        'more ranks than cores: a (ranks 0, 1) has 1 cores; ranks take turns, and times mean little',
-    )
-    assert meeting.clocks_apart(of, {0: 100.0, 2: 100.9}) == ()
-    (note,) = meeting.clocks_apart(of, {0: 100.0, 2: 103.5})
-    assert note.startswith('the clock of b is 3.5 s ahead of that of a')
 
 
 def test_hosts_that_reach_each_other_pass_and_one_that_does_not_is_named(monkeypatch):

@@ -48,13 +48,13 @@ def spread(layout):
     return TensorLayout(layout.world**2, tuple(map(tuple, axes[:-1])), tuple(axes[-1]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(binary())
 def test_it_receives_the_least_in_the_fewest_collectives(pair):
     assert counted(pair, redistribute(*pair)) == least(*pair[1:], all_to_all=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(binary())
 def test_without_all_to_all_it_receives_the_least_that_whole_axes_can(pair):
     shape, *ends = pair
@@ -75,7 +75,7 @@ def test_the_least_sequence_brings_every_rank_its_slice(pair):
         np.testing.assert_array_equal(mine, tensor[target.slices(shape, rank)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(binary(pending=False))
 def test_strategy_search_counts_what_the_sequence_receives(pair):
     shape, source, target = pair

@@ -6,8 +6,6 @@ from dataclasses import fields
 import pytest
 from docs_tables import TABLES, held
 
-from simpar.ablation.find import same
-from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.model import (
     KINDS,
@@ -15,7 +13,6 @@ from simpar.model import (
     Dense,
     Flatten,
     Gelu,
-    Multiply,
     Network,
     Reshape,
     Silu,
@@ -24,7 +21,7 @@ from simpar.model import (
 )
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.plans import Plan
-from simpar.schedule import load_schedule, written
+from simpar.schedule import load_schedule
 from simpar.workload import Workload
 
 NETWORK = """\
@@ -84,25 +81,6 @@ def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
     assert held(path, first, more)[1] == made()
 
 
-def test_a_mul_of_two_values_is_their_product(tmp_path):
-    schedule = network(tmp_path, 'mul: {of: [a, b], strategy: [[8, 1], [8, 1]]}')
-    same = network(tmp_path, 'multiply: {of: [a, b], strategy: [[8, 1], [8, 1]]}')
-    layer = schedule.workload.model.layers[-1]
-    assert layer == Multiply(of=('a', 'b'), strategy=((8, 1), (8, 1)))
-    program = lower(schedule.workload, Plan(), 8)
-    assert program.hash == lower(same.workload, Plan(), 8).hash
-    assert 'multiply' in {op.operator for op in program.op_classes}
-    again = written(schedule)['workload']['network']['layers'][-1]
-    assert list(again) == ['multiply']
-
-
-def test_a_mul_with_a_factor_stays_a_scale(tmp_path):
-    schedule = network(tmp_path, 'add: {of: [a, b]}\n      - mul: {factor: 0.5}')
-    operators = [op.operator for op in lower(schedule.workload, Plan(), 8).op_classes]
-    assert 'mul' in operators
-    assert 'multiply' not in operators
-
-
 @pytest.mark.torch
 def test_any_operator_begins_a_stage_and_is_recomputed():
     from executor.numerics import check
@@ -124,40 +102,3 @@ def test_any_operator_begins_a_stage_and_is_recomputed():
     assert (stage['dense0.F'], stage['gelu0.F']) == (0, 1)
     again = [op.name.partition('.')[0] for op in program.op_classes if op.name.endswith('.recompute')]
     assert again == ['reshape0', 'transpose0', 'flatten0']
-
-
-ONE = """simpar: 1
-cluster: h100-sxm-8
-workload: {{network: {{input: [8]{more}, layers: [{layer}]}}, batch: 8, loss: mse}}
-plan: {{data: 8}}
-"""
-
-
-def alone(tmp_path, layer, more=''):
-    """A network of one layer, read from a file."""
-    path = tmp_path / 'one.yaml'
-    path.write_text(ONE.format(layer=layer, more=more))
-    return load_schedule(path)
-
-
-@pytest.mark.parametrize(
-    ('now', 'before'),
-    [
-        ('linear: {in: 8, out: 16, strategy: [[2, 4], [4, 1]]', 'dense: {in: 8, out: 16, strategy: [[2, 4], [4, 1]]'),
-        ('scale: {factor: 0.5', 'mul: {factor: 0.5'),
-        ('reduce_sum: {dims: [1], keep: true', 'reduce: {dims: [1], keep: true, mean: false'),
-    ],
-)
-def test_the_fields_names_make_the_programs_of_the_names_before(tmp_path, now, before):
-    """But for names made from the kind."""
-    one, other = (alone(tmp_path, f'{line}, name: y}}') for line in (now, before))
-    assert same(*(lower(schedule.workload, schedule.plan, 8) for schedule in (one, other)))
-    assert written(one)['workload']['network']['layers'][0].keys() == {now.partition(':')[0]}
-
-
-def test_a_key_that_had_another_name_is_read_by_both(tmp_path):
-    both = [alone(tmp_path, 'relu: {}', f', {name}: 0.5') for name in ('init_std', 'weight_deviation')]
-    assert [schedule.workload.model.init_std for schedule in both] == [0.5, 0.5]
-    assert written(both[1])['workload']['network']['init_std'] == 0.5
-    with pytest.raises(ScheduleError, match=r'weight_deviation: too small .* write a number from 0'):
-        alone(tmp_path, 'relu: {}', ', weight_deviation: -1')

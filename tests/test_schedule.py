@@ -292,7 +292,7 @@ def complaints(workload: Workload, plan: Plan) -> list[tuple[object, ...]]:
     return [complaint.key for complaint in check(contents)]
 
 
-@pytest.mark.parametrize('seed', range(120))
+@pytest.mark.parametrize('seed', range(30))
 def test_what_can_be_lowered_is_not_refused(seed):
     workload, plan, _ = graph_case(seed)
     assert complaints(workload, plan) == []
@@ -315,12 +315,12 @@ def staged(seed: int) -> tuple[Workload, Plan]:
 
 def test_stages_begin_at_any_layer_whatever_later_ones_read():
     several = 0
-    for seed in range(120):
+    for seed in range(40):
         workload, plan = staged(seed)
         assert ('plan', 'stages') not in complaints(workload, plan), seed
         program = lower(workload, plan, 2 * plan.pipeline)
         several += any(len(op.reads) > 1 for op in program.op_classes if op.kind == 'send')
-    assert 10 < several < 110
+    assert 3 < several < 40
 
 
 def spoiled(seed: int) -> Workload:
@@ -340,7 +340,7 @@ def spoiled(seed: int) -> Workload:
     return replace(workload, model=model, loss='mse', loss_operators='one', loss_strategies={})
 
 
-@pytest.mark.parametrize('seed', range(150))
+@pytest.mark.parametrize('seed', range(40))
 def test_networks_that_do_not_fit_are_refused_at_the_door_and_no_others(seed):
     workload = spoiled(seed)
     model = workload.model

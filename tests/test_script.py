@@ -1,6 +1,5 @@
 """`simpar script`: what it prints is what shells and Kubernetes read, and names as many ranks as the schedule has."""
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -88,27 +87,6 @@ def test_checkpoints_are_those_of_every_launcher_and_devices_those_of_the_profil
         assert "--device cuda --steps 3 --checkpoint 'my kept' --every 10 --resume" in text
         assert 'exit 5' in text
     assert main(['script', 'slurm', JOB[0], '--resume']) == 2
-
-
-@pytest.mark.parametrize('name', ['1e3', 'null', 'on', 'y', '0x1f', '...'])
-def test_names_that_yaml_reads_as_something_else_get_a_word_before_them(capsys, tmp_path, name):
-    path = tmp_path / f'{name}.yaml'
-    path.write_text((ROOT / JOB[0]).read_text())
-    service, _ = yaml.safe_load_all(script(capsys, 'k8s', str(path)))
-    assert service['metadata']['name'] == f'simpar-{name.strip(".")}'.rstrip('-')
-
-
-def test_names_with_spaces_stay_one_word(capsys, tmp_path):
-    path = tmp_path / 'my plan; rm.yaml'
-    path.write_text((ROOT / JOB[0]).read_text())
-    text = script(capsys, 'slurm', str(path))
-    assert f"'{path}'" in text
-    assert '--job-name=my-plan-rm\n' in text
-
-
-def test_json_has_script_and_sizes(capsys):
-    told = json.loads(script(capsys, 'mpirun', *JOB, '--json'))
-    assert (told['launcher'], told['hosts'], told['ranks']) == ('mpirun', 2, 8)
 
 
 def test_a_wrong_file_is_one_line_and_exit_2(capsys):

@@ -526,7 +526,7 @@ OWN = [*{host_of(name): name for name in reversed(stack_names()) if load_stack(n
 
 
 @pytest.mark.parametrize('chunks', [1, 2])
-@pytest.mark.parametrize('pipeline', [1, 4, 16])
+@pytest.mark.parametrize('pipeline', [1, 4])
 @pytest.mark.parametrize('name', OWN)
 def test_no_stack_is_brought_into_lockstep_by_what_its_host_waits_for(name, pipeline, chunks):
     """With the exchange that the stack has, and with messages that are issued one by one."""

@@ -29,7 +29,7 @@ def seconds(devices, hidden):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graphs(), st.sampled_from([2, 4]), st.booleans())
 def test_exact_by_time_is_the_least_of_all_combinations(graph, devices, hidden):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:

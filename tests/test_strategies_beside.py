@@ -66,11 +66,3 @@ def test_a_ring_sends_keys_and_values_once_for_scores_and_once_for_values():
     assert [sum(op.phase == phase for op in sent) for phase in 'FI'] == [2 * 3, 3 * 3]
     # A rank's own tokens: keys and values of 4 heads of 4 features, of 4 samples and 4 of 16 tokens, in fp32.
     assert {op.bytes for op in sent} == {4 * 4 * 4 * (4 + 4) * 4.0}
-
-
-def test_a_strategy_is_followed_and_tokens_go_back_to_their_ranks():
-    plan, _ = CASES['strategies beside gathered keys']
-    program = lower(Workload(model=Transformer(**MODEL), batch=8), plan, 4)
-    weight, own = program.tensor['layer0.proj.weight'], program.tensor['layer0.fc1.weight']
-    assert sum(program.partitions[split.partition].size for split in weight.splits) == 4
-    assert not own.splits

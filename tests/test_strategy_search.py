@@ -142,7 +142,7 @@ def handing(graph, name, options, picks, objective):
     return min(cost(source, middle) + sum(cost(middle, target) for target in wanted) for middle in meeting)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs(), st.sampled_from([2, 4]))
 def test_exact_is_the_least_of_all_combinations(graph, devices):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:
@@ -288,17 +288,17 @@ def test_exact_search_sees_layers_as_it_sees_the_blocks_operators():
         assert exact(ours, devices).cost == exact(transformer_blocks(4, 16, 32, 4, 128), devices).cost
 
 
-def test_a_hundred_layers_are_searched_in_time():
-    graph = transformer_blocks(64, 512, 2048, 16, 8192, layers=100)
+def test_forty_layers_are_searched_in_time():
+    graph = transformer_blocks(64, 512, 2048, 16, 8192, layers=40)
     begin = time.process_time()
     for compat in ('2.0', '2.10'):
         double_recursive(graph, 64, compat)
         propagate(graph, {'layer0.up': Choice(((2, 1), (1, 32)))}, 64, compat)
     compilers = time.process_time() - begin
-    assert compilers < 4 * 5
+    assert compilers < 4 * 2
     begin = time.process_time()
-    hundred = exact(graph, 8)
-    assert time.process_time() - begin < 30
+    forty = exact(graph, 8)
+    assert time.process_time() - begin < 12
     few = [exact(transformer_blocks(64, 512, 2048, 16, 8192, layers=layers), 8).cost for layers in (3, 4)]
     # Behind the first layers, every layer costs the same.
-    assert hundred.cost == pytest.approx(few[0] + 97 * (few[1] - few[0]), rel=1e-9)
+    assert forty.cost == pytest.approx(few[0] + 37 * (few[1] - few[0]), rel=1e-9)

@@ -266,7 +266,7 @@ def test_bad_input_is_one_screen_with_its_line_and_exit_code_2(case, tmp_path, c
     assert all(text in errors for text in told)
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 keys = st.sampled_from(
     ['plan.copies', 'plan.stages.0', 'workload.network.0', 'cluster', 'cluster.links.nvlink', 'plan']
 )

@@ -86,33 +86,6 @@ def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allow
     assert any(before == 'processing' and after != 'memory' for _, before, after, *_ in log)
 
 
-def test_rows_of_a_journal_are_not_sent(cluster, tmp_path, capsys):
-    path, table = write(tmp_path, sweep='{plan.copies: [1, 2, 4]}'), tmp_path / 'out.csv'
-    load_sweep(path, sweeps=['plan.copies=2,4']).predict(journal=tmp_path / 'out.csv.rows')
-    begin = len(cluster.scheduler.transition_log)
-    assert run(path, '--csv', table, '--scheduler', cluster.scheduler_address) == 0
-    assert capsys.readouterr().err == f'Note: 2 rows are finished in {table}.rows\n'
-    log = list(cluster.scheduler.transition_log)[begin:]
-    assert len({name for name, *_ in log}) == 1
-    assert run(path, '--csv', tmp_path / 'plain.csv') == 0
-    assert table.read_bytes() == (tmp_path / 'plain.csv').read_bytes()
-
-
-def test_messages_of_workers_name_files_as_the_user_wrote_them(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'deep').mkdir()
-    write(tmp_path / 'deep', sweep='{plan.order: [1f1b, wrong.csv, lost.csv]}')
-    (tmp_path / 'deep' / 'wrong.csv').write_text('0F0,nothing\n', encoding='utf-8')
-    fixed = ['plan.pipeline=2', 'plan.micro_batches=2']
-    answer = load_sweep('deep/schedule.yaml', fixed).predict(scheduler=cluster.scheduler_address)
-    assert answer == load_sweep('deep/schedule.yaml', fixed).predict()
-    assert [result.outcome.detail.partition(':')[0] for result in answer.results] == [
-        '',
-        'deep/wrong.csv',
-        'deep/lost.csv',
-    ]
-
-
 def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, monkeypatch):
     sweep = load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}'))
     with monkeypatch.context() as patched:
@@ -122,19 +95,6 @@ def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, 
     monkeypatch.setattr(on_dask, 'read_content', lambda *_: 'another')
     with pytest.raises(ScheduleError, match='read another h100-sxm-8 than here; give both the same files'):
         sweep.predict(scheduler=cluster.scheduler_address)
-
-
-class Lacking:
-    """What is unpickled with a module that is not there."""
-
-    def __reduce__(self):
-        return __import__, ('simpar_of_tomorrow',)
-
-
-def test_workers_without_simpar_are_told(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(on_dask, '_Row', lambda *parts: Lacking())
-    with pytest.raises(ScheduleError, match='lack simpar_of_tomorrow; install simpar there'):
-        load_sweep(write(tmp_path, sweep='{plan.copies: [1, 2]}')).predict(scheduler=cluster.scheduler_address)
 
 
 def test_a_scheduler_that_goes_away_is_told(tmp_path, monkeypatch):

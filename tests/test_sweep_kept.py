@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from fresh_rows import told
 
-from simpar.cost.price import Communicated
-from simpar.session import Kept, Session
+from simpar.session import Session
 from simpar.sweep import load_sweep
 
 FILE = """\
@@ -137,41 +136,3 @@ def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypa
     answer = load_sweep(path).predict()
     assert len({result.step for result in answer.results}) > 4
     assert done == {'shard': 2, 'stages_of': 4}
-
-
-def test_devices_behind_the_same_links_share_messages(tmp_path, monkeypatch):
-    done = []
-    real = Communicated.__init__
-
-    def counted(one, *arguments):
-        done.append(one)
-        real(one, *arguments)
-
-    monkeypatch.setattr(Communicated, '__init__', counted)
-    path = tmp_path / 'schedule.yaml'
-    write_devices(tmp_path)
-    # Links that no other test has, of which nothing can be kept.
-    sweep = '{cluster.links.infiniband: [0.7], cluster.profile: [device0.yaml, device1.yaml, device2.yaml]}'
-    path.write_text(FILE.replace('LAYERS', '3').replace('SWEEP', sweep), encoding='utf-8')
-    rows = load_sweep(path).predict(jobs=1).results
-    assert len({row.outcome.figures.compute for row in rows}) == 3, 'devices differ'
-    assert len(done) == 1
-
-
-def test_a_result_is_that_of_its_key_even_if_another_thread_asks_in_between():
-    kept = Kept(2)
-
-    class Slow:
-        compared = False
-        __hash__ = None
-
-        def __eq__(self, other):
-            # While keys are compared, another thread has time to put a result of its own in the last place.
-            if not self.compared:
-                self.compared = True
-                kept.get('other', lambda: 'its own')
-            return self is other
-
-    key = Slow()
-    assert kept.get(key, lambda: 'mine') == 'mine'
-    assert kept.get(key, lambda: 'made again') == 'mine'

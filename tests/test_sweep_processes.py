@@ -18,7 +18,6 @@ from simpar.errors import Infeasible, SimparError
 from simpar.sweep import load_sweep
 from simpar.sweep import run as running
 from simpar.sweep.run import Way, _runs, predict_all
-from simpar.units import format_duration
 
 SWEEP = '{plan.copies: [1, 2, 3, 4], cluster.links.nvlink: [1, 0.5, 0.25]}'
 
@@ -201,21 +200,3 @@ def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
         '\r36 of 96 predicted\r37 of 96 predicted, 1 min 10 s left\r38 of 96 predicted, 1 min 9 s left \r\x1b[K'
     )
     assert (progress.done, progress.of) == (96, 96)
-
-
-def test_progress_is_told_no_more_often_than_one_can_read(capsys, monkeypatch):
-    monkeypatch.setattr('simpar.commands.common.monotonic', lambda: 100.0)
-    monkeypatch.setattr('sys.stderr.isatty', lambda: True)
-    monkeypatch.setenv('TERM', 'xterm')
-    with Progress() as progress:
-        for done in range(1, 50):
-            progress(done, 96)
-    assert capsys.readouterr().err == '\r1 of 96 predicted\r\x1b[K'
-
-
-def test_durations_are_said_in_at_most_two_units():
-    said = {
-        0: '1 s', 0.4: '1 s', 59.4: '59 s', 59.6: '1 min', 70: '1 min 10 s', 119.7: '2 min', 3599: '59 min 59 s',
-        3600: '1 h', 3661: '1 h 1 min', 86399: '23 h 59 min', 86400: '1 d', 90000: '1 d 1 h', 864000: '10 d',
-    }  # fmt: skip
-    assert {seconds: format_duration(seconds) for seconds in said} == said

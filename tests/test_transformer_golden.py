@@ -55,7 +55,7 @@ MATRIX, SHAPES = (
 )
 
 
-@pytest.mark.parametrize('seed', range(200))
+@pytest.mark.parametrize('seed', range(40))
 def test_slices_seen_in_another_shape_are_the_layout_of_the_same_elements_if_there_is_one(seed):
     draw = random.Random(seed)
     shape, other = draw.sample(SHAPES, 2)

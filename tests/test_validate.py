@@ -166,11 +166,6 @@ def test_an_all_to_all_of_other_shapes_is_refused(after, attributes, message):
         validate(exchanging((2, 8), after, **attributes))
 
 
-def test_an_all_to_all_changed_on_one_rank_is_refused():
-    program = exchanging((4, 4), (4, 4), joins='0', cuts='0')
-    assert 'rank 0' in refused(with_class(program, 1, 0, attributes={'joins': '1', 'cuts': '1', 'sizes': '4'}))
-
-
 # needs and buffers
 
 
@@ -195,12 +190,6 @@ def test_every_need_of_the_worked_program_is_necessary():
 def test_every_need_of_a_lowered_program_is_necessary(program):
     for what, mutant in list(every_need_dropped(program))[::7]:
         assert 'without waiting for' in refused(mutant), what
-
-
-def test_a_need_that_is_not_issued_before_is_refused():
-    need = worked_program().role(0).need.pairs()
-    need = Csr.of(*np.append(need, [[0, 3]], axis=0).T, len(worked_program().role(0)))
-    assert 'is not issued before it' in refused(with_role(worked_program(), 1, need=need))
 
 
 def small(*ops, streams=('compute', 'side')):
@@ -304,12 +293,6 @@ def test_a_cycle_over_the_issue_orders_of_several_ranks_is_refused():
     assert message.count(' before ') >= 4
 
 
-def test_partitions_that_leave_ranks_out_are_refused():
-    program = two_groups([ROW_FIRST] * 4)
-    partial = Partition('row', np.array([[0, 1], [2, 2]], dtype=np.int32))
-    assert 'exactly one group' in refused(program.replace(partitions={**program.partitions, 'row': partial}))
-
-
 # messages from one rank to another
 
 
@@ -387,10 +370,3 @@ def test_a_slot_that_points_out_of_its_table_is_refused(column):
 def test_more_streams_than_the_watchdog_can_watch_are_refused():
     streams = tuple(f'stream{index}' for index in range(129))
     assert 'room for 128' in refused(small(('A', 'stream0', 'given', 'a', ''), streams=streams))
-
-
-def test_all_problems_are_listed():
-    program = with_class(with_class(worked_program(), 1, 1, kind='dance'), 1, 3, reduce='mean')
-    message = refused(program)
-    assert 'unknown kind' in message
-    assert 'write sum or max' in message

@@ -19,7 +19,7 @@ SMALLER = {
     'pipeline_h100': ['workload.transformer.layers=8', 'plan.micro_batches=8'],
     **dict.fromkeys(('transformer_h100_7b', 'transformer_910b_7b', 'when_sharding_pays', 'tiles', 'overlap'), SMALL),
 }
-SEEDS = 25
+SEEDS = 10
 
 
 def saved(tree, folder):
