@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import yaml
 
 from executor.devices import KINDS, in_threads
 from executor.ranks.collectives import SMALL
@@ -114,58 +116,17 @@ class Sizes:
     load: int = 8192
 
 
-_SMALL: Final = Probe(2, 8, 32, 64)
-_QUICK: Final = tuple(Probe(4, 2**power, 2 ** (power + 1), 2 ** (power + 5)) for power in range(4, 9))
-_FULL: Final = tuple(Probe(8, 2**power, 2 ** (power + 1), 2 ** (power + 5)) for power in range(4, 9))
-QUICK: Final = Sizes(
-    products=(8, 32, 128, 512, 1024),
-    head_dims=(32, 64, 128),
-    sequences=(16, 32, 64, 128, 256),
-    pairs=(1, 4, 16, 64),
-    scores=2**20,
-    probes=_QUICK,
-    moved=64e6,
-    messages=tuple(2**power for power in range(8, 25)),
-    message_seconds=0.05,
-    orders=3,
-    trials=6,
-    rounds=8,
-)
-FULL: Final = Sizes(
-    products=(8, 16, 32, 64, 128, 256, 512, 1024),
-    head_dims=(16, 32, 64, 128),
-    sequences=(16, 32, 64, 128, 256, 512, 1024),
-    pairs=(1, 4, 16, 64, 256),
-    scores=2**21,
-    probes=(*_QUICK, *_FULL, Probe(8, 256, 1024, 16384)),
-    moved=128e6,
-    messages=tuple(2**power for power in range(8, 27)),
-    message_seconds=0.2,
-    orders=4,
-    trials=8,
-    rounds=16,
-    beside=('all_reduce', 'all_gather', 'reduce_scatter'),
-    load_seconds=20.0,
-)
-LEAST: Final = Sizes(
-    products=(16,),
-    head_dims=(16,),
-    sequences=(16,),
-    pairs=(2,),
-    scores=2**12,
-    probes=(_SMALL,),
-    moved=1e6,
-    messages=(2**10, 2**16),
-    message_seconds=0.01,
-    orders=1,
-    trials=2,
-    rounds=1,
-    load_seconds=0.02,
-    load=16,
-)
-_MORE: Final = replace(LEAST, products=(16, 256), sequences=(16, 32), probes=(_SMALL, Probe(4, 16, 32, 64)))
-TINY: Final = replace(_MORE, messages=(2**10, 2**14, 2**18), orders=2, trials=5, rounds=2, load_seconds=0.05, load=32)
-NAMED: Final = {'least': LEAST, 'tiny': TINY, 'quick': QUICK, 'full': FULL}
+def _sizes(row: Mapping[str, Any]) -> Sizes:
+    """A row of ``sizes.yaml``."""
+    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return Sizes(**{**lists, 'probes': tuple(Probe(*probe) for probe in row['probes'])})
+
+
+NAMED: Final = {
+    name: _sizes(row)
+    for name, row in yaml.safe_load(Path(__file__).with_name('sizes.yaml').read_text(encoding='utf-8')).items()
+}
+LEAST, TINY, QUICK, FULL = NAMED.values()
 
 
 # Items: what is measured, each one op class on tensors that every rank holds in full, and programs that run them.
