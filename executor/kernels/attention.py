@@ -17,7 +17,7 @@ import torch
 
 from executor.devices import KINDS
 from executor.draws import on_device
-from executor.kernels.context import Context, document_of, held, in_order, in_slice, left, mask_of, position, wide
+from executor.kernels.context import Context, document_of, held, in_order, in_slice, left, mask_of, position, rows, wide
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
@@ -528,27 +528,16 @@ def _part(op: OpClass, where: Context, q: torch.Tensor, kv: Tensors, keys: Tenso
 
 
 KERNELS = {
-    ('attention', 'F'): attention_forward,
-    ('attention', 'I'): attention_dx,
-    ('attention_scores', 'F'): scores_forward,
-    ('attention_scores', 'I'): scores_dx,
+    **rows('attention', F=attention_forward, I=attention_dx),
+    **rows('attention_scores', F=scores_forward, I=scores_dx),
     ('alibi', 'F'): alibi_forward,
-    ('softmax', 'F'): softmax_forward,
-    ('softmax', 'I'): softmax_dx,
-    ('attention_values', 'F'): values_forward,
-    ('attention_values', 'I'): values_dx,
-    ('context_attention', 'F'): part_forward,
-    ('context_attention', 'I'): part_dx,
-    ('repeat_kv', 'F'): repeat_forward,
-    ('repeat_kv', 'I'): repeat_dx,
-    ('split_qkv', 'F'): split_forward,
-    ('split_qkv', 'I'): split_dx,
-    ('context_scores', 'F'): context_scores_forward,
-    ('context_scores', 'I'): context_scores_dx,
-    ('context_values', 'F'): context_values_forward,
-    ('context_values', 'I'): context_values_dx,
-    ('join_keys', 'F'): join_keys,
-    ('join_keys', 'I'): join_keys,
-    ('chunk_attention', 'F'): chunk_forward,
-    ('chunk_attention', 'I'): chunk_dx,
+    **rows('softmax', F=softmax_forward, I=softmax_dx),
+    **rows('attention_values', F=values_forward, I=values_dx),
+    **rows('context_attention', F=part_forward, I=part_dx),
+    **rows('repeat_kv', F=repeat_forward, I=repeat_dx),
+    **rows('split_qkv', F=split_forward, I=split_dx),
+    **rows('context_scores', F=context_scores_forward, I=context_scores_dx),
+    **rows('context_values', F=context_values_forward, I=context_values_dx),
+    **rows('join_keys', F=join_keys, I=join_keys),
+    **rows('chunk_attention', F=chunk_forward, I=chunk_dx),
 }

@@ -64,6 +64,11 @@ def of_phases(operator: str, phases: str, kernel: Entry) -> dict[tuple[str, str]
     return {(operator, phase): kernel for phase in phases}
 
 
+def rows(operator: str, **kernels: Entry) -> dict[tuple[str, str], Entry]:
+    """Rows of a table: the kernels of an operator, by phase."""
+    return {(operator, phase): kernel for phase, kernel in kernels.items()}
+
+
 def context(program: Program, rank: int, step: int = 0) -> Context:
     """The context of a rank in one step."""
     partitions = program.partitions.values()
@@ -188,7 +193,6 @@ def dropout_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list
 
 
 DROPOUT: Final[dict[tuple[str, str], Kernel]] = {
-    ('dropout', 'F'): dropout_forward,
-    ('dropout', 'I'): dropout_dx,
+    **rows('dropout', F=dropout_forward, I=dropout_dx),
     ('residual', 'I'): dropout_dx,
 }

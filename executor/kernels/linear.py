@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from executor.kernels.context import Context
+from executor.kernels.context import Context, rows
 from simpar.program import OpClass
 
 
@@ -123,14 +123,8 @@ def _window(op: OpClass) -> dict[str, int]:
 
 
 KERNELS = {
-    ('split', 'F'): split,
-    ('split', 'I'): split,
-    ('join', 'F'): join,
-    ('join', 'I'): join,
-    ('matmul', 'F'): matmul_forward,
-    ('matmul', 'I'): matmul_dx,
-    ('matmul', 'W'): matmul_dw,
-    ('conv2d', 'F'): conv2d_forward,
-    ('conv2d', 'I'): conv2d_dx,
-    ('conv2d', 'W'): conv2d_dw,
+    **rows('split', F=split, I=split),
+    **rows('join', F=join, I=join),
+    **rows('matmul', F=matmul_forward, I=matmul_dx, W=matmul_dw),
+    **rows('conv2d', F=conv2d_forward, I=conv2d_dx, W=conv2d_dw),
 }

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from executor.draws import on_device
-from executor.kernels.context import Context, Kernel, of_phases, places, plain, position, wide
+from executor.kernels.context import Context, Kernel, of_phases, places, plain, position, rows, wide
 from executor.kernels.pointwise import numbers, reduced
 from simpar.program import OpClass
 
@@ -189,11 +189,9 @@ PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
     # dy → dz [..., 1]: z was broadcast over the last dim, so its gradient is summed there.
     ('subtract', 'I'): lambda dy: -wide(dy).sum(-1, keepdim=True),
     # x → y; dy, y → dx.
-    ('exp', 'F'): torch.exp,
-    ('exp', 'I'): torch.mul,
+    **rows('exp', F=torch.exp, I=torch.mul),
     # x → y; dy, x → dx.
-    ('log', 'F'): torch.log,
-    ('log', 'I'): torch.div,
+    **rows('log', F=torch.log, I=torch.div),
     **of_phases('negate', 'FI', torch.neg),
     # x, index → of each row the elements that the index names.
     ('gather_elements', 'F'): lambda x, index: x.gather(-1, index),
@@ -201,24 +199,17 @@ PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
 """(operator, phase) → a function of tensors alone, that gives one."""
 KERNELS: Final[dict[tuple[str, str], Kernel]] = {
     **{key: plain(function) for key, function in PLAIN.items()},
-    ('embedding', 'F'): embedding_forward,
-    ('embedding', 'W'): embedding_dw,
-    ('position', 'F'): position_forward,
-    ('position', 'W'): position_dw,
-    ('cross_entropy', 'F'): cross_entropy_forward,
-    ('cross_entropy', 'I'): cross_entropy_dx,
+    **rows('embedding', F=embedding_forward, W=embedding_dw),
+    **rows('position', F=position_forward, W=position_dw),
+    **rows('cross_entropy', F=cross_entropy_forward, I=cross_entropy_dx),
     ('ce_sum', 'F'): ce_sum,
     ('ce_loss', 'F'): ce_loss,
-    ('mse', 'F'): mse_forward,
-    ('mse', 'I'): mse_dx,
-    ('mae', 'F'): mae_forward,
-    ('mae', 'I'): mae_dx,
+    **rows('mse', F=mse_forward, I=mse_dx),
+    **rows('mae', F=mae_forward, I=mae_dx),
     ('maximum', 'F'): maximum,
-    ('reduce_sum', 'F'): reduced,
-    ('reduce_sum', 'I'): spread,
+    **rows('reduce_sum', F=reduced, I=spread),
     ('equal', 'F'): equal,
     **of_phases('masked_fill', 'FI', masked_fill),
     ('gather_elements', 'I'): gather_elements_dx,
-    ('cross_entropy_mean', 'F'): mean,
-    ('cross_entropy_mean', 'I'): mean_dx,
+    **rows('cross_entropy_mean', F=mean, I=mean_dx),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from executor.kernels.context import Context, wide
+from executor.kernels.context import Context, rows, wide
 from simpar.program import OpClass
 
 TINY = 1e-20
@@ -225,18 +225,11 @@ def _added(tokens: torch.Tensor, rows: torch.Tensor, sequence: int) -> torch.Ten
 
 
 KERNELS = {
-    ('route', 'F'): route_forward,
-    ('route', 'I'): route_dx,
+    **rows('route', F=route_forward, I=route_dx),
     ('balance', 'F'): balance_forward,
-    ('aux_loss', 'F'): aux_loss_forward,
-    ('aux_loss', 'I'): aux_loss_dx,
-    ('dispatch', 'F'): dispatch_forward,
-    ('dispatch', 'I'): dispatch_dx,
-    ('combine', 'F'): combine_forward,
-    ('combine', 'I'): combine_dx,
-    ('grouped_matmul', 'F'): grouped_forward,
-    ('grouped_matmul', 'I'): grouped_dx,
-    ('grouped_matmul', 'W'): grouped_dw,
-    ('sigmoid_gate', 'F'): gate_forward,
-    ('sigmoid_gate', 'I'): gate_dx,
+    **rows('aux_loss', F=aux_loss_forward, I=aux_loss_dx),
+    **rows('dispatch', F=dispatch_forward, I=dispatch_dx),
+    **rows('combine', F=combine_forward, I=combine_dx),
+    **rows('grouped_matmul', F=grouped_forward, I=grouped_dx, W=grouped_dw),
+    **rows('sigmoid_gate', F=gate_forward, I=gate_dx),
 }

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from executor.draws import on_device
 from executor.kernels.attention import values_of
-from executor.kernels.context import Context, places, wide
+from executor.kernels.context import Context, places, rows, wide
 from simpar.program import OpClass
 
 
@@ -276,25 +276,12 @@ def qkv_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 
 
 KERNELS = {
-    ('norm', 'F'): norm_forward,
-    ('norm', 'I'): norm_dx,
-    ('norm', 'W'): norm_dw,
-    ('gain_norm', 'F'): gain_norm_forward,
-    ('gain_norm', 'I'): norm_dx,
-    ('gain_norm', 'W'): gain_norm_dw,
-    ('rms_norm', 'F'): rms_forward,
-    ('rms_norm', 'I'): rms_dx,
-    ('rms_norm', 'W'): rms_dw,
-    ('qk_norm', 'F'): qk_norm_forward,
-    ('qk_norm', 'I'): qk_norm_dx,
-    ('qk_norm', 'W'): qk_norm_dw,
-    ('rotary', 'F'): rotary_forward,
-    ('rotary', 'I'): rotary_dx,
-    ('latent_norm', 'F'): latent_norm_forward,
-    ('latent_norm', 'I'): latent_norm_dx,
-    ('latent_norm', 'W'): latent_norm_dw,
-    ('last_features', 'F'): last_forward,
-    ('last_features', 'I'): last_dx,
-    ('latent_qkv', 'F'): qkv_forward,
-    ('latent_qkv', 'I'): qkv_dx,
+    **rows('norm', F=norm_forward, I=norm_dx, W=norm_dw),
+    **rows('gain_norm', F=gain_norm_forward, I=norm_dx, W=gain_norm_dw),
+    **rows('rms_norm', F=rms_forward, I=rms_dx, W=rms_dw),
+    **rows('qk_norm', F=qk_norm_forward, I=qk_norm_dx, W=qk_norm_dw),
+    **rows('rotary', F=rotary_forward, I=rotary_dx),
+    **rows('latent_norm', F=latent_norm_forward, I=latent_norm_dx, W=latent_norm_dw),
+    **rows('last_features', F=last_forward, I=last_dx),
+    **rows('latent_qkv', F=qkv_forward, I=qkv_dx),
 }

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from executor.kernels.context import Context, Kernel, left, mask_of, of_phases, plain, position, wide
+from executor.kernels.context import Context, Kernel, left, mask_of, of_phases, plain, position, rows, wide
 from simpar.program import OpClass
 
 
@@ -160,19 +160,13 @@ gelu_tanh, gelu_tanh_dx = (
 )
 PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
     # x → y; dy, x → dx. The derivative of relu reads y, not x: the forward need keep only its result.
-    ('gelu', 'F'): functional.gelu,
-    ('gelu', 'I'): torch.ops.aten.gelu_backward,
-    ('gelu_tanh', 'F'): gelu_tanh,
-    ('gelu_tanh', 'I'): gelu_tanh_dx,
-    ('silu', 'F'): functional.silu,
-    ('silu', 'I'): torch.ops.aten.silu_backward,
-    ('relu', 'F'): torch.relu,
-    ('relu', 'I'): lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0),
-    ('squared_relu', 'F'): lambda x: torch.relu(x).square(),
-    ('squared_relu', 'I'): lambda dy, x: 2 * torch.relu(x) * dy,
+    **rows('gelu', F=functional.gelu, I=torch.ops.aten.gelu_backward),
+    **rows('gelu_tanh', F=gelu_tanh, I=gelu_tanh_dx),
+    **rows('silu', F=functional.silu, I=torch.ops.aten.silu_backward),
+    **rows('relu', F=torch.relu, I=lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0)),
+    **rows('squared_relu', F=lambda x: torch.relu(x).square(), I=lambda dy, x: 2 * torch.relu(x) * dy),
     # x, bias → y; dy → dbias, flat.
-    ('bias', 'F'): lambda x, bias: x + bias.flatten(),
-    ('bias', 'W'): lambda dy: dy.flatten(0, -2).sum(0),
+    **rows('bias', F=lambda x, bias: x + bias.flatten(), W=lambda dy: dy.flatten(0, -2).sum(0)),
     ('residual', 'W'): lambda dy: dy.flatten(0, -2).sum(0),
     # d1, d2 → d; x, z → x · z; dy and one of them → the gradient of the other.
     **of_phases('add', 'FIW', torch.add),
@@ -182,8 +176,7 @@ PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
 KERNELS: Final[dict[tuple[str, str], Kernel]] = {
     **{key: plain(function) for key, function in PLAIN.items()},
     **of_phases('cast', 'FIW', cast),
-    ('softcap', 'F'): softcap_forward,
-    ('softcap', 'I'): softcap_dx,
+    **rows('softcap', F=softcap_forward, I=softcap_dx),
     ('residual', 'F'): residual_forward,
     **of_phases('scale', 'FI', mul),
     ('take', 'F'): take,

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from executor.kernels.context import Context, position, wide
+from executor.kernels.context import Context, position, rows, wide
 from executor.validate import dims_of
 from simpar.program import OpClass
 
@@ -350,6 +350,5 @@ KERNELS = {
     ('muon_change', 'U'): muon_change,
     ('muon_step', 'U'): muon_step,
     ('piece', 'U'): shard,
-    ('reshard', 'F'): reshard,
-    ('reshard', 'I'): reshard,
+    **rows('reshard', F=reshard, I=reshard),
 }
