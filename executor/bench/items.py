@@ -118,8 +118,8 @@ class Sizes:
 
 def _sizes(row: Mapping[str, Any]) -> Sizes:
     """A row of ``sizes.yaml``."""
-    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return Sizes(**{**lists, 'probes': tuple(Probe(*probe) for probe in row['probes'])})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return Sizes(**values | {'probes': tuple(Probe(*probe) for probe in row['probes'])})
 
 
 NAMED: Final = {
