@@ -11,7 +11,7 @@ import shlex
 import pytest
 import yaml
 from docs_blocks import DOCS, LIST, PAGES, PROOFS, ROOT, all_blocks
-from docs_size import size
+from docs_size import pages, size
 from docs_tables import schedule_table_keys
 from prove_docs import Outcome, folder_of, row, run
 
@@ -148,6 +148,7 @@ def test_figures_of_accuracy_are_those_of_the_tables(name):
         ('README.zh.md', 'simpar run examples/transformer_ascend910a.yaml'),
         ('docs/sweep.md', 'simpar sweep examples/transformer_h100.yaml --set cluster.stack=none'),
         ('docs/recordings.md', 'simpar replay tests/recorded/stragglers/ST.csv.gz'),
+        ('docs/recordings.md', 'simpar trace tests/recorded/kineto_cases/straggler4 --what-if rank=2:0.67'),
     ],
 )
 def test_an_answer_that_a_page_shows_is_what_its_command_prints(page, command, monkeypatch, capsys):
@@ -161,3 +162,9 @@ def test_an_answer_that_a_page_shows_is_what_its_command_prints(page, command, m
     assert main(shlex.split(line)[1:]) == 0
     printed = ' '.join(capsys.readouterr().out.split())
     assert [part for part in plain if part not in printed] == []
+
+
+def test_every_page_shows_a_command_a_file_or_a_picture_near_its_top():
+    for page in pages():
+        top = page.read_text(encoding='utf-8').splitlines()[:20]
+        assert page.name == 'changelog.md' or any(re.match(r' {4}\S|```|!\[', line) for line in top), page.name
