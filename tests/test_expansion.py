@@ -191,11 +191,13 @@ def test_sums_between_nodes_take_what_slow_down_says():
     assert speeds_beside(wide, program) == speeds_beside(replace(wide, expansion_mode=''), program)
 
 
-def test_few_multiprocessors_make_copies_gain_more(tmp_path, capsys):
+def test_kernels_over_symmetric_memory_slow_products_less_and_a_step_is_over_sooner(tmp_path, capsys):
     large = PLAN.replace('hidden: 2048, heads: 16', 'hidden: 16384, heads: 128').replace('1024}', '4096}')
     answers = [
         ran(tmp_path, capsys, mode, '--json', profile='h100-sxm-8', plan=large).out for mode in ('', 'symmetric')
     ]
     usual, few = (json.loads(answer) for answer in answers)
-    assert usual['gain'] < few['gain']
+    slowed = [{row['effect']: row['seconds'] for row in one['explanation']} for one in (usual, few)]
+    assert slowed[0]['slow-down under overlap'] < slowed[1]['slow-down under overlap'] < 0
+    assert few['step'] < usual['step']
     assert any('products run at 0.98 beside' in note for note in few['notes'])

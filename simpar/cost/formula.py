@@ -9,7 +9,7 @@ takes is said in ``simpar.cost.hccl``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -402,6 +402,45 @@ def _sharers(link: Link, shape: Shape) -> int:
     return -(-shape.ranks // shape.nodes) if link.per == 'node' else 1
 
 
+def symmetric(op: OpClass, shape: Shape, topology: Topology, library: Library) -> Terms | None:
+    """NCCL over symmetric memory in a node whose switch adds: the quicker of its low-latency and its full-rate kernel.
+
+    Source: NCCL 2.30.7, src/sym_kernels.cc, queryModel_lsa; its rates as parts of the link's on the same device. None:
+    it has no kernel for the message.
+    """
+    passes, found = _PASSES.get(op.operator), _SYMMETRIC.get(library.tuning)
+    if passes is None or found is None or op.operator == PAIRWISE or shape.nodes > 1 or shape.ranks < 3:
+        return None
+    link, ranks = topology.links[shape.outermost], shape.ranks
+    low, full = found.low.get(op.operator, found.low['']), found.full[passes - 1]
+    sent = ((low, _LOW * (ranks if passes == 2 else 1)), (full, share('nvls', op.operator, ranks)))
+    made = []
+    for base, times in sent:
+        load = times * op.bytes / (link.rate * found.part)
+        loads = [load if level == shape.outermost else 0.0 for level in range(len(shape.members))]
+        text = f'{op.operator} of {ranks} over symmetric memory'
+        made.append(Terms(base * 1e-6, load, tuple(loads), (link.bandwidth, link.share), text))
+    return min(made, key=lambda one: one.alpha + one.transfer)
+
+
+class _Symmetric(NamedTuple):
+    """Microseconds of low-latency kernels by operator, and of gathers and sums by the switch; part of the links' rate.
+
+    NCCL has more for sums by the switch, 480 and 1000 GiB/s, than the links have.
+    """
+
+    low: Mapping[str, float]
+    full: tuple[float, float]
+    part: float
+
+
+_LOW: Final = 9
+"""Bytes that low-latency kernels count for each byte."""
+_SYMMETRIC: Final[Mapping[str, _Symmetric]] = {
+    # 320 GiB/s beside 371 GB/s of its NVLinks; 600 beside 722.
+    'hopper': _Symmetric({'': 4.5}, (7.8, 7.8), 0.93),
+    'blackwell': _Symmetric({'': 11.0, 'all_gather': 8.5}, (13.0, 19.5), 0.89),
+}
 PROTOCOLS: Final = ('LL', 'LL128', 'Simple')
 SWITCH: Final = 25e-6
 """Seconds to begin where the switch adds (NVLS)."""
