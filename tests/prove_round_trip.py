@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +80,9 @@ def _counts(key: str, values: Values) -> bool:
     return key in values.every or not key.startswith('cluster.')
 
 
-def of_field(folder: Path, launcher: str = '', first: int = 0, last: int | None = None) -> Iterator[Plan]:
+def of_field(folder: Path, rows: Iterable[dict]) -> Iterator[Plan]:
     """Each recorded file that imports."""
-    for row in [row for row in files() if launcher in ('', row['launcher'])][first:last]:
+    for row in rows:
         made = made_of(row, folder)
         if isinstance(made, str):
             continue
@@ -107,12 +107,11 @@ def main(words: list[str]) -> int:
     named = [word for word in words[1:] if word != '-v']
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        drawn = words[0] == 'drawn'
-        chosen = (
-            of_draws(named[0], *map(int, named[1:3]))
-            if drawn
-            else of_field(Path(folder), *named[:1], *map(int, named[1:3]))
-        )
+        if words[0] == 'drawn':
+            chosen = of_draws(named[0], *map(int, named[1:3]))
+        else:
+            rows = [row for row in files() if not named or row['launcher'] == named[0]]
+            chosen = of_field(Path(folder), rows[slice(*map(int, named[1:3]))] if named[1:] else rows)
         for plan in chosen:
             try:
                 kind, keys = returned(plan)

@@ -26,7 +26,7 @@ from simpar.importing.settings import (
 
 _FSDP: Final = ('fsdp_config.fsdp_reshard_after_forward', 'fsdp_config.fsdp_sharding_strategy')
 _CHECKPOINTS: Final = 'fsdp_config.fsdp_activation_checkpointing'
-_FILE: Final = 'deepspeed_config.deepspeed_config_file'
+_FILE: Final = deepspeed.FILE
 _STAGE: Final = 'zero_optimization.stage'
 _OF_FILE: Final = (
     'mixed_precision',

@@ -25,6 +25,7 @@ from simpar.importing.settings import (
 
 _A: Final = 'workload.optimizer'
 _Z: Final = 'zero_optimization'
+FILE: Final = 'deepspeed_config.deepspeed_config_file'
 _DEGREES: Final = ('tensor_parallel.autotp_size', 'sequence_parallel_size', 'pipeline.stages')
 _BATCH: Final = ('train_batch_size', 'train_micro_batch_size_per_gpu', 'gradient_accumulation_steps')
 
@@ -94,11 +95,13 @@ def precision(ds: Settings) -> Iterator[Finding]:
     clip, by = ds.real('gradient_clipping'), ds.given('gradient_clipping')
     if ds.text('gradient_clipping') == 'auto':
         yield Entry('workload.clip_norm', 1.0, by, 'auto')
-    elif not by and ds.text('distributed_type').upper() not in ('', 'DEEPSPEED'):
-        yield Entry('workload.clip_norm', 0.0, (), 'the program clips, or nobody')
+    elif not by and ds.text('distributed_type').upper() == 'DEEPSPEED' and not ds.on(FILE):
+        # huggingface/accelerate 16cb6eb8, accelerator.py: config_kwargs of _prepare_deepspeed.
+        yield Entry('workload.clip_norm', 1.0, (), 'as Accelerate fills it in')
     else:
-        if not by and 'finetuning_type' not in ds:
-            yield Guess(f'norms are clipped at {clip:g}, as DeepSpeed has it since June 2026; before it clipped none')
+        if not by and not ds.text('distributed_type') and 'finetuning_type' not in ds:
+            what = 'norms are not clipped, as in DeepSpeed before 442166559 of June 2026'
+            yield Guess(f'{what}; since then they are at 1.0: --set gradient_clipping=1.0')
         yield Entry('workload.clip_norm', max(0, clip), by)
     yield from optimizer(ds, master=kind != 'fp32')
 
