@@ -203,7 +203,17 @@ def _listed(words: str) -> str:
     return ', '.join(f'`{word}`' for word in words.split())
 
 
+WORD = '| word of the screen | meaning |'
+
+
+def legend_table() -> list[str]:
+    """A line for each word that `--legend` explains."""
+    rows = read_csv(DOCS.parent / 'simpar' / 'commands' / 'legend.csv')
+    return [WORD, '|---|---|', *(f'| `{row["word"]}` | {row["meaning"]} |' for row in rows)]
+
+
 TABLES = (
+    (DOCS / 'reading.md', WORD, '|', legend_table),
     (DOCS / 'overlaps.md', OFFERED, '|', overlap_table),
     *(
         (LAYER_KEYS if topic == NETWORK else KEYS, topic_head(topic), '|', partial(topic_table, topic))
