@@ -14,7 +14,7 @@ from simpar.metrics import is_pipeline
 from simpar.predict import Prediction
 from simpar.schedule import Schedule
 from simpar.session import Session
-from simpar.units import format_size
+from simpar.units import format_size, format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,9 @@ def predicted(schedule: Schedule, session: Session | None = None) -> Outcome:
         if prediction.fits is None:
             # A row that may not fit is told apart, and is no best one.
             detail = maybe_too_large('plan', outcome.peak, outcome.device, prediction.memory_margin)
-            outcome = replace(outcome, reason=f'may not fit: {_of_device(outcome)}', detail=detail)
+            step = format_time(prediction.step)
+            reason = f'may not fit: {_of_device(outcome)}; if it does, {step} a step'
+            outcome = replace(outcome, reason=reason, detail=detail)
     except SimparError as error:
         return infeasible(error, outcome)
     return outcome
