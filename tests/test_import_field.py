@@ -185,6 +185,15 @@ def test_two_files_that_contradict_are_refused_with_the_lines_of_both(case, tmp_
     assert all(word in str(error.value) for word in told), str(error.value)
 
 
+@pytest.mark.parametrize(('flags', 'told'), [
+    (f'{EIGHT} {MIXTURE} --expert-model-parallel-size 4', 'allgather is taken where no moe-token-dispatcher-type'),
+    (f'{ASCEND} --context-parallel-size 2', 'MindSpeed alone takes ulysses_cp_algo'),
+])  # fmt: skip
+def test_a_default_that_is_not_what_is_written_is_told(flags, told, tmp_path):
+    (tmp_path / 'a.sh').write_text(f'{flags}\n')
+    assert any(told in one for one in imported(tmp_path / 'a.sh', given={}).assumed)
+
+
 def test_a_deepspeed_file_without_micro_batches_is_told(tmp_path):
     (tmp_path / 'a.yaml').write_text(FOUR)
     (tmp_path / 'ds.json').write_text(f'{{{ZERO}}}')

@@ -498,8 +498,11 @@ def expert(flags: Settings) -> Iterator[Finding]:
         return
     yield from _whole_experts(flags, degree)
     yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind in ('alltoall', 'flex') else 1]))
-    if kind not in ('alltoall', 'flex'):
-        yield Unmapped('moe-token-dispatcher-type', f'{kind}; experts exchange tokens by all-to-all')
+    if kind not in ('alltoall', 'flex') and names[1] in flags:
+        yield Unmapped(names[1], f'{kind or flags.text(names[1])}; experts exchange tokens by all-to-all')
+    elif kind not in ('alltoall', 'flex'):
+        # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_config.py, line 891.
+        yield Guess(f'tokens go to experts by all-to-all; {flags.text(names[1])} is taken where no {names[1]} is said')
 
 
 def _whole_experts(flags: Settings, degree: int) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from simpar.importing.megatron import (
     recompute,
     sharding,
 )
-from simpar.importing.settings import NOW, Entry, Finding, Settings, Source, Unmapped, table_of
+from simpar.importing.settings import NOW, Entry, Finding, Guess, Settings, Source, Unmapped, table_of
 
 _T: Final = 'workload.transformer'
 
@@ -86,6 +86,9 @@ def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
 def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed adds to a plan."""
     yield from flags.said('context-parallel-algo', silent=True)
+    if flags.number('context-parallel-size') > 1 and 'context-parallel-algo' not in flags:
+        # Ascend/MindSpeed 028de58ca6, mindspeed/arguments.py, line 175.
+        yield Guess('a ring of context ranks, as MindSpeed-LLM has it; MindSpeed alone takes ulysses_cp_algo')
     tiled, parts = flags.given('use-ascend-coc', 'use-ascend-mc2'), flags.given('coc-parallel-num', 'coc-fused-kernel')
     if tiled and flags.number('tensor-model-parallel-size') > 1:
         # Ascend/MindSpeed mindspeed/arguments.py: one part; kernels that do both have parts of their own.
