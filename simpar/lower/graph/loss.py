@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Final
 
+from simpar.files import read_csv
 from simpar.layout import ONE, Axis, Rule, Strategy, TensorLayout, operators, size_of
 from simpar.lower.graph.move import Mover, Site, emit
 from simpar.lower.graph.place import Degrees, Placed, Placer
@@ -78,18 +80,8 @@ class _Kind:
 
 
 KINDS: Final = {
-    'ReduceMax': _Kind('maximum', 1),
-    'Sub': _Kind('subtract', 1),
-    'Exp': _Kind('exp', 4, 'output'),
-    'Log': _Kind('log', 4, 'input'),
-    'Neg': _Kind('negate', 1),
-    'Add': _Kind('residual', 1),
-    'SumExt': _Kind('reduce_sum', 1),
-    'ExpandDims': _Kind('reshape'),
-    'Squeeze': _Kind('reshape'),
-    'Equal': _Kind('equal', 1),
-    'MaskedFill': _Kind('masked_fill', 1, 'second'),
-    'GatherD': _Kind('gather_elements', 0, 'second'),
+    row['primitive']: _Kind(row['operator'], float(row['flops']), row['backward'])
+    for row in read_csv(Path(__file__).with_name('loss.csv'))
 }
 Attributes = dict[str, Attribute]
 WIDE: Final = 'fp32'

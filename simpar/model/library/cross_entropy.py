@@ -8,7 +8,10 @@ arithmetic of single numbers behind the sums, which has nothing to split, is not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
+
+from simpar.files import read_csv
 
 LossForm = Literal['one', 'mindspore-2.10']
 """Cross-entropy as one operator, or as these."""
@@ -47,37 +50,16 @@ class LossOperator:
         return f'loss.{self.name}'
 
 
-def _operator(name: str, primitive: str, *reads: str, numbers: int = 0) -> LossOperator:
-    return LossOperator(name=name, primitive=primitive, reads=reads, numbers=numbers)
-
-
-def _reduction(name: str, primitive: str, read: str, *axes: int, keep: bool = False) -> LossOperator:
-    return LossOperator(name=name, primitive=primitive, reads=(read,), axes=axes, keep=keep)
-
-
-CROSS_ENTROPY: Final = (
-    _reduction('max', 'ReduceMax', LOGITS, 1, keep=True),
-    _operator('shifted', 'Sub', LOGITS, 'max'),
-    _operator('exp', 'Exp', 'shifted'),
-    _reduction('sum', 'SumExt', 'exp', 1, keep=True),
-    _operator('log', 'Log', 'sum'),
-    _operator('lse', 'Add', 'log', 'max'),
-    _operator('log_softmax', 'Sub', LOGITS, 'lse'),
-    _operator('target', 'ExpandDims', LABELS),
-    _operator('ignored', 'Equal', 'target', numbers=1),
-    _operator('weights', 'MaskedFill', ONES, 'ignored', numbers=1),
-    _operator('index', 'MaskedFill', 'target', 'ignored', numbers=1),
-    _operator('picked', 'GatherD', 'log_softmax', 'index'),
-    _operator('likelihood', 'Neg', 'picked'),
-    _operator('likelihood_kept', 'MaskedFill', 'likelihood', 'ignored', numbers=1),
-    _operator('likelihood_rows', 'Squeeze', 'likelihood_kept'),
-    _reduction(LIKELIHOOD, 'SumExt', 'likelihood_rows', 0),
-    _reduction(COUNT, 'SumExt', 'weights', 0, 1),
-    _reduction('smooth', 'SumExt', 'log_softmax', 1, keep=True),
-    _operator('smooth_negative', 'Neg', 'smooth'),
-    _operator('smooth_kept', 'MaskedFill', 'smooth_negative', 'ignored', numbers=1),
-    _operator('smooth_rows', 'Squeeze', 'smooth_kept'),
-    _reduction(SMOOTH, 'SumExt', 'smooth_rows', 0),
+CROSS_ENTROPY: Final = tuple(
+    LossOperator(
+        name=row['name'],
+        primitive=row['primitive'],
+        reads=tuple(row['reads'].split()),
+        axes=tuple(map(int, row['axes'].split())),
+        keep=bool(row['keep']),
+        numbers=int(row['numbers'] or 0),
+    )
+    for row in read_csv(Path(__file__).with_name('cross_entropy.csv'))
 )
 """In an order that they can run in."""
 LOSS_OPERATORS: Final = {operator.name: operator for operator in CROSS_ENTROPY}
