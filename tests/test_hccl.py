@@ -115,3 +115,9 @@ def test_a_supernode_takes_small_messages_over_all_dies_at_once():
     assert small.alpha == pytest.approx(10e-6 + 12 * 3e-6)
     assert large.alpha == pytest.approx(10e-6 + (2 * 15 + 2 * 2) * 3e-6)
     assert large.transfer == pytest.approx(2 * 63 / 64 * 512 * MIB / (196e9 * 0.8))
+
+
+def test_a_collective_without_rules_goes_as_the_links_say(monkeypatch):
+    monkeypatch.setattr(hccl, '_rules', dict)
+    cost = priced('ascend910b-8', 2, 'all_gather', 64 * MIB)
+    assert cost == priced('ascend910b-8', 2, 'all_gather', 64 * MIB, tuning='none')

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simpar.cost.costs import Part, major
-from simpar.cost.hccl import Lie, chosen, lie
+from simpar.cost.hccl import Lie, chosen, has_rules, lie
 from simpar.hardware import Figure, Library, Link, Shape, Topology
 from simpar.program import COLLECTIVES, OpClass
 
@@ -124,9 +124,9 @@ def terms(op: OpClass, shape: Shape, topology: Topology, library: Library, *, gr
         return once_a_node(op, shape, topology, library)
     if exchanged(op, library):
         return _phases(op, shape, topology, library, [_whole(EXCHANGE, stages[-1])])
-    if library.tuning.startswith('ascend'):
+    if has_rules(library.tuning, op.operator):
         return _by_rule(op, shape, topology, library, stages, graph=graph)
-    if library.tuning != 'none' and op.operator != PAIRWISE:
+    if library.tuning in _LL_MOST and op.operator != PAIRWISE:
         return _chosen(op, shape, topology, library, crossed)
     if len(crossed) == 1:
         return _phases(op, shape, topology, library, _plan(op.operator, stages))

@@ -86,6 +86,11 @@ def chosen(server: str, operator: str, facts: Mapping[str, float]) -> Rule:
     return next(rule for rule in _rules()[server, operator] if rule.holds(facts))
 
 
+def has_rules(server: str, operator: str) -> bool:
+    """Whether the table knows a collective on a device."""
+    return (server, operator) in _rules()
+
+
 @lru_cache(maxsize=1)
 def _rules() -> Mapping[tuple[str, str], tuple[Rule, ...]]:
     found: dict[tuple[str, str], tuple[Rule, ...]] = {}
