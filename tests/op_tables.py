@@ -1,13 +1,7 @@
 """Op tables of programs: recorded once, compared after every change of how programs are made.
 
-``python -m tests.op_tables record FILE`` writes the tables of all examples and of 200 fuzzed schedules;
-``python -m tests.op_tables compare FILE`` makes the programs again and tells every difference. ``--map`` takes JSON:
-
-    {"names": [{"from": "layer(\\d+)\\.norm1", "to": "layer\\1.ln1", "of": "ops tensors"}],
-     "differences": [{"schedule": "chain-*", "table": "tensors", "row": "*.bias", "field": "like", "reason": "..."}]}
-
-``names`` are applied in turn to recorded names, wherever they stand; ``of`` says to which: ops, tensors, partitions,
-all unless given. ``differences`` are counted by their reason instead of told; their patterns are those of file names.
+``python -m tests.op_tables compare`` makes the programs again and tells every difference; ``record`` writes the tables
+of now. They are of examples, and of 200 schedules that were drawn once and are kept beside their tables.
 """
 
 from __future__ import annotations
@@ -16,14 +10,11 @@ import argparse
 import hashlib
 import json
 import lzma
-import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,14 +26,6 @@ from simpar.program import OpClass, Program, Role, Tensor
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RECORDED = HERE / 'recorded' / 'op_tables' / 'tables.json.xz'
-MAP = RECORDED.with_name('map.json')
-"""The published map: new names, and every difference with its reason."""
-REWORDED = (
-    (re.compile(r' stays whole: neither '), ' is not tiled: neither '),
-    (re.compile(r' (stays?) whole on every '), r' \1 unsharded on every '),
-    (re.compile(r': nothing is cut, '), ': nothing is split, '),
-)
-"""What recorded notes of programs say now in other words."""
 VERSION = 1
 CHUNK = 64
 """Slots whose needs share one hash."""
@@ -52,13 +35,7 @@ CONTEXT = 2
 """Equal slots that are shown before and behind the first that differ."""
 OP = ('kind', 'operator', 'phase', 'dims', 'flops', 'bytes', 'dtype', 'partition', 'peer', 'reduce', 'reads', 'writes',
       'accumulates', 'frees', 'attributes', 'stage')  # fmt: skip
-TENSOR = ('kind', 'shape', 'dtype', 'cuts', 'partial', 'batch_dim', 'initial', 'like')
-NAMED = {'reads': 'tensors', 'writes': 'tensors', 'accumulates': 'tensors', 'frees': 'tensors', 'like': 'tensors',
-         'partition': 'partitions', 'partial': 'partitions', 'cuts': 'partitions', 'attributes': ''}  # fmt: skip
-"""Fields that hold names, and of what; of attributes, of anything."""
-FIELDS = {'cuts': 'splits'}
-"""Fields that have had another name since the tables were recorded."""
-
+TENSOR = ('kind', 'shape', 'dtype', 'splits', 'partial', 'batch_dim', 'initial', 'like')
 Table = dict[str, Any]
 
 
@@ -79,12 +56,7 @@ def table(program: Program) -> Table:
 
 def _row(of: OpClass | Tensor, keys: tuple[str, ...]) -> Table:
     known = _defaults(type(of))
-    named = {key: FIELDS.get(key, key) for key in keys}
-    return {
-        key: _plain(getattr(of, field))
-        for key, field in named.items()
-        if getattr(of, field) != known.get(field, MISSING)
-    }
+    return {key: _plain(getattr(of, key)) for key in keys if getattr(of, key) != known.get(key, MISSING)}
 
 
 @lru_cache
@@ -144,7 +116,7 @@ def slots(of: Table, number: int) -> list[str]:
 
 def tables(path: Path) -> dict[str, Table]:
     """The table of a schedule's program, and of its baseline's."""
-    # As devices alone run it: recorded before a file that names no framework had one.
+    # As devices alone run it: what a framework decides changes more often than how programs are made.
     case = load_case(path, ['cluster.stack=none'])
     of = {'plan': case.program, **({'baseline': case.baseline.program} if case.baseline else {})}
     return {name: table(program) for name, program in of.items()}
@@ -158,16 +130,11 @@ def tables_of_tree(tree: Table) -> dict[str, Table]:
         return tables(path)
 
 
-def record(path: Path, count: int = 200) -> None:
-    """Write the tables of the examples and of so many fuzzed schedules."""
-    sys.path.insert(0, str(HERE))
-    from op_table_schedules import fuzzed
-
-    found = {f'examples/{one.name}': {'tables': tables(one)} for one in sorted((ROOT / 'examples').glob('*.yaml'))}
-    found |= {name: {'schedule': tree, 'tables': tables_of_tree(tree)} for name, tree in fuzzed(count)}
-    path.parent.mkdir(parents=True, exist_ok=True)
+def record(path: Path) -> None:
+    """Write the tables of what was recorded as they are made now."""
+    found = {name: {**one, 'tables': again(name, one)} for name, one in recorded().items()}
     text = json.dumps({'version': VERSION, 'schedules': found}, separators=(',', ':'), ensure_ascii=False)
-    path.write_bytes(lzma.compress(text.encode()))
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def recorded(path: Path = RECORDED) -> dict[str, Table]:
@@ -184,78 +151,7 @@ def again(name: str, one: Table) -> dict[str, Table]:
     return dict(json.loads(json.dumps(made)))
 
 
-# The published map
-
-
-class Map:
-    """New names of recorded ones, and differences that have a reason."""
-
-    def __init__(self, tree: Table | None = None) -> None:
-        tree = tree or {}
-        self._rules = [
-            (re.compile(rule['from']), rule['to'], rule.get('of', 'ops tensors partitions').split())
-            for rule in tree.get('names', [])
-        ]
-        self._known = tree.get('differences', [])
-        self._names: dict[tuple[str, str], str] = {}
-
-    def name(self, name: str, of: str = '') -> str:
-        """What a recorded name of ops, tensors or partitions is now; of anything unless told."""
-        if (name, of) not in self._names:
-            new = name
-            for pattern, to, kinds in self._rules:
-                new = pattern.sub(to, new) if not of or of in kinds else new
-            self._names[name, of] = new
-        return self._names[name, of]
-
-    def table(self, old: Table) -> Table:
-        """A recorded table with the names of now."""
-        if not self._rules:
-            return old
-        return {
-            **old,
-            'partitions': {self.name(name, 'partitions'): groups for name, groups in old['partitions'].items()},
-            'tensors': self._rows(old['tensors'], 'tensors'),
-            'ops': self._rows(old['ops'], 'ops'),
-            'roles': [
-                {**one, 'streams': [self.name(of, 'partitions') for of in one['streams']]} for one in old['roles']
-            ],
-        }
-
-    def _rows(self, rows: Table, of: str) -> Table:
-        found = {self.name(name, of): self._row(row) for name, row in rows.items()}
-        if len(found) < len(rows):
-            raise SystemExit(f'the map gives two {of} one name')
-        return found
-
-    def _row(self, row: Table) -> Table:
-        return {key: self._value(value, NAMED[key]) if key in NAMED else value for key, value in row.items()}
-
-    def _value(self, value: Any, of: str) -> Any:
-        if isinstance(value, dict):
-            return {key: self._value(one, of) for key, one in value.items()}
-        if isinstance(value, list):
-            return [self._value(one, of) for one in value]
-        return self.name(value, of) if isinstance(value, str) else value
-
-    def reason(self, schedule: str, difference: Difference) -> str:
-        """Why a difference is as it should be; empty where no reason is listed."""
-        told = {'schedule': schedule, 'table': difference.table, 'row': difference.row, 'field': difference.field}
-        for known in self._known:
-            if all(fnmatchcase(told[key], known.get(key, '*')) for key in told):
-                return str(known['reason'])
-        return ''
-
-
 # Comparison
-
-
-def _reworded(old: Table) -> Table:
-    """A recorded table with its notes in the words of now."""
-    notes = list(old['notes'])
-    for pattern, words in REWORDED:
-        notes = [pattern.sub(words, note) for note in notes]
-    return {**old, 'notes': notes}
 
 
 class Difference(NamedTuple):
@@ -339,7 +235,7 @@ def _needs_differ(one: Table, other: Table) -> tuple[str, ...]:
     return (f'@@ role {one["name"]}: needs of slots {at * CHUNK} to {(at + 1) * CHUNK - 1} @@',)
 
 
-def compare_one(name: str, one: Table, names: Map) -> list[Difference]:
+def compare_one(name: str, one: Table) -> list[Difference]:
     """All that a recorded schedule differs in now."""
     try:
         now = again(name, one)
@@ -353,27 +249,21 @@ def compare_one(name: str, one: Table, names: Map) -> list[Difference]:
         for part in {*was} ^ {*now}
     ]
     for part in (part for part in was if part in now):
-        found += differences(_reworded(names.table(was[part])), now[part])
+        found += differences(was[part], now[part])
     return found
 
 
-def compare(path: Path, names: Map, only: str = '', shown: int = SHOWN) -> int:
+def compare(path: Path, only: str = '', shown: int = SHOWN) -> int:
     """Tell every schedule that differs, and a count; the exit code."""
-    reasons: Counter[str] = Counter()
     chosen = {name: one for name, one in recorded(path).items() if only in name}
     wrong = 0
     for name, one in chosen.items():
-        found = compare_one(name, one, names)
-        told = [(difference, names.reason(name, difference)) for difference in found]
-        reasons.update({reason for _, reason in told if reason})
-        left = [difference for difference, reason in told if not reason]
-        wrong += bool(left)
-        if left:
-            print(f'{name}: {len(left)} differences')
-            for difference in left[:shown]:
+        found = compare_one(name, one)
+        wrong += bool(found)
+        if found:
+            print(f'{name}: {len(found)} differences')
+            for difference in found[:shown]:
                 print(*(f'    {line[:400]}' for line in difference.lines), sep='\n')
-    for reason, count in reasons.most_common():
-        print(f'{count} schedules differ by: {reason}')
     print(f'{len(chosen) - wrong} of {len(chosen)} schedules are equal, {wrong} differ')
     return 1 if wrong or not chosen else 0
 
@@ -383,15 +273,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m tests.op_tables', description='Record and compare op tables.')
     parser.add_argument('verb', choices=('record', 'compare'))
     parser.add_argument('file', type=Path, nargs='?', default=RECORDED, metavar='FILE')
-    told = 'new names, and differences that have a reason'
-    parser.add_argument('--map', type=Path, default=MAP, metavar='JSON', help=told)
     parser.add_argument('--only', default='', metavar='TEXT', help='schedules with this in their name')
     parser.add_argument('--shown', type=int, default=SHOWN, metavar='N', help='differences shown of a schedule')
     options = parser.parse_args(arguments)
     began = time.process_time()
-    names = Map(json.loads(options.map.read_text(encoding='utf-8')) if options.map else None)
     if options.verb == 'compare':
-        code = compare(options.file, names, options.only, options.shown)
+        code = compare(options.file, options.only, options.shown)
     else:
         record(options.file)
         code = 0

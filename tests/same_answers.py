@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 import lzma
-import random
 import sys
 import tempfile
 import time
@@ -30,7 +29,6 @@ from simpar.program.text import digest
 HERE: Final = Path(__file__).parent
 EXAMPLES: Final = Path('examples')
 FOLDER: Final = HERE / 'recorded' / 'same'
-DRAWN: Final = 2000
 SHOWN: Final = 12
 """Differences of a kind that are printed."""
 FREE: Final = ('seconds', 'cpu_seconds', 'version', 'commit')
@@ -46,24 +44,10 @@ Found = dict[str, Any]
 
 
 def programs(before: Found | None) -> Found:
-    """The hash of each random schedule's program; the same schedules as before where there are any."""
-    trees = dict(_drawn()) if before is None else {name: one['schedule'] for name, one in before.items()}
+    """The hash of each random schedule's program; the schedules were drawn once and are kept beside their hashes."""
+    before = before or json.loads(lzma.decompress((FOLDER / 'programs.json.xz').read_bytes()))
+    trees = {name: one['schedule'] for name, one in before.items()}
     return {name: {'schedule': tree, 'hash': _hash(tree)} for name, tree in trees.items()}
-
-
-def _drawn() -> Iterator[tuple[str, Any]]:
-    """Random schedules of each kind, most of which have a program."""
-    sys.path.insert(0, str(HERE))
-    from op_table_schedules import GENERATORS, SHARES
-
-    for kind, share in SHARES.items():
-        draw = random.Random(f'same answers {kind}')
-        number = 0
-        while number < share * DRAWN // 200:
-            tree = GENERATORS[kind](draw)
-            if tree is not None:
-                yield f'{kind}-{number:04}', tree
-                number += 1
 
 
 def _hash(tree: Any) -> str:

@@ -1,11 +1,11 @@
 """Programs are what was recorded, op by op; and a change of any part of one is found and told."""
 
-import json
 from copy import deepcopy
 
 import numpy as np
 import pytest
-from op_tables import Map, differences, main, recorded, tables_of_tree
+import yaml
+from op_tables import ROOT, compare_one, differences, main, recorded, tables, tables_of_tree
 
 EVERY = 8
 """Of the fuzzed schedules the suite compares one in so many; ``make prove-tables`` all, and the examples."""
@@ -30,14 +30,10 @@ def test_what_was_recorded_is_all_that_was_asked(known):
 
 
 def test_programs_are_as_they_were_recorded(known):
-    from op_tables import MAP, compare_one
-
-    names = Map(json.loads(MAP.read_text(encoding='utf-8')))
     fuzzed = [name for name, one in known.items() if 'schedule' in one]
     with np.errstate(divide='ignore'):
-        found = {name: compare_one(name, known[name], names) for name in (*SMALL, *fuzzed[::EVERY])}
-    unknown = {name: [one.lines for one in differ if not names.reason(name, one)] for name, differ in found.items()}
-    assert {name: lines for name, lines in unknown.items() if lines} == {}
+        found = {name: compare_one(name, known[name]) for name in (*SMALL, *fuzzed[::EVERY])}
+    assert {name: [one.lines for one in differ] for name, differ in found.items() if differ} == {}
 
 
 CHANGES = {
@@ -67,27 +63,6 @@ def test_a_change_of_any_part_is_told(known, change):
     assert list(differences(table, deepcopy(table))) == []
 
 
-def test_a_map_of_names_makes_renamed_tables_equal(known):
-    name = 'examples/hybrid.yaml'
-    table = known[name]['tables']['plan']
-    renamed = json.loads(json.dumps(table).replace('layer1', 'first').replace('"data"', '"dp"'))
-    rules = {'names': [{'from': 'layer1', 'to': 'first'}, {'from': '^data$', 'to': 'dp', 'of': 'partitions'}]}
-    assert list(differences(table, renamed))
-    assert list(differences(Map(rules).table(table), renamed)) == []
-    assert list(differences(Map({'names': rules['names'][:1]}).table(table), renamed))
-
-
-def test_a_difference_with_a_reason_is_counted_by_it(known):
-    table = known['examples/hybrid.yaml']['tables']['plan']
-    other = deepcopy(table)
-    CHANGES['flops'](other)
-    (found,) = differences(table, other)
-    assert Map().reason('chain-01', found) == ''
-    listed = {'schedule': 'chain-*', 'table': 'ops', 'field': 'flops', 'reason': 'why'}
-    assert Map({'differences': [listed]}).reason('chain-01', found) == 'why'
-    assert Map({'differences': [{**listed, 'field': 'bytes'}]}).reason('chain-01', found) == ''
-
-
 def test_the_command_compares_what_is_chosen(capsys):
     assert main(['compare', '--only', 'multi_copy']) == 0
     assert '1 of 1 schedules are equal, 0 differ' in capsys.readouterr().out
@@ -95,9 +70,5 @@ def test_the_command_compares_what_is_chosen(capsys):
 
 
 def test_a_schedule_file_and_its_tree_are_one():
-    from op_tables import ROOT, tables
-
     path = ROOT / 'examples' / 'multi_copy.yaml'
-    import yaml
-
     assert tables_of_tree(yaml.safe_load(path.read_text())) == tables(path)
