@@ -6,6 +6,8 @@ Case number n of a seed is always the same. A change is made to the text (letter
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import random
 import re
@@ -207,7 +209,84 @@ def makers(sources: Path) -> dict[str, Make]:
         )
 
     made = (schedule, overrides, mixture, config, profile, stack, order, trace, record, program, launch, steps)
-    return {maker.__name__: maker for maker in made}
+    return {maker.__name__: maker for maker in (*made, *_recordings(), *_kept(sources))}
+
+
+def _recordings() -> tuple[Make, ...]:
+    """What profilers and other people write: recordings, recorded jobs, scripts of MindSpore, an own step."""
+    folder = ROOT / 'tests' / 'recorded'
+
+    def kineto(drawn: random.Random) -> Case:
+        path = drawn.choice(sorted((folder / 'kineto_cases').glob('*.json')))
+        words = ('--what-if', drawn.choice(('kernel=gemm:0.8', 'host:0', 'hidden=.'))) if drawn.random() < 0.5 else ()
+        return Case(
+            'recording', {'r.json': mutated(drawn, path.read_text(encoding='utf-8'))}, ('trace', '@r.json', *words)
+        )
+
+    def ascend(drawn: random.Random) -> Case:
+        paths = sorted((folder / 'msprof').rglob('*.csv'))
+        path = drawn.choice(paths)
+        text = mutated(drawn, _head(path.read_text(encoding='utf-8')))
+        return Case('recording of Ascend', {path.name: text}, ('trace', f'@{path.name}'))
+
+    def job(drawn: random.Random) -> Case:
+        lines = gzip.decompress((folder / 'stragglers' / 'AR.csv.gz').read_bytes()).decode().splitlines(keepends=True)
+        text = mutated(drawn, ''.join(lines if drawn.random() < 0.3 else lines[: drawn.randint(2, SMALL)]))
+        scale = (
+            ('--scale', drawn.choice(('data=0:0.5', 'stage=1:2', 'optype=forward-*:0'))) if drawn.random() < 0.5 else ()
+        )
+        return Case('recorded job', {'j.csv': text}, ('replay', '@j.csv', *scale))
+
+    def script(drawn: random.Random) -> Case:
+        path = drawn.choice(sorted((ROOT / 'tests' / 'mindspore_scripts').rglob('*.py')))
+        return Case(
+            'MindSpore script',
+            {path.name: mutated(drawn, path.read_text(encoding='utf-8'))},
+            ('import', f'@{path.name}'),
+        )
+
+    def own(drawn: random.Random) -> Case:
+        flag = drawn.choice(('--fit', '--anchor'))
+        text = 'step: 300 ms\n' + ('schedule: s.yaml\n' if flag == '--anchor' else '')
+        files: dict[str, str | bytes] = {'o.yaml': mutated(drawn, text)}
+        files['s.yaml'] = (ROOT / 'examples' / 'transformer_h100.yaml').read_text(encoding='utf-8')
+        return Case('own step', files, ('run', '@s.yaml', '--quiet', flag, '@o.yaml'))
+
+    def onto(drawn: random.Random) -> Case:
+        path = drawn.choice(sorted((ROOT / 'tests' / 'launch_files').glob('*.sh')))
+        files: dict[str, str | bytes] = {'r.sh': mutated(drawn, path.read_text(encoding='utf-8'))}
+        files['s.yaml'] = (ROOT / 'examples' / 'gpt3_175b.yaml').read_text(encoding='utf-8')
+        return Case(
+            'script to edit', files, ('export', '@s.yaml', '--to', 'megatron', '--onto', '@r.sh', '--output', '@new.sh')
+        )
+
+    return kineto, ascend, job, script, own, onto
+
+
+def _kept(sources: Path) -> tuple[Make, ...]:
+    """What simpar keeps for itself: saved answers, journals, the list of a checkpoint."""
+    small = (sources / 'pipeline.yaml').read_text(encoding='utf-8')
+
+    def answer(drawn: random.Random) -> Case:
+        one, other = ((sources / f'trace{number}.json').read_text(encoding='utf-8') for number in (0, 1))
+        return Case(
+            'saved answer', {'one.json': mutated(drawn, one), 'other.json': other}, ('diff', '@one.json', '@other.json')
+        )
+
+    def journal(drawn: random.Random) -> Case:
+        text = mutated(drawn, (sources / 'kept.rows').read_text(encoding='utf-8'))
+        words = ('sweep', '@s.yaml', '--sweep', 'plan.copies=1,2', '--jobs', '1', '--journal', '@kept.rows')
+        return Case('journal', {'kept.rows': text, 's.yaml': small}, words)
+
+    def checkpoint(drawn: random.Random) -> Case:
+        text = mutated(drawn, json.dumps(LIST))
+        digest = f'{hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()}  simpar.json\n'
+        files: dict[str, str | bytes] = {'simpar.json': text}
+        if drawn.random() < 0.8:
+            files['simpar.json.sha256'] = digest if drawn.random() < 0.8 else mutated(drawn, digest)
+        return Case('checkpoint', files, ('checkpoint', '@simpar.json'))
+
+    return answer, journal, checkpoint
 
 
 def _verb(drawn: random.Random, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -322,6 +401,15 @@ def _grow(drawn: random.Random, text: str) -> str:
 CHANGES = (_value, _value, _value, _number, _number, _word, _word, _letter, _lines, _cut, _grow)
 
 
+_CHUNK = {'offsets': [0, 0], 'sizes': [4, 4], 'file': '__0_0.distcp', 'offset': 0, 'length': 1400, 'digest': 'ab'}
+LIST = {
+    'format': 'simpar checkpoint 2', 'step': 3, 'seed': 0, 'program': 'f69890f1185e', 'losses': [1.5, 'NaN', 0.5],
+    'tensors': {'dense1.weight': {'shape': [4, 4], 'dtype': 'float32', 'chunks': [_CHUNK]}},
+    'trained': {'workload': {'model': {'layers': []}, 'batch': 4}, 'dtype': '', 'data': 'drawn'},
+}  # fmt: skip
+"""The list of a small checkpoint."""
+
+
 def prepare(folder: Path, run: Callable[[list[str]], object]) -> None:
     """Have simpar write the files that mutations start from: orders, traces, a program; and a calibration record."""
     from bench_record import record
@@ -340,5 +428,7 @@ def prepare(folder: Path, run: Callable[[list[str]], object]) -> None:
     for number, copies in enumerate((1, 2)):
         words = ['run', str(folder / 'pipeline.yaml'), '--quiet', '--set', f'plan.copies={copies}']
         run([*words, '--save', str(folder / f'trace{number}.json')])
+    words = ['sweep', str(folder / 'pipeline.yaml'), '--sweep', 'plan.copies=1,2', '--jobs', '1']
+    run([*words, '--journal', str(folder / 'kept.rows')])
     run(['check', str(folder / 'pipeline.yaml'), '--program', str(folder / 'saved.program')])
     (folder / 'record.json').write_text(json.dumps(record()), encoding='utf-8')

@@ -1,6 +1,7 @@
 """Every picture of simpar at 1, 8, 64 and 1,024 ranks, for a test of its texts and for docs/images.
 
-    python -m tests.pictures            write docs/images/pictures, light and dark
+    python -m tests.pictures               write all into docs/images/pictures, light and dark
+    python -m tests.pictures steps_64      write one
 
 A screenshot is small: half of the size, in 64 colours.
 """
@@ -91,7 +92,7 @@ def difference(ranks: int) -> Figure:
 def sweep(ranks: int) -> Figure:
     """Rows of a sweep as bars."""
     key = 'plan.micro_batches=16,32,64' if ranks == 64 else 'plan.recompute=none,selective,full'
-    return bars(simpar.load_sweep(text_of(ranks), [], [key, 'plan.zero=0,1']).predict())
+    return bars(simpar.load_sweep(text_of(ranks), [], [key]).predict())
 
 
 def front(ranks: int) -> Figure:
@@ -172,23 +173,23 @@ def small(figure: Figure, path: Path) -> None:
     """Write a figure at half its size in 64 colours."""
     from PIL import Image
 
-    check(figure)
     write_figure(path, figure)
     with Image.open(io.BytesIO(path.read_bytes())) as picture:
         half = picture.convert('RGB').resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS)
-        half.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+        half.quantize(64, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> int:
-    """Write every picture in light and dark."""
+    """Check and write every picture, or those that are named, in light and dark."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = sys.argv[1:] or [*PICTURES]
-    for name in wanted:
-        for ranks in JOBS:
-            # Made twice, as the dark one is changed in place.
-            for suffix in ('png', 'dark.png'):
-                small(PICTURES[name](ranks), FOLDER / f'{name}_{ranks}.{suffix}')
-            print(name, ranks, flush=True)
+    for one in sys.argv[1:] or [f'{name}_{ranks}' for name in PICTURES for ranks in JOBS]:
+        name, _, ranks = one.rpartition('_')
+        figure = PICTURES[name](int(ranks))
+        check(figure)
+        # The dark one last: it changes the figure.
+        for suffix in ('png', 'dark.png'):
+            small(figure, FOLDER / f'{one}.{suffix}')
+        print(one, flush=True)
     return 0
 
 

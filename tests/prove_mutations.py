@@ -51,19 +51,21 @@ def main() -> int:
         cases=10000,
         begin=(0, 'number of the first case'),
         jobs=(2, 'processes at once'),
+        kinds=('', 'only these kinds of input, by the names of their makers, with commas'),
         only=(int, 'run this case alone, and show it'),
         write=Path,
     )
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), _quietly)
         if options.only is not None:
-            print(json.dumps(_one(options.seed, options.only, Path(folder), show=True), indent=1))
+            print(json.dumps(_one(options.seed, options.only, Path(folder), options.kinds, show=True), indent=1))
             return 0
         begun = time.monotonic()
         counted: collections.Counter[tuple[str, str]] = collections.Counter()
         wrong = []
         with multiprocessing.Pool(options.jobs, initializer=_bounded, maxtasksperchild=200) as pool:
-            work = [(options.seed, number, folder) for number in range(options.begin, options.begin + options.cases)]
+            numbers = range(options.begin, options.begin + options.cases)
+            work = [(options.seed, number, folder, options.kinds) for number in numbers]
             for found in pool.imap_unordered(_task, work, chunksize=1):
                 counted[found['kind'], found['outcome']] += 1
                 if found['outcome'] in ('internal error', 'too long', 'traceback', 'bad exit'):
@@ -87,14 +89,16 @@ def _bounded() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def _task(work: tuple[int, int, str]) -> dict[str, Any]:
-    seed, number, folder = work
-    return _one(seed, number, Path(folder), show=False)
+def _task(work: tuple[int, int, str, str]) -> dict[str, Any]:
+    seed, number, folder, kinds = work
+    return _one(seed, number, Path(folder), kinds, show=False)
 
 
-def _one(seed: int, number: int, sources: Path, *, show: bool) -> dict[str, Any]:
+def _one(seed: int, number: int, sources: Path, kinds: str = '', *, show: bool) -> dict[str, Any]:
     """Run one case; what became of it."""
-    made = case(seed, number, makers(sources))
+    made = case(
+        seed, number, makers(sources) if not kinds else {k: v for k, v in makers(sources).items() if k in kinds}
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, text in made.files.items():
             data = text if isinstance(text, bytes) else text.encode('utf-8', errors='surrogatepass')
@@ -137,7 +141,8 @@ def _place() -> str:
 
 
 def _command(words: list[str]) -> int:
-    """A verb, or one of the two readers that have none."""
+    """A verb, or one of the readers that have none."""
+    from executor.checkpoint import contents_of
     from simpar.calibrate import calibrate, load_record, write_profile
     from simpar.cli import main as simpar
     from simpar.errors import SimparError
@@ -145,7 +150,7 @@ def _command(words: list[str]) -> int:
     from simpar.program.text import parse_program
 
     verb, *rest = words
-    if verb not in ('calibration', 'program'):
+    if verb not in ('calibration', 'program', 'checkpoint'):
         limited = verb in ('run', 'check', 'resolve') or (verb == 'validate' and '--memory' not in rest)
         return simpar([*words, *(LIMITS if limited else ())])
     path = Path(rest[0])
@@ -153,6 +158,8 @@ def _command(words: list[str]) -> int:
         if verb == 'calibration':
             write_profile(path.with_name('mine.yaml'), calibrate(load_record(path)))
             load_profile(path.with_name('mine.yaml'))
+        elif verb == 'checkpoint':
+            contents_of(path.parent)
         else:
             parse_program(path.read_text(encoding='utf-8', errors='replace'), path.name)
     except SimparError as error:

@@ -430,6 +430,18 @@ def test_what_if_on_a_recording_is_worked_out_by_hand() -> None:
             what_if(traces, [change_of(wrong)])
 
 
+def test_a_recording_whose_kernels_take_no_time_has_no_what_if(tmp_path: Path) -> None:
+    """It ended in a division by zero."""
+    tree = json.loads((CASES / 'three_steps.json').read_text(encoding='utf-8'))
+    events = tree['traceEvents'] if isinstance(tree, dict) else tree
+    for event in events:
+        if event.get('cat') in ('kernel', 'gpu_memcpy', 'gpu_memset'):
+            event.update(ts=0, dur=0)
+    (tmp_path / 'r.json').write_text(json.dumps(tree), encoding='utf-8')
+    with pytest.raises(ScheduleError, match='take no time'):
+        what_if(read_traces(tmp_path / 'r.json'), [change_of('kernel=.:0.5')])
+
+
 @pytest.mark.parametrize(('text', 'plan'), [
     ('rank=1:1.6', Plan(tensor=2, data=2)), ('rank=1:1.6', Plan(pipeline=2, data=2, micro_batches=4)),
     ('message=.:2', Plan(tensor=2, data=2)), ('kernel=fc1:2', Plan(pipeline=2, data=2, micro_batches=4)),

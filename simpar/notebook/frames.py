@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Final, Literal
 
+from simpar.metrics import RankMetrics, StreamMetrics
 from simpar.planner.answer import Answer
 from simpar.planner.plan import Sizes
 from simpar.predict import Prediction
@@ -32,7 +33,7 @@ def _(prediction: Prediction, kind: Kind = 'streams') -> Any:
         return pandas.DataFrame(
             {
                 'rank': rank.rank, 'stands_for': rank.ranks, 'stream': one.stream, 'busy': one.busy,
-                'waiting': one.waiting, 'idle': one.idle, 'ops': one.ops,
+                'waiting': one.waiting, 'idle': one.idle, 'hidden': _hidden(rank, one), 'ops': one.ops,
             }
             for rank in prediction.metrics.steady.ranks
             for one in rank.streams
@@ -86,6 +87,12 @@ def _(found: Sizes) -> Any:
         }
         for one in found.found
     )  # fmt: skip
+
+
+def _hidden(rank: RankMetrics, stream: StreamMetrics) -> float | None:
+    """The share of a communicator's seconds that computation hides; None for compute, and for sends and receives."""
+    exposed, seconds = rank.exposed_by.get(stream.stream), stream.busy + stream.waiting
+    return 1 - exposed / seconds if exposed is not None and seconds else None
 
 
 def _pandas() -> Any:

@@ -113,6 +113,8 @@ def what_if(traces: Sequence[RankTrace], changes: Sequence[Change]) -> WhatIf:
             raise ScheduleError(Problem(f'--what-if {change.what}', 'chooses nothing of this recording', SAY))
     recorded = float(np.median([kernels.end.max() - kernels.begin.min() for kernels in tables.values()])) * NANOSECOND
     replayed, changed = _replay(nodes, ()), _replay(nodes, list(zip(changes, chosen, strict=True)))
+    if not (recorded and replayed):
+        raise ScheduleError(Problem('--what-if', 'the kernels of whole steps take no time', 'give other recordings'))
     return WhatIf(
         recorded=recorded / steps, replayed=replayed / steps, changed=changed / steps, chosen=sum(map(len, chosen))
     )
