@@ -256,8 +256,12 @@ def broken(**changes):
 WHOLE = json.dumps(record())
 BROKEN = {
     'no JSON': 'matmul: 3',
+    'cut short': WHOLE[: len(WHOLE) // 2],
     'another format': broken(format='simpar trace 1'),
     'no rows': broken(matmul=[]),
+    'no tables': json.dumps({**record(), 'tables': {}}),
+    'no time': broken(matmul=[{'m': 1, 'n': 1, 'k': 1, 'phase': 'F'}]),
+    'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
     'a time below zero': broken(collective=[collective('all_reduce', 2, 10**6, -1.0)]),
     'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
     'an unknown collective': broken(collective=[collective('broadcast', 2, 10**6, 1.0)]),

@@ -118,3 +118,41 @@ class _capture:
 
     def __exit__(self, *error):
         return self._graph.__exit__(*error)
+
+
+def test_a_graph_reads_no_memory_of_the_host(device):
+    x = torch.ones(3, device=device)
+    with pytest.raises(ProgramError, match='memory of the host, which is not kept'), _capture():
+        x.copy_(torch.zeros(3), non_blocking=True)
+
+
+def test_a_stream_must_come_back(device):
+    other = virtual.Stream(name='other')
+    capture = _capture()
+    origin = capture.__enter__()
+    other.wait_stream(origin)
+    with virtual.stream(other):
+        torch.ones(3, device=device)
+    with pytest.raises(ProgramError, match='ends with work on other that origin does not wait for'):
+        capture.__exit__(None, None, None)
+
+
+def test_events_inside_and_outside_do_not_mix(device):
+    before, inside, moved = virtual.Event(), virtual.Event(), virtual.Event(external=True)
+    before.record(virtual.Stream())
+    with (
+        pytest.raises(ProgramError, match='waits, inside of a graph, for an event that is not in it'),
+        _capture() as origin,
+    ):
+        origin.wait_event(before)
+    with _capture() as origin:
+        inside.record(origin)
+        moved.record(origin)
+    with pytest.raises(ProgramError, match='external=True'):
+        inside.synchronize()
+    moved.synchronize()
+
+
+def test_what_was_never_captured_cannot_be_replayed(device):
+    with pytest.raises(ProgramError, match='before it was captured'):
+        virtual.Graph().replay()

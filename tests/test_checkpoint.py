@@ -515,3 +515,11 @@ def test_the_command_trains_and_goes_on_only_where_it_is_told_to(tmp_path, capsy
 def test_two_trainings_do_not_write_into_one_folder(tmp_path):
     with checkpoint.locked(tmp_path), pytest.raises(ScheduleError, match=r'another training writes here \(process \d+'):
         kept(GPT, tmp_path, steps=1)
+
+
+def test_damage_of_both_checkpoints_is_told(tmp_path):
+    kept(NETWORK, tmp_path, steps=2, every=1)
+    for folder in tmp_path.glob('step-*'):
+        flip_in(folder, 'dense0.weight')
+    with pytest.raises(ScheduleError, match='no earlier checkpoint is good'):
+        kept(NETWORK, tmp_path, steps=3)

@@ -9,6 +9,7 @@ import pytest
 from engine_cases import role_of
 from plain_costs import plain_costs
 
+from simpar.cost.costs import costs_from_dict, costs_to_dict
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
 from simpar.engine.queues import before_in_queues, queues_of
@@ -132,3 +133,11 @@ def test_what_stands_behind_in_a_queue_waits_until_the_host_has_issued_what_is_b
     costs = replace(costs_of(program, np.ones(5), 1), host=np.full(5, 8.0))
     path = critical_path(simulate(program, costs, steps=1), costs)
     assert [(part.kind, part.seconds) for part in path.segments] == [('host', 40.0), ('compute', 1.0)]
+
+
+def test_costs_that_are_written_keep_their_queues():
+    program = layers(['b0 s0 b1 s1 b2'] * 2)
+    costs = costs_of(program, np.ones(5), 1)
+    assert costs_from_dict(costs_to_dict(costs), program).work_queues == 1
+    with pytest.raises(ValueError, match='work_queues: not a number'):
+        costs_from_dict({**costs_to_dict(costs), 'work_queues': -1}, program)

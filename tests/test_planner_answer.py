@@ -13,6 +13,7 @@ from simpar.case import case_of
 from simpar.cli import main
 from simpar.planner import load_planning
 from simpar.planner.answer import measured, robust, with_noise, worse
+from simpar.planner.plan import Size, Sizes
 from simpar.planner.space import KEYS
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
@@ -213,3 +214,30 @@ def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_
     ran = json.loads(capsys.readouterr().out)
     assert ran['step'] == choice['step']
     assert ran['baseline'] is not None
+
+
+def test_sizes_that_are_slower_and_dearer_are_not_on_the_front(planned):
+    def size(devices, step):
+        best = replace(planned.answer.ranking[0], step=step)
+        return Size(devices=devices, answer=replace(planned.answer, ranking=(best,), margin=0.0))
+
+    # Eight devices twice as fast as four cost the same; sixteen are slower than eight.
+    found = Sizes(found=(size(4, 2.0), size(8, 0.9), size(16, 1.0)), budget=None)
+    assert [one.devices for one in found.front] == [8]
+    assert [one.cost * 3600 for one in found.found] == pytest.approx([8.0, 7.2, 16.0])
+
+
+@pytest.mark.parametrize(
+    ('flags', 'told'),
+    [
+        (['--devices', '8,12'], '12 devices are no whole nodes of 8; write 16'),
+        (['--devices', '8', '--save', 'best.yaml'], 'each number of devices has a plan of its own'),
+        (['--train', 'tokens=1B'], 'changes nothing without --devices'),
+        (['--plot', 'front.txt'], 'not a picture'),
+    ],
+)
+def test_flags_that_do_not_go_together_are_told(tmp_path, capsys, flags, told):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(FILE)
+    assert main(['plan', str(file), *flags]) == 2
+    assert told in ' '.join(capsys.readouterr().err.split())

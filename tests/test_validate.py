@@ -370,3 +370,15 @@ def test_a_slot_that_points_out_of_its_table_is_refused(column):
 def test_more_streams_than_the_watchdog_can_watch_are_refused():
     streams = tuple(f'stream{index}' for index in range(129))
     assert 'room for 128' in refused(small(('A', 'stream0', 'given', 'a', ''), streams=streams))
+
+
+def test_a_need_that_is_not_issued_before_is_refused():
+    need = worked_program().role(0).need.pairs()
+    need = Csr.of(*np.append(need, [[0, 3]], axis=0).T, len(worked_program().role(0)))
+    assert 'is not issued before it' in refused(with_role(worked_program(), 1, need=need))
+
+
+def test_partitions_that_leave_ranks_out_are_refused():
+    program = two_groups([ROW_FIRST] * 4)
+    partial = Partition('row', np.array([[0, 1], [2, 2]], dtype=np.int32))
+    assert 'exactly one group' in refused(program.replace(partitions={**program.partitions, 'row': partial}))
