@@ -407,3 +407,22 @@ def test_the_screen_of_check_is_of_the_same_facts_as_json(graph):
     for row in facts['strategies']['operators']:
         cut = f' {strategy_text(row["strategy"])}' if row['strategy'] else ''
         assert f'  {row["name"]}: {row["operator"]}{cut}, {row["origin"]}\n' in text
+
+
+def test_files_are_written_all_or_none(tmp_path, monkeypatch):
+    folder = tmp_path / 'ir'
+    case = load_case(PROPAGATION)
+    ir.write_ir(folder, case)
+    before = {path.name: path.read_text(encoding='utf-8') for path in folder.iterdir()}
+    whole = ir.rank_ir
+
+    def broken(case, rank):
+        if rank == 3:
+            raise RuntimeError('out of paper')
+        return whole(case, rank).upper()
+
+    monkeypatch.setattr(ir, 'rank_ir', broken)
+    with pytest.raises(RuntimeError, match='out of paper'):
+        ir.write_ir(folder, case)
+    assert {path.name: path.read_text(encoding='utf-8') for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ['ir']

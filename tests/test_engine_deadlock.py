@@ -97,3 +97,17 @@ def test_needs_in_a_circle():
     program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
     _, *lines = drawing(program)
     assert lines == ['rank 0 a step 1: x needs y', 'rank 0 b step 1: y needs x']
+
+
+def test_a_ring_of_sends_waits_for_receives_behind_them():
+    op_classes = (
+        OpClass('give', 'send', 'send', 'F', partition='p', peer=1),
+        OpClass('take', 'recv', 'recv', 'F', partition='p', peer=-1),
+    )
+    role = role_of('all', [(0, 0), (1, 0)], [[], []], [], ('communication',))
+    ring = {'p': Partition('p', np.arange(3, dtype=np.int32).reshape(1, 3))}
+    program = Program((role,), np.zeros(3, dtype=np.int32), ring, op_classes, ())
+    _, *lines = drawing(program, unfold=True)
+    assert lines == [f'rank {rank} communication step 1: give waits for rank {(rank + 1) % 3}' for rank in range(3)]
+    _, line = drawing(program)
+    assert line == 'ranks 0-2 communication step 1: give waits for rank 1'

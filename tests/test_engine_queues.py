@@ -141,3 +141,18 @@ def test_costs_that_are_written_keep_their_queues():
     assert costs_from_dict(costs_to_dict(costs), program).work_queues == 1
     with pytest.raises(ValueError, match='work_queues: not a number'):
         costs_from_dict({**costs_to_dict(costs), 'work_queues': -1}, program)
+
+
+@pytest.mark.parametrize('engine', ['simpy', 'python', 'compiled'])
+def test_what_needs_an_op_issued_behind_it_deadlocks_where_streams_share_a_queue(engine):
+    op_classes = (OpClass('late', 'compute', 'matmul', 'F'), OpClass('early', 'compute', 'matmul', 'F'))
+    role = role_of('one', [(0, 0), (1, 1)], [[1], []], [], STREAMS)
+    program = Program((role,), np.zeros(1, dtype=np.int32), {}, op_classes, ())
+    assert simulate(program, costs_of(program, np.ones(2), 2), steps=1, engine=engine).step == 2.0
+    with pytest.raises(Deadlock) as caught:
+        simulate(program, costs_of(program, np.ones(2), 1), steps=1, engine=engine)
+    _, *lines = [' '.join(line.split()) for line in str(caught.value).splitlines()]
+    assert lines == [
+        'rank 0 compute step 1: late needs early',
+        'rank 0 tensor step 1: early waits in its work queue behind late',
+    ]

@@ -158,3 +158,19 @@ def test_naming_a_stack_is_the_same_as_writing_all_that_it_has(stack, pipeline, 
 def test_a_frameworks_word_finds_its_stack():
     assert stack_of('MindSpore', 'Ascend 910B') == 'mindspore-graph'
     assert stack_of('unknown', 'RCCL') == 'none'
+
+
+def test_a_baseline_on_other_devices_runs_under_their_framework():
+    made = load_schedule(schedule(against={'cluster.profile': 'ascend910b-8'}))
+    assert (made.cluster.stack, made.baseline().cluster.stack) == ('megatron-te', 'mindspeed')
+    named = load_schedule(schedule(stack='megatron-core', against={'cluster.profile': 'ascend910b-8'}))
+    assert named.baseline().cluster.stack == 'megatron-core'
+
+
+def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, capsys):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
+    assert main(['run', str(file)]) == 0
+    told = capsys.readouterr().out
+    assert 'Otherwise than megatron-te has it of itself: plan.exchange is separate, there fused' in told
+    assert told.index('Otherwise than') < told.index('computing')

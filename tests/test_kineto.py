@@ -12,18 +12,24 @@ import pytest
 from pipeline_traces import B, F, plan_of, trace_of
 from worked import shared_link_costs, shared_link_program, worked_costs, worked_program
 
+from simpar import cli
+from simpar.case import load_case
+from simpar.commands import measure
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 from simpar.files import write_atomically
 from simpar.kineto import Style, chosen_ranks, events, in_the_merged_file, link_counters, write_kineto
 from simpar.metrics import metrics
-from simpar.trace_files import to_saved, to_trace
+from simpar.trace_files import save_trace, to_saved, to_trace
 
 HTA = Path(__file__).parent / 'recorded' / 'hta'
 RECORDED = json.loads((HTA / 'recorded.json').read_text(encoding='utf-8'))
 PROGRAM = worked_program()
 COSTS = worked_costs(PROGRAM)
+
+
+EXAMPLE = Path(__file__).parent.parent / 'examples' / 'sharding_propagation.yaml'
 
 
 def redo():
@@ -273,3 +279,20 @@ def test_only_the_ranks_and_steps_that_are_asked_for_are_written(tmp_path):
     assert [path.name for path in paths] == ['rank1.json', 'all_ranks.json']
     kernels = [e for e in json.loads(paths[0].read_text())['traceEvents'] if e.get('cat') == 'kernel']
     assert len(kernels) == len(trace.role(trace.times_of(1)))
+
+
+def test_measure_writes_both_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    """Of a machine that takes just as long as predicted."""
+
+    def run(verb, file, overrides, flags, *, silent):
+        trace = replace(load_case(file, overrides).predict().trace, origin='measured')
+        save_trace(Path(flags[flags.index('--save') + 1]), trace)
+        return 0
+
+    monkeypatch.setattr(measure, 'need_torch', lambda: None)
+    monkeypatch.setattr(measure, 'start', run)
+    folder = tmp_path / 'both'
+    assert cli.main(['measure', str(EXAMPLE), '--trace', str(folder)]) == 0
+    merged = (folder / 'merged' / 'all_ranks.json').read_text(encoding='utf-8')
+    assert all(f'rank {rank} ({what})' in merged for rank in range(8) for what in ('measured', 'predicted'))
+    assert f'wrote {folder / "rank0.json"}' in capsys.readouterr().out

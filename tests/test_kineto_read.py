@@ -1,5 +1,6 @@
 """Recordings of torch.profiler: busy, exposed and overlap as HTA tells them; joined with a schedule by op."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -222,3 +223,12 @@ def test_a_profile_has_the_link_of_what_was_recorded_and_scales_below_it(tmp_pat
     for key, expected in ((small, 2 * 100e-6 + 2**15 / 2e9), (other, 1e-4 + 2**21 / 2e9)):
         assert costs[key].alpha + costs[key].transfer == pytest.approx(expected, rel=0.02)
         assert costs[key].grade == 'estimate'
+
+
+def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):
+    path = tmp_path / 'trace.json.gz'
+    path.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}'))
+    assert cli.main(['import', str(path), '--output', str(tmp_path / 'p.yaml'), '--set', 'a=1']) == 2
+    told = capsys.readouterr().err
+    assert '--output' in told
+    assert '--set' in told

@@ -48,6 +48,26 @@ def nothing():
 """
 
 
+class _Sorts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.sort(self.inner(x))[0] + torch.fft.fft(x).real
+
+
+class _Loops(nn.Module):
+    def forward(self, x):
+        chosen = torch.where(x[:, 0] > 0)[0]
+        return x.index_add(0, chosen, x[chosen]) if len(chosen) else x
+
+
+class _Mixes(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
 @pytest.fixture
 def schedule(tmp_path, monkeypatch):
     (tmp_path / 'mine_for_tests.py').write_text(MINE)
@@ -193,3 +213,28 @@ def test_all_weights_that_two_stages_share_are_summed_over_both():
     assert module_cases.deviation(case, found, Plan(pipeline=2, micro_batches=2), 2) <= 1e-10
     with pytest.raises(Infeasible, match=r'plan\.pipeline: not yet: b\.weight is read on 4 pipeline ranks'):
         lower(Workload(model=found.model, batch=16, loss='mse'), Plan(pipeline=4, micro_batches=4), 4)
+
+
+@pytest.mark.parametrize(
+    ('module', 'shape', 'said'),
+    [
+        (_Sorts(), (2, 4), r'(?s)test_modules\.py:\d+: the module \(_Sorts\): .*aten\.sort.*no row in the table.*fft'),
+        (_Loops(), (2, 4), r'test_modules\.py:\d+: what is computed depends on values.*mixtures of experts'),
+        (_Mixes(), (2, 4), r'test_modules\.py:\d+: the module \(_Mixes\): mean .*samples'),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+            (2, 3, 8, 8),
+            r'1 \(BatchNorm2d\): .*statistics.*\.eval',
+        ),
+        (nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0), (6, 2, 8), r'batch_first=True'),
+        (
+            nn.Linear(4, 4),
+            (2, 5),
+            r'Linear: torch\.export cannot follow it: .*\[3, 5\]',
+        ),
+    ],
+)
+def test_what_is_not_supported_is_told_with_its_place_and_a_remedy(module, shape, said, capfd):
+    with pytest.raises(ScheduleError, match=said):
+        from_module(module, torch.randn(shape))
+    assert capfd.readouterr() == ('', '')

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,38 @@ def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
         'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)'
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_is_compiled_without_a_folder_to_keep_it_and_says_so_once(tmp_path):
+    (tmp_path / 'fresh').mkdir()
+    for name in ('simpar', 'hw_profiles'):
+        # Without what was compiled before.
+        shutil.copytree(ROOT / name, tmp_path / 'fresh' / name, ignore=shutil.ignore_patterns('__pycache__'))
+    told = {'PYTHONPATH': str(tmp_path / 'fresh'), 'PYTHONDONTWRITEBYTECODE': '1'}
+    done = as_nobody(tmp_path, 'warmup', **told)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stderr) == [
+        'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)'
+    ]
+    assert 'no folder could be written' in done.stdout
+
+
+def test_two_processes_that_compile_at_once_both_answer(tmp_path):
+    """And the next one loads what they have compiled, without a word."""
+    cache = tmp_path / 'cache'
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'NUMBA_CACHE_DIR': str(cache)}
+    command = [sys.executable, '-m', 'simpar', 'warmup']
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in both:
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert error == 'compiling the engine (once, about 20 s)\n'
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert again.stderr == ''
+    assert 'loaded from the disk' in again.stdout
+    # Nothing half written stays: machine code, and what numba itself keeps.
+    files = [path for path in cache.rglob('*') if path.is_file()]
+    assert {path.suffix for path in files} == {'.nbi', '.nbc'}

@@ -15,6 +15,7 @@ import yaml
 from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
+from simpar.listing import example_folder
 from simpar.planner import load_planning
 from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
@@ -316,3 +317,65 @@ def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
     for values in space.values:
         count *= len(values)
     assert space.count == count
+
+
+def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
+    large = {'layers': 4, 'hidden': 8192, 'heads': 64, 'vocab': 8192, 'sequence': 2048}
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'a100-sxm-8', 'stack': 'megatron-core'},
+            'workload': {'transformer': large, 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
+        }
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.tensor': [4]})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
+
+
+@pytest.mark.parametrize('copies', [[2], [1, 2]])
+def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
+            'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'tensor': 2, 'micro_batches': 2},
+        }
+    )
+    keys = {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': copies}
+    space = small_space(schedule, keys)
+    judge = Judge(space, cluster_of(schedule))
+    for path in paths(space):
+        step = predicted(space.schedule(path)).figures.step
+        assert 0.9 * step < least(judge, path)[0] <= step
+
+
+def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():
+    """Megatron's mask is of a micro-batch, and a node above one knows no micro-batch yet."""
+    model = {**MODELS[0], 'sequence': 16384}
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'h100-sxm-8', 'stack': 'megatron-te'},
+            'workload': {'transformer': model, 'batch': 512, 'precision': 'bf16', 'optimizer': 'adam'},
+            'plan': {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'},
+        }
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': [1, 2]})
+    path = (0,) * len(space.values)
+    outcome = predicted(space.schedule(path))
+    assert outcome.feasible
+    assert least(Judge(space, cluster_of(space.base)), path)[2] == []
+
+
+def test_an_order_that_is_none_is_told_and_not_left_out(file):
+    file.write_text(FILE.replace('[1f1b, gpipe]', '[1f1b, zigzag]'))
+    with pytest.raises(ScheduleError, match=r"plan.order: no such order \(got 'zigzag'\)"):
+        load_planning(file)
+
+
+def test_a_network_whose_layers_are_a_list_is_planned_too(capsys):
+    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '5']) == 0
+    assert 'Best plan: ' in capsys.readouterr().out

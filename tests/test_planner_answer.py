@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -241,3 +242,43 @@ def test_flags_that_do_not_go_together_are_told(tmp_path, capsys, flags, told):
     file.write_text(FILE)
     assert main(['plan', str(file), *flags]) == 2
     assert told in ' '.join(capsys.readouterr().err.split())
+
+
+def test_a_plan_of_the_file_that_the_search_does_not_know_is_still_no_worse_than_the_answer(own):
+    # An order that is found by resolving, whose plans nobody bounds.
+    document = yaml.safe_load(OWN)
+    document['plan'] = {'pipeline': 2, 'data': 4, 'micro_batches': 4, 'order': 'zb-1p'}
+    document['planner'] = {'keys': {f'plan.{key}': 'fixed' for key in KEYS if key not in ('order', 'recompute')}}
+    document['planner']['keys'] |= {'plan.recompute': ['none', 'full']}
+    answer = load_planning(document).search(jobs=1)
+    assert answer.own.fits
+    assert answer.own.ranked in answer.ranking
+    assert answer.choice.step <= answer.own.ranked.step
+
+
+def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_path, capsys):
+    save = tmp_path / 'best.yaml'
+    flags = ['--jobs', '1', '--json', '--set', 'workload.batch=32', '--save', str(save)]
+    assert main(['plan', str(own), *flags]) == 0
+    step = json.loads(capsys.readouterr().out)['choice']['step']
+    document = yaml.safe_load(save.read_text())
+    assert document['workload']['batch'] == 32
+    assert document['against'] == {'plan.zero': 0}
+    assert list(document) == ['simpar', 'cluster', 'workload', 'plan', 'against']
+    assert main(['run', str(save), '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == step
+
+
+def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, capsys, monkeypatch):
+    # Paths that are typed from where the user is, not whole ones.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'slow.yaml').write_text(
+        'format: 1\nname: slow\nextends: eager\ndescription: d\nsource: s\nschedule:\n  workload.clip_norm: 2.0\n'
+    )
+    file, save = Path('own.yaml'), Path('plans', 'best.yaml')
+    file.write_text(OWN.replace('stack: none', 'stack: ./slow.yaml'))
+    assert main(['plan', str(file), '--jobs', '1', '--json', '--save', str(save)]) == 0
+    choice = json.loads(capsys.readouterr().out)['choice']
+    assert main(['run', str(save), '--json']) == 0
+    ran = json.loads(capsys.readouterr().out)
+    assert (ran['step'], ran['stack']) == (choice['step'], 'slow')

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 from docs_tables import TABLES, held
 
+from simpar.errors import ScheduleError
 from simpar.lower import lower
 from simpar.model import (
     KINDS,
@@ -21,7 +22,7 @@ from simpar.model import (
 )
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.plans import Plan
-from simpar.schedule import load_schedule
+from simpar.schedule import load_schedule, written
 from simpar.workload import Workload
 
 NETWORK = """\
@@ -38,6 +39,20 @@ workload:
   loss: mse
 plan: {{data: 8}}
 """
+
+
+ONE = """simpar: 1
+cluster: h100-sxm-8
+workload: {{network: {{input: [8]{more}, layers: [{layer}]}}, batch: 8, loss: mse}}
+plan: {{data: 8}}
+"""
+
+
+def alone(tmp_path, layer, more=''):
+    """A network of one layer, read from a file."""
+    path = tmp_path / 'one.yaml'
+    path.write_text(ONE.format(layer=layer, more=more))
+    return load_schedule(path)
 
 
 def network(tmp_path, layer):
@@ -102,3 +117,11 @@ def test_any_operator_begins_a_stage_and_is_recomputed():
     assert (stage['dense0.F'], stage['gelu0.F']) == (0, 1)
     again = [op.name.partition('.')[0] for op in program.op_classes if op.name.endswith('.recompute')]
     assert again == ['reshape0', 'transpose0', 'flatten0']
+
+
+def test_a_key_that_had_another_name_is_read_by_both(tmp_path):
+    both = [alone(tmp_path, 'relu: {}', f', {name}: 0.5') for name in ('init_std', 'weight_deviation')]
+    assert [schedule.workload.model.init_std for schedule in both] == [0.5, 0.5]
+    assert written(both[1])['workload']['network']['init_std'] == 0.5
+    with pytest.raises(ScheduleError, match=r'weight_deviation: too small .* write a number from 0'):
+        alone(tmp_path, 'relu: {}', ', weight_deviation: -1')

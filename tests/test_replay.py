@@ -1,6 +1,7 @@
 """Recorded jobs: replayed as Programs of their ops they take what their authors' analysis says."""
 
 import csv
+import gzip
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from simpar import cli
 from simpar.engine.simulate import simulate, step_ends
+from simpar.errors import ScheduleError
 from simpar.recording import chosen_ops, read_job, straggling
 from simpar.recording.job import COLUMNS
 from simpar.recording.replay import alike_seconds, own_seconds, to_program
@@ -137,3 +139,11 @@ def test_the_answer_says_who_straggles(tmp_path, capsys):
     assert told.startswith('Stragglers make a step 1.18 times as long. Stage 3 alone costs 125% of that.')
     assert 'on every data rank: it has more work.' in told.splitlines()[0]
     assert 'with --scale' in told
+
+
+def test_a_packed_file_that_never_ends_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr('simpar.recording.job.MOST_BYTES', 10_000)
+    path = tmp_path / 'job.csv.gz'
+    path.write_bytes(gzip.compress(b'0,' * 10**6))
+    with pytest.raises(ScheduleError, match='holds more than 10000 bytes'):
+        read_job(path)

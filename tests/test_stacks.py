@@ -570,3 +570,22 @@ def test_a_token_goes_once_to_a_node_where_the_dispatcher_does_so():
     hardware = cluster(load_profile('h100-sxm-8'), nodes=4, devices=8, stack=load_stack('megatron-te-flex'))
     found = costs(program, hardware).communication[place(program, 'layer0.dispatch.slice.all_to_all.F')][0]
     assert found.transfer == pytest.approx(tokens * 2 * 3 / 4 / network.rate, rel=1e-6)
+
+
+@pytest.mark.parametrize(('name', 'wait'), [('megatron-2021', 'pass'), ('zero-bubble', 'batch')])
+def test_a_wait_of_a_stack_can_be_left_out_alone_and_makes_a_step_slower(name, wait):
+    work = replace(WORK, model=replace(MODEL, attention='unfused'))
+    program = lower(work, Plan(micro_batches=4), 1)
+    stack = load_stack(name)
+    less = replace(stack, waits=replace(stack.waits, at=tuple(one for one in stack.waits.at if one != wait)))
+    every, without = (simulate(program, costs(program, on(one))).step for one in (stack, less))
+    assert every > without
+
+
+@pytest.mark.parametrize(
+    'keys', [{'exchange': 'separate', 'receive': 'late'}, {'exchange': 'fused', 'receive': 'late'}]
+)
+def test_interleaved_stages_gain_with_megatron(keys):
+    plain, _ = steps('megatron-te', plan_of(4, 1, exchange='fused', receive='late'))
+    interleaved, _ = steps('megatron-te', plan_of(4, 2, **keys))
+    assert interleaved < plain

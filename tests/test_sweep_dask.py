@@ -192,3 +192,18 @@ def test_without_dask_it_says_what_to_install(tmp_path, monkeypatch, capsys):
     assert run(write(tmp_path, sweep='{plan.copies: [1, 2]}'), '--scheduler', 'tcp://127.0.0.1:8786') == 2
     told = '--scheduler: Dask is not installed; install the extra: pip install "simpar-parallel[cluster]"\n'
     assert capsys.readouterr().err == told
+
+
+def test_messages_of_workers_name_files_as_the_user_wrote_them(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'deep').mkdir()
+    write(tmp_path / 'deep', sweep='{plan.order: [1f1b, wrong.csv, lost.csv]}')
+    (tmp_path / 'deep' / 'wrong.csv').write_text('0F0,nothing\n', encoding='utf-8')
+    fixed = ['plan.pipeline=2', 'plan.micro_batches=2']
+    answer = load_sweep('deep/schedule.yaml', fixed).predict(scheduler=cluster.scheduler_address)
+    assert answer == load_sweep('deep/schedule.yaml', fixed).predict()
+    assert [result.outcome.detail.partition(':')[0] for result in answer.results] == [
+        '',
+        'deep/wrong.csv',
+        'deep/lost.csv',
+    ]

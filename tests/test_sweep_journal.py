@@ -20,6 +20,9 @@ SWEEP = '{plan.copies: [1, 2, 3, 4], cluster.links.nvlink: [1, 0.5]}'
 PREDICTED = 6
 
 
+OTHERS = ['step,gain\n1,2\n', 'a letter', '\n', '{"format": "simpar sweep rows 2"}\n']
+
+
 @pytest.fixture
 def count(monkeypatch):
     """The schedules that are predicted in this process."""
@@ -219,3 +222,12 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_row_that_is_half(tmp_pa
     assert capsys.readouterr().err == f'Note: {kept} rows are finished in {table}.rows\n'
     assert run(path, '--csv', tmp_path / 'plain.csv') == 0
     assert table.read_bytes() == (tmp_path / 'plain.csv').read_bytes()
+
+
+@pytest.mark.parametrize('content', OTHERS, ids=repr)
+def test_a_file_of_someone_else_is_neither_read_nor_written(content, tmp_path, capsys):
+    journal = tmp_path / 'letter'
+    journal.write_text(content, encoding='utf-8')
+    assert run(write(tmp_path, sweep=SWEEP), '--journal', journal) == 2
+    assert capsys.readouterr().err == f'{journal}:1: not rows of a simpar sweep; name another file as --journal\n'
+    assert journal.read_text(encoding='utf-8') == content

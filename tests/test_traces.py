@@ -23,7 +23,7 @@ from simpar.plans import Plan
 from simpar.program import Program
 from simpar.recording.join import program_key
 from simpar.recording.readers import join_ascend, write_measured
-from simpar.traces import RankTrace, culprit_of, read_traces, step_figures, waits_of
+from simpar.traces import RankTrace, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.ascend import nanoseconds
 from simpar.traces.names import kind_of
 from simpar.traces.replay import change_of, what_if
@@ -469,3 +469,28 @@ def test_what_if_meets_a_recording_of_that(text: str, plan: Plan, tmp_path: Path
 def recorded(bed: Any, machine: Any, folder: Path) -> list[RankTrace]:
     write_kineto(folder, prove_stragglers.measured(machine, bed.program))
     return read_traces(folder)
+
+
+def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:
+    traces = read_traces(shifted(tmp_path / 'job', {0: (1.0, 0.0), 1: (1.003, 0.0), 2: (1.001, 0.0)}))
+    assert culprit_of(traces) is None
+
+
+def test_further_names_of_communication_are_given(tmp_path: Path) -> None:
+    path = tmp_path / 'one.json'
+    kernel = {'ph': 'X', 'cat': 'kernel', 'name': 'my_dispatch', 'tid': 7, 'ts': 0, 'dur': 10, 'args': {'stream': 7}}
+    path.write_text(json.dumps({'deviceProperties': [{'name': 'GPU'}], 'traceEvents': [kernel]}), encoding='utf-8')
+    (trace,) = read_traces(path, None)
+    assert trace.kernels is not None
+    assert figures(trace.kernels).communication == 0
+    assert main(['trace', str(path), '--communication', 'my_(dispatch|combine)', '--json']) == 0
+    assert main(['trace', str(path), '--communication', '(']) == 2
+
+
+def test_two_recordings_of_one_rank_are_refused_and_a_stray_file_is_not(tmp_path: Path) -> None:
+    for name in ('a.json.gz', 'b.json.gz'):
+        (tmp_path / name).write_bytes((CASES / 'straggler4' / 'rank0.json.gz').read_bytes())
+    with pytest.raises(ScheduleError, match='are of one rank'):
+        read_traces(tmp_path)
+    (tmp_path / 'b.json.gz').write_bytes(gzip.compress(b'{"notes": 1}'))
+    assert [trace.rank for trace in read_traces(tmp_path)] == [0]

@@ -382,3 +382,8 @@ def test_partitions_that_leave_ranks_out_are_refused():
     program = two_groups([ROW_FIRST] * 4)
     partial = Partition('row', np.array([[0, 1], [2, 2]], dtype=np.int32))
     assert 'exactly one group' in refused(program.replace(partitions={**program.partitions, 'row': partial}))
+
+
+def test_an_all_to_all_changed_on_one_rank_is_refused():
+    program = exchanging((4, 4), (4, 4), joins='0', cuts='0')
+    assert 'rank 0' in refused(with_class(program, 1, 0, attributes={'joins': '1', 'cuts': '1', 'sizes': '4'}))
