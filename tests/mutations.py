@@ -242,7 +242,7 @@ def _recordings() -> tuple[Make, ...]:
         return Case(
             'MindSpore script',
             {path.name: mutated(drawn, path.read_text(encoding='utf-8'))},
-            ('import', f'@{path.name}'),
+            ('import', f'@{path.name}', '--set', 'worker_num=8'),
         )
 
     def own(drawn: random.Random) -> Case:
