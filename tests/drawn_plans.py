@@ -127,7 +127,7 @@ def of_torchtitan(seed):
     plan = {'data': data, 'tensor': tensor, 'pipeline': pipeline, 'context': context, 'zero': 3}
     plan |= {'sequence_parallel': True, 'tiles': dice.choice((1, tensor))} if tensor > 1 else {}
     plan |= {'context_kind': dice.choice(('ring', 'all_gather'))} if context > 1 else {}
-    plan |= {'shard_group': context * data // 2} if dice.random() < 0.4 and context * data > 2 and data > 1 else {}
+    plan |= {'shard_group': context * data // 2} if dice.random() < 0.4 and data > 1 else {}
     if dice.random() < 0.3:
         del plan['zero']
         plan |= {'shard': ['state', 'gradients', 'weights'], 'gather': 'on-use'}

@@ -182,6 +182,18 @@ def test_a_drawn_plan_is_said_whole(framework, seed):
     assert framework != 'mindspeed' or read_by_its_arguments(made) is not None
 
 
+@pytest.mark.parametrize(('context', 'listed'), [(1, set()), (2, {'plan.shard'})])
+def test_groups_of_one_rank_share_nothing_out(context, listed):
+    drawn = DRAWN['torchtitan'](0)
+    drawn['plan'] = {'data': 4, 'context': context, 'zero': 3, 'shard_group': 1, 'micro_batches': 1}
+    drawn['cluster'] = {'profile': 'h100-sxm-8', 'stack': drawn['cluster'].get('stack', 'none'), 'devices': 4 * context}
+    made = export(load_schedule(drawn), 'torchtitan')
+    settings = {one.name.rpartition('.')[2]: one.value for one in made.settings}
+    assert (settings['data_parallel_replicate_degree'], settings['data_parallel_shard_degree']) == (4, 1)
+    # torchtitan's context ranks hold shards, whatever else does.
+    assert {one.key for one in made.unsaid} & {'plan.shard', 'plan.shard_group'} == listed
+
+
 @pytest.mark.parametrize('seed', range(6))
 @pytest.mark.parametrize('framework', ['deepspeed', 'accelerate'])
 def test_a_file_has_keys_and_types_that_its_reader_knows(framework, seed):

@@ -97,6 +97,9 @@ def values_of(schedule: Schedule) -> Values:
         # It is adamw whose weights do not decay.
         flat['workload.optimizer.adamw.weight_decay'] = 0.0
     kept = {key: value for key, value in flat.items() if key not in inert}
+    if case.plan.shard_group == 1:
+        # Groups of one rank share nothing out.
+        kept['plan.shard'] = []
     kept |= {'workload.batch': schedule.workload.batch, 'plan.micro_batches': schedule.plan.micro_batches}
     origin = case.schedule.where().partition(':')[0].rpartition('/')[2]
     memory = case.cluster.profile.device.memory.size.value
