@@ -148,7 +148,7 @@ def _head(answer: Answer) -> Iterator[str]:
         if framework := run_as([choice.schedule.cluster]):
             yield f'  {framework}'
     if not answer.complete:
-        yield f'  Interrupted: {count(answer.open)} plans are still open.'
+        yield f'  Not searched to the end: {count(answer.open)} plans are still open, more seconds lessen the gap.'
 
 
 def _gain(own: Own, choice: Ranked) -> str:
