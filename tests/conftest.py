@@ -19,6 +19,7 @@ MARKS = {
         'test_executor_pool',
         'test_executor_watchdog',
         'test_executor_worked',
+        'test_lower_speed',
     },
     'waits': {
         'test_executor_command',

@@ -111,7 +111,7 @@ def test_random_rows_in_random_order_are_those_of_fresh_processes_to_the_bit(tmp
     assert sum('"figures": null' not in line for line in fresh) > 18, 'nearly all cannot be'
     session = Session()
     # First as they stand, where neighbours share most.
-    for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh))]:
+    for place in [*range(len(fresh)), *draw.choices(range(len(fresh)), k=len(fresh) // 2)]:
         assert told(schedules[place], session) == fresh[place]
 
 
