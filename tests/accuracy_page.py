@@ -18,9 +18,9 @@ from typing import Any
 from simpar.cost.price import Effects, Pricer
 from simpar.hardware import Cluster
 from simpar.interval import LEVEL, TABLE
-from simpar.listing import measured_folder
 from simpar.predict import followed, under_load
 from simpar.profiles import profile_folder
+from simpar.shipped import measured_folder
 from simpar.validate.rows import Row, read_rows
 from simpar.validate.run import Pair, answers, covered, outcomes
 from simpar.validate.text import to_dict

@@ -15,9 +15,9 @@ from functools import cache
 from hashlib import sha256
 from statistics import fmean
 
-from simpar.listing import measured_folder
 from simpar.predict import step_of
 from simpar.profiles import load_stack
+from simpar.shipped import measured_folder
 from simpar.validate.fit import BOUNDS, with_numbers
 from simpar.validate.rows import Row, is_for_fitting, read_rows
 from simpar.validate.run import null_rates, null_seconds

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from simpar.errors import SimparError
-from simpar.listing import measured_folder
 from simpar.profiles import load_stack
+from simpar.shipped import measured_folder
 from simpar.validate.memory import OF_ALL, MemoryPair, held_of, measured, memory_score, pair_of, program_of
 from simpar.validate.rows import read_rows
 from simpar.validate.words import Skipped

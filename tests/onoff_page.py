@@ -23,9 +23,9 @@ import yaml
 
 from simpar.case import case_of
 from simpar.document import Tree
-from simpar.listing import measured_folder
 from simpar.predict import step_of
 from simpar.schedule import schedule_of
+from simpar.shipped import measured_folder
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
 BEGIN, END = '<!-- pairs -->', '<!-- end of pairs -->'

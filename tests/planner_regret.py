@@ -14,10 +14,10 @@ from statistics import mean
 
 from simpar.document import Tree
 from simpar.interval import spread_among, spreads
-from simpar.listing import measured_folder
 from simpar.planner.answer import USUAL
 from simpar.plans import Plan
 from simpar.schedule import schedule_of
+from simpar.shipped import measured_folder
 from simpar.validate.rows import is_for_fitting, read_rows
 from simpar.validate.run import Pair, answers, groups, outcomes
 from simpar.validate.settings import schedule_tree

@@ -132,7 +132,7 @@ def jupyter(folder: Path) -> Iterator[str]:
 
 
 PIPELINE = """import simpar
-from simpar.listing import example_folder
+from simpar.shipped import example_folder
 
 case = simpar.load_case(example_folder() / 'pipeline_h100.yaml')
 simpar.sliders(case, copies=[1, 2, 4], micro_batches=[16, 32, 64])

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     [
         *('lazy', 'errors', 'units', 'interval_sets', 'files', 'keys', 'compiler'),
-        *('kernels', 'document'),
+        *('kernels', 'shipped', 'document'),
     ],
     [
         *('program', 'layout', 'model', 'workload', 'plans', 'session'),

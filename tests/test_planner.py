@@ -15,7 +15,6 @@ import yaml
 from simpar.case import cluster_of
 from simpar.cli import main
 from simpar.errors import ScheduleError
-from simpar.listing import example_folder
 from simpar.planner import load_planning
 from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
@@ -23,6 +22,7 @@ from simpar.planner.render import render
 from simpar.planner.search import Starts, search
 from simpar.planner.space import KEYS
 from simpar.schedule import load_schedule
+from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
 from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, paths, small_space
 

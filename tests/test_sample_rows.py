@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from simpar.listing import measured_folder
+from simpar.shipped import measured_folder
 from simpar.validate.rows import read_rows
 from simpar.validate.run import outcomes
 from tests.accuracy_page import SAMPLE, SAMPLED

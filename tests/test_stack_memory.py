@@ -11,13 +11,13 @@ from simpar.case import case_of
 from simpar.cli import main
 from simpar.document import Tree
 from simpar.hardware import Beside, StackMemory, Workspace
-from simpar.listing import measured_folder
 from simpar.lower import lower
 from simpar.memory import Framework, memory, sequential
 from simpar.plans import Plan
 from simpar.predict import predict
 from simpar.profiles import load_stack
 from simpar.schedule import schedule_of
+from simpar.shipped import measured_folder
 from simpar.validate.megatron import options
 from simpar.validate.memory import measured, memory_of, memory_pairs, memory_score
 from simpar.validate.rows import read_rows

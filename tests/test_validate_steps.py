@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from simpar.cli import main
-from simpar.listing import measured_folder
 from simpar.profiles import profile_of_hardware
+from simpar.shipped import measured_folder
 from simpar.validate.columns import stack_name
 from simpar.validate.recompute import recompute_of
 from simpar.validate.rows import COLUMNS, Row, is_for_fitting, read_rows, vocabulary_of

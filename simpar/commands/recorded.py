@@ -14,10 +14,10 @@ from simpar.calibrate.figures import peak_of
 from simpar.chakra import is_chakra
 from simpar.commands.common import Progress, need_torch, print_answer, waiting
 from simpar.errors import Problem, ScheduleError
-from simpar.listing import measured_folder
 from simpar.profiles import load_profile
 from simpar.recording import chosen_ops, read_job, straggling
 from simpar.recording import replay as recording_text
+from simpar.shipped import measured_folder
 from simpar.size import parse_limit
 from simpar.units import format_rate, format_time
 from simpar.validate.memory import known_facts, memory_pairs

@@ -17,9 +17,9 @@ from simpar.commands.parser import VERBS, words_of
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.hardware.profile import figures_of
-from simpar.listing import copy_examples, example, examples, notebooks
 from simpar.profiles import load_profile, profile_names, profile_of_flag
 from simpar.schedule import schedule_schema
+from simpar.shipped import copy_examples, example, examples, notebooks
 
 
 def examples_command(options: argparse.Namespace) -> int:
