@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from executor.devices import KINDS, in_threads
 from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
-from simpar.files import read_csv
+from simpar.files import flag_options, read_csv
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
 from simpar.units import parse
@@ -135,11 +135,8 @@ def add_flags(verb: argparse.ArgumentParser, name: str) -> None:
     """Add the flags that ``flags.csv`` has for a verb, or for ``bench``; what a row leaves empty is its kind's."""
     for flag in read_csv(Path(__file__).with_name('flags.csv')):
         if name in flag['verbs'].split():
-            more: dict[str, Any] = {key: flag[key] for key in ('default', 'metavar', 'help') if flag[key]}
-            more |= {'choices': tuple(flag['choices'].split())} if flag['choices'] else {}
-            more |= {'dest': flag['name']} if flag['name'] else {}
-            more |= {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
-            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **more})
+            hidden = {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
+            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **flag_options(flag), **hidden})
 
 
 def with_verb(arguments: list[str]) -> list[str]:

@@ -10,10 +10,10 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _AT_ONCE: Final = 2**20
 
@@ -48,6 +48,13 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a table that comes with simpar, by column."""
     with path.open(encoding='utf-8', newline='') as file:
         return list(csv.DictReader(file))
+
+
+def flag_options(row: Mapping[str, str]) -> dict[str, Any]:
+    """What a row of a table of flags says to argparse; what it leaves empty is for its kind to say."""
+    found: dict[str, Any] = {key: row[key] for key in ('default', 'metavar', 'help') if row[key]}
+    found |= {'choices': tuple(row['choices'].split())} if row['choices'] else {}
+    return found | ({'dest': row['name']} if row['name'] else {})
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

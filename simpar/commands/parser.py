@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from simpar import __version__
-from simpar.files import read_csv
+from simpar.files import flag_options, read_csv
 
 WRONG_USE = 2
 
@@ -162,16 +162,6 @@ def parser() -> argparse.ArgumentParser:
         top.words = (*top.words, verb.name, *below.words)
         for flag in _FLAGS:
             if verb.name in flag['verbs'].split():
-                _add(below, flag)
+                below.add_argument(flag['flag'], **{**KINDS[flag['kind']], **flag_options(flag)})
     top.words = ('--version', *top.words)
     return top
-
-
-def _add(verb: argparse.ArgumentParser, flag: Mapping[str, str]) -> None:
-    """Add a row of the table to a verb; what a row leaves empty is argparse's."""
-    more: dict[str, Any] = {key: flag[key] for key in ('default', 'metavar', 'help') if flag[key]}
-    if flag['choices']:
-        more['choices'] = tuple(flag['choices'].split())
-    if flag['name']:
-        more['dest'] = flag['name']
-    verb.add_argument(flag['flag'], **{**KINDS[flag['kind']], **more})
