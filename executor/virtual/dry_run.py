@@ -7,7 +7,6 @@ collectives are those of virtual accelerators, whose tasks do nothing.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import warnings
 from collections import Counter
@@ -37,6 +36,7 @@ from executor.virtual.tensor import READ_BY_HOST, flat, form_of, touches, writte
 from executor.virtual.transport import VirtualTransport, ends_of, exchanged, gathered, reduced, scattered, watch_of
 from executor.walk import Slot
 from simpar.errors import ProgramError
+from simpar.files import read_csv
 from simpar.memory import memory, sequential
 from simpar.program import OpClass, Program
 from simpar.units import format_size
@@ -382,8 +382,7 @@ class DryRun:
 
 def kernels(kind: str) -> dict[str, frozenset[str]]:
     """Operation → dtypes for which a kind of device has kernels; empty: that is not known of the kind."""
-    with (Path(__file__).parent.parent / 'devices' / 'dtypes.csv').open(encoding='utf-8', newline='') as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(Path(__file__).parent.parent / 'devices' / 'dtypes.csv')
     return {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from simpar.files import read_csv
 from simpar.hardware import Profile
 from simpar.profiles import stack_of
 from simpar.units import format_time
@@ -383,5 +383,5 @@ def _words(plan: Degrees) -> str:
 def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:
     each = batch // (plan.data * micro)
     told = {'framework': framework, 'tokens': batch * sequence, 'samples': f'{each} sample{"s" if each > 1 else ""}'}
-    with (Path(__file__).parent / 'tables' / 'first_schedule.csv').open(encoding='utf-8', newline='') as file:
-        return {row['key']: row['comment'].format(**told) for row in csv.DictReader(file)}
+    rows = read_csv(Path(__file__).parent / 'tables' / 'first_schedule.csv')
+    return {row['key']: row['comment'].format(**told) for row in rows}

@@ -6,13 +6,13 @@ and whether their words are flags of Megatron-LM. ``tables/other_launchers.csv``
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from simpar.errors import Problem, ScheduleError
+from simpar.files import read_csv
 from simpar.importing import accelerate, megatron
 from simpar.importing.deepspeed import DEEPSPEED, GPT_NEOX
 from simpar.importing.mindformers import MINDFORMERS
@@ -51,8 +51,7 @@ class Format(NamedTuple):
 
 
 def _rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / f'{name}.csv').open(encoding='utf-8', newline='') as file:
-        return list(csv.DictReader(file))
+    return read_csv(FOLDER / f'{name}.csv')
 
 
 def formats() -> list[Format]:

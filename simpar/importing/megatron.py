@@ -5,12 +5,12 @@ The names and defaults are those of megatron/training/arguments.py and megatron/
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Iterator
 from math import gcd, lcm
 from typing import Final, NamedTuple
 
+from simpar.files import read_csv
 from simpar.importing.settings import (
     FOLDER,
     NODE_SIZE,
@@ -230,9 +230,8 @@ def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
     google-bert/bert-base-uncased, google/gemma-2-9b.
     """
     full = ' '.join(texts).lower()
-    with (FOLDER / 'tokenizers.csv').open(encoding='utf-8', newline='') as file:
-        fitting = (row for row in csv.DictReader(file) if re.search(row['name'], full))
-        return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
+    fitting = (row for row in read_csv(FOLDER / 'tokenizers.csv') if re.search(row['name'], full))
+    return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
 
 
 def number_of_experts(flags: Settings) -> int:

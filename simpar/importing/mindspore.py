@@ -9,16 +9,15 @@ mindspore.nn, mindspore.parallel and mindspore.set_auto_parallel_context of 2.3 
 from __future__ import annotations
 
 import ast
-import csv
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
+from simpar.files import read_csv, read_regular
 from simpar.importing.mapping import Import, Line
 from simpar.importing.python_script import (
     BY_LAYERS,
@@ -597,9 +596,8 @@ def _shape(weight: Thing) -> tuple[int, int] | None:
     return None
 
 
-def _rows() -> Iterator[dict[str, str]]:
-    with (FOLDER / 'mindspore_layers.csv').open(encoding='utf-8', newline='') as file:
-        yield from csv.DictReader(file)
+def _rows() -> list[dict[str, str]]:
+    return read_csv(FOLDER / 'mindspore_layers.csv')
 
 
 def _names() -> list[str]:

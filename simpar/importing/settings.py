@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from simpar.files import read_csv
 from simpar.importing.shell import UNKNOWN, shown
 from simpar.profiles import profile_of_hardware
 
@@ -218,8 +218,7 @@ class Table:
 
 def table_of(launcher: str) -> Table:
     """The table of a launcher."""
-    with (FOLDER / f'{launcher}.csv').open(encoding='utf-8', newline='') as file:
-        rows = [SettingRow(**row) for row in csv.DictReader(file)]
+    rows = [SettingRow(**row) for row in read_csv(FOLDER / f'{launcher}.csv')]
     return Table(
         {row.setting: row for row in rows if row.key},
         tuple(row for row in rows if row.value in _REASONS),
@@ -230,8 +229,8 @@ def table_of(launcher: str) -> Table:
 def shaping(name: str) -> str:
     """What of model or plan the name of an unknown setting speaks of; nothing where no word of it does."""
     parts = set(re.split(r'[-_.]', name.lower()))
-    with (FOLDER / 'shaping_words.csv').open(encoding='utf-8', newline='') as file:
-        return next((row['what'] for row in csv.DictReader(file) if parts & set(row['words'].split())), '')
+    rows = read_csv(FOLDER / 'shaping_words.csv')
+    return next((row['what'] for row in rows if parts & set(row['words'].split())), '')
 
 
 def accelerator(text: str) -> tuple[str, str] | None:
@@ -240,8 +239,8 @@ def accelerator(text: str) -> tuple[str, str] | None:
     if profile := profile_of_hardware(said):
         return profile.partition('-')[0].removeprefix('ascend'), profile
     parts = re.split(r'[^a-z0-9]+', said)
-    with (FOLDER / 'other_accelerators.csv').open(encoding='utf-8', newline='') as file:
-        return next(((row['word'], '') for row in csv.DictReader(file) if row['word'] in parts), None)
+    rows = read_csv(FOLDER / 'other_accelerators.csv')
+    return next(((row['word'], '') for row in rows if row['word'] in parts), None)
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -309,9 +308,7 @@ class Settings:
 
     def doubled(self) -> Iterator[Mistake]:
         """Settings that no launcher takes beside one another, and those that say another value by another name."""
-        with (FOLDER / 'never_both.csv').open(encoding='utf-8', newline='') as file:
-            rows = [row for row in csv.DictReader(file) if self.on(row['setting'])]
-        for never in rows:
+        for never in (row for row in read_csv(FOLDER / 'never_both.csv') if self.on(row['setting'])):
             if self.on(never['beside']):
                 other = self.named[never['beside']]
                 yield Mistake(never['setting'], f'never beside {other.called} ({other.where})', 'take one of them away')

@@ -6,12 +6,12 @@ tensor's dims, of the result's, and which names stay unsharded. ``operators.csv`
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from simpar.files import read_csv
 from simpar.layout import ONE, operators
 
 Shape = tuple[int, ...]
@@ -288,11 +288,10 @@ class AtenRow(NamedTuple):
 
 
 def _table() -> Iterator[tuple[str, AtenRow]]:
-    with (Path(__file__).parent / 'operators.csv').open(encoding='utf-8', newline='') as file:
-        for row in csv.DictReader(file):
-            name, *keys = row['rule'].split()
-            rule = along(*keys) if keys else globals()[name]
-            yield row['operator'], AtenRow(rule, row['sharded'], row['saves'], row['price'], int(row['flops']))
+    for row in read_csv(Path(__file__).parent / 'operators.csv'):
+        name, *keys = row['rule'].split()
+        rule = along(*keys) if keys else globals()[name]
+        yield row['operator'], AtenRow(rule, row['sharded'], row['saves'], row['price'], int(row['flops']))
 
 
 TABLE: Final[Mapping[str, AtenRow]] = dict(_table())
