@@ -78,39 +78,47 @@ def agreed(source: Source, own: Sequence[Setting], beside: Sequence[Setting]) ->
     huggingface/transformers 02348331be (integrations/deepspeed.py, HfTrainerDeepSpeedConfig.fill_match); Accelerate
     refuses each of them beside a file. Raises ``ScheduleError`` with the lines of both.
     """
-    own, wrong = list(own), []
     if source is ACCELERATE:
-        kind = next((str(one.value).upper() for one in own if one.name == 'distributed_type'), 'DEEPSPEED')
-        if kind != 'DEEPSPEED':
-            return [
-                replace(one, name=f'idle.{one.name}', written=one.name) if one.name.startswith('deepspeed') else one
-                for one in own
-            ]
-        files = [one for one in own if one.name == _FILE and one.value]
-        for one in own if files else ():
-            if any(fits(one.name, name) for name in _OF_FILE):
-                what = f'{one.name}: Accelerate takes none beside {files[0].shown} ({files[0].where})'
-                wrong.append(Problem(one.where, what, 'write it in that file alone'))
-        own = [*beside, *own]
-    elif source is LLAMA_FACTORY:
-        mine = Settings(own, source.table).named
-        usual = table_of('llama_factory').rows
-        filled = []
-        for one in Settings(list(beside), source.table).every:
-            default = usual[one.name].default if one.name in usual else ''
-            silent = Setting(one.name, default, f'{own[0].where.partition(":")[0]}, its default')
-            other = mine.get(one.name, silent)
-            if one.value == 'auto' and other.value != '':
-                filled.append(replace(one, value=other.value))
-                continue
-            filled.append(one)
-            if one.value not in ('auto', None) and other.value not in ('', None) and not same(one.value, other.value):
-                what = f'{one.called}: {one.shown}, and {other.called} is {other.shown} ({other.where})'
-                wrong.append(Problem(one.where, what, 'write "auto" there, or the same in both'))
-        own = [*filled, *own]
+        return _beside_a_file(own, beside)
+    return _filled_in(source, own, beside) if source is LLAMA_FACTORY else list(own)
+
+
+def _beside_a_file(own: Sequence[Setting], beside: Sequence[Setting]) -> list[Setting]:
+    """Accelerate's settings, none of which its DeepSpeed file has to say alone."""
+    kind = next((str(one.value).upper() for one in own if one.name == 'distributed_type'), 'DEEPSPEED')
+    if kind != 'DEEPSPEED':
+        return [
+            replace(one, name=f'idle.{one.name}', written=one.name) if one.name.startswith('deepspeed') else one
+            for one in own
+        ]
+    wrong, files = [], [one for one in own if one.name == _FILE and one.value]
+    for one in own if files else ():
+        if any(fits(one.name, name) for name in _OF_FILE):
+            what = f'{one.name}: Accelerate takes none beside {files[0].shown} ({files[0].where})'
+            wrong.append(Problem(one.where, what, 'write it in that file alone'))
     if wrong:
         raise ScheduleError(wrong)
-    return own
+    return [*beside, *own]
+
+
+def _filled_in(source: Source, own: Sequence[Setting], beside: Sequence[Setting]) -> list[Setting]:
+    """LLaMA-Factory's settings, with what is ``auto`` in its DeepSpeed file filled in."""
+    mine, usual = Settings(list(own), source.table).named, table_of('llama_factory').rows
+    wrong, filled = [], []
+    for one in Settings(list(beside), source.table).every:
+        default = usual[one.name].default if one.name in usual else ''
+        silent = Setting(one.name, default, f'{own[0].where.partition(":")[0]}, its default')
+        other = mine.get(one.name, silent)
+        if one.value == 'auto' and other.value != '':
+            filled.append(replace(one, value=other.value))
+            continue
+        filled.append(one)
+        if one.value not in ('auto', None) and other.value not in ('', None) and not same(one.value, other.value):
+            what = f'{one.called}: {one.shown}, and {other.called} is {other.shown} ({other.where})'
+            wrong.append(Problem(one.where, what, 'write "auto" there, or the same in both'))
+    if wrong:
+        raise ScheduleError(wrong)
+    return [*filled, *own]
 
 
 def factory(config: Settings) -> Iterator[Finding]:
