@@ -93,6 +93,15 @@ def rows() -> list[Row]:
         ('copies hide sums of tensor parallelism', SLOW, 'tensor', {'tensor': 2, 'copies': 2}, {'copies': 1}),
         ('four copies for two', SLOW, 'tensor', {'tensor': 2, 'copies': 4}, {'copies': 2}),
         ('zero bubble', SLOW, 'pipeline', {**pipeline, 'order': 'zb-h1'}, {'order': '1f1b'}),
+        ('recomputation of layers', SLOW, 'tensor', {'tensor': 2, 'recompute': 'full'}, {'recompute': 'none'}),
+        ('shards of weights for copies of them', SLOW, 'data', {'data': 2, 'zero': 3, 'prefetch': 1}, {'zero': 0}),
+        (
+            'two chunks a stage',
+            SLOW,
+            'pipeline',
+            {**pipeline, 'chunks': 2, 'order': 'interleaved-1f1b'},
+            {'chunks': 1, 'order': '1f1b'},
+        ),
     ]
     of = {**real, 'tensor': TRANSFORMER}
     return [
