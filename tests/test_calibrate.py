@@ -209,6 +209,16 @@ def emulated(law=ring, **more):
     return {**record(), 'compute': 'emulated', 'tables': {'collective': rows}, 'overlap': [], **more}
 
 
+@pytest.mark.parametrize(('net', 'middle'), [('none', 1.0), ('paced:1Gbit/s,50us', 1.02)])
+def test_a_paced_message_counts_with_its_median_and_one_that_wants_the_processor_with_a_quick_repeat(
+    tmp_path, net, middle
+):
+    network = ClusterCollectives(cluster(written(tmp_path, {**record(), 'net': net})))
+    size = 4**9
+    cost = network.cost(OpClass('op', 'collective', 'all_gather', 'F', bytes=float(size), partition='all'), (0, 1))
+    assert cost.alpha + cost.transfer == pytest.approx(middle * ring('all_gather', 2, size), rel=1e-3)
+
+
 def test_messages_alone_make_a_profile_with_the_device_that_emulated_compute_takes_as_given(tmp_path):
     profile = written(tmp_path, emulated(net='netns:1Gbit/s'))
     given = load_profile('cpu-gloo')

@@ -21,7 +21,7 @@ from simpar.calibrate.record import (
     Table,
     counted,
     low,
-    usual,
+    of_messages,
 )
 from simpar.cost.formula import share, steps
 from simpar.hardware import Grade
@@ -207,7 +207,7 @@ def _link(record: Record, rows: Sequence[CollectiveRow]) -> dict[str, Number]:
     rings = [row for row in rows if row.algorithm == 'ring' or (not own and row.algorithm == 'exchange')] or rows
     passed = [share('ring', row.operator, row.ranks) * row.bytes for row in rings]
     terms = [(1.0, steps('ring', row.operator, row.ranks), size) for row, size in zip(rings, passed, strict=True)]
-    take = usual if record.compute == 'emulated' else low
+    take = of_messages(record)
     seconds = np.array([take(counted(row)) for row in rings])
     fit = relative_fit(terms, seconds)
     start, latency, a_byte = fit.values

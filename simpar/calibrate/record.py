@@ -16,6 +16,7 @@ from pydantic import Field
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
 from simpar.hardware import Grade
+from simpar.hardware.net import parse_net
 from simpar.profiles import COLUMNS
 
 if TYPE_CHECKING:
@@ -347,9 +348,6 @@ def named(kind: str, key: Key) -> str:
 def tables_of(record: Record) -> dict[str, Table]:
     """The tables of a profile; of attention the forward alone, from which the backward is priced."""
     rows = record.tables
-    # A step of many messages takes the sum of what they take usually; kernels are told by CPU time, where others on
-    # the machine only ever add.
-    take = usual if record.compute == 'emulated' else low
     # The backward is priced as a multiple of the forward.
     forward = [row for row in rows.attention if row.phase == 'F']
     keyed: dict[str, list[tuple[Key, Row, str]]] = {
@@ -358,7 +356,8 @@ def tables_of(record: Record) -> dict[str, Table]:
         'operator': [((row.operator, row.phase, row.bytes), row, row.phase) for row in rows.operator],
         'collective': [((row.operator, row.ranks, row.nodes, row.bytes), row, '') for row in rows.collective],
     }
-    return {kind: Table(kind, _rising(kind, _lines(found, take))) for kind, found in keyed.items() if found}
+    takes = {kind: of_messages(record) if kind == 'collective' else low for kind in keyed}
+    return {kind: Table(kind, _rising(kind, _lines(found, takes[kind]))) for kind, found in keyed.items() if found}
 
 
 def counted(row: Row) -> Figures:
@@ -375,8 +374,16 @@ def low(figures: Figures) -> float:
 
 
 def usual(figures: Figures) -> float:
-    """The number that is used of messages of emulated compute: a step waits for many, one after the other."""
+    """The middle of the repeats: a step waits for many messages, one after the other, the slow ones too."""
     return figures.median
+
+
+def of_messages(record: Record) -> Take:
+    """What counts of the repeats of a message: the middle one where the network paces it, or no kernel disturbs it.
+
+    On a network that is not paced, gloo's threads want the processor, and others on the machine only ever add time.
+    """
+    return low if record.compute == 'real' and parse_net(record.net).kind == 'none' else usual
 
 
 def _lines(found: Iterable[tuple[Key, Row, str]], take: Take) -> list[Line]:
