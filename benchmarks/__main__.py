@@ -7,8 +7,6 @@ python -m benchmarks --every-rank         # all 1,024 ranks of GPT-3, none folde
 python -m benchmarks --calculon PATH --simumax PATH --python PYTHON    # peers beside, from checkouts
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

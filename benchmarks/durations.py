@@ -5,8 +5,6 @@ recurrence written for it alone (`sweep_1f1b_seq`), and any graph with cases sid
 in one process on one core, in turns; figures are CPU seconds.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

@@ -1,7 +1,5 @@
 """What surrounds the machines: SimPy, Python and compiled on one program; folded and unfolded; lowering; sweeps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It runs in a process of its own, whose peak of memory is then its own: ``python -m benchmarks --every-rank``.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

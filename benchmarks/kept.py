@@ -1,7 +1,5 @@
 """What has been measured at this commit, kept on the disk: a benchmark that was interrupted goes on from there."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Peers: what one evaluation of GPT-3 by the same plan takes them, from checkouts of their source."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The programs that are timed: GPT-3 of 175 billion weights, and transformers whose slots grow by tens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

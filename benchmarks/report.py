@@ -1,7 +1,5 @@
 """docs/proofs/performance.md, from what was measured."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``python -m executor``: exit codes as of the command line ``simpar``, and never a traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

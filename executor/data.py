@@ -3,8 +3,6 @@
 IDX as http://yann.lecun.com/exdb/mnist describes it: big-endian magic 0x0000 08 <dims>, one size a dim, then bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

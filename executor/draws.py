@@ -3,8 +3,6 @@
 Draws are made in fp64 and then cast.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

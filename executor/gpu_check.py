@@ -5,8 +5,6 @@ for several schedules the measured step against the one that is predicted from o
 fetched from a network. Rehearsed with ``--device virtual --size tiny``, whose times say nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -1,7 +1,5 @@
 """What a rank asks of its host: a clock that ranks share, cores and memory, states of processes, who goes first."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

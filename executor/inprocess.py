@@ -4,8 +4,6 @@ It keeps the semantics of every machine, time aside: streams are in order, an op
 collective when its last participant has arrived, and steps follow one another without a barrier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ they, the bridge and the cables are gone when the last process in them is, and h
 however it ends. No other interface, bridge or namespace is touched.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

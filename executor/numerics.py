@@ -1,7 +1,5 @@
 """Numerics: whether a program computes what the unsharded model computes, tensor by tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf, isfinite

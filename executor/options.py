@@ -1,7 +1,5 @@
 """The executor's command line: ``python -m executor [VERB] JOB ...``; without a verb, it runs the job."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What steps gave: losses, tensors and traces, kept as files, and statistics of repeats."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

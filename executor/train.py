@@ -1,7 +1,5 @@
 """``train``: train a schedule, with the user's own module and data, and keep what came of it, by one call."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

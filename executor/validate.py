@@ -4,8 +4,6 @@ gloo's own errors cannot be relied on: a wrong size aborts the process, collecti
 wrong numbers silently, and everything else is a timeout. Needs no torch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

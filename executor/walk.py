@@ -4,8 +4,6 @@ Streams are in order, an op starts when its needs have finished, a collective wh
 steps follow one another without a barrier. Needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final

@@ -9,8 +9,6 @@
 Names are imported when they are used, so that ``import simpar`` costs nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 

@@ -4,8 +4,6 @@ Exit codes: 0 good, 2 the file or the command line is wrong, 3 infeasible, deadl
 5 a run failed, 6 numerics wrong. Start-up time is a feature: a verb's modules are imported when the verb is called.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

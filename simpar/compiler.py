@@ -1,7 +1,5 @@
 """Compiler: numba makes machine code of kernels, and keeps it on the disk."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The critical path as segments, shares and a summary in sentences."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator

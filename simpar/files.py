@@ -3,8 +3,6 @@
 A janitor, a shell, removes temporary folders when this process has ended, however it ended, by SIGKILL too.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import os

@@ -1,7 +1,5 @@
 """Headline: the answer in a sentence, for screens, tables and pictures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Final

@@ -1,7 +1,5 @@
 """Arithmetic of sets of time intervals, exact for times on the grid of 2⁻⁴⁰ s; arrays of shape [n, 2], (begin, end)."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

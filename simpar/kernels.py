@@ -4,8 +4,6 @@ To import numba and to load machine code takes longer than all kernels of a smal
 kernel follows from the arrays of the call alone, and no result depends on it, to the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from types import SimpleNamespace

@@ -15,8 +15,6 @@ The last four are about facts of a program (``simpar.ablation.rules.Facts``): ``
 first condition that holds counts. ``as plan.zero`` stands for the rules of another key.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lazy: what draws an answer in a notebook, imported when it is asked for, as it stands many floors above."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any

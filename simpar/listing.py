@@ -4,8 +4,6 @@ Of each operator: its strategy and where that came from, the slices of what it r
 that it brings with it. All of it is read off the program, so that it is what the machines do.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ calls, a link; or of what overlap costs. The same program is priced once, its co
 again, so that nothing is lowered anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp

@@ -1,7 +1,5 @@
 """Plan: how the workload is divided over the ranks; knows no hardware."""
 
-from __future__ import annotations
-
 from dataclasses import Field as Named
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal

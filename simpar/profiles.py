@@ -1,7 +1,5 @@
 """Profiles of clusters and stacks of software: found by name, read, checked and joined."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import difflib

@@ -5,8 +5,6 @@ with all its choices. Two of them are compared key by key. Where one of the thre
 is its doing; the trace says in which operators the seconds are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

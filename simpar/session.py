@@ -3,8 +3,6 @@
 Whoever asks many times makes one and passes it on. No result depends on it, and two of them share nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import is_
 from typing import Any, Generic, NamedTuple, TypeVar, cast

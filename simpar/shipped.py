@@ -1,7 +1,5 @@
 """Shipped: the schedules that come with simpar, in the package or beside it in a checkout."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass
 from pathlib import Path

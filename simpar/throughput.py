@@ -3,8 +3,6 @@
 And of a training run of so many tokens: days, device-hours and money, failures and checkpoints included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import exp, isfinite, prod

@@ -4,8 +4,6 @@ FLOP/s.
 A lower-case b is a bit, an upper-case B a byte; K M G T are powers of 1000, Ki Mi Gi Ti of 1024.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from math import isfinite

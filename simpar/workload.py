@@ -1,7 +1,5 @@
 """Workload: the model, its batch and its optimizer for one training step; knows no hardware and no plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 

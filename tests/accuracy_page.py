@@ -3,8 +3,6 @@
 Arguments: the JSON of `simpar validate --json`; without it every row is predicted, which takes some minutes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

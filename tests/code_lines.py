@@ -4,8 +4,6 @@ python -m tests.code_lines              by package, with files, the longest and 
 python -m tests.code_lines --since REV  what a change takes out and puts in, by package
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import io

@@ -3,8 +3,6 @@
 `make prove-docs` (tests/prove_docs.py) runs all others and writes docs/proofs/blocks.md.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Translations in docs/zh repeat pages, so that they count neither as pages nor as words.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

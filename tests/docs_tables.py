@@ -13,8 +13,9 @@ from launch_sources import FOLDER, SOURCES, given_beside, model_beside
 
 from simpar.files import read_csv
 from simpar.huggingface import families
+from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, UNSEEN
 from simpar.importing.read import imported
-from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, UNSEEN, table_of
+from simpar.importing.settings import table_of
 from simpar.model.operators import OPERATORS
 from simpar.model.operators.base import Operator
 from simpar.schedule import schedule_schema

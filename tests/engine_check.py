@@ -5,8 +5,6 @@ the exact run fits into doubles, its times are the engines'; elsewhere they are 
 fold are those of a refinement by lists, also with the costs in blocks, as thousands of ranks have them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

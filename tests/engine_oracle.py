@@ -5,8 +5,6 @@ the engine. Where nothing can go on, it says what heads every stream. A host tha
 below zero, which issues one op after the other. A work queue is a list of ops: one arrives when those before it have.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 

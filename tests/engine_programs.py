@@ -6,8 +6,6 @@ deadlock. Ops that meet in a collective are of one op class. In a quarter hosts 
 devices have few work queues.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple

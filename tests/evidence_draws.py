@@ -4,8 +4,6 @@ A draw is a pair of plans of one model; gain is measured from the first one. Its
 shares of computation are drawn; sizes are drawn again until a step takes about what it should.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

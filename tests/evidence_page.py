@@ -1,7 +1,5 @@
 """The page of the evidence: a table of every row, and whether what must hold does."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The sweeps of the examples, each predicted once for all tests."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

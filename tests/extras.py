@@ -1,7 +1,5 @@
 """Packages of extras that take long to import: collecting asks whether they are there, a test imports what it uses."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -3,8 +3,6 @@
 Each schedule is predicted as it was written: its plan is kept, and what it is silent on is its framework's default.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics

@@ -8,8 +8,6 @@ that its training gets, so that the score is one of settings, not of shells. Cle
 mapped or has no effect; a file with gaps has settings that are not modelled or unknown; others are refused.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
@@ -22,11 +20,11 @@ from pathlib import Path
 from simpar.document.tree import parse
 from simpar.errors import ScheduleError
 from simpar.importing.command_line import settings_of
+from simpar.importing.findings import NOT_MODELLED, UNSEEN
 from simpar.importing.mapping import Import
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindspeed import MINDSPEED_HINTS
 from simpar.importing.read import imported
-from simpar.importing.settings import NOT_MODELLED, UNSEEN
 
 RECORDED = Path(__file__).parent / 'recorded' / 'field.json.xz'
 SCORE = '| launcher | public files | clean | with gaps | refused | what is missing most often |'

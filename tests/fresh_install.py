@@ -7,8 +7,6 @@ with the newest. Warnings of Python are errors. Interpreters that the machine la
 sought.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """The rows of a sweep, each predicted by a process that has predicted nothing before: `python fresh_rows.py FILE`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@
 the test of its kind passes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable

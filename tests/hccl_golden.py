@@ -5,8 +5,6 @@ measurement: both readings are ours. Written otherwise than the product: sizes a
 between servers are compared by their costs, nothing is looked up in a table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, log2

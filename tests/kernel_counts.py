@@ -1,7 +1,5 @@
 """Kernels that torch launches, and bytes that they read and write, counted by torch's own dispatcher."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -7,8 +7,6 @@ bounds has no word on a clock: of the rows for fitting, those count whose predic
 before their measured seconds are looked at.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

@@ -4,8 +4,6 @@ Every plan of Megatron-LM's own runs is lowered once, and its last rank is asked
 stack and without one at a time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from simpar.errors import SimparError

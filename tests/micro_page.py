@@ -5,8 +5,6 @@ simpar predicts sizes that nobody measured. Every fifth point of a table of coll
 device is predicted by formula, with the constants of the other devices and its own data sheet.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Mistakes that users make, of `tests/mistakes`: what is wrong, the command's words, and the files that it reads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Modules that this project did not write, tiny, with example inputs; and their own autograd beside our machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

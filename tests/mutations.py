@@ -4,8 +4,6 @@ Case number n of a seed is always the same. A change is made to the text (letter
 (a number becomes none, or a hundred digits), or to a key (`--set` of any key that is documented).
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

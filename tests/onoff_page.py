@@ -11,8 +11,6 @@ matters, `other_off` and `other_on` are what is off and on with the other one. A
 seconds of a step were published beside one.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path

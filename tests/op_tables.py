@@ -4,8 +4,6 @@
 of now. They are of examples, and of 200 schedules that were drawn once and are kept beside their tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

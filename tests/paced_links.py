@@ -1,7 +1,5 @@
 """Random sets of transfers: through the production code of paced links on a clock that jumps, and by the engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import ceil, floor, log10, ulp
 from random import Random

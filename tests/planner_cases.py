@@ -1,7 +1,5 @@
 """Spaces of plans that are drawn, and what the engine says of the plans in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ left out: Calculon's offloading, its choice of a network for each axis, overlap 
 copies, tiles, context, fusion.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

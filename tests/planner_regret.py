@@ -5,8 +5,6 @@ scored: the plan that is predicted fastest, and the choice: the one with the few
 those within noise of it. Noise is as the planner has it: of measured pairs of rows for fitting, else 3 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from math import expm1

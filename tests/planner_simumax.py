@@ -9,8 +9,6 @@ micro-batches of 1, 2 and 4 samples, recomputation, the optimizer sharded, 1F1B.
 ours: recomputation of some layers only.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

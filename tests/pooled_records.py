@@ -1,7 +1,5 @@
 """Several records of one bench as one: a machine's speed changes over minutes, and each of them knows but its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

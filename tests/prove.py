@@ -4,8 +4,6 @@ python -m tests.prove               the table
 python -m tests.prove gain          run one; further words are handed on
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import os

@@ -5,8 +5,6 @@ says which, and ends with code 0. It writes the screenshots of the docs, small P
 took to follow a slider.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

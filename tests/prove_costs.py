@@ -6,8 +6,6 @@ Both trees run the same commands with the same Python; each command runs once be
 compiled. A ratio is the median of the ratios of its rounds; `--plan` adds the search for GPT-3's plan.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -8,8 +8,6 @@
 Blocks of a page run from top to bottom in a folder of its own, in which files stand that its commands name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

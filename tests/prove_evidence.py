@@ -7,8 +7,6 @@ with the round that is missing, on the same commit. Whether a row can be measure
 its prediction is looked at; whether cores suffice, before it is run at all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@
 schedules one after the other, goes on where FILE ends, and keeps there what each asked for.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

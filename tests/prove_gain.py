@@ -8,8 +8,6 @@ A/A row measures a plan against itself: its gain is noise. Each finished command
 was interrupted goes on with those that are missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Make every mistake of `tests/mistakes`, and write docs/proofs/mistakes.md: `make prove-mistakes`."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -7,8 +7,6 @@ Nothing may end in a traceback or an internal error, run for longer than a bound
 bound of memory. `--limit` bounds what simpar itself may estimate, so that what is large and allowed takes little time.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

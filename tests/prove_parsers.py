@@ -8,8 +8,6 @@ each line says first is which oracle ran; without a source it is the recorded ke
 (tests/recorded/launcher_keys.csv), which the suite holds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

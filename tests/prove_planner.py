@@ -5,8 +5,6 @@ python -m tests.prove_planner --plans 10000 --spaces 20 --kept planner.jsonl --p
 Blocks of plans and spaces are drawn from seeds of their own, and kept as lines of a file: the same command goes on.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

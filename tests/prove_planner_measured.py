@@ -7,8 +7,6 @@ plan the shortest step counts: others on the machine only ever lengthen one. Rou
 that a run that was interrupted goes on. Ends with an error where the pick is more than 2 % behind the fastest.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

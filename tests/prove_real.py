@@ -7,8 +7,6 @@ are missing. Each rank has a core of its own. Whether a row can be measured is d
 prediction is made.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -9,8 +9,6 @@ back the same, those of which export lists what the framework cannot say, and th
 word, of which there must be none; -v names the keys.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import Counter

@@ -7,8 +7,6 @@
 ``simpar run --json``), sweeps, rows (every row of ``simpar validate``). Screens are compared as they are.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

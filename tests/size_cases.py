@@ -1,7 +1,5 @@
 """Random schedules of many sizes, for the estimates of their size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -3,8 +3,6 @@
 `python -m tests.stack_table` writes them; tests/test_stacks.py holds the cheap ones.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Operator graphs of networks and of transformer blocks in MindSpore's primitives, which tests search."""
 
-from __future__ import annotations
-
 from simpar.model import Dense, Network, Softmax
 from simpar.strategy_search import Graph, GraphBuilder
 from simpar.strategy_search.graph import Dataset, mean_squared_error, model_graph

@@ -1,7 +1,5 @@
 """Traffic of transformer blocks: what MindSpore's search, plain data × tensor parallelism and exact search move."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

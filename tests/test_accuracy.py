@@ -1,7 +1,5 @@
 """Predictions against published measurements: order, sign and a wide band, tuned on none; see docs/accuracy.md."""
 
-from __future__ import annotations
-
 import csv
 from itertools import combinations
 from math import log

@@ -1,7 +1,5 @@
 """``simpar check``: the grid of actions, what each pipeline rank does, and what is simulated and executable."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

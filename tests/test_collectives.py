@@ -1,7 +1,5 @@
 """The table of collectives agrees with the formulas of rings and with the algebra of layouts."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

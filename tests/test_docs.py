@@ -3,8 +3,6 @@
 `make docs` builds it strictly; `make prove-docs` runs all blocks. Here a few cheap ones run; all are parsed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 

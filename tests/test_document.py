@@ -1,7 +1,5 @@
 """The door: YAML 1.2's scalars, limits on what a file may do, strict dataclasses, units, settings, JSON Schema."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

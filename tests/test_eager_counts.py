@@ -4,8 +4,6 @@
 that reads or writes memory is a kernel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Hosts that wait for their devices: closed forms, and every machine to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Work queues: what is issued behind something that waits waits too, by hand, and every machine to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

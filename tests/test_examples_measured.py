@@ -4,8 +4,6 @@ FSDP of MPT re-gathers weights for every micro-batch: ``zero: 3``. MindFormers' 
 ``python tests/test_examples_measured.py`` prints the table of docs/proofs/sharding_tables.md. Tuned on none.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import log
 from pathlib import Path

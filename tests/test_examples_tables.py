@@ -3,8 +3,6 @@
 ``python tests/test_examples_tables.py`` runs the commands and puts what they print into the documentation.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 

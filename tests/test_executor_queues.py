@@ -1,7 +1,5 @@
 """Work queues on two real ranks with emulated compute and paced links: what waits holds up what is issued behind it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

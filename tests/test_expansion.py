@@ -1,7 +1,5 @@
 """Expansion: what collectives take of a device by the mode of the library, and what that makes of a gain."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

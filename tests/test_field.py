@@ -3,8 +3,6 @@
 All 50 rows take about 20 CPU seconds. `python -m tests.field_page --write` writes them into docs/proofs/field.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Profiles: every number has a source and a grade, what is wrong is named with file and line."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import os

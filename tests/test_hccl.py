@@ -1,7 +1,5 @@
 """HCCL's choice: the table against a second reading of its selectors, and costs against its manual."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The house stays one that a reader can hold: its files and functions, no state in module globals, no private API."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache
@@ -46,9 +44,10 @@ def state_of(tree: ast.Module) -> Iterator[str]:
     for function in ast.walk(tree):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        own = {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)}
-        own |= {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-        for node in ast.walk(function):
+        inside = list(ast.walk(function))
+        own = {one.arg for one in inside if isinstance(one, ast.arg)}
+        own |= {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        for node in inside:
             if isinstance(node, ast.Global):
                 yield f'line {node.lineno}: global {", ".join(node.names)}'
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):

@@ -14,11 +14,11 @@ from simpar.case import load_case
 from simpar.cli import main
 from simpar.huggingface.models import MODELS
 from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, torchtitan
+from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.first import first_schedules
 from simpar.importing.mapping import schedule_text
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.read import imported
-from simpar.importing.settings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.shell import read_script
 from simpar.profiles import load_profile
 from simpar.schedule import check_against_cluster, load_schedule, written

@@ -1,7 +1,5 @@
 """Training scripts of MindSpore as schedules: what shipped examples say, and what is refused by its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of keys: a row for every key, a key for every row, and rules about facts that there are."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from functools import cache

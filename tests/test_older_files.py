@@ -1,7 +1,5 @@
 """Files of commit 403c6f3 that users have: schedules, profiles, stacks, a saved answer, journals of two searches."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An order by arrays: each action needs and gives what its plain form does; a walk over them waits for the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from simpar.pipeline.messages import KINDS, NONE, arrays_of, gives, needs

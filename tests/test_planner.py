@@ -1,7 +1,5 @@
 """The planner: least seconds and bytes are below the engine's, and the best plan is that of brute force."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

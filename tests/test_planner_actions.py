@@ -1,7 +1,5 @@
 """The planner's actions: what is sent inside of them is known before copies are chosen; what a rank holds at them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

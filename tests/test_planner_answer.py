@@ -1,7 +1,5 @@
 """What the planner answers: classes within noise, why the runner-up loses, what is worse, and numbers of devices."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

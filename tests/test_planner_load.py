@@ -1,7 +1,5 @@
 """The planner's load: a step is no shorter than all that a rank sends over its outermost link, in any stream."""
 
-from __future__ import annotations
-
 import pytest
 
 from simpar.case import case_of, cluster_of

@@ -1,7 +1,5 @@
 """Records of several benches, as one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.pooled_records import pooled

@@ -1,7 +1,5 @@
 """Fusion that is chosen by predicted cost: never slower than the sizes that are tried, and saved as a plain value."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

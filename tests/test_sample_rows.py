@@ -4,8 +4,6 @@ Who changes an answer on purpose runs `python -m tests.accuracy_page --scores`, 
 in the commit what it did to each set.
 """
 
-from __future__ import annotations
-
 import csv
 from statistics import fmean
 

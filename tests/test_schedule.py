@@ -1,7 +1,5 @@
 """Schedules: what is read, the baseline, and whether it fits the cluster."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Whatever is written is a schedule or an error of ours; what is written out is read as the same; the JSON Schema."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import fields, replace
 from itertools import pairwise

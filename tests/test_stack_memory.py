@@ -1,7 +1,5 @@
 """Memory that a stack adds: each fact by hand on a small model, then all of them against Megatron-LM's own runs."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

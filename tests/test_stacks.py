@@ -1,7 +1,5 @@
 """Stacks: read, found, and what each of their parts does to a prediction; every part can be switched off."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 ``python tests/test_strategy_blocks.py`` makes it anew (two minutes of CPU).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

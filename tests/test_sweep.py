@@ -1,7 +1,5 @@
 """A sweep: its rows are the file with other values, predicted as `simpar run` predicts them; what cannot be says so."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A sweep on a Dask cluster of real processes: the same answer, also when a worker is killed in the middle."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

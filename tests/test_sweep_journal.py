@@ -1,7 +1,5 @@
 """The journal of a sweep: what is finished is not predicted again, and nothing else is taken for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

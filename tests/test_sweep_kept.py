@@ -1,7 +1,5 @@
 """What neighbours in a sweep share is not worked out again, and no row can tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

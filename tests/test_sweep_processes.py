@@ -1,7 +1,5 @@
 """Rows in processes: neighbours together, the same answer, and nothing lost where one is interrupted or dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Recordings of Ascend and of Kineto as tables of kernels: totals, kinds of kernels, refusals, and who waits."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

@@ -3,8 +3,6 @@
 SwiGLU, GeGLU and rotary embedding op by op from Python; GELU and dropout by TorchScript that has no fuser.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`simpar validate`: rows are read, split, scored and told as docs/proofs/validate.md says."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

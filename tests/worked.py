@@ -3,8 +3,6 @@
 Every span is worked out by hand there; the tables below are copied from there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.costs import Communication, Costs

@@ -1,7 +1,5 @@
 """``python -m executor.bench``: micro-benchmarks of this machine, written as JSON for ``simpar calibrate``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The bench: computation, communication and both at once, on own ranks or on those that a launcher has started."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Items: what a bench measures, each one op class on tensors that every rank holds in full; over which sizes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

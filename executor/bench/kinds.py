@@ -3,8 +3,6 @@
 Each kind has a program of its own, in which every message stands between compute ops: so ranks agree on when it starts.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 A launcher that is recognised in part is refused: else every process of its would run the whole job by itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

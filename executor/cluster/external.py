@@ -1,7 +1,5 @@
 """One rank among ranks that somebody else has started: it meets the others at a store, and watches itself."""
 
-from __future__ import annotations
-
 import datetime
 import io
 import json

@@ -3,8 +3,6 @@
 Kinds of devices are rows here, and nothing else in the executor asks which kind it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

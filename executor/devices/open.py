@@ -1,7 +1,5 @@
 """Devices of this machine, by kind, on ``torch.accelerator`` and its device modules; what a host has of them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A kernel takes the tensors that its op class reads, in order, and gives those th
 what it accumulates. It never changes what it reads, but for updates, which work in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final

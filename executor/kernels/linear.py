@@ -1,7 +1,5 @@
 """Matrix products with a weight [outputs..., inputs...], convolutions, and chunks of what products read and give."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

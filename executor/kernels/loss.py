@@ -4,8 +4,6 @@ Cross entropy over a sharded vocabulary is Megatron's (Shoeybi et al. 2019, sect
 sums, and never logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

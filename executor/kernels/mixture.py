@@ -5,8 +5,6 @@ with a gradient; weights and the loss are. A token's slot is its place in the se
 tokens; else its turn among the tokens of the expert.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import pad
 

@@ -3,8 +3,6 @@
 B batch, S sequence, G groups (key/value heads on this rank), C columns (queries, key and value), D head_dim.
 """
 
-from __future__ import annotations
-
 from math import ceil, floor, log, pi
 
 import torch

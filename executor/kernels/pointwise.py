@@ -1,7 +1,5 @@
 """Activations, gates, biases, residuals, reductions, and what changes the shape or order of dims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Final

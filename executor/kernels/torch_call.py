@@ -1,7 +1,5 @@
 """Calls of aten as torch.export gives them; their derivatives are torch's, of the call made again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import lru_cache

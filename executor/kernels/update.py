@@ -5,8 +5,6 @@ casts to the weights), where a loss scale can leave it out the count of updates 
 squares, to clip by their norm, and how many are not finite: then it changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod, sqrt

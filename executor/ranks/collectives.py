@@ -1,7 +1,5 @@
 """Collectives of messages between two ranks, and the paced link that they go through."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

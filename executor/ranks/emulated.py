@@ -6,8 +6,6 @@ end is worked out afresh whenever an interval opens or closes, from the op's sta
 late news add up: spans are those that the device would have had; the thread sleeps towards their ends.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate

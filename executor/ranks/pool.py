@@ -3,8 +3,6 @@
 A rank's process does what the parent says through a pipe, and goes when the parent has gone.
 """
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import multiprocessing

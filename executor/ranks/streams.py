@@ -5,8 +5,6 @@ a thread that blocks in what it does; an op waits for its needs on the counters 
 ``Machine`` is the seam between real and emulated compute.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

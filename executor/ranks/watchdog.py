@@ -1,7 +1,5 @@
 """Supervision: what streams say of themselves, who is to blame when all stop, and ranks that watch one another."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The reference of a ``transformer:``: a GPT in plain torch, token by token, without slots and without ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The unsharded network and the unsharded torch module, for autograd."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

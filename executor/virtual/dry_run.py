@@ -5,8 +5,6 @@ fake process group, tensors under ``FakeTensorMode`` on the device itself. Strea
 collectives are those of virtual accelerators, whose tasks do nothing.
 """
 
-from __future__ import annotations
-
 import datetime
 import warnings
 from collections import Counter

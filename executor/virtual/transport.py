@@ -5,8 +5,6 @@ one after the other, in the order in which its host issued them: so ranks that i
 orders wait for each other for ever, and are found.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Figures of a profile from a record: peaks, fixed times, latency, bandwidth and slow-down, with what is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A profile from a record: numbers, tables, what is wrong with them, and the files that hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``simpar export FILE --to FRAMEWORK``: the plan as another framework's own flags, file or lines of code."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Of a launcher's file: what became of each setting. Of a recording: how busy the 
 ``simpar init`` writes a first schedule, with comments, from a model, devices and a batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -27,10 +25,10 @@ from simpar.document.tree import parse
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.huggingface.models import MODELS
+from simpar.importing.findings import MAPPED
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
 from simpar.importing.mapping import Import, listing, schedule_text
 from simpar.importing.read import imported
-from simpar.importing.settings import MAPPED
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
 from simpar.recording.join import Join, Joined, join, named, program_key

@@ -4,8 +4,6 @@
 changed between two saved answers, in simpar, the profile or the schedule.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

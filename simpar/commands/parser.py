@@ -3,8 +3,6 @@
 A verb's flags are those rows that name it, in the order of the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Mapping

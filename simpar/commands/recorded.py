@@ -1,7 +1,5 @@
 """The verbs of measurements: ``calibrate`` this machine, ``validate`` published steps, ``replay`` a recorded job."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

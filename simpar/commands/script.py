@@ -3,8 +3,6 @@
 The texts stand in ``launchers.yaml``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

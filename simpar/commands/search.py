@@ -3,8 +3,6 @@
 ``simpar why-not FILE``: which overlaps pay.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``completion`` prints words that a shell completes: verbs, flags, and files where files are meant.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

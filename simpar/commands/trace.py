@@ -1,7 +1,5 @@
 """``simpar trace RECORDING``: how busy each rank of a recording was, and which rank makes the others wait."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Isolated cost of collectives: measured curves where a profile has them, the algorithm's formula elsewhere."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ it has their defaults: no deterministic sums, buffers of 200 MB, no retries, and
 algorithm. ``docs/costs.md`` says what else is left out.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

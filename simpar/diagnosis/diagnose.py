@@ -1,7 +1,5 @@
 """Diagnosis: why two steps differ, and the sentence that says it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Final
 

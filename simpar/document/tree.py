@@ -1,7 +1,5 @@
 """Tree: a file's plain values, and for each the place that it comes from: file:line, or the --set that wrote it."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import errno

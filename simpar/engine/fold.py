@@ -1,7 +1,5 @@
 """Folding of ranks that do the same, and the shares of links and of compute that ops have at an instant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -9,8 +9,6 @@ things of one instant are looked at is not that of ``reference``, for no result 
 Numbers are unsigned, as a number that may be negative costs a test at every look; `NONE` stands where there is none.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

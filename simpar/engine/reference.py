@@ -5,8 +5,6 @@ arrivals come first (priority NORMAL), then the speeds of what they touched are 
 that does not change bitwise keeps its completion. A deadlock is drawn: what each rank waits for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """simulate: the spans of a program, by the event loop, or by the reference whose spans it has to the bit."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 

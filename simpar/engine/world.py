@@ -1,7 +1,5 @@
 """What the event loop reads and keeps: records, so that a look at one thing touches one line of a cache."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DeepSpeed's JSON, Accelerate's YAML and torchtitan's TOML of a plan; the first two have no model in them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final

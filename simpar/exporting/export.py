@@ -1,7 +1,5 @@
 """Export: a case in a framework's own words, read back as import reads it; what comes back otherwise is listed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Names, types and mutual checks are those of NVIDIA/Megatron-LM d98e8a64dd megatron/training/arguments.py.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -12,9 +10,10 @@ from itertools import combinations
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
+from simpar.importing.findings import Entry
 from simpar.importing.megatron import MEGATRON, biases, recompute, stages_of
 from simpar.importing.mindspeed import MINDSPEED, mindspeed_biases
-from simpar.importing.settings import Entry, Source
+from simpar.importing.settings import Source
 
 _MODULES: Final = ('core_attn', 'layernorm', 'mla_up_proj', 'mlp', 'moe_act', 'moe', 'shared_experts')
 _PARTS: Final = ('MODEL', 'TRAINING', 'PLAN')

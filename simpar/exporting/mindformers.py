@@ -1,7 +1,5 @@
 """MindFormers' YAML of a plan, and the JSON of overlap passes beside it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final

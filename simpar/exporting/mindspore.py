@@ -3,8 +3,6 @@
 Names and arguments are those of mindspore/parallel/auto_parallel.py of 2.10 and mindspore/context.py of 2.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Onto: a plan in the user's own file, of which only the lines change that say something else; the rest stays."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -16,9 +14,10 @@ from simpar.exporting.export import Unsaid, different, read_back, target_of
 from simpar.exporting.megatron import flag_of
 from simpar.exporting.settings import Said, Target, Values, values_of, word_of
 from simpar.importing.command_line import settings_of
+from simpar.importing.findings import MAPPED
 from simpar.importing.mapping import Import, schedule_text
 from simpar.importing.read import imported_text, settings_of_toml, settings_of_yaml
-from simpar.importing.settings import MAPPED, Setting, Settings, Source
+from simpar.importing.settings import Setting, Settings, Source
 from simpar.schedule import Schedule, load_schedule
 
 _SUMS: Final = 'plan.reduce_gradients'

@@ -1,7 +1,5 @@
 """Settings of a framework that say the keys of a schedule: the tables of import, read from right to left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Kinds that it does not have take what the profile's ``slow_down`` says; HCCL's stand in the profiles (``expansion``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

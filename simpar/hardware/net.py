@@ -1,7 +1,5 @@
 """What ``--net`` says of the network that joins ranks: as it is, paced by the executor, or shaped by the kernel."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Stack: what a training framework makes of a device; what each part is used for is said in ``simpar.cost.compute``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

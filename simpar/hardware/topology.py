@@ -1,7 +1,5 @@
 """Topology: which levels of links a group of ranks crosses, and which channels of them it uses."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence

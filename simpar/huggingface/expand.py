@@ -5,8 +5,6 @@ What stands beside ``model`` goes before what the config says. The tree that com
 is wrong is told at the line that says it, of the config or of the schedule.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import stat

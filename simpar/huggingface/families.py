@@ -1,7 +1,5 @@
 """Families of models: what the configs of a ``model_type`` say by which key, as ``families.yaml`` has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes of known models, as keys of a ``transformer:``: by name, and by flavour for torchtitan (``models.yaml``)."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from simpar.huggingface.families import table_of

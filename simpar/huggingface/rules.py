@@ -1,7 +1,5 @@
 """What follows from several keys of a config, or from one in other words; ``families.yaml`` names these rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log, sqrt

@@ -1,7 +1,5 @@
 """Accelerate's and LLaMA-Factory's YAML: what DeepSpeed or FSDP shard, beside a model that is given."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,20 +7,8 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.importing import deepspeed
-from simpar.importing.settings import (
-    NOW,
-    Entry,
-    Finding,
-    Guess,
-    Mistake,
-    Setting,
-    Settings,
-    Source,
-    Unmapped,
-    fits,
-    same,
-    table_of,
-)
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.settings import NOW, Setting, Settings, Source, fits, same, table_of
 
 _FSDP: Final = ('fsdp_config.fsdp_reshard_after_forward', 'fsdp_config.fsdp_sharding_strategy')
 _CHECKPOINTS: Final = 'fsdp_config.fsdp_activation_checkpointing'

@@ -1,7 +1,5 @@
 """DeepSpeed's JSON, whose model is given beside, and the flags that Megatron-DeepSpeed has beside Megatron-LM's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -9,19 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.importing import megatron
-from simpar.importing.settings import (
-    NOW,
-    Entry,
-    Finding,
-    Guess,
-    Mistake,
-    Setting,
-    Settings,
-    Source,
-    Unmapped,
-    real,
-    table_of,
-)
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.settings import NOW, Setting, Settings, Source, real, table_of
 
 _A: Final = 'workload.optimizer'
 _Z: Final = 'zero_optimization'

@@ -4,8 +4,6 @@
 and whether their words are flags of Megatron-LM. ``tables/other_launchers.csv`` has those that are known and not read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Settings of a file to keys of a schedule: each setting is mapped, or listed with its reason; none is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,13 +8,9 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Profile
-from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
-from simpar.importing.settings import (
-    ACCELERATOR,
-    DEVICE_MEMORY,
+from simpar.importing.findings import (
     IDLE,
     MAPPED,
-    NODE_SIZE,
     NOT_MODELLED,
     NOT_TAKEN,
     REFUSED,
@@ -25,12 +19,10 @@ from simpar.importing.settings import (
     Finding,
     Guess,
     Mistake,
-    Setting,
-    Settings,
-    Source,
     Unmapped,
-    shaping,
 )
+from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
+from simpar.importing.settings import ACCELERATOR, DEVICE_MEMORY, NODE_SIZE, Setting, Settings, Source, shaping
 from simpar.profiles import stack_of
 
 BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', NODE_SIZE, DEVICE_MEMORY)

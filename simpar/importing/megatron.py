@@ -3,28 +3,14 @@
 The names and defaults are those of megatron/training/arguments.py and megatron/core of NVIDIA/Megatron-LM.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from math import gcd, lcm
 from typing import Final, NamedTuple
 
 from simpar.files import read_csv
-from simpar.importing.settings import (
-    FOLDER,
-    NODE_SIZE,
-    NOW,
-    Entry,
-    Finding,
-    Guess,
-    Mistake,
-    Settings,
-    Source,
-    Unmapped,
-    first_layers,
-    table_of,
-)
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.settings import FOLDER, NODE_SIZE, NOW, Settings, Source, first_layers, table_of
 from simpar.profiles import choices_in, stack_of
 
 _T: Final = 'workload.transformer'

@@ -1,25 +1,11 @@
 """MindFormers' YAML: the model, its parallel configuration, recomputation and optimizer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from simpar.importing.settings import (
-    DEVICE_MEMORY,
-    NOW,
-    SPEED_UP,
-    Entry,
-    Finding,
-    Guess,
-    Mistake,
-    Settings,
-    Source,
-    Unmapped,
-    first_layers,
-    table_of,
-)
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.settings import DEVICE_MEMORY, NOW, SPEED_UP, Settings, Source, first_layers, table_of
 
 _T: Final = 'workload.transformer'
 _M: Final = 'model.model_config'

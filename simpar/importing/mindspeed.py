@@ -3,13 +3,12 @@
 The names and defaults are those of mindspeed/arguments.py of Ascend/MindSpeed and of scripts of Ascend/MindSpeed-LLM.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from math import sqrt
 from typing import Final
 
+from simpar.importing.findings import Entry, Finding, Guess, Unmapped
 from simpar.importing.megatron import (
     MEGATRON,
     OF_MODEL,
@@ -20,7 +19,7 @@ from simpar.importing.megatron import (
     recompute,
     sharding,
 )
-from simpar.importing.settings import NOW, Entry, Finding, Guess, Settings, Source, Unmapped, table_of
+from simpar.importing.settings import NOW, Settings, Source, table_of
 
 _T: Final = 'workload.transformer'
 

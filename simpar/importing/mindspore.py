@@ -6,8 +6,6 @@ optimizers, and the batch of a dataset. What is not understood of these is named
 mindspore.nn, mindspore.parallel and mindspore.set_auto_parallel_context of 2.3 and 2.10.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings
@@ -18,6 +16,7 @@ from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_csv, read_regular
+from simpar.importing.findings import MAPPED
 from simpar.importing.mapping import Import, Line
 from simpar.importing.python_script import (
     BY_LAYERS,
@@ -32,7 +31,7 @@ from simpar.importing.python_script import (
     Unknown,
     method_of,
 )
-from simpar.importing.settings import FOLDER, MAPPED
+from simpar.importing.settings import FOLDER
 from simpar.profiles import profile_of_flag
 
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)

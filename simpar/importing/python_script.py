@@ -1,7 +1,5 @@
 """The syntax tree of a Python script, followed without running anything: classes, functions, and what calls make."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from abc import ABC, abstractmethod

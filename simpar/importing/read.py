@@ -1,7 +1,5 @@
 """A file of another launcher, by what it is: the schedule that it comes to."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from simpar.files import read_csv
+from simpar.importing.findings import IDLE, NOT_MODELLED, REFUSED, Entry, Finding, Mistake, Unmapped
 from simpar.importing.shell import UNKNOWN, shown
 from simpar.profiles import profile_of_hardware
 
-IDLE: Final = "no effect on a step's time"
-NOT_MODELLED: Final = 'not modelled'
-UNSEEN: Final = 'unknown'
-NOT_TAKEN: Final = 'not used by the script'
-MAPPED: Final = 'mapped'
 NODE_SIZE: Final = 'node-size'
 """A setting that no file has: devices of a node of the profile."""
 DEVICE_MEMORY: Final = 'device-memory'
@@ -32,7 +28,6 @@ SPEED_UP: Final = 'speed-up'
 NOW: Final = 9999
 """The year of a framework whose file does not tell its age."""
 FOLDER: Final = Path(__file__).parent / 'tables'
-REFUSED: Final = 'refused: another model'
 _REASONS: Final = {'no effect': IDLE, 'another model': REFUSED, 'not modelled': NOT_MODELLED}
 _OFF: Final = ('false', '0', 'none', 'no', '[]', 'null', 'off', '')
 _ON: Final = ('true', '1', 'yes', 'on')
@@ -76,41 +71,6 @@ class Setting:
         if isinstance(self.value, bool) or self.value is None:
             return {True: 'true', False: 'false', None: 'null'}[self.value]
         return shown(str(self.value))
-
-
-class Entry(NamedTuple):
-    """A key of the schedule, its value, the settings that say so, and what a reader should know of it."""
-
-    key: str
-    value: Any
-    by: tuple[str, ...] = ()
-    note: str = ''
-
-
-class Unmapped(NamedTuple):
-    """A setting that has no key as it stands, why, and whether it is not modelled or has no effect."""
-
-    by: str
-    note: str = ''
-    reason: str = NOT_MODELLED
-
-
-class Guess(NamedTuple):
-    """What the file does not say and the schedule needs; ``of_cluster``, where it is the size of the cluster."""
-
-    what: str
-    of_cluster: bool = False
-
-
-class Mistake(NamedTuple):
-    """What keeps a schedule from being written: a setting, or none, what is wrong and what to do."""
-
-    by: str
-    what: str
-    instead: str
-
-
-Finding = Entry | Unmapped | Guess | Mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,13 @@
 """torchtitan's TOML files, with their older names of sections."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from math import lcm
 from typing import Any, Final
 
 from simpar.huggingface.models import FLAVOURS, flavour
-from simpar.importing.settings import NOW, Entry, Finding, Guess, Mistake, Settings, Source, Unmapped, table_of
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
+from simpar.importing.settings import NOW, Settings, Source, table_of
 
 _T: Final = 'workload.transformer'
 _P: Final = 'parallelism'

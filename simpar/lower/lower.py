@@ -1,7 +1,5 @@
 """lower: shard → copies → pipeline → gradient sums and update → streams."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple

@@ -5,8 +5,6 @@ same pass. A backward that directly follows its forward, as in the last stage, i
 recomputes belongs to its B, or to its I.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

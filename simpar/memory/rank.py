@@ -1,7 +1,5 @@
 """What one rank holds over a steady step: bytes by kind, by operator, by slice; the peak and its op."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Keys that layers share: names, what they read, how they are split."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import AliasChoices, Field

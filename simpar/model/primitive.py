@@ -5,8 +5,6 @@ are those of MindSpore's C++ (``rec_partition.cc``, ``rec_generate_strategy.cc``
 version.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal

@@ -1,7 +1,5 @@
 """Tables of pandas: spans, streams, memory, or the rows of a sweep."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Final, Literal
 

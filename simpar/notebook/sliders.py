@@ -1,7 +1,5 @@
 """Sliders: keys of a case that one drags, and the step follows; and the answer's page, to zoom in and point at ops."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

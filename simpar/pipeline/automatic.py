@@ -1,7 +1,5 @@
 """The automatic zero-bubble order: the best found for given times under a limit of memory (ZB-1p, ZB-2p)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product

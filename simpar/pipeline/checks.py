@@ -1,7 +1,5 @@
 """Checks of an order, and orders that a CSV table gives."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Messages: what an action needs and gives; sends and receives written into an order, early, late or in exchanges."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Equal to the recorded stage orders of MindSpore 2.10.0 (tests/golden/mindspore).
 multiple of the ranks follow its sources (pipeline_scheduler.cc, seqpipe_scheduler.cc), since no record has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """All pipeline schedules by name."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Zero-bubble schedules: weight gradients fill the bubbles. ZB-H1, ZB-H2, ZB-V, V-Min, V-Half and DualPipeV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count

@@ -1,7 +1,5 @@
 """Answer: what a search found: the ranking, plans within noise, why the rival loses, and what may be worse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import expm1, isfinite

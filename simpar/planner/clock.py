@@ -1,7 +1,5 @@
 """Clock: the least period of an order, given least seconds of its actions; what its ranks hold, and wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """plan: search a schedule's space, on one or on several numbers of devices, with the sweep's ways to predict."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

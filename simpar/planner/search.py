@@ -1,7 +1,5 @@
 """Search: branch and bound over the tree of a space, the least bound first; the full engine judges the leaves."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

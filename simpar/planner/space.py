@@ -1,7 +1,5 @@
 """Space: the plans that may be chosen, as keys with their values: a tree that nobody multiplies out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property

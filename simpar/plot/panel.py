@@ -1,7 +1,5 @@
 """One program's steady step on one rank, as bars on rows: what a timeline shows, without any drawing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Collectives: one row each, read by whoever prices, lowers, runs, writes or reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal

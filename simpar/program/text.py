@@ -12,8 +12,6 @@ keep.
 Fields that hold their default are left out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Recorded jobs: when every op of some steps started and ended, worker by worker; read from CSV or Parquet."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """A torch recording joined with a Program: what each of its ops took, and what has no match on either side."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Readers: what a recording of a job says of its program, by the tool that wrote it."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What a recorded job would take if some of its ops were like all others: what stragglers cost, and which ones."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence

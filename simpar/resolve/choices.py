@@ -1,7 +1,5 @@
 """Choices: strategies of layers and of the loss as users write them, and as choices of an operator graph."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Objectives: the bytes and the seconds of a step, as the exact search counts them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from math import prod

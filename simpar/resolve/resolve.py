@@ -1,7 +1,5 @@
 """resolve: what a plan leaves open: stages, an automatic order, fusion, redistribution, and presets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product

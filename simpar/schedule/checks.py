@@ -1,7 +1,5 @@
 """Checks of a schedule as a whole, by the terms of its plan."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """What a schedule file may hold besides workload, cluster and plan: frameworks, searches and sweeps."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

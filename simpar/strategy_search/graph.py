@@ -1,7 +1,5 @@
 """Operator graph: the operators of a forward pass and the tensors between them, as models and MindSpore have them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import prod

@@ -1,7 +1,5 @@
 """Double recursive search: MindSpore halves the work of each main operator, and spreads these splits to the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod

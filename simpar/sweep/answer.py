@@ -1,7 +1,5 @@
 """SweepAnswer: the outcomes of all rows side by side, with the gain of each and the fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

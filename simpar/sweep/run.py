@@ -1,7 +1,5 @@
 """Runs of a sweep: its rows one by one, in processes, or on Dask."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

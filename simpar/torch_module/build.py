@@ -1,7 +1,5 @@
 """The graph of a module as plain data: each call that reads samples is an operator, with the weights that it reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

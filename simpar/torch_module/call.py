@@ -1,7 +1,5 @@
 """One call of a module as an operator: what it reads, the calls that only weights go through, and constants."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

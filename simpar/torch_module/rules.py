@@ -4,8 +4,6 @@ A rule takes a call's arguments, with an ``Arg`` for each tensor, and its result
 tensor's dims, of the result's, and which names stay unsharded. ``operators.csv`` has a row for each operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What torch_npu's, MindSpore's and CANN's profilers export; docs/proofs/ascend_recordings.md has the columns."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """What Ascend's profilers export as SQLite: ``ascend_pytorch_profiler_*.db``, MindSpore's, and ``msprof_*.db``."""
 
-from __future__ import annotations
-
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who makes the others wait, and why: what kernels, gaps and messages of a rank take beyond those of its peers."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a file or a folder is, by its content, and the reader of it; what is not read is refused by its name."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

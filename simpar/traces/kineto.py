@@ -1,7 +1,5 @@
 """Kineto recordings (torch.profiler on CUDA, ROCm, MTIA and hosts) as tables of kernels and of the host's ops."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Names of kernels: which of them communicate or copy, whatever library they are of."""
 
-from __future__ import annotations
-
 import csv
 import re
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What if, on a recording: its kernels and messages replayed in their order, some of them longer or shorter."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right, insort
 from collections import defaultdict

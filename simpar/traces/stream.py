@@ -1,7 +1,5 @@
 """Events of a JSON file, some megabytes at a time: a recording may be larger than the memory that is left."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

@@ -1,7 +1,5 @@
 """How a device spent its time: unions of kernels, by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

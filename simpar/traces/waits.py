@@ -1,7 +1,5 @@
 """How long ranks waited in collectives of several recordings, joined, and who came last to them."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

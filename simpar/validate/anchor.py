@@ -5,8 +5,6 @@ where each number lies within the range that its grade has, and a step repeats a
 normal in logarithms. What the steps do not move keeps its range, and is told as not known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt

@@ -1,7 +1,5 @@
 """Columns: what all published rows say of stack, model and plan, whatever their set; what is not known is named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Final

@@ -4,8 +4,6 @@ Where the host issues for half of the step or more, the host's seconds for a ker
 alike; else the clock of the matrix units under load. Both stay within the bounds that all fitted numbers have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Megatron: a published row with flags of Megatron-LM as a schedule, which these flags say more exactly."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Memory: predicted and measured bytes of the last rank, at the peak and at the end of a step, a plan at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median

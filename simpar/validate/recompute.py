@@ -1,7 +1,5 @@
 """Recompute: what the backward makes again, of words as frameworks write them, as ``plan.recompute`` has it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rows: published training steps as CSV files hold them, read and checked."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

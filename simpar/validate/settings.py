@@ -1,7 +1,5 @@
 """Settings: a published row as a schedule, or why there is none; and what is assumed where it is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 

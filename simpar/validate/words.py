@@ -1,7 +1,5 @@
 """Words: precision, network, accelerator and year as cells of published rows say them; what is not known is named."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

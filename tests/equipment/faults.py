@@ -1,7 +1,5 @@
 """Faults in threads of streams; ``python -m equipment.faults FAULT JOB ...`` is a launched rank that has one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The in-process machine in orders that are given, or drawn: all that needs and streams allow give the same bits."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -5,8 +5,6 @@ taken over their rows so weighed (Dunn, Wasserman, Ramdas 2018, "Distribution-fr
 hierarchical models").
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -6,8 +6,6 @@ that it is used in, on sizes other than those of the schedules: seconds are α +
 over the 10th percentiles.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """The schedules that are predicted and measured: what overlaps, how much, and one where splitting loses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 

@@ -9,8 +9,6 @@ Does not model: that ranks of a contiguous split have less to do than the one wi
 priced; in a ring with a window, that steps far away need not be taken.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 One number for each slice of samples and copy. A static loss scale multiplies gradients alone; the update divides by it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod

@@ -1,7 +1,5 @@
 """Stages: which layers of the model each stage of the pipeline holds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

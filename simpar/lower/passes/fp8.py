@@ -8,8 +8,6 @@ their first product of a step, and both forms kept to the last; weights that are
 Does not model: scales, their history and the sums of it over ranks; a cast fused into the operator before it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

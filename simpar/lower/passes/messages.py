@@ -4,8 +4,6 @@ A gradient that stays full is all-reduced. One that is sharded is reduce-scatter
 all-reduced over the groups; where it is also a partial sum over the tensor ranks, that sum comes first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

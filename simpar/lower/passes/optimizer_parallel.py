@@ -5,8 +5,6 @@ Whatever is sharded, an update works on shards alone. A gradient's shard has the
 stays full, ``NAME.piece`` is the shard that this rank updates. A flat message has the name of its bucket in theirs.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

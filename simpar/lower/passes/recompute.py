@@ -1,7 +1,5 @@
 """Recompute of activations, and products cut into chunks that overlap with their collectives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

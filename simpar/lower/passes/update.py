@@ -1,7 +1,5 @@
 """The update: it ends the step, a layer an op, in the order in which the backward finishes the layers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod

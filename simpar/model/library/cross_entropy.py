@@ -5,8 +5,6 @@ Names are ours, primitives and order the compiler's. What it writes twice and th
 arithmetic of single numbers behind the sums, which has nothing to split, is not here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal

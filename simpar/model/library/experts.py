@@ -1,7 +1,5 @@
 """The mixture of experts of a ``transformer:``: its keys, its operators in order, and what of it does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil

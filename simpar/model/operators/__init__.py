@@ -1,7 +1,5 @@
 """The registry of operators: one row each. All else that knows operators by kind is made from it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from simpar.model.operators import attention, experts, linear, loss, norm, pointwise, shape, stream, torch_call

@@ -1,7 +1,5 @@
 """Attention: scores, softmax and values, rotary positions, norms of queries and keys, latent attention."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

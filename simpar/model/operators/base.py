@@ -3,8 +3,6 @@
 An operator is one class in one file of this folder, and one row of the registry in its ``__init__``.
 """
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

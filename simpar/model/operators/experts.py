@@ -1,7 +1,5 @@
 """Mixtures of experts: the router with its losses, dispatch, products of the experts, and combination."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """Products with weights: embeddings, linear layers, convolutions, and products of two values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
 from typing import TYPE_CHECKING, Annotated

@@ -1,7 +1,5 @@
 """Primitives of losses and of what feeds a graph, which are no operators of a file's ``network:``."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Operators that normalise the last dim."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 

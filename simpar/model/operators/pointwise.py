@@ -1,7 +1,5 @@
 """Operators that work element by element, and gated units."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 

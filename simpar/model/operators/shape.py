@@ -1,7 +1,5 @@
 """Operators that change a shape or reduce over dims."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, prod

@@ -1,7 +1,5 @@
 """Operators of a transformer's residual stream: position embedding, dropout, the sum of a residual and a branch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

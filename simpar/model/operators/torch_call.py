@@ -1,7 +1,5 @@
 """Operators of a torch module: a call of aten with its axis rule, and the products and tables that degrees split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
