@@ -255,6 +255,7 @@ def train(
     program = case.program
     root = None if checkpoint is None else Path(checkpoint)
     launch = detect(os.environ) if processes else None
+    launch = launch and launch.placed(case.cluster.placement)
     wanted = Wanted(device, transport)
     wanted.check(launch.by if launch else '', processes=processes)
     runner = _runner(program, launch, timeout, wanted, processes=processes)

@@ -198,6 +198,8 @@ def _pipeline(values: Values) -> Iterator[Said]:
         if read.chunks == chunks and read.layers == stages:
             yield from form
             break
+    if values.plan('placement') == 'tensor-context-pipeline-data':
+        yield say('use-tp-pp-dp-mapping', True, ('plan.placement',))
     if chunks > 1 and values.plan('exchange') == 'fused':
         yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
 

@@ -460,7 +460,7 @@ def optimizer(flags: Settings) -> Iterator[Finding]:
 
 def parallel(flags: Settings) -> Iterator[Finding]:
     """Sequence, context and expert parallelism."""
-    yield from flags.said('sequence-parallel', 'context-parallel-size')
+    yield from flags.said('sequence-parallel', 'context-parallel-size', 'use-tp-pp-dp-mapping')
     yield from flags.said('cp-comm-type', silent=True)
     yield from expert(flags)
     tensor = flags.number('tensor-model-parallel-size')
