@@ -104,7 +104,7 @@ class Placement:
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan, world: int) -> Placement | None:
+    def of(cls, plan: Plan, world: int) -> 'Placement | None':
         """That of a plan on so many devices; None: rank r is on device r, or degrees and devices do not fit."""
         inner = plan.pipeline * plan.context * plan.tensor
         data = plan.data or world // inner
