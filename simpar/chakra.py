@@ -16,12 +16,16 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simpar.cost.collective import ClusterCollectives
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Problem, ScheduleError, shown_part
 from simpar.files import read_regular, write_atomically
+from simpar.hardware import Cluster, Profile
 from simpar.metrics import metrics
+from simpar.profiles import cluster
 from simpar.program import COLLECTIVES, OpClass, OpKind, Partition, Program, ProgramBuilder, Role
 from simpar.trace import Trace
 from simpar.units import format_time, quantise
@@ -268,6 +272,7 @@ def unpacked(data: bytes) -> Iterator[Any]:
 # Reading: a folder of Chakra's files as a Program of recorded nodes, and what it takes to replay it.
 
 NAMED: Final = re.compile(r'(.*)\.(\d+)\.et')
+_ENDS: Final = re.compile(r' of (\d+) to (\d+) tag ')
 WORLD: Final = 'all ranks'
 """The partition of all; those of groups begin with ``group``."""
 
@@ -276,7 +281,7 @@ WORLD: Final = 'all ranks'
 class Replayed:
     """What an engine takes of recorded nodes: one step of a program, and what its ops cost.
 
-    Arguments: ``silent``, how many nodes that communicate have no duration.
+    Arguments: ``silent``, how many nodes that communicate have no duration and no price.
     """
 
     program: Program
@@ -289,21 +294,32 @@ def is_chakra(path: Path) -> bool:
     return path.suffix == '.et' or (path.is_dir() and any(path.glob('*.et')))
 
 
-def read_chakra(path: Path) -> Replayed:
+def read_chakra(path: Path, profile: Profile | None = None) -> Replayed:
     """The Program of a job in Chakra's files, a role for each rank.
 
     Arguments: ``path``, a folder with ``NAME.R.et`` for each rank R from 0 on, or one of these files. Groups are those
-    of the folder's JSON file, by ``pg_name``; without a name, all ranks are one group.
+    of the folder's JSON file, by ``pg_name``; without a name, all ranks are one group. ``profile``, of devices whose
+    links price messages and collectives without a duration.
     Nodes last as recorded, a message as the longer of its ends; nobody waits for a send without a duration. Those of
     one queue run in an order that their waits allow, by their numbers. Raises ``ScheduleError``, with file and node.
-    Does not model: what a node without a duration takes.
+    Does not model: links that priced messages share.
     """
     folder = path.parent if path.suffix == '.et' else path
     files = _files(path, folder)
     ranks = [nodes_of(file, rank, len(files)) for rank, file in enumerate(files)]
     if (total := sum(map(len, ranks))) > MOST_NODES:
         raise ScheduleError(Problem(str(folder), f'{total:,} nodes, and {MOST_NODES:,} are the most'))
-    return _Job(folder, ranks, _groups(folder, len(files))).replayed()
+    links = ClusterCollectives(_cluster(folder, profile, len(files))) if profile else None
+    return _Job(folder, ranks, _groups(folder, len(files)), links).replayed()
+
+
+def _cluster(folder: Path, profile: Profile, world: int) -> Cluster:
+    """As many devices as the job has ranks, node by node."""
+    nodes, rest = divmod(world, profile.devices)
+    if nodes and rest:
+        what = f'{world} ranks fill no nodes of {profile.devices} devices'
+        raise ScheduleError(Problem(f'{folder}: --cluster', what, 'name a profile whose nodes they fill'))
+    return cluster(profile, max(nodes, 1), devices=None if nodes else world)
 
 
 def _files(path: Path, folder: Path) -> list[Path]:
@@ -343,12 +359,17 @@ class _Job:
     """Nodes of all ranks on their way to a Program."""
 
     def __init__(
-        self, folder: Path, ranks: Sequence[Sequence[Recorded]], groups: Mapping[str, tuple[int, ...]]
+        self,
+        folder: Path,
+        ranks: Sequence[Sequence[Recorded]],
+        groups: Mapping[str, tuple[int, ...]],
+        links: ClusterCollectives | None,
     ) -> None:
-        self._folder, self._ranks, self._groups = folder, ranks, groups
+        self._folder, self._ranks, self._groups, self._links = folder, ranks, groups, links
         self._world = len(ranks)
         self._compute: dict[str, float] = {}
         self._talk: dict[str, float] = {}
+        self._stated: set[str] = set()
         self._classes: dict[str, OpClass] = {}
 
     def replayed(self) -> Replayed:
@@ -364,8 +385,8 @@ class _Job:
             streams = tuple(dict.fromkeys(slot[1] for slot in slots)) or ('compute',)
             build.add_role(f'rank{rank}', [rank], slots, streams)
         program = build.build()
-        silent = sum(not seconds for seconds in self._talk.values())
-        return Replayed(program, self._costs(program), silent)
+        silent = {name for name, seconds in self._talk.items() if not seconds} - self._stated
+        return Replayed(program, self._costs(program), 0 if self._links else len(silent))
 
     def _slots(self, rank: int, nodes: Sequence[Recorded]) -> Iterator[tuple[str, str, int, int, tuple[int, ...]]]:
         place = {node.id: at for at, node in enumerate(nodes)}
@@ -379,6 +400,8 @@ class _Job:
             table = self._compute if made.kind == 'compute' else self._talk
             name = _message(made) if made.kind in ('send', 'recv') else made.name
             table[name] = max(table.get(name, 0.0), node.seconds)
+            if 'seconds' in node.told:
+                self._stated.add(name)
             yield made.name, node.stream, 0, 0, tuple(place[one] for one in node.waits)
 
     def _op(self, rank: int, node: Recorded, turn: int) -> OpClass:
@@ -428,13 +451,23 @@ class _Job:
         for index, op in enumerate(classes):
             if op.kind in ('collective', 'send'):
                 seconds = self._talk[_message(op) if op.kind == 'send' else op.name]
-                groups = len(program.partitions[op.partition].groups_GP)
-                talk[index] = [Communication(quantise(seconds), 0.0)] * groups
+                groups = program.partitions[op.partition].groups_GP
+                talk[index] = [self._message_cost(op, seconds, group) for group in groups]
         none, ones = np.zeros(len(classes)), np.ones(len(classes))
         return Costs(
             compute=compute, host=none, beside_communication=ones, beside_compute=ones, communication=talk,
             links=(), rank_speed=np.ones(program.world),
         )  # fmt: skip
+
+
+    def _message_cost(self, op: OpClass, seconds: float, group: NDArray[np.int32]) -> Communication:
+        """As long as recorded; without a duration, what the cluster's links and library make of it."""
+        if self._links is None or seconds:
+            return Communication(quantise(seconds), 0.0)
+        # The stream of a message is named by its ends.
+        ranks = group.tolist() if op.kind == 'collective' else list(map(int, _ENDS.findall(op.name)[0]))
+        found = self._links.cost(op, ranks)
+        return Communication(quantise(found.alpha), quantise(found.transfer))
 
 
 def _message(op: OpClass) -> str:
@@ -570,6 +603,9 @@ def _handed_over(file: Path, nodes: Sequence[Recorded]) -> list[Recorded]:
         if total > MOST_WAITS:
             raise ScheduleError(Problem(str(file), f'its nodes wait for more than {MOST_WAITS:,} others'))
         about = node.kind in ABOUT
+        if node.kind == COMPUTE and not node.seconds and 'seconds' not in node.told and node.told.get('num_ops'):
+            what = f'node {node.id}, {shown_part(node.name)}, computes and has no duration'
+            raise ScheduleError(Problem(str(file), what, 'write duration_micros, or the attribute seconds'))
         if about or (node.kind == SEND and not node.seconds):
             passed[node.id] = waits
         if not about:
@@ -595,9 +631,9 @@ class ReplayedStep:
     silent: int
 
 
-def replayed(path: Path) -> ReplayedStep:
+def replayed(path: Path, profile: Profile | None = None) -> ReplayedStep:
     """Replay a job in Chakra's files; arguments and errors as of ``read_chakra``, and ``Deadlock``."""
-    job = read_chakra(path)
+    job = read_chakra(path, profile)
     trace = simulate(job.program, job.costs, steps=1)
     found = metrics(trace).cold
     return ReplayedStep(
@@ -630,5 +666,3 @@ def _lines(found: ReplayedStep) -> Iterator[str]:
         share = seconds / found.step if found.step else 0.0
         yield f'{name:22} {format_time(seconds):>9}  {share:4.0%} of the step, mean over ranks'
     yield f'{"communication":22} {format_time(found.communication):>9}  with what computation hides'
-    if found.silent:
-        yield f'Note: {found.silent:,} messages and collectives have no duration, and take none'

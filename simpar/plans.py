@@ -15,7 +15,7 @@ NEAREST_FIRST: Final = 'tensor-context-data-pipeline'
 Axis = Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')]
 Count = Annotated[int, Field(ge=0, le=2**12)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
-FusionWord = Literal['layer', 'stage', 'none', 'all', 'auto', 'ids', 'predicted']
+FusionWord = Literal['layer', 'stage', 'none', 'all', 'auto', 'ids', 'ddp', 'fsdp', 'predicted']
 Pass = Literal[
     'matmul_grad_comm_overlap', 'enable_grad_comm_opt', 'enable_opt_shard_comm_opt', 'recompute_comm_overlap'
 ]
@@ -108,8 +108,10 @@ class Plan:
             chunk of a pipeline rank (Megatron-LM with a pipeline); ``none``; ``all`` (MindSpore's default, so that
             nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
-            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``predicted``:
-            one of these, chosen by resolving.
+            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``ddp``: buckets of
+            torch's DDP, in the order in which gradients are ready, the first closed at 1 MiB, later ones at 25 MiB;
+            ``fsdp``: groups of torch's FSDP2, one for each block and one for all else; ``predicted``: one of these,
+            chosen by resolving.
         tiles: chunks, along the rows, of a matrix product and of the sum or gather next to it, so that one chunk's
             communication hides under the next one's product (CoC, MC2, AsyncTP).
         overlap: ``default``, or a list of passes as keys of MindSpore's parallel_speed_up.json; those not listed are

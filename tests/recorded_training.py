@@ -30,10 +30,11 @@ class Block(nn.Module):
 
     def forward(self, x):
         batch, sequence, hidden = x.shape
-        parts = self.qkv(self.norm1(x)).split(hidden, -1)
-        q, k, v = (part.view(batch, sequence, HEADS, hidden // HEADS).transpose(1, 2) for part in parts)
+        # Of its layers a rank may have a part, so that heads are counted by their width.
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (part.view(batch, sequence, -1, hidden // HEADS).transpose(1, 2) for part in parts)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, -1))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 

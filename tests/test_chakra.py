@@ -24,6 +24,7 @@ from simpar.chakra import (
     valued,
     write_chakra,
 )
+from simpar.cli import main
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 
@@ -119,6 +120,17 @@ def test_what_waits_for_what_decides_the_step(tmp_path):
     other = [node(1, **talk), node(2, micros=5)]
     folder = written(tmp_path / 'et', one, other, g=[0, 1])
     assert replayed(folder) == pytest.approx(40e-6, rel=1e-6)
+
+
+def test_collectives_without_a_duration_are_priced_by_a_clusters_links_or_refused(tmp_path, capsys):
+    """Four devices of H100 gather 16 MiB at NVLink's rate: some 12 MiB a device over 450 GB/s, and a few us."""
+    assert main(['replay', str(RECORDED)]) == 2
+    assert 'no duration; name the devices that price them, --cluster PROFILE' in capsys.readouterr().err
+    assert main(['replay', str(RECORDED), '--cluster', 'h100-sxm-8', '--json']) == 0
+    assert 28e-6 < json.loads(capsys.readouterr().out)['step'] < 90e-6
+    folder = written(tmp_path / 'et', [node(1, micros=0, num_ops=8)])
+    assert main(['replay', str(folder), '--cluster', 'h100-sxm-8']) == 2
+    assert 'computes and has no duration' in capsys.readouterr().err
 
 
 TALK = {'kind': COLLECTIVE, 'comm_type': 0, 'comm_size': 64}

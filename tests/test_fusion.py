@@ -16,7 +16,7 @@ from simpar.workload import Adam, Transformer, Workload
 WIDTH = 8
 SIZE = WIDTH * WIDTH * 4
 """Bytes of a layer's weight in fp32."""
-FUSIONS = ['layer', 'stage', 'none', 'all', 'auto', 1.0, 2.5 * SIZE, 4.0 * SIZE, (1,), (2, 5), 'ids']
+FUSIONS = ['layer', 'stage', 'none', 'all', 'auto', 1.0, 2.5 * SIZE, 4.0 * SIZE, (1,), (2, 5), 'ids', 'ddp', 'fsdp']
 parameters = st.lists(st.tuples(st.sampled_from('abcd'), st.integers(1, 5000)), min_size=1, max_size=12).map(
     lambda drawn: {f'{layer}.w{place}': float(size) for place, (layer, size) in enumerate(drawn)}
 )
@@ -39,7 +39,7 @@ def messages(program, operator='all_reduce') -> list[tuple[str, ...]]:
 def test_every_parameter_is_in_one_bucket_and_buckets_are_neighbours(sizes, fusion):
     buckets = fuse(list(sizes), sizes, Plan(fusion=fusion), {})
     assert sorted(name for members in buckets.values() for name in members) == sorted(sizes)
-    if fusion not in ('layer', 'none'):
+    if fusion not in ('layer', 'none', 'fsdp'):
         order = [bucket for name in sizes for bucket, members in buckets.items() if name in members]
         assert len(list(groupby(order))) == len(buckets)
 
@@ -68,6 +68,8 @@ def test_a_bucket_stays_below_its_size_and_could_take_no_more(sizes, limit):
         (Plan(fusion=(1,)), ['3', '012']),
         (Plan(fusion=(1, 3)), ['3', '12', '0']),
         (Plan(fusion='ids'), ['0123']),
+        (Plan(fusion='ddp'), ['0123']),
+        (Plan(fusion='fsdp'), ['3', '2', '1', '0']),
         (Plan(fusion='ids', fusion_ids=(1, 2, 2, 1)), ['12', '03']),
         (Plan(fusion='ids', fusion_ids=(0, 7, 7, 0)), ['3', '12', '0']),
     ],
@@ -77,6 +79,27 @@ def test_sums_of_gradients_in_the_order_of_the_backward(plan, expected):
     """Split points count from the gradient that is ready first; a message goes when its last member is ready."""
     plan = Plan(data=2, fusion=plan.fusion, fusion_ids=plan.fusion_ids)
     assert messages(lower(chain(), plan, 2)) == expected
+
+
+def test_buckets_of_ddp_are_closed_by_the_gradient_that_reaches_their_size():
+    """torch/csrc/distributed/c10d/reducer.cpp: the first bucket has 1 MiB, each later one 25 MiB."""
+    sizes = {f'layer{place}.w': size * 2.0**20 for place, size in enumerate((20, 20, 20, 4, 0.9, 0.5, 0.4))}
+    ready = [[int(name[5]) for name in members] for members in fuse(list(sizes), sizes, Plan(fusion='ddp'), {}).values()]
+    # 0.4, 0.5 and 0.9 MiB reach 1 MiB; 4, 20 and 20 reach 25 MiB; what is left goes at last.
+    assert ready == [[0], [1, 2, 3], [4, 5, 6]]
+
+
+def test_groups_of_fsdp_are_blocks_and_the_root_that_is_gathered_once():
+    """torch/distributed/fsdp/_fully_shard/_fsdp_state.py: the root is not resharded behind its forward."""
+    model = Transformer(layers=2, hidden=8, heads=2, vocab=12, sequence=4)
+    (role,) = (program := lower(Workload(model=model, batch=4), Plan(data=2, zero=3, fusion='fsdp'), 2)).roles
+    names = [program.op(role, slot).name.split('.')[0] for slot in range(len(role))]
+    kinds = [program.op(role, slot).operator for slot in range(len(role))]
+    messages = [(name, kind) for name, kind in zip(names, kinds, strict=True) if kind in ('all_gather', 'reduce_scatter')]
+    gathers = [name for name, kind in messages if kind == 'all_gather']
+    assert gathers == ['bucket0', 'layer0', 'layer1', 'layer1', 'layer0'][: len(gathers)]
+    assert gathers.count('bucket0') == 1
+    assert [name for name, kind in messages if kind == 'reduce_scatter'] == ['layer1', 'layer0', 'bucket0']
 
 
 def test_marks_of_a_network():

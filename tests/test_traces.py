@@ -126,6 +126,17 @@ def test_what_communicates_is_told_by_whole_names() -> None:
     assert kind_of('void deep_ep::layout::get_dispatch_layout<512, 32>') == 'compute'
     for name in ('void deep_ep::internode_ll::combine<x>', 'one_shot_all_reduce_kernel', 'quickreduce::allreduce'):
         assert kind_of(name) == 'communication'
+    # Of MORI, TensorRT-LLM, pplx-garden, Triton-distributed, PyTorch, DeepEP 2, NVSHMEM, flux, aiter and FlashInfer.
+    for name in (
+        'void mori::moe::EpDispatchCopyToStaging<hip_bfloat16>', 'EpCombineInterNodeV1KernelLowLatency_bf16',
+        'moeA2ADispatchKernel', 'a2a_dispatch_send_kernel', 'kernel_dispatch_token_intra_node', 'allToAllV_2d',
+        'exchangeSplitAndOffset', '(anonymous namespace)::barrier_kernel(unsigned int**)', 'pplx_all2all_kernel',
+        'void deep_ep::elastic::dispatch_impl<8>', 'alltoall_on_stream_kernel<float>', 'CudaIpcBarrierAllKernel',
+        'void aiter::allreduce_fusion_kernel_1stage<bf16, 8>', 'twoshotAllreduceKernel', 'rocshmem_barrier',
+    ):  # fmt: skip
+        assert kind_of(name) == 'communication', name
+    for name in ('prepDispatch_kernel', 'block_reduce_all', 'grid_barrier_kernel', 'cublas_multishmem_gemm'):
+        assert kind_of(name) == 'compute', name
     assert kind_of('__amd_rocclr_fillBufferAligned') == 'memory'
 
 

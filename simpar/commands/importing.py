@@ -31,8 +31,8 @@ from simpar.importing.mapping import Import, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.predict import step_of
 from simpar.profiles import profile_of_flag
-from simpar.recording.join import Join, Joined, join, named, program_key
-from simpar.recording.readers import join_ascend, measured_trace, write_measured
+from simpar.recording.join import Join, Joined, named, program_key
+from simpar.recording.readers import joined, measured_trace, write_measured
 from simpar.schedule import check_against_cluster, load_schedule
 from simpar.size import Limit
 from simpar.trace_files import save_trace
@@ -180,7 +180,7 @@ def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside
     if options.save and not torch:
         what = 'a table of kernels does not say which layer each is of'
         raise ScheduleError(Problem('--save', what, 'leave it out'))
-    found = join(case.program, traces) if torch else join_ascend(case.program, traces)
+    found = joined(case.program, traces)
     beside = _written(options, case, found, traces[0].device or ('a host' if torch else 'Ascend'))
     if not options.save:
         return beside

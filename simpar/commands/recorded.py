@@ -12,7 +12,7 @@ from simpar.calibrate.figures import peak_of
 from simpar.chakra import is_chakra
 from simpar.commands.common import Progress, need_torch, print_answer, waiting
 from simpar.errors import Problem, ScheduleError
-from simpar.profiles import load_profile
+from simpar.profiles import load_profile, profile_of_flag
 from simpar.recording import chosen_ops, read_job, straggling
 from simpar.recording import replay as recording_text
 from simpar.shipped import measured_folder
@@ -162,6 +162,8 @@ def replay_command(options: argparse.Namespace) -> int:
     """Read the recorded ops, replay them, tell what is lost."""
     if is_chakra(options.file):
         return _chakra(options)
+    if options.cluster:
+        raise ScheduleError(Problem('--cluster', 'recorded ops have durations', 'leave it out'))
     if options.file.is_dir():
         what = 'a folder without Chakra traces, NAME.RANK.et'
         raise ScheduleError(Problem(str(options.file), what, 'name a file of recorded ops, or another folder'))
@@ -179,7 +181,11 @@ def _chakra(options: argparse.Namespace) -> int:
 
     if options.scale:
         raise ScheduleError(Problem('--scale', 'it knows no ops of Chakra traces', 'leave it out'))
+    profile = profile_of_flag(options.cluster, '--cluster') if options.cluster else None
     with waiting('replaying Chakra traces'):
-        found = replayed(options.file)
+        found = replayed(options.file, profile)
+    if found.silent:
+        what = f'{found.silent:,} messages and collectives have no duration'
+        raise ScheduleError(Problem(str(options.file), what, 'name the devices that price them, --cluster PROFILE'))
     print_answer(options, lambda: to_dict(found), lambda: render(found))
     return 0

@@ -2,12 +2,16 @@
 
 import argparse
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
+from simpar.case import load_case
 from simpar.commands.common import print_answer
 from simpar.errors import Problem, ScheduleError
+from simpar.recording.readers import joined, write_measured
 from simpar.traces import Culprit, Figures, RankTrace, Waits, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.blame import LEAST, Cause
 from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
@@ -31,10 +35,12 @@ _WHY: Final[Mapping[Cause, str]] = {
 
 def trace_command(options: argparse.Namespace) -> int:
     """One sentence, then a row for each rank and step."""
-    changes = [change_of(text) for text in options.what_if]
-    traces = read_traces(options.recording, _names(options.communication))
-    found = what_if(traces, changes) if changes else None
-    lines = (*(_changed(options.what_if, found) if found else ()), *trace_lines(traces))
+    schedule = options.schedule
+    changes = [] if schedule else [change_of(text) for text in options.what_if]
+    traces = read_traces(options.recording, _names(options.communication), host=schedule is not None)
+    found = _of_schedule(options, traces) if schedule else what_if(traces, changes) if changes else None
+    told = _other_plan if schedule else _changed
+    lines = (*(told(options.what_if, found) if found else ()), *trace_lines(traces))
     print_answer(
         options,
         lambda: trace_to_dict(traces) | ({'what_if': asdict(found)} if found else {}),
@@ -52,6 +58,37 @@ def _changed(words: Sequence[str], found: WhatIf) -> Iterator[str]:
     )
     error = found.replayed / found.recorded - 1
     yield f'It is {LIMITS}. Without a change the replay is {error:+.1%} off the recording.'
+    yield ''
+
+
+def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> WhatIf:
+    """A step of the recording's schedule, and of one with other keys, both by what its ops took."""
+    if not options.what_if:
+        raise ScheduleError(Problem('--for', 'no key is asked for', 'write e.g. --what-if plan.copies=2 too'))
+    case = load_case(options.schedule)
+    found = joined(case.program, traces)
+    if not found.lines or not found.step:
+        what = f'holds no whole step with ops of {options.schedule}'
+        raise ScheduleError(Problem(str(options.recording), what, 'record steps with record_shapes=True; check the batch'))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'recorded.yaml'
+        write_measured(path, case.schedule.cluster.profile, found, 'recorded ops', str(case.workload.precision))
+        mine = f'cluster.profile={path}'
+        before, after = (
+            load_case(options.schedule, [mine, *more]).predict().step for more in ([], options.what_if)
+        )
+    chosen = sum(line.program for line in found.lines)
+    return WhatIf(recorded=found.step, replayed=before, changed=after, chosen=chosen)
+
+
+def _other_plan(words: Sequence[str], found: WhatIf) -> Iterator[str]:
+    change = found.changed / found.replayed - 1
+    yield (
+        f'With {", ".join(words)} a step would take {format_time(found.recorded * (1 + change))} in place of '
+        f'{format_time(found.recorded)} ({change:+.1%}), as the ops of the recording are predicted to make it.'
+    )
+    error = found.replayed / found.recorded - 1
+    yield f'Without a change the prediction is {error:+.1%} off the recording, by which both are scaled.'
     yield ''
 
 

@@ -32,12 +32,14 @@ from simpar.recording.join import (
     TorchOp,
     collectives,
     compute_ops,
+    join,
     keys_of,
     program_key,
     steps_of,
 )
 from simpar.trace import RankTimes, Times, Trace
 from simpar.traces import Kernels, RankTrace, step_figures
+from simpar.traces.kineto import KINETO
 from simpar.traces.summary import whole
 from simpar.traces.table import COMPUTE, NANOSECOND
 
@@ -338,6 +340,12 @@ def _families() -> Mapping[str, _Family]:
 
 _ADDITIONS: Final = frozenset({'residual', 'add'})
 _UPDATE: Final = _Family(frozenset(), 'U')
+
+
+def joined(program: Program, traces: Sequence[RankTrace]) -> Join:
+    """Join recordings of any kind, by rank, with the Program of their schedule."""
+    torch = all(trace.format == KINETO for trace in traces)
+    return join(program, traces) if torch else join_ascend(program, traces)
 
 
 def join_ascend(program: Program, traces: Sequence[RankTrace]) -> Join:

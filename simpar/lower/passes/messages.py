@@ -16,6 +16,7 @@ from simpar.lower.passes.optimizer_parallel import (
     Shard,
     Shards,
     fuse,
+    is_root,
     message_bytes,
     message_sizes,
     partial_gradients,
@@ -241,7 +242,8 @@ class Gathers:
                 mine = _moved(use, start, block.micro_batches)
                 spans = found.setdefault((use.bucket, use.partition), {})
                 # on-use-twice has one use a label, on-use one for all that a step does.
-                span = mine.label if self._shards.choice.gather == 'on-use-twice' else None
+                again = self._shards.choice.gather == 'on-use-twice' and not is_root(self._plan, use.bucket)
+                span = mine.label if again else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
 

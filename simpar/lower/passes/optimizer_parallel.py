@@ -33,6 +33,11 @@ ALONE: Final = 0
 """The id of what is not fused."""
 UNMARKED: Final = 1
 """MindSpore's id of a layer without a mark."""
+DDP: Final = (2.0**20, 25 * 2.0**20)
+"""Bytes at which torch's DDP closes its first and its later buckets (torch/nn/parallel/distributed.py, 2.13)."""
+ROOT: Final = 0
+"""FSDP2's group of what is in no block: its root module has it."""
+_BLOCK: Final = re.compile(r'layer\d+')
 
 
 def fuse(
@@ -55,7 +60,12 @@ def fuse(
 
 def by_size(plan: Plan) -> bool:
     """Whether messages are fused by their size."""
-    return plan.fusion == 'auto' or isinstance(plan.fusion, float | int)
+    return plan.fusion in ('auto', 'ddp') or isinstance(plan.fusion, float | int)
+
+
+def is_root(plan: Plan, bucket: str) -> bool:
+    """Whether a bucket is that of FSDP2's root, whose weights stay gathered from the forward to the backward."""
+    return plan.fusion == 'fsdp' and bucket.endswith(f'bucket{ROOT}')
 
 
 def _keys(
@@ -70,6 +80,12 @@ def _keys(
     if fusion in ('all', 'stage'):
         # Whoever fuses by stages asks for each apart.
         return [0] * len(parameters)
+    if fusion == 'fsdp':
+        blocks = [_BLOCK.match(name) for name in parameters]
+        # A chain of layers without blocks: each is wrapped.
+        return [block[0] if block else ROOT for block in blocks] if any(blocks) else list(map(layer_of, parameters))
+    if fusion == 'ddp':
+        return _ddp([size[name] for name in reversed(parameters)])[::-1]
     if fusion == 'ids':
         # Id 0 is not fused: such a parameter is a bucket of its own.
         return [ids[layer_of(name)] or name for name in parameters]
@@ -90,6 +106,18 @@ def _by_size(sizes: Sequence[float], limit: float) -> list[int]:
             key, held = key + 1, 0.0
         held += size
         keys.append(key)
+    return keys
+
+
+def _ddp(sizes: Sequence[float]) -> list[int]:
+    """A bucket takes gradients as they are ready, and is closed by the one that reaches its size."""
+    keys: list[int] = []
+    key, held = 0, 0.0
+    for size in sizes:
+        keys.append(key)
+        held += size
+        if held >= DDP[min(key, 1)]:
+            key, held = key + 1, 0.0
     return keys
 
 
