@@ -19,6 +19,7 @@ from simpar.calibrate import require_profile_path
 from simpar.case import Case, cluster_of, load_case
 from simpar.commands.common import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
+from simpar.cost.compute import DeviceCompute, StackCompute
 from simpar.cost.price import price
 from simpar.document import override
 from simpar.document.tree import parse
@@ -198,9 +199,20 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     if not options.output:
         return _Beside(found, step, priced)
     source = f'{options.file.name}, recorded ops of {device}, read {datetime.now(timezone.utc):{DATE}}'
-    files = write_measured(options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision))
+    files = write_measured(
+        options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision), _copies(case)
+    )
     again = load_case(options.schedule, [f'cluster.profile={options.output.resolve()}'])
     return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster))
+
+
+def _copies(case: Case) -> float:
+    """Seconds of a rank's step that its cluster takes copies for messages to last, as its framework does them."""
+    profile, stack, program = case.cluster.profile, case.cluster.stack, case.program
+    if stack is None:
+        return 0.0
+    framework = StackCompute(DeviceCompute(profile), profile, stack)
+    return sum(framework.copied(program.op_classes[index]) for index in program.role(0).op_class.tolist())
 
 
 def _priced(case: Case) -> dict[Any, float]:
@@ -220,6 +232,7 @@ def _table(beside: _Beside) -> Iterator[str]:
     yield f'step      recorded {format_time(found.step)}, predicted {format_time(beside.step)}'
     if found.step:
         yield f'matched   {found.matched / found.step:.0%} of the recorded step is in ops that the schedule has'
+        yield f'          {found.share:.0%} of the time of recorded ops, collectives among them'
     yield ''
     yield f'{"op":34} {"recorded":>10} {"predicted":>10}  a step: program, recorded'
     lines = sorted(found.lines, key=lambda line: -line.seconds * line.recorded)
@@ -252,7 +265,10 @@ def _line(line: Joined, beside: _Beside) -> str:
 def _joined_json(beside: _Beside) -> dict[str, Any]:
     found = beside.join
     return {
-        'step': {'recorded': found.step, 'predicted': beside.step, 'matched': found.matched},
+        'step': {
+            'recorded': found.step, 'predicted': beside.step, 'matched': found.matched, 'share': found.share,
+            'messages': found.messages,
+        },
         'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],
         'missing': dict(_missing(found)),
         'written': [str(path) for path in beside.written],

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -32,7 +32,7 @@ class TorchOp:
 
     Arguments:
         key: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase; ``collective``
-            with operator, ranks and bytes; a name of ``FAMILIES``; or ``UPDATE``.
+            with operator, ranks and bytes; a name of ``FAMILIES``; ``UPDATE``; or ``MESSAGES``.
         issued: seconds, when the host came to it. arrive: when it was there; start: when its last peer was, too; end.
     """
 
@@ -55,7 +55,12 @@ FAMILIES: Final[Mapping[str, tuple[frozenset[str], str]]] = {
 """Ops that are told by their name alone: a name of torch, the operators that it may be, and the phases of one call."""
 UPDATE: Final = 'update'
 """A step of an optimizer."""
+MESSAGES: Final = 'messages'
+"""What a program's thread does for its messages: copies into buckets and out of them, and the calls about them."""
 _STEP = re.compile(r'Optimizer\.step#')
+_FOR_MESSAGES = re.compile(r'FSDP::|torch::distributed::reducer::mul_out|torch\.distributed\.ddp\.reducer::copy_bucket')
+_SUMS = re.compile(r'c10d::_?(allreduce|reduce_scatter)')
+"""Calls for which gloo sums in full; of a reduce-scatter each rank takes its part then (ProcessGroupGloo.cpp)."""
 _ATTENTION = re.compile(r'aten::_(?:scaled_dot_product|flash|efficient)_.*attention.*?(_backward)?$')
 MOST_OF_IT: Final = 0.9
 """Of as many as the program has: products that stand for one of it must have been recorded so often."""
@@ -75,6 +80,8 @@ def key_of(each: Row, world: int) -> Key | None:
         return (each.name,)
     if _STEP.match(each.name):
         return (UPDATE,)
+    if _FOR_MESSAGES.match(each.name):
+        return (MESSAGES,)
     if found := _ATTENTION.match(each.name):
         return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
     return message_key(each, world) if each.name.startswith(GLOO) else None
@@ -166,8 +173,10 @@ def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:
         threads[each.stream].append((each, key))
     for ops in threads.values():
         for (each, key), (behind, _) in pairwise(ops):
-            gap = np.array([(each.end, max(each.end, behind.start))])
-            yield _op(key, each.start, each.start, each.end + length(minus(gap, waits)))
+            # A message is waited for within what is done for it.
+            begin = each.start if key[0] == MESSAGES else each.end
+            gap = np.array([(begin, max(begin, behind.start))])
+            yield _op(key, each.start, each.start, begin + length(minus(gap, waits)))
         last, key = ops[-1]
         yield _op(key, last.start, last.start, last.end)
 
@@ -233,9 +242,20 @@ def _talking(recording: RankTrace) -> Iterator[tuple[Row, Key]]:
     """Communication kernels; where only a host was recorded, what gloo's threads did."""
     rows = _kernels(recording)
     if not recording.on_device and recording.host is not None:
-        rows = (each for each in recording.host.rows(recording.origin) if each.name.startswith(GLOO))
+        rows = _by_gloo(list(recording.host.rows(recording.origin)))
     found = ((each, message_key(each, recording.world)) for each in rows)
     yield from ((each, key) for each, key in found if key is not None)
+
+
+def _by_gloo(host: Sequence[Row]) -> Iterator[Row]:
+    """What gloo's threads did; a sum that was called as a reduce-scatter is one. Sums run as they are called."""
+    called: deque[str] = deque()
+    for each in host:
+        if found := _SUMS.match(each.name):
+            called.append(found[1])
+        elif each.name.startswith(GLOO):
+            sums = _OPERATORS.get(each.type) == 'all_reduce' and called
+            yield each._replace(type=called.popleft()) if sums else each
 
 
 # A torch recording joined with a Program: what each of its ops took, and what has no match on either side.
@@ -269,6 +289,8 @@ class Join:
         lines: what both have. missing: keys of the program without a match, and how many a step.
         host: whether the host alone was recorded, so that the time of what is missing lies in the ops beside it.
         step: seconds of the median recorded step. matched: of it in compute ops that both have.
+        messages: seconds a step in which a thread worked for messages.
+        share: of the time of all recorded ops, what is in ops that both have.
     """
 
     lines: tuple[Joined, ...]
@@ -276,6 +298,8 @@ class Join:
     host: bool
     step: float
     matched: float
+    messages: float = 0.0
+    share: float = 0.0
 
 
 def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
@@ -296,12 +320,17 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
     lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
     known = {line.key for line in lines}
     compute = [line for line in lines if line.key[0] != 'collective']
+    messages = sum(found.pop((MESSAGES,), [])) / steps
+    spent = sum(median(times) * len(times) / steps for times in found.values())
+    both = sum(line.seconds * min(line.program, line.recorded) for line in lines)
     return Join(
         lines=lines,
         missing=tuple((key, often) for key, often in wanted.items() if key not in known),
         host=not any(recording.on_device for recording in recordings),
         step=median(spans) if spans else 0.0,
         matched=sum(line.seconds * min(line.program, line.recorded) for line in compute),
+        messages=messages,
+        share=min(1.0, both / spent) if spent else 0.0,
     )
 
 

@@ -54,12 +54,13 @@ SAME: Final = {'matmul': 3, 'operator': 2, 'collective': 3}
 """How many leading columns tell which rows of the other profile a recorded row stands for."""
 
 
-def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) -> list[Path]:
+def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, copies: float = 0.0) -> list[Path]:
     """Write a profile and its tables, each whole or not at all, the profile last.
 
     Arguments:
         base: name or path of the profile that the rest is from.
         source: where the recorded rows are from, in one line. dtype: of the recorded products.
+        copies: seconds a step that the base takes copies for messages to last, by which its memory's rate is scaled.
     Returns the files. Raises ``ProfileError``, ``OSError``.
     """
     profile = load_profile(base)
@@ -77,12 +78,17 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) 
     tree |= {'name': path.stem, 'description': f'{profile.name}, with {source}', 'tables': tables}
     if factor := _backward(found):
         tree['device']['attention']['backward'] = {'value': factor, 'source': source, 'grade': 'measured'}
-    if 'links' in tree and (fitted := _link(found, profile.devices)):
+    if 'links' in tree and (fitted := _link(found, profile)):
         # What was recorded in one node tells the innermost link, for kinds and sizes that were not.
         tree['links'][0] |= {
             name: {'value': value, 'source': f'{source}: fitted to its collectives', 'grade': 'estimate'}
             for name, value in fitted.items()
         }
+    if copies and found.messages:
+        memory = tree['device']['memory']
+        rate = profile.device.memory.bandwidth.value * copies / found.messages
+        told = {'value': f'{rate / 1e9:.6g} GB/s', 'source': f'{source}: copies for messages', 'grade': 'estimate'}
+        memory['bandwidth'] = told
     if not found.host:
         # What was recorded in steps of a training ran at the clock that the device keeps under that load.
         tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}
@@ -94,10 +100,20 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str) 
 def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
     """The recorded rows of a table."""
     rows = [row for line in found.lines for row in _row(kind, line, profile.devices)]
+    if kind == 'collective' and found.host:
+        rows += _summed_in_full(rows)
     if kind == 'operator' and found.host:
         # On a thread an op lasts until the next known one: the time of those between is in it already.
         rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == OPERATOR]
     return rows
+
+
+def _summed_in_full(rows: Sequence[Row]) -> Iterator[Row]:
+    """Gloo's reduce-scatters are all-reduces (ProcessGroupGloo.cpp): what was recorded of one holds for the other."""
+    known = {row[0] for row in rows}
+    for own, other in (('all_reduce', 'reduce_scatter'), ('reduce_scatter', 'all_reduce')):
+        if own in known and other not in known:
+            yield from ((other, *row[1:]) for row in rows if row[0] == own)
 
 
 def _row(kind: str, line: Joined, devices: int) -> Iterator[Row]:
@@ -138,26 +154,34 @@ def _table(
     return [*kept, *recorded], mine | ({'source': f'{source}; other rows: {table.source}'} if kept else {})
 
 
-def _link(found: Join, devices: int) -> dict[str, Any]:
+def _link(found: Join, profile: Profile) -> dict[str, Any]:
     """Latency and rate of a ring that takes what was recorded; empty where nothing tells them.
 
     Of least relative squares of t = α · steps + β · bytes over a link. Where sizes lie within a factor of 4 they do not
-    tell α from β, and both stay as the profile has them.
+    tell α from β, and both are as many times as long as the profile has them.
     """
     rows = [
         (steps('ring', str(operator), int(ranks)), share('ring', str(operator), int(ranks)) * int(size), line.seconds)
         for line in found.lines
         if line.key[0] == 'collective' and line.seconds
         for _, operator, ranks, size in [line.key]
-        if int(ranks) <= devices
+        if int(ranks) <= profile.devices
     ]
-    if not rows or max(row[1] for row in rows) < APART * min(row[1] for row in rows):
+    if not rows:
         return {}
-    table = np.array(rows)
+    table, link = np.array(rows), profile.links[0]
+    if table[:, 1].max() < APART * table[:, 1].min():
+        alpha, beta = link.latency.value, 1 / (link.bandwidth.value * link.share.value)
+        times = float(np.median(table[:, 2] / (table[:, 0] * alpha + table[:, 1] * beta)))
+        return _line(alpha * times, beta * times)
     scaled = table[:, :2] / table[:, 2:]
     (alpha, beta), *_ = np.linalg.lstsq(scaled, np.ones(len(rows)), rcond=None)
     if alpha < 0 or beta <= 0:
         alpha, beta = 0.0, float((scaled[:, 1] @ np.ones(len(rows))) / (scaled[:, 1] @ scaled[:, 1]))
+    return _line(alpha, beta)
+
+
+def _line(alpha: float, beta: float) -> dict[str, Any]:
     return {'latency': f'{alpha * 1e6:.6g} us', 'bandwidth': f'{1e-9 / beta:.6g} GB/s', 'share': 1.0}
 
 

@@ -231,8 +231,8 @@ class Gathers:
         for key, members in self._buckets(order, touching).items():
             shards = self._shards.each(members)
             touched.read.update((name, key) for shard in shards for name in shard.gathered)
-            # Systems whose shards are packed gather a layer for its backward, whatever that reads of it.
-            if any(shard.packed for shard in shards):
+            # Systems whose shards are packed gather a layer for its backward, whatever that reads of it; so does FSDP2.
+            if self._plan.fusion == 'fsdp' or any(shard.packed for shard in shards):
                 touched.packed[key] = frozenset(members)
                 touched.added.update((one.name, key) for shard in shards for one in shard.fulls)
         within = {run: self._within(touching[run], touched) for run in order.runs}
