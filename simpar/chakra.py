@@ -459,7 +459,6 @@ class _Job:
             links=(), rank_speed=np.ones(program.world),
         )  # fmt: skip
 
-
     def _message_cost(self, op: OpClass, seconds: float, group: NDArray[np.int32]) -> Communication:
         """As long as recorded; without a duration, what the cluster's links and library make of it."""
         if self._links is None or seconds:

@@ -108,9 +108,8 @@ class Plan:
             chunk of a pipeline rank (Megatron-LM with a pipeline); ``none``; ``all`` (MindSpore's default, so that
             nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
-            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``ddp``: buckets of
-            torch's DDP, in the order in which gradients are ready, the first closed at 1 MiB, later ones at 25 MiB;
-            ``fsdp``: groups of torch's FSDP2, one for each block and one for all else; ``predicted``: one of these,
+            ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``ddp``: buckets
+            of torch's DDP, gradients as they are ready, the first closed at 1 MiB, later ones at 25 MiB; ``fsdp``: groups of torch's FSDP2, one for each block and one for all else; ``predicted``: one of these,
             chosen by resolving.
         tiles: chunks, along the rows, of a matrix product and of the sum or gather next to it, so that one chunk's
             communication hides under the next one's product (CoC, MC2, AsyncTP).

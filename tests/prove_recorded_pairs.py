@@ -11,9 +11,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 
-from simpar import cli
 from simpar.case import load_case
 from tests.proof import page_head
 
@@ -54,11 +54,12 @@ def schedule(folder: Path, name: str, shape: dict[str, int]) -> Path:
     kind = TRAININGS[name][0]
     path = folder / f'{name.replace(", ", "-").replace(" ", "-")}.yaml'
     samples = shape['batch'] * (1 if kind == 'tensor' else 2)
+    model = f'layers: {shape["layers"]}, hidden: {shape["hidden"]}, heads: 4, vocab: 512, sequence: {shape["sequence"]}'
     path.write_text(f"""
 simpar: 1
 cluster: {{profile: cpu-gloo, devices: 2, stack: torch-gloo}}
 workload:
-  transformer: {{layers: {shape['layers']}, hidden: {shape['hidden']}, heads: 4, vocab: 512, sequence: {shape['sequence']}}}
+  transformer: {{{model}}}
   batch: {samples}
   optimizer: adam
 plan: {PLANS[kind]}
@@ -79,14 +80,25 @@ def imported(folder: Path, name: str, path: Path) -> tuple[Path, dict[str, objec
     """The profile made of a training's recording, and what was joined."""
     profile, answer = folder / f'{path.stem}-profile.yaml', folder / f'{path.stem}.json'
     trace = folder / str(list(TRAININGS).index(name))
-    words = [sys.executable, '-m', 'simpar', 'import', str(trace), '--for', str(path), '--output', str(profile), '--json']
+    words = [
+        sys.executable,
+        '-m',
+        'simpar',
+        'import',
+        str(trace),
+        '--for',
+        str(path),
+        '--output',
+        str(profile),
+        '--json',
+    ]
     answer.write_text(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     return profile, json.loads(answer.read_text())
 
 
 def spread(rounds: list[list[float]]) -> float:
     """How far the medians of even and odd rounds lie apart: what two runs of one thing differ by."""
-    halves = [statistics.median(sum(rounds[half::2], [])) for half in (0, 1)]
+    halves = [statistics.median(chain(*rounds[half::2])) for half in (0, 1)]
     return abs(halves[0] / halves[1] - 1)
 
 
@@ -101,7 +113,7 @@ def rows(folder: Path, small: dict[str, int], rounds: int, steps: int) -> list[t
         own, predicted = (
             load_case(paths[name], [f'cluster.profile={profile.resolve()}']).predict().step for name in (first, second)
         )
-        mine, measured = (statistics.median(sum(seconds[name], [])) for name in (first, second))
+        mine, measured = (statistics.median(chain(*seconds[name])) for name in (first, second))
         found.append((
             first, second, f'{1e3 * measured:.1f} ms', f'{1e3 * predicted:.1f} ms', f'{predicted / measured - 1:+.1%}',
             f'{own / mine - 1:+.1%}', f'{spread(seconds[second]):.1%}', f'{told["step"]["share"]:.0%}',
@@ -119,7 +131,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    found = rows(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 12, 5)
+    found = rows(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 16, 5)
     above = sum(abs(float(row[4].rstrip('%'))) > 100 * MOST for row in found)
     end = f'{len(found) - above} of {len(found)} within {MOST:.0%}.'
     print(end)

@@ -84,7 +84,9 @@ def test_sums_of_gradients_in_the_order_of_the_backward(plan, expected):
 def test_buckets_of_ddp_are_closed_by_the_gradient_that_reaches_their_size():
     """torch/csrc/distributed/c10d/reducer.cpp: the first bucket has 1 MiB, each later one 25 MiB."""
     sizes = {f'layer{place}.w': size * 2.0**20 for place, size in enumerate((20, 20, 20, 4, 0.9, 0.5, 0.4))}
-    ready = [[int(name[5]) for name in members] for members in fuse(list(sizes), sizes, Plan(fusion='ddp'), {}).values()]
+    ready = [
+        [int(name[5]) for name in members] for members in fuse(list(sizes), sizes, Plan(fusion='ddp'), {}).values()
+    ]
     # 0.4, 0.5 and 0.9 MiB reach 1 MiB; 4, 20 and 20 reach 25 MiB; what is left goes at last.
     assert ready == [[0], [1, 2, 3], [4, 5, 6]]
 
@@ -95,7 +97,9 @@ def test_groups_of_fsdp_are_blocks_and_the_root_that_is_gathered_once():
     (role,) = (program := lower(Workload(model=model, batch=4), Plan(data=2, zero=3, fusion='fsdp'), 2)).roles
     names = [program.op(role, slot).name.split('.')[0] for slot in range(len(role))]
     kinds = [program.op(role, slot).operator for slot in range(len(role))]
-    messages = [(name, kind) for name, kind in zip(names, kinds, strict=True) if kind in ('all_gather', 'reduce_scatter')]
+    messages = [
+        (name, kind) for name, kind in zip(names, kinds, strict=True) if kind in ('all_gather', 'reduce_scatter')
+    ]
     gathers = [name for name, kind in messages if kind == 'all_gather']
     assert gathers == ['bucket0', 'layer0', 'layer1', 'layer1', 'layer0'][: len(gathers)]
     assert gathers.count('bucket0') == 1

@@ -12,9 +12,9 @@ from recorded_training import Gpt, record, stepper
 from simpar import cli
 from simpar.case import load_case
 from simpar.cost.collective import ClusterCollectives
-from simpar.profiles import cluster, load_profile
+from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
-from simpar.recording.join import Join, Joined, collectives, compute_ops, join
+from simpar.recording.join import MESSAGES, Join, Joined, collectives, compute_ops, join
 from simpar.recording.readers import write_measured
 from simpar.trace_files import load_trace
 from simpar.traces import figures, read_traces
@@ -144,6 +144,43 @@ def test_a_collective_lasts_from_its_last_arrival(tmp_path):
         assert found.start - found.arrive == pytest.approx(waited, abs=1e-9)
 
 
+def test_a_sum_of_gloo_is_what_it_was_called_for_and_copies_belong_to_messages(tmp_path):
+    """Gloo sums in full for a reduce-scatter; FSDP2's thread copies 30 us before it waits, and 20 behind."""
+    floats = {'Input type': ['float']}
+    product = {'Input Dims': [[8, 4], [4, 2]]}
+    events = [
+        ('aten::mm', 'cpu_op', 0, 10, product),
+        ('FSDP::post_backward_reduce', 'user_annotation', 20, 100, {}),
+        ('c10d::_reduce_scatter_base_', 'cpu_op', 50, 5, {}),
+        ('gloo:all_reduce', 'cpu_op', 50, 50, {'Input Dims': [[1000]], **floats}),
+        ('aten::mm', 'cpu_op', 120, 10, product),
+        ('c10d::allreduce_', 'cpu_op', 140, 5, {}),
+        ('gloo:all_reduce', 'cpu_op', 145, 20, {'Input Dims': [[250]], **floats}),
+    ]
+    traces = read_traces(made(tmp_path, 'a.json', events, rank=0, world_size=2), host=True)
+    ((scatter, reduce),) = collectives(traces)
+    assert (scatter.key, reduce.key) == (
+        ('collective', 'reduce_scatter', 2, 4000),
+        ('collective', 'all_reduce', 2, 1000),
+    )
+    first, copies, second = compute_ops(*traces)
+    assert copies.key[0] == MESSAGES
+    assert [op.seconds for op in (first, copies, second)] == pytest.approx([20e-6, 50e-6, 10e-6])
+
+
+def test_an_op_counts_as_it_is_alone_where_it_was_and_its_speed_beside_others_is_told(tmp_path):
+    """Products of 10 us alone take 25 us beside an all-reduce."""
+    shapes, floats = {'Input Dims': [[8, 4], [4, 2]]}, {'Input type': ['float']}
+    times = ((0, 10), (10, 10), (20, 25), (45, 25), (70, 10), (80, 10))
+    events = [('aten::mm', 'cpu_op', begin, lasts, shapes) for begin, lasts in times]
+    events.append(('gloo:all_reduce', 'cpu_op', 20, 50, {'Input Dims': [[1000]], **floats}))
+    traces = read_traces(made(tmp_path, 'a.json', events, rank=0, world_size=2), host=True)
+    schedule = tmp_path / 'one.yaml'
+    schedule.write_text(ALONE, encoding='utf-8')
+    found = join(load_case(schedule).program, traces)
+    assert found.speeds == {'matrix': pytest.approx(10 / 25)}
+
+
 def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
     """A product of two kernels, launched while the host was in it, which run when it is over."""
     shapes = {'Input Dims': [[8, 4], [4, 2]]}
@@ -215,14 +252,49 @@ def test_a_profile_has_the_link_of_what_was_recorded_and_scales_below_it(tmp_pat
     model = ClusterCollectives(cluster(profile, devices=2))
     ops = {
         (operator, size): OpClass('x', 'collective', operator, 'F', bytes=size, partition='all', reduce='sum')
-        for operator, size in (('all_reduce', 2**22), ('all_reduce', 2**15), ('reduce_scatter', 2**22))
+        for operator, size in (('all_reduce', 2**22), ('all_reduce', 2**15), ('all_gather', 2**22))
     }
     costs = {key: model.cost(op, (0, 1)) for key, op in ops.items()}
     assert costs['all_reduce', 2**22].grade == 'measured'
-    small, other = ('all_reduce', 2**15), ('reduce_scatter', 2**22)
+    small, other = ('all_reduce', 2**15), ('all_gather', 2**22)
     for key, expected in ((small, 2 * 100e-6 + 2**15 / 2e9), (other, 1e-4 + 2**21 / 2e9)):
         assert costs[key].alpha + costs[key].transfer == pytest.approx(expected, rel=0.02)
         assert costs[key].grade == 'estimate'
+
+
+def joined_of(lines, **told):
+    return Join(lines=tuple(lines), missing=(), host=True, step=1.0, matched=0.0, **told)
+
+
+def test_what_one_size_tells_scales_the_link_and_holds_for_the_sum_of_the_other_name(tmp_path):
+    """cpu-gloo has 150 us a step and 2.3 GB/s: 1 MiB takes 2 · 150 us + 456 us; three times that was recorded."""
+    usual = 2 * 150e-6 + 2**20 / 2.3e9
+    line = Joined(
+        key=('collective', 'reduce_scatter', 2, 2**20),
+        seconds=1.5 * usual,
+        times=9,
+        program=1,
+        recorded=1.0,
+        beside=0.5,
+    )
+    # Half of it ran beside computation at half its speed.
+    path = tmp_path / 'mine.yaml'
+    write_measured(path, 'cpu-gloo', joined_of([line], speeds={'collective': 0.5}), 'x', 'fp32')
+    profile = load_profile(path)
+    rows = read_table(profile.tables.collective, 'collective')
+    assert {row[0]: row[-1] for row in rows} == {
+        name: pytest.approx(1.125 * usual, rel=1e-4) for name in ('all_reduce', 'reduce_scatter')
+    }
+    assert profile.slow_down.collective.value == 0.5
+    ring = 150e-6 + 2**19 / 2.3e9
+    assert profile.links[0].latency.value == pytest.approx(150e-6 * 1.125 * usual / ring, rel=1e-3)
+
+
+def test_copies_for_messages_tell_the_rate_of_memory(tmp_path):
+    line = Joined(key=('matmul', 8, 2, 4), seconds=1e-5, times=9, program=1, recorded=1.0)
+    path = tmp_path / 'mine.yaml'
+    write_measured(path, 'cpu-gloo', joined_of([line], messages=4e-3), 'x', 'fp32', copies=1e-3)
+    assert load_profile(path).device.memory.bandwidth.value == pytest.approx(14e9 / 4, rel=1e-3)
 
 
 def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):

@@ -266,7 +266,10 @@ def _joined_json(beside: _Beside) -> dict[str, Any]:
     found = beside.join
     return {
         'step': {
-            'recorded': found.step, 'predicted': beside.step, 'matched': found.matched, 'share': found.share,
+            'recorded': found.step,
+            'predicted': beside.step,
+            'matched': found.matched,
+            'share': found.share,
             'messages': found.messages,
         },
         'ops': [asdict(line) | {'predicted': beside.priced.get(line.key)} for line in found.lines],

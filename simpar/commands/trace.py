@@ -69,14 +69,15 @@ def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> Wh
     found = joined(case.program, traces)
     if not found.lines or not found.step:
         what = f'holds no whole step with ops of {options.schedule}'
-        raise ScheduleError(Problem(str(options.recording), what, 'record steps with record_shapes=True; check the batch'))
+        raise ScheduleError(
+            Problem(str(options.recording), what, 'record steps with record_shapes=True; check the batch')
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'recorded.yaml'
         write_measured(path, case.schedule.cluster.profile, found, 'recorded ops', str(case.workload.precision))
         mine = f'cluster.profile={path}'
-        before, after = (
-            load_case(options.schedule, [mine, *more]).predict().step for more in ([], options.what_if)
-        )
+        before = load_case(options.schedule, [mine]).predict().step
+        after = load_case(options.schedule, [mine, *options.what_if]).predict().step
     chosen = sum(line.program for line in found.lines)
     return WhatIf(recorded=found.step, replayed=before, changed=after, chosen=chosen)
 

@@ -4,8 +4,8 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 
 from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.files import read_csv
-from simpar.interval_sets import length, minus
+from simpar.interval_sets import length, minus, union
 from simpar.program import COLLECTIVES, OpClass, Program
 from simpar.traces import RankTrace
 from simpar.traces.kineto import GLOO, shapes_of
@@ -32,8 +32,10 @@ class TorchOp:
 
     Arguments:
         key: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase; ``collective``
-            with operator, ranks and bytes; a name of ``FAMILIES``; ``UPDATE``; or ``MESSAGES``.
+            with operator, ranks and bytes; a name of ``FAMILIES``; ``UPDATE``; or ``MESSAGES``, with what a call is
+            named and its shapes.
         issued: seconds, when the host came to it. arrive: when it was there; start: when its last peer was, too; end.
+        ran: of an op of a thread when it ended itself, without what is between it and the next one.
     """
 
     key: Key
@@ -41,6 +43,7 @@ class TorchOp:
     arrive: float
     start: float
     end: float
+    ran: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -81,7 +84,7 @@ def key_of(each: Row, world: int) -> Key | None:
     if _STEP.match(each.name):
         return (UPDATE,)
     if _FOR_MESSAGES.match(each.name):
-        return (MESSAGES,)
+        return (MESSAGES, each.name, each.shapes)
     if found := _ATTENTION.match(each.name):
         return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
     return message_key(each, world) if each.name.startswith(GLOO) else None
@@ -176,13 +179,9 @@ def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:
             # A message is waited for within what is done for it.
             begin = each.start if key[0] == MESSAGES else each.end
             gap = np.array([(begin, max(begin, behind.start))])
-            yield _op(key, each.start, each.start, begin + length(minus(gap, waits)))
+            yield TorchOp(key, each.start, each.start, each.start, begin + length(minus(gap, waits)), each.end)
         last, key = ops[-1]
-        yield _op(key, last.start, last.start, last.end)
-
-
-def _op(key: Key, issued: float, start: float, end: float) -> TorchOp:
-    return TorchOp(key, issued, start, start, end)
+        yield TorchOp(key, last.start, last.start, last.start, last.end, last.end)
 
 
 def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:
@@ -203,7 +202,7 @@ def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Ite
             begin[number] = min(begin[number], kernel.start)
     for (each, key), start, took in zip(known, begin, seconds, strict=True):
         if took:
-            yield _op(key, each.start, start, start + took)
+            yield TorchOp(key, each.start, start, start, start + took)
 
 
 def _kernels(recording: RankTrace) -> Iterator[Row]:
@@ -261,6 +260,52 @@ def _by_gloo(host: Sequence[Row]) -> Iterator[Row]:
 # A torch recording joined with a Program: what each of its ops took, and what has no match on either side.
 
 OPERATOR: Final = 'operator'
+LITTLE: Final = 0.1
+"""An op of which others ran beside a smaller part is alone; one of which they ran beside all but that is within."""
+
+
+ENOUGH: Final = 4
+"""One in so many alone is enough to tell what an op takes alone."""
+
+
+class _Times:
+    """Seconds of all recorded ops of one key, and which part of each others ran beside."""
+
+    def __init__(self) -> None:
+        self.all: list[float] = []
+        self.parts: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def add(self, seconds: float, beside: float) -> None:
+        """One more."""
+        self.all.append(seconds)
+        self.parts.append(beside)
+
+    @property
+    def alone(self) -> list[float]:
+        """Of those beside nothing."""
+        return [one for one, part in zip(self.all, self.parts, strict=True) if part <= LITTLE]
+
+    @property
+    def within(self) -> list[float]:
+        """Of those that others ran beside from begin to end."""
+        return [one for one, part in zip(self.all, self.parts, strict=True) if part >= 1 - LITTLE]
+
+    @property
+    def usual(self) -> float:
+        """The median, of those alone where these are enough."""
+        return median(self.alone if self._enough else self.all)
+
+    @property
+    def beside(self) -> float:
+        """Of what part of ``usual`` others ran beside."""
+        return 0.0 if self._enough else median(self.parts)
+
+    @property
+    def _enough(self) -> bool:
+        return len(self.alone) * ENOUGH >= len(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,8 +315,9 @@ class Joined:
     Arguments:
         key: ``matmul`` with m, n, k; ``attention`` with queries, head_dim, sequence, pairs and phase; ``collective``
             with operator, ranks and bytes; ``operator`` with operator, phase and bytes.
-        seconds: of one. times: how many were recorded.
+        seconds: of one, of those alone on their rank where there are some. times: how many were recorded.
         program, recorded: how often in a step of one rank; a collective that the program has not, 0 times.
+        beside: which part of ``seconds`` communication ran beside computation, or computation beside communication.
     """
 
     key: Key
@@ -279,6 +325,7 @@ class Joined:
     times: int
     program: int
     recorded: float
+    beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +338,8 @@ class Join:
         step: seconds of the median recorded step. matched: of it in compute ops that both have.
         messages: seconds a step in which a thread worked for messages.
         share: of the time of all recorded ops, what is in ops that both have.
+        speeds: of products (``matrix``), other ops (``memory``) and collectives beside the other, where kinds were
+            recorded alone, too; 1 is that alone.
     """
 
     lines: tuple[Joined, ...]
@@ -300,6 +349,7 @@ class Join:
     matched: float
     messages: float = 0.0
     share: float = 0.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
@@ -308,20 +358,21 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
     Arguments: ``recordings``, of one rank or several, by rank.
     Does not model which layer an op is of: ops of one kind and size are alike, and the median of all is taken.
     """
-    found: dict[Key, list[float]] = defaultdict(list)
-    for recording in recordings:
-        for one in compute_ops(recording):
-            found[one.key].append(one.seconds)
-    for one in chain.from_iterable(collectives(recordings)):
-        found[one.key].append(one.seconds)
+    found: dict[Key, _Times] = defaultdict(_Times)
+    for recording, talk in zip(recordings, collectives(recordings), strict=True):
+        work = list(compute_ops(recording))
+        for mine, others in ((work, talk), (talk, [one for one in work if one.key[0] != MESSAGES])):
+            for one, beside in zip(mine, _beside(mine, others), strict=True):
+                found[one.key].add(one.seconds, beside)
     spans = [end - begin for recording in recordings for begin, end in steps_of(recording)]
     steps = sum(max(1, len(steps_of(recording))) for recording in recordings)
     wanted = Counter(keys_of(program, recordings[0].rank))
     lines = (*_sized(wanted, found, steps), *_streaming(wanted, found, steps))
     known = {line.key for line in lines}
     compute = [line for line in lines if line.key[0] != 'collective']
-    messages = sum(found.pop((MESSAGES,), [])) / steps
-    spent = sum(median(times) * len(times) / steps for times in found.values())
+    calls = [found.pop(key) for key in list(found) if key[0] == MESSAGES]
+    messages = sum(median(times.all) * len(times) / steps for times in calls)
+    spent = sum(times.usual * len(times) / steps for times in found.values())
     both = sum(line.seconds * min(line.program, line.recorded) for line in lines)
     return Join(
         lines=lines,
@@ -331,7 +382,33 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
         matched=sum(line.seconds * min(line.program, line.recorded) for line in compute),
         messages=messages,
         share=min(1.0, both / spent) if spent else 0.0,
+        speeds=_speeds(found),
     )
+
+
+def _beside(ops: Sequence[TorchOp], others: Sequence[TorchOp]) -> list[float]:
+    """Which part of each op others of its rank ran beside."""
+    merged = union(np.array([(one.start, one.ran or one.end) for one in others]).reshape(-1, 2))
+    if not len(merged):
+        return [0.0] * len(ops)
+    covered = np.repeat(np.cumsum(np.diff(merged).ravel()), 2)
+    covered[::2] -= np.diff(merged).ravel()
+    spans = np.array([(one.start, one.ran or one.end) for one in ops]).reshape(-1, 2)
+    parts = np.diff(np.interp(spans, merged.ravel(), covered)).ravel()
+    return list(parts / np.maximum(np.diff(spans).ravel(), NANOSECOND))
+
+
+def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
+    """How fast ops are beside others, where the same ones were recorded alone."""
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for key, times in found.items():
+        if times.alone and times.within:
+            kind = (
+                'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
+            )
+            pairs[kind].append((median(times.alone), median(times.within)))
+    sums = {kind: tuple(map(sum, zip(*each, strict=True))) for kind, each in pairs.items()}
+    return {kind: min(1.0, alone / within) for kind, (alone, within) in sums.items()}
 
 
 def keys_of(program: Program, rank: int) -> Iterator[Key]:
@@ -358,25 +435,25 @@ def program_key(program: Program, op: OpClass) -> Key | None:
     return (OPERATOR, op.operator, op.phase, int(op.bytes))
 
 
-def _sized(wanted: Mapping[Key, int], found: Mapping[Key, list[float]], steps: int) -> Iterator[Joined]:
+def _sized(wanted: Mapping[Key, int], found: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
     """Products, attention and collectives, told by their sizes; collectives of other sizes than the program's too."""
     apart = {key: 0 for key in found if key[0] == 'collective' and key not in wanted}
     # Products that the program has not, or not as often, and how many of them a step has.
     left = {key: len(times) / steps - wanted.get(key, 0) for key, times in found.items() if key[0] == 'matmul'}
     for key, often in (*wanted.items(), *apart.items()):
-        times = found.get(key, [])
+        times = found.get(key, _Times())
         if key[0] == OPERATOR:
             continue
         if times:
-            seconds, recorded = median(times), len(times) / steps
+            seconds, recorded = times.usual, len(times) / steps
         elif parts := _parts(key, often, left):
-            seconds, recorded = sum(median(found[part]) for part in parts), float(often)
+            seconds, recorded = sum(found[part].usual for part in parts), float(often)
             times = found[parts[0]]
             for part in parts:
                 left[part] -= often
         else:
             continue
-        yield Joined(key=key, seconds=seconds, times=len(times), program=often, recorded=recorded)
+        yield Joined(key=key, seconds=seconds, times=len(times), program=often, recorded=recorded, beside=times.beside)
 
 
 def _parts(key: Key, often: int, left: Mapping[Key, float]) -> list[Key]:
@@ -397,10 +474,10 @@ def _parts(key: Key, often: int, left: Mapping[Key, float]) -> list[Key]:
     return []
 
 
-def _streaming(wanted: Mapping[Key, int], found: Mapping[Key, list[float]], steps: int) -> Iterator[Joined]:
+def _streaming(wanted: Mapping[Key, int], found: Mapping[Key, _Times], steps: int) -> Iterator[Joined]:
     """All others: told by their name; what one call does for several phases or sizes is shared out by bytes."""
     for name, (operators, phases) in (*FAMILIES.items(), (UPDATE, (frozenset(), 'U'))):
-        times = found.get((name,), [])
+        times = found.get((name,), _Times())
         mine = {
             key: often
             for key, often in wanted.items()
@@ -412,9 +489,10 @@ def _streaming(wanted: Mapping[Key, int], found: Mapping[Key, list[float]], step
         # One call of an optimizer does all updates of a step, any other call one op of each phase.
         calls = 1 if name == UPDATE else sum(often for key, often in mine.items() if key[2] == phases[0])
         for key, often in mine.items():
-            seconds = median(times) * calls * int(key[3]) / moved
+            seconds = times.usual * calls * int(key[3]) / moved
+            often_recorded = often * len(times) / (steps * calls)
             yield Joined(
-                key=key, seconds=seconds, times=len(times), program=often, recorded=often * len(times) / (steps * calls)
+                key=key, seconds=seconds, times=len(times), program=often, recorded=often_recorded, beside=times.beside
             )
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import permutations
@@ -65,6 +66,10 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
     """
     profile = load_profile(base)
     tree: dict[str, Any] = yaml.safe_load(read_regular(profile_path(base), MOST_BYTES))
+    found = replace(found, lines=tuple(_isolated(line, found.speeds, profile) for line in found.lines))
+    for kind, speed in found.speeds.items():
+        seen = f'{source}: beside others, and alone'
+        tree['slow_down'][kind] = {'value': round(speed, 3), 'source': seen, 'grade': 'measured'}
     tables: dict[str, Any] = {}
     written = []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +92,8 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
     if copies and found.messages:
         memory = tree['device']['memory']
         rate = profile.device.memory.bandwidth.value * copies / found.messages
-        told = {'value': f'{rate / 1e9:.6g} GB/s', 'source': f'{source}: copies for messages', 'grade': 'estimate'}
-        memory['bandwidth'] = told
+        seen = f'{source}: copies for messages'
+        memory['bandwidth'] = {'value': f'{rate / 1e9:.6g} GB/s', 'source': seen, 'grade': 'estimate'}
     if not found.host:
         # What was recorded in steps of a training ran at the clock that the device keeps under that load.
         tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}
@@ -106,6 +111,13 @@ def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
         # On a thread an op lasts until the next known one: the time of those between is in it already.
         rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == OPERATOR]
     return rows
+
+
+def _isolated(line: Joined, speeds: Mapping[str, float], profile: Profile) -> Joined:
+    """What an op would take alone, where it was never recorded so, by how fast it is beside others."""
+    kind = 'collective' if line.key[0] == 'collective' else 'memory' if line.key[0] == OPERATOR else 'matrix'
+    speed = speeds.get(kind, getattr(profile.slow_down, kind).value)
+    return replace(line, seconds=line.seconds * (1 - line.beside * (1 - speed)))
 
 
 def _summed_in_full(rows: Sequence[Row]) -> Iterator[Row]:
