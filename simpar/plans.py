@@ -109,8 +109,9 @@ class Plan:
             nothing overlaps); ``auto``, up to 64 MiB; a size, that a message stays
             below; split points, counted in gradients from the one that the backward finishes first; ``ids``: of equal
             ``comm_fusion`` marks or ``fusion_ids`` of layers in the order of their use; 0: each alone; ``ddp``: buckets
-            of torch's DDP, gradients as they are ready, the first closed at 1 MiB, later ones at 25 MiB; ``fsdp``: groups of torch's FSDP2, one for each block and one for all else; ``predicted``: one of these,
-            chosen by resolving.
+            of torch's DDP, gradients as they are ready, the first closed at 1 MiB, later ones at 25 MiB; ``fsdp``:
+            groups of torch's FSDP2, one for each block and one for all else; ``predicted``: one of these, chosen by
+            resolving.
         tiles: chunks, along the rows, of a matrix product and of the sum or gather next to it, so that one chunk's
             communication hides under the next one's product (CoC, MC2, AsyncTP).
         overlap: ``default``, or a list of passes as keys of MindSpore's parallel_speed_up.json; those not listed are
