@@ -79,14 +79,7 @@ def measure(options: argparse.Namespace) -> Measured:
         for name, root in given.items()
         if root
     ]
-    return Measured(
-        rounds=rounds,
-        engines=by_engine,
-        stages=staged,
-        every_rank=every,
-        swept=table,
-        peers=peers,
-    )
+    return Measured(rounds=rounds, engines=by_engine, stages=staged, every_rank=every, swept=table, peers=peers)
 
 
 def _options() -> argparse.Namespace:

@@ -26,12 +26,7 @@ HEAD = (
     '| layer | what it is | as MindSpore has it | inputs of its strategy | stays unsharded | bound by |',
     '|---|---|---|---|---|---|',
 )
-BOUND = {
-    'matrix': 'matrix units',
-    'attention': 'its own table',
-    'streaming': 'bytes moved',
-    'view': 'nothing: a view',
-}
+BOUND = {'matrix': 'matrix units', 'attention': 'its own table', 'streaming': 'bytes moved', 'view': 'nothing: a view'}
 """What bounds an operator, in words."""
 
 

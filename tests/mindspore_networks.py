@@ -127,10 +127,4 @@ def cross_entropy(build, x, label, name=''):
     return build.elementwise('Add', 'loss', mean('likelihood', picked), smooth)
 
 
-NETWORKS = {
-    'Seed003': chain,
-    'MatMulChain': chain,
-    'Transformer': transformer,
-    'ConvNet': convolutions,
-    'Mnist': mnist,
-}
+NETWORKS = {'Seed003': chain, 'MatMulChain': chain, 'Transformer': transformer, 'ConvNet': convolutions, 'Mnist': mnist}

@@ -311,13 +311,7 @@ def embedding(row, plan, samples, stages, draw):
     return {**net.tree([TOKENS], 'cross-entropy'), 'rows': samples}
 
 
-NETWORKS = {
-    'chain': chain,
-    'attention': block,
-    'llama': llama,
-    'convolution': convolution,
-    'embedding': embedding,
-}
+NETWORKS = {'chain': chain, 'attention': block, 'llama': llama, 'convolution': convolution, 'embedding': embedding}
 
 
 # The array

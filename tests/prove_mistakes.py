@@ -42,13 +42,7 @@ def page(answers: list[tuple[Mistake, Answer]], more: int) -> str:
         len(re.findall(r'^=== ', path.read_text(), re.MULTILINE)) for path in (ROOT / 'tests' / 'broken').glob('*.txt')
     )
     good = len(answers) - len(MENDED)
-    numbers = {
-        'number': len(answers),
-        'more': more,
-        'good': good,
-        'mended': len(MENDED),
-        'weak': 'none stays',
-    }
+    numbers = {'number': len(answers), 'more': more, 'good': good, 'mended': len(MENDED), 'weak': 'none stays'}
     parts = [page_head('mistakes', **numbers, broken=broken)]
     mended = [f'| {told(what)} | {why} |' for what, why in MENDED.items()]
     parts.append(f'## Mended\n\n{table(("mistake", "what it said, and says"), mended)}\n')

@@ -24,15 +24,7 @@ from executor.bench.items import (
 )
 from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
-from executor.bench.rounds import (
-    STEPS,
-    InOrder,
-    Ran,
-    Reporter,
-    kernel_stretches,
-    message_stretches,
-    own_seconds,
-)
+from executor.bench.rounds import STEPS, InOrder, Ran, Reporter, kernel_stretches, message_stretches, own_seconds
 from executor.ranks.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile

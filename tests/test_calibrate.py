@@ -87,11 +87,7 @@ def test_known_laws_are_found_again(tmp_path):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    start=st.floats(1e-6, 1e-3),
-    latency=st.floats(1e-6, 1e-3),
-    rate=st.floats(1e7, 1e11),
-)
+@given(start=st.floats(1e-6, 1e-3), latency=st.floats(1e-6, 1e-3), rate=st.floats(1e7, 1e11))
 def test_any_latency_and_bandwidth_are_found_again(tmp_path_factory, start, latency, rate):
     law = collectives(lambda *what: ring(*what, start=start, latency=latency, rate=rate))
     number = calibrated(tmp_path_factory.mktemp('law'), record(collective=law)).numbers

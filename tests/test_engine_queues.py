@@ -88,10 +88,7 @@ def test_orders_that_differ_between_ranks_deadlock_where_streams_share_a_queue()
         *(OpClass(f'{name}.again', 'collective', 'all_reduce', 'F', partition=name[0]) for name in ('p', 'q')),
     )
     slots = [(0, 0), (2, 0), (1, 1), (3, 1)]
-    roles = (
-        role_of('one', slots, [[]] * 4, [], STREAMS),
-        role_of('two', slots[2:] + slots[:2], [[]] * 4, [], STREAMS),
-    )
+    roles = (role_of('one', slots, [[]] * 4, [], STREAMS), role_of('two', slots[2:] + slots[:2], [[]] * 4, [], STREAMS))
     pair = np.arange(2, dtype=np.int32).reshape(1, 2)
     program = Program(roles, np.arange(2, dtype=np.int32), {n: Partition(n, pair) for n in 'pq'}, op_classes, ())
     costs = costs_of(program, np.ones(4), 2)

@@ -211,7 +211,7 @@ def test_the_best_plan_is_written_in_a_frameworks_words(tmp_path, capsys):
     path.write_text(json.dumps(small), encoding='utf-8')
     schedule = tmp_path / 'small.yaml'
     schedule.write_text(path.read_text(encoding='utf-8'), encoding='utf-8')
-    assert main(['plan', str(schedule), '--brief', '--seconds', '20', '--export', f'megatron={script}']) == 0
+    assert main(['plan', str(schedule), '--brief', '--seconds', '4', '--export', f'megatron={script}']) == 0
     assert f'wrote {script}' in capsys.readouterr().out
     assert '--global-batch-size' in script.read_text(encoding='utf-8')
     assert main(['plan', str(schedule), '--export', 'megatron']) == 2

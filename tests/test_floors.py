@@ -5,14 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
-    [
-        *('lazy', 'errors', 'units', 'interval_sets', 'files', 'keys', 'compiler'),
-        *('kernels', 'shipped', 'document'),
-    ],
-    [
-        *('program', 'layout', 'model', 'workload', 'plans', 'session'),
-        *('hardware', 'profiles'),
-    ],
+    [*('lazy', 'errors', 'units', 'interval_sets', 'files', 'keys', 'compiler'), *('kernels', 'shipped', 'document')],
+    [*('program', 'layout', 'model', 'workload', 'plans', 'session'), *('hardware', 'profiles')],
     ['trace', 'pipeline', 'cost', 'huggingface', 'torch_module', 'importing'],
     ['lower', 'engine', 'memory', 'metrics', 'critical_path', 'trace_files', 'kineto', 'chakra', 'headline', 'plot'],
     [

@@ -75,12 +75,7 @@ def theirs(tmp_path_factory):
     """What torch's ranks found, all cases one after the other."""
     folder = tmp_path_factory.mktemp('fsdp')
     jobs = {
-        name: {
-            **case._asdict(),
-            'seed': seed,
-            'steps': STEPS,
-            'micro_batches': case.plan.micro_batches,
-        }
+        name: {**case._asdict(), 'seed': seed, 'steps': STEPS, 'micro_batches': case.plan.micro_batches}
         for seed, (name, case) in enumerate(CASES.items())
     }
     (folder / 'jobs').write_bytes(pickle.dumps(jobs))

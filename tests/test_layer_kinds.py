@@ -40,11 +40,7 @@ EIGHT = cluster(H100, devices=8)
 
 def reduction(cuts, **keys):
     """The reduction of a value [16, 4, 8], cut over 8 ranks."""
-    layers = (
-        Dense(inputs=32, outputs=32),
-        Reshape(shape=(-1, 4, 8)),
-        Reduce(name='y', strategy=(cuts,), **keys),
-    )
+    layers = (Dense(inputs=32, outputs=32), Reshape(shape=(-1, 4, 8)), Reduce(name='y', strategy=(cuts,), **keys))
     return Workload(model=Network(layers=layers, input=(32,)), batch=16, loss='mse')
 
 

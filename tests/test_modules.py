@@ -150,10 +150,7 @@ def test_train_returns_tensors_by_the_modules_names(schedule):
     ('reference', 'said'),
     [
         ('mine_for_tests:wrong', r'--module: mine_for_tests:wrong fails: OSError: no such weights; call it'),
-        (
-            'mine_for_tests:nothing',
-            r'--module: .* returns int, not a module with example inputs; return \(mod',
-        ),
+        ('mine_for_tests:nothing', r'--module: .* returns int, not a module with example inputs; return \(mod'),
         ('mine_for_tests:absent', r'--module: mine_for_tests has no function absent; write one of mlp'),
         ('nowhere_at_all:x', r'--module: nowhere_at_all cannot be imported: ModuleNotFoundError'),
         ('mine_for_tests', r'--module: is mine_for_tests; write package:function'),
@@ -227,11 +224,7 @@ def test_all_weights_that_two_stages_share_are_summed_over_both():
             r'1 \(BatchNorm2d\): .*statistics.*\.eval',
         ),
         (nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0), (6, 2, 8), r'batch_first=True'),
-        (
-            nn.Linear(4, 4),
-            (2, 5),
-            r'Linear: torch\.export cannot follow it: .*\[3, 5\]',
-        ),
+        (nn.Linear(4, 4), (2, 5), r'Linear: torch\.export cannot follow it: .*\[3, 5\]'),
     ],
 )
 def test_what_is_not_supported_is_told_with_its_place_and_a_remedy(module, shape, said, capfd):

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 NOBODY = """
 import os, pwd, sys, tempfile
@@ -55,14 +53,13 @@ def lines(error):
     return [line for line in error.splitlines() if not re.search('so far|simulations done', line)]
 
 
-@pytest.mark.parametrize('home', [None, '/nonexistent'])
-def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
+def test_a_large_program_is_predicted_without_a_home(tmp_path):
     """The engine is compiled, and kept nowhere."""
     wanted = subprocess.run(
         [sys.executable, '-m', 'simpar', 'run', str(ROOT / 'examples/pipeline_h100.yaml')],
         env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300, check=True,
     ).stdout  # fmt: skip
-    done = as_nobody(tmp_path, 'run', str(ROOT / 'examples/pipeline_h100.yaml'), home=home)
+    done = as_nobody(tmp_path, 'run', str(ROOT / 'examples/pipeline_h100.yaml'))
     assert done.returncode == 0, done.stderr
     assert done.stdout == wanted
     assert lines(done.stderr) == [
@@ -72,12 +69,13 @@ def test_a_large_program_is_predicted_without_a_home(tmp_path, home):
 
 
 def test_the_engine_is_compiled_without_a_folder_to_keep_it_and_says_so_once(tmp_path):
+    """With a home that is not there, as of a user whom an image does not know."""
     (tmp_path / 'fresh').mkdir()
     for name in ('simpar', 'hw_profiles'):
         # Without what was compiled before.
         shutil.copytree(ROOT / name, tmp_path / 'fresh' / name, ignore=shutil.ignore_patterns('__pycache__'))
     told = {'PYTHONPATH': str(tmp_path / 'fresh'), 'PYTHONDONTWRITEBYTECODE': '1'}
-    done = as_nobody(tmp_path, 'warmup', **told)
+    done = as_nobody(tmp_path, 'warmup', home='/nonexistent', **told)
     assert done.returncode == 0, done.stderr
     assert lines(done.stderr) == [
         'compiling the engine (about 20 s; no folder keeps it: NUMBA_CACHE_DIR=DIR names one)'

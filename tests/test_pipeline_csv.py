@@ -118,10 +118,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
 @pytest.mark.parametrize(
     ('ask', 'expected'),
     [
-        (
-            ('1f1', 2, 4),
-            "pipeline order '1f1': unknown; did you mean 1f1b? known orders: gpipe, 1f1b,",
-        ),
+        (('1f1', 2, 4), "pipeline order '1f1': unknown; did you mean 1f1b? known orders: gpipe, 1f1b,"),
         (('ZB_V', 2, 4), "pipeline order 'ZB_V': unknown; did you mean zb-v? known orders: gpipe"),
         (('zb-2p', 2, 4), 'pipeline order zb-2p: is found from predicted times; resolve it first'),
         (('1f1b', 0, 4), 'pipeline order 1f1b: 0 ranks; write at least 1'),
@@ -129,10 +126,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
         (('1f1b', 2, 4, 2), 'pipeline order 1f1b: 2 chunks on a rank; write 1'),
         (('interleaved-1f1b', 2, 4, 1), 'pipeline order interleaved-1f1b: 1 chunks on a rank; write 2 or more'),
         (('zb-v', 2, 4, 3), 'pipeline order zb-v: 3 chunks on a rank; write 2'),
-        (
-            ('1f1b', 2, 4, 1, 2),
-            'pipeline order 1f1b: does not split the sequence; orders that do: mindspore-2.10/seq',
-        ),
+        (('1f1b', 2, 4, 1, 2), 'pipeline order 1f1b: does not split the sequence; orders that do: mindspore-2.10/seq'),
         (
             ('interleaved-1f1b', 4, 11, 2),
             'pipeline order interleaved-1f1b: 11 micro-batches do not divide into 2 rounds on 4 ranks; write 10 or 12',
@@ -140,10 +134,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
         (('dualpipe-v', 2, 3), 'pipeline order dualpipe-v: 3 micro-batches, but it needs one for each of 4 stages'),
         (('mindspore-2.10/1f1b', 4, 3), 'pipeline order mindspore-2.10/1f1b: 3 micro-batches, but it needs one for'),
         (('mindspore-2.10/seqvpp', 2, 4, 2, 3), 'pipeline order mindspore-2.10/seqvpp: 3 sequence chunks on 2 ranks'),
-        (
-            ('mindspore-2.10/seqvpp', 5, 2, 3, 3),
-            'pipeline order mindspore-2.10/seqvpp: with 3 sequence chunks, 5',
-        ),
+        (('mindspore-2.10/seqvpp', 5, 2, 3, 3), 'pipeline order mindspore-2.10/seqvpp: with 3 sequence chunks, 5'),
     ],
 )
 def test_orders_that_cannot_be_had(ask, expected):

@@ -25,9 +25,7 @@ def costs(program, seconds, way=0.0):
     """
     share = {f'fc2.{phase}{split}': seconds[phase] for phase in seconds for split in ('', '.split')}
     return plain_costs(
-        program,
-        lambda op: share.get(op.name.partition('.')[2], 0) / program.copies,
-        lambda op: way / program.copies,
+        program, lambda op: share.get(op.name.partition('.')[2], 0) / program.copies, lambda op: way / program.copies
     )
 
 
@@ -35,8 +33,7 @@ def simulated(plan, seconds, way=0.0, steps=3):
     """The trace of a model with one layer a stage."""
     stages = named_order(plan.order, plan.pipeline, plan.micro_batches, plan.chunks).stages
     workload = Workload(
-        model=Transformer(layers=stages, hidden=4, heads=1, vocab=4, sequence=1),
-        batch=plan.micro_batches * plan.copies,
+        model=Transformer(layers=stages, hidden=4, heads=1, vocab=4, sequence=1), batch=plan.micro_batches * plan.copies
     )
     program = lower(workload, plan, plan.pipeline)
     return simulate(program, costs(program, seconds, way), steps=steps)

@@ -93,8 +93,7 @@ def test_a_mask_that_comes_back_otherwise_is_found(name, changed):
 def test_what_is_not_run_again_is_missed(name):
     """A copy without one of its clones reads what was freed: refused before it runs, and in process."""
     program = edited(
-        lower(GPT, PLAN, 2),
-        lambda slots: [slot for slot in slots if (slot[0], slot[3]) != (CLONE.format(name), 1)],
+        lower(GPT, PLAN, 2), lambda slots: [slot for slot in slots if (slot[0], slot[3]) != (CLONE.format(name), 1)]
     )
     with pytest.raises(ProgramError, match='which nothing has written'):
         validate(program)

@@ -8,18 +8,7 @@ from docs_tables import TABLES, held
 
 from simpar.errors import ScheduleError
 from simpar.lower import lower
-from simpar.model import (
-    KINDS,
-    OPERATORS,
-    Dense,
-    Flatten,
-    Gelu,
-    Network,
-    Reshape,
-    Silu,
-    Trained,
-    Transpose,
-)
+from simpar.model import KINDS, OPERATORS, Dense, Flatten, Gelu, Network, Reshape, Silu, Trained, Transpose
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.plans import Plan
 from simpar.schedule import load_schedule, written

@@ -16,13 +16,7 @@ from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible
 from simpar.lower import lower
-from simpar.model import (
-    Dense,
-    Flatten,
-    Network,
-    Relu,
-    layer_names,
-)
+from simpar.model import Dense, Flatten, Network, Relu, layer_names
 from simpar.model.library.blocks import block_network
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile

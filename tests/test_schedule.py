@@ -28,12 +28,7 @@ from simpar.model import (
     network_shapes,
 )
 from simpar.plans import Plan
-from simpar.schedule import (
-    ClusterReference,
-    Schedule,
-    check_against_cluster,
-    load_schedule,
-)
+from simpar.schedule import ClusterReference, Schedule, check_against_cluster, load_schedule
 from simpar.schedule.checks import check
 from simpar.schedule.contents import Contents
 from simpar.workload import Adam, Sgd, Transformer, Workload

@@ -138,8 +138,7 @@ def test_any_settings_are_a_schedule_or_an_error(overrides, tmp_path):
 
 networks = st.builds(
     lambda sizes, bias, deviation: Network(
-        layers=(Flatten(), *(Dense(inputs=a, outputs=b, bias=bias) for a, b in pairwise(sizes))),
-        init_std=deviation,
+        layers=(Flatten(), *(Dense(inputs=a, outputs=b, bias=bias) for a, b in pairwise(sizes))), init_std=deviation
     ),
     st.lists(st.integers(1, 2**24), min_size=2, max_size=4),
     st.booleans(),

@@ -35,9 +35,7 @@ def collectives(program, rank=0):
 
 
 TUTORIAL = network(
-    dense(((2, 4), (4, 1)), name='matmul'),
-    Relu(strategy=((2, 4),)),
-    dense(((2, 4), (4, 1)), inputs=16, name='matmul2'),
+    dense(((2, 4), (4, 1)), name='matmul'), Relu(strategy=((2, 4),)), dense(((2, 4), (4, 1)), inputs=16, name='matmul2')
 )
 
 

@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError
-from simpar.model import (
-    Dense,
-    Flatten,
-    Network,
-    Relu,
-)
+from simpar.model import Dense, Flatten, Network, Relu
 from simpar.model.library.blocks import block_network
 from simpar.strategy_search import (
     Bytes,
@@ -32,15 +27,7 @@ from simpar.strategy_search.exact import Elimination, Factor
 from simpar.strategy_search.objective import candidates
 from simpar.workload import Workload
 from tests.strategy_networks import network_graph, transformer_blocks
-from tests.strategy_traffic import (
-    Block,
-    best_degrees,
-    laid_out,
-    plain_bytes,
-    recorded_blocks,
-    table,
-    traffic,
-)
+from tests.strategy_traffic import Block, best_degrees, laid_out, plain_bytes, recorded_blocks, table, traffic
 
 # --- elimination -----------------------------------------------------------------------------------------------------
 

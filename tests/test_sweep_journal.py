@@ -81,12 +81,7 @@ figures = st.builds(
     notes=st.lists(st.text()).map(tuple),
 )
 outcomes = st.builds(
-    Outcome,
-    figures=st.none() | figures,
-    peak=st.integers(0, 2**60),
-    device=finite,
-    reason=st.text(),
-    detail=st.text(),
+    Outcome, figures=st.none() | figures, peak=st.integers(0, 2**60), device=finite, reason=st.text(), detail=st.text()
 )
 
 

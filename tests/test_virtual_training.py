@@ -25,10 +25,7 @@ from simpar.errors import Deadlock
 
 pytestmark = pytest.mark.torch
 
-TRAINED = (
-    'context 2, ring of runs, pipeline 2, recomputed',
-    'tied over two stages, momentum, clipped, loss scale',
-)
+TRAINED = ('context 2, ring of runs, pipeline 2, recomputed', 'tied over two stages, momentum, clipped, loss scale')
 """`make prove-virtual` trains all of them, in many more orders."""
 
 

@@ -13,12 +13,7 @@ from simpar.lower import lower
 from simpar.model import Network
 from simpar.workload import Transformer
 
-PASSES = (
-    'matmul_grad_comm_overlap',
-    'enable_grad_comm_opt',
-    'enable_opt_shard_comm_opt',
-    'recompute_comm_overlap',
-)
+PASSES = ('matmul_grad_comm_overlap', 'enable_grad_comm_opt', 'enable_opt_shard_comm_opt', 'recompute_comm_overlap')
 SETS = ('default', *(names for count in range(5) for names in combinations(PASSES, count)))
 CUTS = ({}, {}, {'zero': 1}, {'zero': 3}, {'hsdp': 'level2', 'shard_threshold': 0.0})
 RECOMPUTE = ('none', 'full', 'selective', ('*.fc?', '*.gelu'))
@@ -73,7 +68,5 @@ def by_work(program, rate=1.0, each=0.0):
     """
     grid = 2.0**-20
     return plain_costs(
-        program,
-        lambda op: op.flops * grid * (op.operator == 'matmul'),
-        lambda op: (each, op.bytes * rate * grid),
+        program, lambda op: op.flops * grid * (op.operator == 'matmul'), lambda op: (each, op.bytes * rate * grid)
     )

@@ -64,11 +64,7 @@ def _swept(options: argparse.Namespace, sweep: Sweep) -> SweepAnswer:
     with Progress() as progress:
         try:
             return sweep.predict(
-                options.jobs,
-                progress,
-                journal=_journal(options),
-                scheduler=options.scheduler or '',
-                note=progress.note,
+                options.jobs, progress, journal=_journal(options), scheduler=options.scheduler or '', note=progress.note
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_rows_kept(options, progress)) from None

@@ -11,14 +11,7 @@ import yaml
 
 from simpar.case import Case
 from simpar.errors import Problem, ScheduleError
-from simpar.exporting.deepspeed import (
-    accelerate_keys,
-    deepspeed_keys,
-    json_text,
-    toml_text,
-    torchtitan_keys,
-    yaml_text,
-)
+from simpar.exporting.deepspeed import accelerate_keys, deepspeed_keys, json_text, toml_text, torchtitan_keys, yaml_text
 from simpar.exporting.megatron import megatron_flags, mindspeed_flags, script
 from simpar.exporting.mindformers import mindformers_keys, speed_up
 from simpar.exporting.mindspore import mindspore_lines, mindspore_text

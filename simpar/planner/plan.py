@@ -84,10 +84,7 @@ class Planning:
         )
 
         judge = Judge(self.space, cluster_of(self.schedule))
-        with (
-            rare_collections(),
-            workers(self.space, judge, cores() if jobs is None else jobs) as those,
-        ):
+        with rare_collections(), workers(self.space, judge, cores() if jobs is None else jobs) as those:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)
             if note:

@@ -379,12 +379,7 @@ def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known, sha
 
 
 def _in_turn(
-    sample: Sample,
-    blocks: dict[tuple[int, str, bool], Block],
-    plan: Plan,
-    known: Known,
-    *,
-    split: bool,
+    sample: Sample, blocks: dict[tuple[int, str, bool], Block], plan: Plan, known: Known, *, split: bool
 ) -> Sample:
     """A sample with the blocks of its stages, and of copies that go apart: taken to be done one after the other."""
     kinds = {*JOINT, *(APART if split else ())}

@@ -224,13 +224,7 @@ def _by_rank(facts: Mapping[int, _Facts]) -> Iterator[Culprit]:
         part, most = max(before)
         few = within <= max(FEW, 2 / count)
         cause: Cause = 'pause' if few else most if part >= MOST_OF_IT * mean else 'host'
-        yield Culprit(
-            ranks=ranks,
-            cause=cause,
-            seconds=mean,
-            step=step,
-            within=within,
-        )
+        yield Culprit(ranks=ranks, cause=cause, seconds=mean, step=step, within=within)
 
 
 def _compared(found: Mapping[int, Floats]) -> dict[int, Floats]:

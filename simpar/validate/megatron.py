@@ -105,10 +105,7 @@ def _pad(row: Row) -> int:
 def _plan(row: Row) -> dict[str, Any]:
     plan, pipeline = degrees(row), row.whole('pp', 1)
     overlapped = overlaps(row, 'grad-reduce')
-    plan |= {
-        'fusion': '40 MB' if overlapped else 'all',
-        'reduce_gradients': 'overlapped' if overlapped else 'end',
-    }
+    plan |= {'fusion': '40 MB' if overlapped else 'all', 'reduce_gradients': 'overlapped' if overlapped else 'end'}
     instances = int(_valued(row, 'num-distributed-optimizer-instances') or 1)
     if 'zero' in plan and instances > 1:
         plan['shard_group'] = plan['data'] // instances

@@ -419,10 +419,7 @@ def table(validation: Validation) -> str:
     lines += [_line(row) for row in validation.rows]
     order = len(validation.disordered())
     worst = f'Worst error {validation.worst:.1%}, worst gain {validation.worst_gain * 100:.1f} points'
-    lines += [
-        '',
-        f'{worst}, pairs in the wrong order: {order}.',
-    ]
+    lines += ['', f'{worst}, pairs in the wrong order: {order}.']
     for (operator, ranks), line in validation.lines.items():
         lines.append(
             f'{operator} over {ranks}: {format_time(line.alpha)} + bytes / {line.rate / 1e6:.4g} MB/s, '
