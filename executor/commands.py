@@ -32,6 +32,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
+from simpar.hardware import Placement
 from simpar.predict import under_load
 from simpar.program import Program
 from simpar.size import parse_limit
@@ -58,6 +59,15 @@ class Job:
     case: Case | None = None
 
     @property
+    def placement(self) -> Placement | None:
+        """Which device a rank is on; raises ``ScheduleError`` where the baseline has another."""
+        found = {one.case.cluster.placement if one.case else None for one in self.all}
+        if len(found) > 1:
+            what = 'the baseline has another, and a launcher starts the ranks once'
+            raise ScheduleError(Problem('plan.placement', what, 'run each alone, and compare what they save'))
+        return found.pop()
+
+    @property
     def all(self) -> tuple[Job, ...]:
         """The job and its baseline's."""
         return (self, self.baseline) if self.baseline else (self,)
@@ -76,6 +86,7 @@ def run_job(options: argparse.Namespace) -> int:
         # Before any process is started: gloo would abort or hang on what this finds.
         for one in job.all:
             validate(one.program)
+        launch = launch and launch.placed(job.placement)
     except SimparError as error:
         if launch is not None:
             refuse_external(launch, str(error))

@@ -21,6 +21,7 @@ from executor import data
 from executor.devices import KINDS
 from simpar.errors import ProgramError
 from simpar.files import remove_at_the_end
+from simpar.model.model import AHEAD
 
 Kept = dict[object, torch.Tensor]
 _CONSTANTS: Final[ContextVar[tuple[Kept, bool] | None]] = ContextVar('constants', default=None)
@@ -166,11 +167,20 @@ def batch_of(
     batches: Mapping[int, Batch] | None = None,
 ) -> torch.Tensor:
     """One input of a step in full: drawn, or of the user's own batches, by step."""
+    # Tokens further on are those of another input, and not drawn by themselves.
+    name = name.partition(AHEAD)[0]
     if not batches or step not in batches:
         return _drawn(name, initial, shape, dtype, seed, step)
-    full = batches[step][name].to(dtype)
-    _, _, ranks = initial.partition('@')
-    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
+    return _as_held(batches[step][name].to(dtype), initial)
+
+
+def _as_held(full: torch.Tensor, initial: str) -> torch.Tensor:
+    """Samples as ranks hold them: further on by ``+COUNT=FILL``, then as ``@RANKS`` balanced context ranks do."""
+    told, _, ranks = initial.partition('@')
+    ahead, _, fill = told.partition(AHEAD)[2].partition('=')
+    if ahead:
+        full = torch.cat([full[:, int(ahead) :], torch.full_like(full[:, : int(ahead)], int(fill or 0))], 1)
+    return full[:, in_sequence(torch.arange(full.shape[1]), full.shape[1], int(ranks))] if ranks else full
 
 
 @lru_cache(maxsize=16)
@@ -179,9 +189,7 @@ def _drawn(name: str, initial: str, shape: tuple[int, ...], dtype: torch.dtype, 
     if initial == data.INITIAL:
         return data.batch(shape, dtype, stable_seed(seed, 'mnist'), step)
     # Balanced context ranks hold a sequence in another order: drawn in its own, then brought into theirs.
-    initial, _, ranks = initial.partition('@')
-    full = draw(initial, shape, dtype, seed, name, step)
-    return full[:, in_sequence(torch.arange(shape[1]), shape[1], int(ranks))] if ranks else full
+    return _as_held(draw(initial.partition('@')[0].partition(AHEAD)[0], shape, dtype, seed, name, step), initial)
 
 
 # Dropout masks: a hash of a sample's key, of where in the model it is, and of the element's place in the full

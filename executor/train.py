@@ -27,6 +27,7 @@ from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
 from simpar.errors import Problem, ScheduleError
 from simpar.hardware.net import Net
+from simpar.model.model import AHEAD
 from simpar.program import Program, Tensor
 from simpar.torch_module import Imported
 
@@ -36,7 +37,9 @@ _ORDER: Final = 'a tensor, a tuple in this order, or a dict by these names'
 
 def inputs_of(program: Program) -> dict[str, Tensor]:
     """The inputs of a step, by name, in the order in which the model reads them."""
-    return {tensor.name: tensor for tensor in program.tensors if tensor.kind == 'input' and not tensor.like}
+    inputs = {tensor.name: tensor for tensor in program.tensors if tensor.kind == 'input' and not tensor.like}
+    # Tokens further on are made of those.
+    return {name: tensor for name, tensor in inputs.items() if AHEAD not in name}
 
 
 def shape_of(program: Program, tensor: Tensor) -> tuple[int, ...]:
@@ -255,6 +258,7 @@ def train(
     program = case.program
     root = None if checkpoint is None else Path(checkpoint)
     launch = detect(os.environ) if processes else None
+    launch = launch and launch.placed(case.cluster.placement)
     wanted = Wanted(device, transport)
     wanted.check(launch.by if launch else '', processes=processes)
     runner = _runner(program, launch, timeout, wanted, processes=processes)

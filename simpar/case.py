@@ -16,7 +16,7 @@ from simpar.cost.compute import FP8
 from simpar.cost.price import Models, mode_notes
 from simpar.document import Source
 from simpar.errors import Problem, ProfileError, ScheduleError
-from simpar.hardware import Cluster, Profile
+from simpar.hardware import Cluster, Placement, Profile
 from simpar.hardware.net import Net, parse_net
 from simpar.lazy import card, why_not
 from simpar.lower import lower
@@ -293,6 +293,8 @@ def case_of(schedule: Schedule, *, limit: Limit = LIMIT, session: Session | None
 
 def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) -> Case:
     hardware = hardware or cluster_of(schedule)
+    if placement := Placement.of(schedule.plan, hardware.world):
+        hardware = replace(hardware, placement=placement)
     found, plan = choices(schedule, hardware, session)
     # Schedules that differ in nothing that a program knows of share it, and what follows from it.
     program = session.once(lower, workload=found.workload, plan=plan, world=hardware.world, session=session)

@@ -2,7 +2,7 @@
 
 from dataclasses import Field as Named
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from simpar.document import Bytes
 from simpar.keys import described
 from simpar.model.keys import Layouts, Strategy
 
+NEAREST_FIRST: Final = 'tensor-context-data-pipeline'
+"""Axes of ranks, whose groups are the nearer, the more often they talk (Megatron-LM's order tp-cp-ep-dp-pp)."""
 Axis = Annotated[str, Field(max_length=40, pattern='^[A-Za-z0-9_]+$')]
 Count = Annotated[int, Field(ge=0, le=2**12)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
@@ -57,6 +59,7 @@ class Plan:
         rows: the actions of each pipeline rank, in torch's spelling, in place of ``order``.
         stages: tuple[Count, ...] | Literal['balanced'] = ()
             ``balanced``: chosen by resolving, by predicted time and memory.
+        placement: the axes of ranks over devices, the nearest first, as Megatron-LM's order tp-cp-dp-pp.
         receive: posted ``early``, as soon as the stream is free, or ``late``, when the computation before is done.
         exchange: ``separate``: computation goes on while a send waits for its receiver; ``fused``: what is sent and
             received between two computations is one exchange, and the next computation waits for all of it (Megatron).
@@ -132,6 +135,7 @@ class Plan:
     sequence_chunks: int = 1
     rows: tuple[Annotated[str, Field(max_length=2**20)], ...] = ()
     stages: tuple[Count, ...] | Literal['balanced'] = ()
+    placement: Annotated[str, Field(max_length=64)] = NEAREST_FIRST
     receive: Literal['early', 'late'] = 'early'
     exchange: Literal['separate', 'fused'] = 'separate'
     scatter_gather: bool = False

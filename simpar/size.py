@@ -131,7 +131,7 @@ def at_most(schedule: Schedule, ranks: int) -> Size:
     plan, model = schedule.plan, schedule.workload.model
     steps = OPS_OF_CONTEXT_RANK * plan.context if plan.context > 1 else 0
     if isinstance(model, Transformer):
-        ops = (MOST_OPS + MOST_OPS_OF_MIXTURE * (model.experts is not None) + steps) * model.layers
+        ops = (MOST_OPS + MOST_OPS_OF_MIXTURE * (model.experts is not None) + steps) * model.blocks
     else:
         ops = MOST_OPS_OF_OPERATOR * len(model.layers)
     classes = float(ops * plan.tiles * plan.sequence_chunks)

@@ -38,11 +38,9 @@ DEVICES = {
 }  # fmt: skip
 """How many devices files run on that do not say it."""
 WITHOUT = {
-    'mindspeed_deepseek3_671b.sh': {
-        'mtp-num-layers': 'false', 'expert-model-parallel-size': '16', 'expert-tensor-parallel-size': '4',
-    },
-}  # fmt: skip
-"""What files have that is refused, and what is taken in its place: no further tokens, experts on data ranks."""
+    'mindspeed_deepseek3_671b.sh': {'expert-model-parallel-size': '16', 'expert-tensor-parallel-size': '4'},
+}
+"""What files have that is refused, and what is taken in its place: experts on data ranks."""
 
 
 def given_beside(name: str) -> dict[str, str]:

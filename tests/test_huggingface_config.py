@@ -164,8 +164,6 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
          ['config.json:10: mlp_only_layers: not modelled: dense layers that are not the first ([1]); write the ']),
         ({'model_type': 'mixtral', 'num_experts_per_tok': 9},
          ['config.json:1: num_local_experts.top_k: 9 of 8 experts; write at most 8']),
-        ({'model_type': 'deepseek_v3', 'num_key_value_heads': 4, 'first_k_dense_replace': 4, 'num_mtp_layers': 1},
-         ['config.json:11: num_mtp_layers: not yet: multi-token prediction (got 1); write mtp_layers: 0 beside model']),
         ({'model_type': 'deepseek_v3', 'num_key_value_heads': 4, 'first_k_dense_replace': 4,
           'quantization_config': {'quant_method': 'awq'}},
          ["config.json:11: quantization_config: not modelled (got {'quant_method': 'awq'}); only null or {quant_"]),

@@ -48,7 +48,7 @@ def config_of(name):
 
 def schedule(name, folder):
     path = folder / f'{name}.yaml'
-    # The files of Phi-2 drop out in one place of three, and those of V3 predict two tokens: both are refused.
+    # The file of Phi-2 drops out in one place of three, and is refused; V3's module of a further token has a note.
     dropped = {'phi_2': ', dropout: 0', 'deepseek_v3': ', mtp_layers: 0'}.get(name, '')
     path.write_text(
         f'simpar: 1\ncluster: h100-sxm-8\nworkload: {{model: {config_of(name)}, sequence: 512, batch: 8{dropped}}}\n'

@@ -3,15 +3,19 @@
 A launcher that is recognised in part is refused: else every process of its would run the whole job by itself.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from simpar.errors import RunFailed
 from simpar.files import read_csv
+from simpar.hardware import Placement
 
 MOST: Final = 100_000
 """Hosts of a list that are read; a name is wanted for a message, and nobody has more."""
@@ -104,6 +108,16 @@ class Launch:
     hosts: tuple[str, ...] = field(default=(), compare=False)
     per_host: int = field(default=0, compare=False)
     noun: str = field(default='rank', compare=False)
+
+    def placed(self, placement: Placement | None) -> 'Launch':
+        """The same process as the rank of a plan that is on its device: a launcher numbers devices, host by host."""
+        if placement is None:
+            return self
+        devices = placement.devices(np.arange(self.world))
+        # Where the launcher does not tell, devices of a host are counted from its own numbers.
+        os.environ.setdefault('LOCAL_RANK', str(self.rank))
+        hosts = tuple([self.where(device) for device in devices.tolist()])
+        return replace(self, rank=int(np.argsort(devices)[self.rank]), hosts=hosts, per_host=0)
 
     def where(self, rank: int) -> str:
         """What a rank's host is called; empty where nobody knows."""

@@ -67,7 +67,10 @@ def cross_entropy_forward(op: OpClass, where: Context, tensors: list[torch.Tenso
     """logits, labels → loss, lse [..., 1]."""
     logits, labels = wide(tensors[0]), tensors[1]
     lse = logits.logsumexp(-1, keepdim=True)
-    return [_scale(op) * (lse - logits.gather(-1, labels.unsqueeze(-1))).sum(), lse]
+    each = lse - logits.gather(-1, (labels.clamp(min=0) if 'masked' in op.attributes else labels).unsqueeze(-1))
+    if 'masked' in op.attributes:
+        each = each * (labels >= 0).unsqueeze(-1)
+    return [_scale(op) * each.sum(), lse]
 
 
 def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -77,6 +80,8 @@ def cross_entropy_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -
     dlogits = (logits - lse.reshape(*labels.shape, 1)).exp()
     # One is subtracted at the target, and nothing where another rank holds the target's logit.
     dlogits.scatter_add_(-1, local.unsqueeze(-1), -inside.unsqueeze(-1).to(dlogits.dtype))
+    if 'masked' in op.attributes:
+        dlogits *= (labels >= 0).unsqueeze(-1)
     return [dlogits * (_scale(op) * _partial_share(op))]
 
 
@@ -91,12 +96,15 @@ def ce_sum(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[tor
 
 
 def ce_loss(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """parts, maximum → loss, lse [..., 1]."""
-    parts, maximum = map(wide, tensors)
+    """parts, maximum[, labels] → loss, lse [..., 1]; what has a negative label is not counted."""
+    parts, maximum = map(wide, tensors[:2])
     total, target = parts.unbind(-1)
     logarithm = total.log()
+    each = logarithm - target
+    for labels in tensors[2:]:
+        each = each * (labels >= 0)
     # The maximum cancels in the loss, and is part of the log-sum-exp that the backward reads.
-    return [_scale(op) * (logarithm - target).sum(), maximum.reshape(*total.shape, 1) + logarithm.unsqueeze(-1)]
+    return [_scale(op) * each.sum(), maximum.reshape(*total.shape, 1) + logarithm.unsqueeze(-1)]
 
 
 def mse_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

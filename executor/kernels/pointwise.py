@@ -117,6 +117,11 @@ def transpose(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[
     return [tensors[0].permute(numbers(op, 'permutation')).contiguous()]
 
 
+def half(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """dy → the features of the half that ``half`` numbers, in memory of their own."""
+    return [tensors[0].chunk(2, -1)[int(op.attributes['half'])].contiguous()]
+
+
 def reshape(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x → the same elements in this rank's ``shape``; a view."""
     return [tensors[0].reshape(numbers(op, 'shape'))]
@@ -166,6 +171,7 @@ PLAIN: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
     # x, bias → y; dy → dbias, flat.
     **rows('bias', F=lambda x, bias: x + bias.flatten(), W=lambda dy: dy.flatten(0, -2).sum(0)),
     ('residual', 'W'): lambda dy: dy.flatten(0, -2).sum(0),
+    ('concat', 'F'): lambda x, z: torch.cat([x, z], -1),
     # d1, d2 → d; x, z → x · z; dy and one of them → the gradient of the other.
     **of_phases('add', 'FIW', torch.add),
     **of_phases('multiply', 'FI', torch.mul),
@@ -186,6 +192,7 @@ KERNELS: Final[dict[tuple[str, str], Kernel]] = {
     **of_phases('batch_matmul', 'FI', batch_matmul),
     **of_phases('transpose', 'FI', transpose),
     **of_phases('reshape', 'FI', reshape),
+    ('concat', 'I'): half,
     **of_phases('mul', 'FI', mul),
     **{(operator, 'F'): reduced for operator in ('sum', 'mean')},
     **{(operator, 'I'): spread for operator in ('sum', 'mean')},

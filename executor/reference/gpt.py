@@ -197,8 +197,14 @@ def _loss(
     slices: Slices,
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
-    logits, aux_loss = _transformer(_model(workload), parameters, x, keys, slices)
-    return functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
+    model = _model(workload)
+    (logits, *further), aux_loss = _transformer(model, parameters, x, keys, slices)
+    loss = functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
+    for ahead, one in enumerate(further, 1):
+        # The last tokens have no label so far on.
+        told = functional.cross_entropy(one[:, :-ahead].flatten(0, 1), target[:, ahead:].flatten())
+        loss = loss + model.mtp_loss / len(further) * told
+    return loss
 
 
 def _parameters(workload: Workload) -> Iterator[Declared]:
@@ -214,9 +220,11 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
         yield 'position.weight', (model.positions or model.sequence, hidden), weight
     norms = ['norm1', *([] if model.parallel and not model.parallel_norms else ['norm2'])] if model.pre_norms else []
     norms += ['post_norm1', 'post_norm2'] if model.post_norms else []
-    for index, layer in enumerate(f'layer{index}' for index in range(model.layers)):
-        experts = model.experts_of(index)
-        for norm in norms:
+    for index, layer in enumerate(f'layer{index}' for index in range(model.layers + model.mtp_layers)):
+        experts = model.experts_of(min(index, model.layers - 1))
+        if index >= model.layers:
+            yield f'{layer}.eh_proj.weight', (hidden, 2 * hidden), weight
+        for norm in [*norms, *(['enorm', 'hnorm', 'final_norm'] if index >= model.layers else [])]:
             yield from _norm_parameters(model, f'{layer}.{norm}')
         for gain, count in (('q_gain', groups * queries), ('k_gain', groups)) if model.qk_norm else ():
             yield f'{layer}.qk_norm.{gain}', (head_dim * (count if model.qk_norm == 'whole' else 1),), 'ones'
@@ -265,8 +273,8 @@ def _norm_parameters(model: Transformer, name: str) -> Iterator[Declared]:
 
 def _transformer(
     model: Transformer, parameters: Parameters, tokens: torch.Tensor, keys: torch.Tensor, slices: Slices
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits, and the sum of auxiliary losses."""
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The logits, of the next token and of those further on, and the sum of auxiliary losses."""
 
     def drop(site: str, x: torch.Tensor) -> torch.Tensor:
         if not model.dropout:
@@ -291,14 +299,8 @@ def _transformer(
         y = norm(f'{layer}.post_norm{number}', y) if model.post_norms else y
         return drop(f'{layer}.residual{number}', y * model.residual_scale)
 
-    x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
-    x = norm('embedding.norm', x) if model.embedding_norm else x
-    if model.position == 'learned':
-        x = x + parameters['position.weight'][places(model)]
-    x = drop('position' if model.position == 'learned' else 'embedding', x)
-    aux_loss = x.new_zeros(())
-    for index in range(model.layers):
-        layer = f'layer{index}'
+    def block(layer: str, index: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer of the kind of layer ``index``, and its auxiliary loss."""
         y = norm(f'{layer}.norm1', x) if model.pre_norms else x
         gains = [parameters.get(f'{layer}.qk_norm.{gain}') for gain in ('q_gain', 'k_gain')]
         if model.kv_lora_rank:
@@ -313,13 +315,36 @@ def _transformer(
             y = norm(f'{layer}.norm2', source) if model.pre_norms else source
         experts = model.experts_of(index)
         if experts is None:
-            x = attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y)))
-            continue
+            return attended + branch(f'{layer}.fc2', 2, _activation(model, linear(f'{layer}.fc1', y))), x.new_zeros(())
         mixed, aux = mixture(experts, partial(_activation, model), parameters, layer, y, slices)
-        x, aux_loss = attended + branched(layer, 2, mixed), aux_loss + aux
-    head = parameters['embedding.weight' if model.tied else 'head.weight']
-    logits = functional.linear(norm('norm', x), head, parameters.get('head.bias'))
-    return _capped(logits * model.logit_scale, model.logit_softcap), aux_loss
+        return attended + branched(layer, 2, mixed), aux
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        head = parameters['embedding.weight' if model.tied else 'head.weight']
+        return _capped(functional.linear(x, head, parameters.get('head.bias')) * model.logit_scale, model.logit_softcap)
+
+    x = functional.embedding(tokens, parameters['embedding.weight']) * model.embedding_scale
+    x = norm('embedding.norm', x) if model.embedding_norm else x
+    if model.position == 'learned':
+        x = x + parameters['position.weight'][places(model)]
+    x = drop('position' if model.position == 'learned' else 'embedding', x)
+    aux_loss = x.new_zeros(())
+    for index in range(model.layers):
+        x, aux = block(f'layer{index}', index, x)
+        aux_loss = aux_loss + aux
+    x = norm('norm', x)
+    found = [logits(x)]
+    for ahead in range(1, model.mtp_layers + 1):
+        layer = f'layer{model.layers + ahead - 1}'
+        # Behind the end stands token 0, whose row no counted label sees.
+        later = functional.pad(tokens[:, ahead:], (0, ahead))
+        words = functional.embedding(later, parameters['embedding.weight']) * model.embedding_scale
+        words = drop(f'{layer}.embedding', words)
+        both = torch.cat([norm(f'{layer}.enorm', words), norm(f'{layer}.hnorm', x)], -1)
+        x, aux = block(layer, model.layers - 1, linear(f'{layer}.eh_proj', both))
+        x, aux_loss = norm(f'{layer}.final_norm', x), aux_loss + aux
+        found.append(logits(x))
+    return found, aux_loss
 
 
 def _activation(model: Transformer, x: torch.Tensor) -> torch.Tensor:

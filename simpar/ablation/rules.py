@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from simpar.cost.compute import FP8
 from simpar.errors import SimparError
+from simpar.hardware import Placement
 from simpar.keys import ROWS, row_of
 from simpar.lower.graph.loss import TOTAL
 from simpar.lower.graph.record import has_strategies
@@ -226,6 +227,11 @@ class Facts:
     def sends(self) -> bool:
         """Whether stages send to one another."""
         return any(op.kind == 'send' for op in self._communication)
+
+    @cached_property
+    def placed(self) -> bool:
+        """Whether any rank is on another device than that of its number."""
+        return Placement.of(self.plan, self.program.world) is not None
 
     @cached_property
     def one_stage(self) -> bool:

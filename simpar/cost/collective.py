@@ -80,6 +80,7 @@ class ClusterCollectives:
         # Ops of one message in one group are asked for once: a thousand layers have the same few messages.
         found = self._costs.get(key)
         if found is None:
+            members = tuple(self.cluster.devices_of(np.array(members)).tolist())
             alone, loads = self._alone_in(op, self._shape(members))
             asked = demands(self.topology, loads, alone.transfer)
             found = self._costs[key] = replace(alone, links=tuple(self._over(members, asked, pair=pair)))
@@ -93,7 +94,8 @@ class ClusterCollectives:
 
     def lying_alike(self, groups: NDArray[np.int32]) -> list[NDArray[np.int64]]:
         """The rows of groups that lie alike from their first node on. Arguments: ``groups``, shape [groups, ranks]."""
-        return _equal_rows(groups - groups[:, :1] // self._node * self._node)
+        devices = self.cluster.devices_of(groups)
+        return _equal_rows(devices - devices[:, :1] // self._node * self._node)
 
     def by_shape(self, op: OpClass, groups: NDArray[np.int32], alike: Sequence[NDArray[np.int64]]) -> tuple[Alike, ...]:
         """Isolated costs of a collective, or a send and its receive, in many groups.
@@ -102,7 +104,7 @@ class ClusterCollectives:
         """
         found = []
         for rows in alike:
-            members = groups[rows].astype(np.int64)
+            members = self.cluster.devices_of(groups[rows]).astype(np.int64)
             alone, loads = self._alone_in(op, self._shape(tuple(members[0].tolist())))
             # A message goes out of its sender's ports.
             users = members if op.kind == 'collective' else members[:, :1]

@@ -86,7 +86,7 @@ class Models:
         """The model of collectives on a cluster; the same for all devices that may stand behind its links."""
         profile = cluster.profile
         levels = (profile.devices, profile.links, profile.library, profile.tables.collective)
-        key = (cluster.links, cluster.nodes, cluster.devices, *levels)
+        key = (cluster.links, cluster.nodes, cluster.devices, cluster.placement, *levels)
         return self._collectives.get(key, lambda: ClusterCollectives(cluster))
 
     def messages(self, program: Program, collective: CollectiveModel) -> Communicated:
@@ -171,7 +171,7 @@ class Pricer:
             host=_still(self._host(effects)),
             beside_communication=_still(np.array(beside)[self._kind]),
             beside_compute=_still(np.where([op.kind == 'compute' for op in self._ops], 1.0, slowed)[self._kind]),
-            rank_speed=_rank_speeds(program.world, cluster.slow, cluster.spread if effects.spread else 0.0),
+            rank_speed=_rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
             host_step=self._host_step(effects),
             waits=self._waits(effects),
             work_queues=self._queues if effects.work_queues else 0,
@@ -319,12 +319,11 @@ def _later_stages(program: Program) -> NDArray[np.int64]:
     return np.array([*found.values()], dtype=np.int64)
 
 
-def _rank_speeds(world: int, slow: Mapping[int, float], spread: float) -> Array:
-    """Of all ranks. Arguments: ``slow``, speeds by rank; ``spread`` of devices, as of ``Cluster``."""
+def _rank_speeds(world: int, cluster: Cluster, spread: float) -> Array:
+    """Of all ranks. Arguments: ``spread`` of devices, as of ``Cluster``, whose slow devices are told by number."""
     speeds = np.full(world, 1.0 / slowest(world, spread))
-    for rank, speed in slow.items():
-        if rank < world:
-            speeds[rank] *= speed
+    for device, speed in cluster.slow.items():
+        speeds[cluster.devices_of(np.arange(world)) == device] *= speed
     return _still(speeds)
 
 
@@ -543,7 +542,7 @@ def _beside(cluster: Cluster, program: Program, op: OpClass) -> tuple[float, flo
     found = cluster.kernels.get('dispatch' if dispatched else op.operator)
     if found is None or device.multiprocessors is None:
         return None
-    shape = cluster.topology.shape(program.partitions[op.partition].groups_GP[0].tolist())
+    shape = cluster.topology.shape(cluster.devices_of(program.partitions[op.partition].groups_GP[0]).tolist())
     # The switch serves a node.
     if shape.nodes > 1 and found.blocks and found.matrix is None:
         return None

@@ -3,10 +3,11 @@
 Names, types and mutual checks are those of NVIDIA/Megatron-LM d98e8a64dd megatron/training/arguments.py.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise
 from typing import Final
 
 from simpar.exporting.settings import Said, T, Values, direct, need_transformer, plain, read_as, word_of
@@ -56,6 +57,7 @@ def _facts(values: Values, source: Source) -> Iterator[str]:
         'kv_lora_rank': values.model('kv_lora_rank'),
         'q_lora_rank': values.model('q_lora_rank'),
         'experts': values.model('experts.count'),
+        'mtp_layers': values.model('mtp_layers'),
         'groups': values.model('experts.groups', 1) > 1,
         'scaled': values.model('experts.scaling_factor', 1) != 1,
         'context': values.plan('context') > 1,
@@ -185,19 +187,25 @@ def _pipeline(values: Values) -> Iterator[Said]:
     if not stages and layers % count == 0:
         stages = [layers // count] * count
     keys = ('plan.chunks', 'plan.stages', 'plan.order')
-    by_layout = [say(_LAYOUT, _layout(stages), keys)] if stages else []
+    modules = values.model('mtp_layers')
+    # Modules that predict further tokens are on the last stage, unless the plan counts them.
+    full = [*stages[:-1], stages[-1] + modules] if sum(stages) == layers else stages
+    by_layout = [say(_LAYOUT, _layout(full, modules), keys)] if stages else []
     by_number = [say('num-virtual-stages-per-pipeline-rank', chunks, keys)] if chunks > 1 else []
     ends = [
         say(name, stages[at], keys) for name, at in _ENDS if stages and chunks == 1 and stages[at] != stages[1 % ranks]
     ]
     accounts = [say(name, True, keys) for name in _ACCOUNTS]
     forms = [by_number, *([*by_number, one] for one in accounts), [*by_number, *accounts], ends, by_layout]
-    base = [Said('pipeline-model-parallel-size', ranks, ()), Said('num-layers', layers, ())]
+    base = [Said('pipeline-model-parallel-size', ranks, ()), Said('num-layers', layers, ()),
+            Said('mtp-num-layers', modules, ())]  # fmt: skip
     for form in forms:
         read = stages_of(read_as([*base, *form], MEGATRON.table))
-        if read.chunks == chunks and read.layers == stages:
+        if read.chunks == chunks and read.layers == (full if form is by_layout else stages):
             yield from form
             break
+    if values.plan('placement') == 'tensor-context-pipeline-data':
+        yield say('use-tp-pp-dp-mapping', True, ('plan.placement',))
     if chunks > 1 and values.plan('exchange') == 'fused':
         yield say('no-overlap-p2p-communication', True, ('plan.exchange',))
 
@@ -223,9 +231,12 @@ _ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipelin
 _ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
 
 
-def _layout(stages: list[int]) -> str:
-    """Stages as ``Et*3|t*4|t*3L``: embedding, layers of each, loss."""
-    words = [f't*{count}' if count > 1 else 't' * count for count in stages]
+def _layout(stages: list[int], modules: int) -> str:
+    """Stages as ``Et*3|t*4|t*2mL``: embedding, layers of each, modules that predict further tokens, loss."""
+    letters = 't' * (sum(stages) - modules) + 'm' * modules
+    begins = list(accumulate(stages, initial=0))
+    parts = [letters[begin:end] for begin, end in pairwise(begins)]
+    words = [re.sub('t{2,}', lambda found: f't*{len(found[0])}', part) for part in parts]
     words[0], words[-1] = f'E{words[0]}', f'{words[-1]}L'
     return '|'.join(words)
 

@@ -17,4 +17,4 @@ from simpar.hardware.profile import (
     worst,
 )
 from simpar.hardware.stack import Beside, ExpansionMode, Launches, Stack, StackMemory, Workspace
-from simpar.hardware.topology import Cluster, Shape, Topology
+from simpar.hardware.topology import Cluster, Placement, Shape, Topology

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simpar.document import dotted
 from simpar.errors import Problem
 from simpar.hardware.beside import Kernels, kernels_of, modes_of
 from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
 from simpar.hardware.stack import Stack
+from simpar.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The levels of links over ranks in a row; rank r is on device r, which is in node r // ``node``.
+    """The levels of links over devices in a row; device r is in node r // ``node``. Ranks here are those of devices.
 
     Arguments: ``links``, innermost first; ``sizes``, how many neighbouring devices each joins, 0: all.
     """
@@ -87,6 +92,41 @@ class Topology:
                 yield one, other
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which device each rank of a plan is on, where its axes lie in another order than ranks are numbered.
+
+    Arguments: ``sizes``, degrees of the axes, the outermost first as ranks are numbered; ``strides``, how many devices
+    neighbours on each are apart.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, world: int) -> 'Placement | None':
+        """That of a plan on so many devices; None: rank r is on device r, or degrees and devices do not fit."""
+        inner = plan.pipeline * plan.context * plan.tensor
+        data = plan.data or world // inner
+        degrees = {'pipeline': plan.pipeline, 'data': data, 'context': plan.context, 'tensor': plan.tensor}
+        if data * inner != world:
+            return None
+        strides, apart = {}, 1
+        for axis in plan.placement.split('-'):
+            strides[axis] = apart
+            apart *= degrees[axis]
+        made = cls(tuple(degrees.values()), tuple([strides[axis] for axis in degrees]))
+        return None if (made.devices(np.arange(world)) == np.arange(world)).all() else made
+
+    def devices(self, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """The devices of ranks, in the same shape."""
+        left, found = ranks.astype(np.int64), np.zeros(ranks.shape, dtype=np.int64)
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            left, place = np.divmod(left, size)
+            found += place * stride
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A profile's node, so many times.
@@ -99,6 +139,7 @@ class Cluster:
         work_queues: how many work queues of a device are used; 0: as the stack says, or all that the device has.
         spread: standard deviation of what devices take for the same work, as a share of its mean.
         expansion_mode: of the library; empty: as the stack says, or the profile's default.
+        placement: which device a rank is on; None: rank r is on device r.
     """
 
     profile: Profile
@@ -110,6 +151,7 @@ class Cluster:
     work_queues: int = 0
     spread: float = 0.0
     expansion_mode: str = ''
+    placement: Placement | None = None
 
     def __repr__(self) -> str:
         # Figures of the profile and of the stack would be 6,000 characters and more.
@@ -117,6 +159,7 @@ class Cluster:
         more = {
             'slow': self.slow, 'links': self.links, 'stack': stack,
             'work_queues': self.work_queues, 'spread': self.spread, 'expansion_mode': self.expansion_mode,
+            'placement': self.placement,
         }  # fmt: skip
         changed = ''.join(f', {key}={value!r}' for key, value in more.items() if value)
         return f'Cluster({self.profile.name!r}, nodes={self.nodes!r}, devices={self.devices!r}{changed})'
@@ -173,6 +216,10 @@ class Cluster:
     def world(self) -> int:
         """Number of devices."""
         return self.nodes * self.devices
+
+    def devices_of(self, ranks: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+        """The devices that ranks are on, in the same shape."""
+        return self.placement.devices(ranks) if self.placement else ranks
 
     # It is asked for often, and changed links are made anew.
     @cached_property

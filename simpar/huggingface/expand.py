@@ -256,6 +256,8 @@ def _put(tree: Tree, config: Tree, says: list[Entry], wrong: list[Problem], note
     refused = tree.refused | ({TRANSFORMER} if wrong else set())
     made = replace(tree, root=root, origins=origins, problems=(*tree.problems, *wrong), refused=frozenset(refused))
     told = frozenset((*TRANSFORMER, one.key) for one in says if one.key not in beside)
+    notes += tuple(f'{config.where((one.by,))}: {one.by}: {one.note}' for one in says
+                   if one.note and one.key not in beside)  # fmt: skip
     return Expanded(made, notes, words, told)
 
 

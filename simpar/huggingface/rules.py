@@ -25,11 +25,15 @@ SCALED: Final = {
 
 
 class Entry(NamedTuple):
-    """A key of a ``transformer:``, its value, and the key of the config that says so; empty: all models do."""
+    """A key of a ``transformer:``, its value, and the key of the config that says so; empty: all models do.
+
+    Arguments: ``note``, what a reader should know of it, unless the key stands beside ``model``.
+    """
 
     key: str
     value: Any
     by: str = ''
+    note: str = ''
 
 
 class Refused(Exception):
@@ -452,21 +456,12 @@ def interleaved(config: Config, key: str) -> Iterator[Entry]:
     yield Entry('rope_interleaved', config[key], key)
 
 
-def further(config: Config) -> Iterator[Entry]:
-    """Modules that predict further tokens are no part of the model that transformers counts."""
-    for key in ('num_nextn_predict_layers', 'num_mtp_layers'):
-        if config[key]:
-            what = f'not yet: multi-token prediction (got {str(config[key])[:20]})'
-            raise Refused(key, what, 'write mtp_layers: 0 beside model to train without it', 'mtp_layers')
-    yield from ()
-
-
-def further_of_minimax(config: Config) -> Iterator[Entry]:
-    """Its modules of further tokens are no part of what transformers loads."""
-    if config['use_mtp'] and config['num_mtp_modules']:
-        what = f'not yet: multi-token prediction (got {str(config["num_mtp_modules"])[:20]})'
-        raise Refused('num_mtp_modules', what, 'write mtp_layers: 0 beside model to train without it', 'mtp_layers')
-    yield from ()
+def further(config: Config, *keys: str) -> Iterator[Entry]:
+    """Modules that predict further tokens: transformers leaves them out, so that they are trained where one says so."""
+    told = next((key for key in keys if config[key] and config['use_mtp'] is not False), '')
+    if told:
+        what = f'not trained, as transformers does; write mtp_layers: {str(config[told])[:20]} beside model to train it'
+        yield Entry('mtp_layers', 0, told, what)
 
 
 # mixtures of experts
@@ -615,7 +610,7 @@ RULES: Final[Mapping[str, Callable[..., Iterator[Entry]]]] = {
         rope_of_part, scores, interleaved, further, mixtral, qwen, deepseek_v2, deepseek_v3,
         one_head_of_keys, positions_of_opt, narrow_words, rope_of_kinds, rope_of_falcon, rotary_features,
         rotary_of_heads, words_of_neox, alibi_of_baichuan, attention_of_mpt, windows_of_neo, heads_of_falcon,
-        norms_of_both, biases_beside, other_hidden, times_hidden, divided_logits, scales_of_minicpm, further_of_minimax,
+        norms_of_both, biases_beside, other_hidden, times_hidden, divided_logits, scales_of_minicpm,
         mixture, mixture_of_ernie, chosen_by_sigmoid,
     )
 }  # fmt: skip

@@ -460,7 +460,7 @@ def optimizer(flags: Settings) -> Iterator[Finding]:
 
 def parallel(flags: Settings) -> Iterator[Finding]:
     """Sequence, context and expert parallelism."""
-    yield from flags.said('sequence-parallel', 'context-parallel-size')
+    yield from flags.said('sequence-parallel', 'context-parallel-size', 'use-tp-pp-dp-mapping')
     yield from flags.said('cp-comm-type', silent=True)
     yield from expert(flags)
     tensor = flags.number('tensor-model-parallel-size')
@@ -524,8 +524,10 @@ def stages_of(flags: Settings) -> Stages:
     """How layers lie on stages: by a layout, by the number of the first and the last, or evenly."""
     ranks, layers = max(1, flags.number('pipeline-model-parallel-size')), flags.number('num-layers')
     if _LAYOUT in flags:
-        counts = _laid_out(flags.text(_LAYOUT))
-        fits = sum(counts) == layers and len(counts) % ranks == 0
+        # Modules that predict further tokens (m) count where the model has them.
+        modules = flags.number('mtp-num-layers')
+        counts = _laid_out(flags.text(_LAYOUT), 'tm' if modules else 't')
+        fits = sum(counts) == layers + modules and len(counts) % ranks == 0
         return Stages(len(counts) // ranks if fits else 1, counts if fits else None, (_LAYOUT,))
     # Embedding and loss may count as a layer each.
     both = 'embedding' in flags.text(_METHOD)
@@ -565,13 +567,13 @@ def idle_of(idle: set[int], stage: int, share: int, first: int = 10**9) -> int:
     return sum(one // share == stage and one % share < first for one in idle)
 
 
-def _laid_out(text: str) -> list[int]:
-    """Decoder layers of each stage of a layout such as ``Et*3|(tt|)*29,m|L``."""
+def _laid_out(text: str, counted: str) -> list[int]:
+    """What each stage of a layout such as ``Et*3|(tt|)*29,m|L`` has of some letters."""
     text = re.sub(r'[\s,"\']', '', text)
     while len(text) < 10_000 and (match := re.search(r'\(([^()]*)\)\*(\d{1,4})', text)):
         text = text[: match.start()] + match[1] * int(match[2]) + text[match.end() :]
     text = re.sub(r'([A-Za-z])\*(\d{1,4})', lambda match: match[1] * int(match[2]), text)
-    return [stage.count('t') for stage in text.split('|')]
+    return [sum(map(stage.count, counted)) for stage in text.split('|')]
 
 
 def pipeline(flags: Settings) -> Iterator[Finding]:
@@ -581,7 +583,7 @@ def pipeline(flags: Settings) -> Iterator[Finding]:
         return
     if 'parameters' in flags.text(_METHOD):
         yield Unmapped(_METHOD, 'stages of equal weights; even numbers of layers are written')
-    if 'm' in flags.text(_LAYOUT) and not flags.given('mtp-num-layers'):
+    if 'm' in flags.text(_LAYOUT) and not flags.number('mtp-num-layers'):
         yield Unmapped(_LAYOUT, 'its layers of multi-token prediction (m) are left out')
     stages = stages_of(flags)
     if stages.chunks > 1:
@@ -733,7 +735,9 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
         idle, share = idle_layers(flags), max(1, flags.number('num-layers') // len(stages))
         counts = [count - idle_of(idle, stage, share, count) for stage in range(len(stages))]
         if any(one < layers for one, layers in zip(counts, stages, strict=True)):
-            patterns = [f'layer{layer}.*' for layer in first_layers(stages, counts)]
+            # Megatron-LM recomputes no module that predicts further tokens then.
+            own = (layer for layer in first_layers(stages, counts) if layer < flags.number('num-layers'))
+            patterns = [f'layer{layer}.*' for layer in own]
             yield Entry('plan.recompute', patterns or 'none', by)
             return
     yield Entry('plan.recompute', 'full', by)
@@ -741,7 +745,15 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
         yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')
 
 
-OF_MODEL: Final = (trainer, position, blocks, attention, latent, vocabulary, experts)
+def further(flags: Settings) -> Iterator[Finding]:
+    """Modules that predict further tokens, and the weight of their losses."""
+    if flags.number('mtp-num-layers'):
+        yield from flags.said('mtp-num-layers', 'mtp-loss-scaling-factor')
+    else:
+        yield from flags.left('no modules', 'mtp-num-layers', 'mtp-loss-scaling-factor')
+
+
+OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
 OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs)
 MEGATRON: Final = Source(
     name='Megatron-LM',

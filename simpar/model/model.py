@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -44,6 +44,21 @@ class Source:
     integer: bool
 
 
+AHEAD: Final = '+'
+"""Before a number, in the name of an input and how it is drawn: the same tokens or labels, so many further on."""
+
+
+class Further(NamedTuple):
+    """Logits of tokens further on, which have a loss of their own.
+
+    Arguments: ``node`` that gives them; ``ahead``, how many labels further; ``weight`` of its mean in the loss.
+    """
+
+    node: str
+    ahead: int
+    weight: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """One micro-batch of a model.
@@ -55,6 +70,7 @@ class Graph:
         drawn_labels: how labels are drawn; without a count of classes, all that the result has.
         layers: how many there are.
         hands_on: what a layer hands on is kept whatever is recomputed.
+        further: logits beside those of the last node.
     """
 
     nodes: tuple[Node, ...]
@@ -64,6 +80,7 @@ class Graph:
     drawn_labels: str
     layers: int
     hands_on: bool
+    further: tuple[Further, ...] = ()
 
     @property
     def parameters(self) -> int:

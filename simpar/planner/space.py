@@ -10,7 +10,7 @@ from simpar.document import dotted
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.pipeline import AUTOMATIC, ORDERS, family, mindspore
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import Plan
+from simpar.plans import NEAREST_FIRST, Plan
 from simpar.schedule import Schedule
 from simpar.schedule.checks import check
 from simpar.schedule.contents import FIXED, FREE, Planner
@@ -161,6 +161,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
         elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
             chosen[key] = values
     problems += _unknown_orders(schedule, chosen.get('order', ()))
+    problems += _placed_elsewhere(schedule, chosen.get('placement', (schedule.plan.placement,)))
     problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
     if problems:
         raise ScheduleError(problems)
@@ -177,6 +178,14 @@ def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Proble
         where = schedule.where('planner.keys.plan.order')
         known = ', '.join((*ORDERS, *AUTOMATIC, TWO_HOMES))
         yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
+
+
+def _placed_elsewhere(schedule: Schedule, orders: Sequence[Any]) -> Iterator[Problem]:
+    """Bounds and samples are those of ranks that are on the devices of their numbers."""
+    for placement in (one for one in orders if one != NEAREST_FIRST):
+        what = f'plan.placement: the search knows {NEAREST_FIRST} alone (got {placement})'
+        instead = 'leave it out, and try others on the plan that is found, by a sweep: section'
+        yield Problem(schedule.where('plan.placement'), what, instead)
 
 
 def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from simpar.pipeline.checks import order_of_rows
 from simpar.pipeline.order import Order
 from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import Plan
+from simpar.plans import NEAREST_FIRST, Plan
 from simpar.schedule.contents import Contents, planner_fits, sweep_fits
 from simpar.workload import Momentum, Muon, Transformer, Workload
 
@@ -211,6 +211,10 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     yield from _whole_batches(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
+    axes = NEAREST_FIRST.split('-')
+    if sorted(plan.placement.split('-')) != sorted(axes):
+        what = f'is {plan.placement!r}, where {", ".join(axes[:-1])} and {axes[-1]} stand once each, the nearest first'
+        yield Problem(('plan', 'placement'), what, f'write e.g. {NEAREST_FIRST}')
 
 
 def _named(workload: Workload, plan: Plan) -> Iterator[Problem]:

@@ -59,6 +59,9 @@ def _unbuilt(workload: Workload, model: Transformer, plan: Plan) -> Iterator[Pro
     if model.experts is not None:
         what = 'not built beside sequence_chunks: routers fill experts by whole samples'
         yield Problem((*inside, 'experts'), what, 'leave them out, or write plan.sequence_chunks: 1')
+    if model.mtp_layers:
+        what = 'not built beside sequence_chunks: the last token of a chunk is told by the next one'
+        yield Problem((*inside, 'mtp_layers'), what, 'write 0, or plan.sequence_chunks: 1')
     if plan.context > 1:
         what = 'not built beside sequence_chunks: both share out the tokens of a sample'
         yield Problem(('plan', 'context'), what, 'write 1, or plan.sequence_chunks: 1')

@@ -26,6 +26,7 @@ from simpar.model.library.cross_entropy import (
     SMOOTH,
     LossOperator,
 )
+from simpar.model.model import AHEAD, Further
 from simpar.program import BYTES, Attribute, OpClass, Split, Tensor
 from simpar.workload import Workload
 
@@ -308,11 +309,12 @@ def add_loss(
     *,
     drawn_labels: str,
     summed: bool,
+    further: Further | None = None,
 ) -> None:
     """Emit the loss of a model's result and its gradient.
 
-    Arguments: ``drawn_labels``, how labels are drawn; ``summed``: losses of copies add up. Raises ``Infeasible`` where
-    its strategy does not fit.
+    Arguments: ``drawn_labels``, how labels are drawn; ``summed``: losses of copies add up; ``further``: of labels
+    further on. Raises ``Infeasible`` where its strategy does not fit.
     """
     by_class, drawn = workload.loss == 'cross-entropy', 'mnist' if workload.data == 'mnist' else ''
     classes = drawn or (drawn_labels if ':' in drawn_labels else f'{drawn_labels}:{y.shape[-1]}')
@@ -329,13 +331,19 @@ def add_loss(
         _by_degrees(y, degrees, by_class=by_class) if split and degrees else _by_strategy(rule, placer, workload, y)
     )
     y = mover.move(y, layouts[0])
-    if by_class:
+    if further:
+        # The last tokens of a sample have no label so far on: a negative one is not counted.
+        ahead, (samples, tokens) = f'{AHEAD}{further.ahead}', y.shape[:2]
+        target = register(f'labels{ahead}', y.shape[:-1], f'{classes}{ahead}={IGNORE_INDEX}', 'int64')
+        factor = further.weight * scale(tape, samples * (tokens - further.ahead), summed=summed)
+    elif by_class:
         target = register('labels', y.shape[:-1], classes, 'int64')
+        factor = scale(tape, prod(target.shape), summed=summed)
     else:
         target = register('target', y.shape, 'normal:1', tape.dtype)
+        factor = scale(tape, prod(target.shape), summed=summed)
     target = mover.move(target, layouts[1])
-    factor = scale(tape, prod(target.shape), summed=summed)
-    _Loss(tape, workload, y, target, factor).emit()
+    _Loss(tape, workload, y, target, factor, f'{LOSS}.mtp{further.ahead}' if further else LOSS).emit()
 
 
 def _as_rows(tape: Tape, mover: Mover, placer: Placer, y: Value) -> Value:
@@ -372,9 +380,10 @@ def _by_degrees(y: Value, degrees: Degrees, *, by_class: bool) -> Layouts:
 class _Loss:
     """A loss as one operator; of classes that are split, as a maximum and two sums over the ranks."""
 
-    def __init__(self, tape: Tape, workload: Workload, y: Value, target: Value, factor: float) -> None:
-        self.tape, self.workload, self.y, self.target = tape, workload, y, target
+    def __init__(self, tape: Tape, workload: Workload, y: Value, target: Value, factor: float, name: str) -> None:
+        self.tape, self.workload, self.y, self.target, self.name = tape, workload, y, target, name
         self.scaled: dict[str, Attribute] = {'scale': factor}
+        self.masked: dict[str, Attribute] = {'masked': True} if name != LOSS else {}
         self.elements = tape.held(y.name)
         self.classes = y.layout.dims[-1] if workload.loss == 'cross-entropy' else ()
         self.partition: dict[str, Attribute] = {'partition': tape.partition(self.classes)} if self.classes else {}
@@ -382,35 +391,40 @@ class _Loss:
     def emit(self) -> None:
         """The loss, and the gradient of the result."""
         tape, workload, factor = self.tape, self.workload, float(self.scaled['scale'])
-        number = _number(tape, [axis for axis in self.y.layout.sharding_axes if axis not in self.classes])
+        number = _number(tape, self.name, [axis for axis in self.y.layout.sharding_axes if axis not in self.classes])
         by_class = workload.loss == 'cross-entropy'
-        lse = [tape.register(Value('loss.lse', self.target.shape, self.target.layout)).name] if by_class else []
+        lse = [tape.register(Value(f'{self.name}.lse', self.target.shape, self.target.layout)).name] if by_class else []
         operator = workload.loss.replace('-', '_')
         if self.classes:
             self._split(number, *lse)
         else:
-            tape.emit_compute('loss', operator, 'F', [self.y.name, self.target.name], [number, *lse],
-                              flops=(5 if by_class else 3) * self.elements, attributes=self.scaled)  # fmt: skip
+            tape.emit_compute(self.name, operator, 'F', [self.y.name, self.target.name], [number, *lse],
+                              flops=(5 if by_class else 3) * self.elements,
+                              attributes={**self.scaled, **self.masked})  # fmt: skip
         layout = tape.gradient_layout(self.y)
-        dy = tape.register(self.y.like(f'd:{self.y.name}@loss', layout))
+        dy = tape.register(self.y.like(f'd:{self.y.name}@{self.name}', layout))
         # Late sums add the gradient over the ranks that replicate the loss; each gives its share.
         share = 1.0 / size_of(layout.partial)
         attributes: dict[str, Attribute] = {
             'scale': factor * workload.loss_scale,
             **self.partition,
+            **self.masked,
             **({'partial_share': share} if share != 1 else {}),
         }
         flops = {'cross-entropy': 4, 'mse': 2, 'mae': 3}[workload.loss] * self.elements
-        tape.emit_compute('loss', operator, 'I', [self.y.name, self.target.name, *lse], [dy.name], flops=flops,
+        tape.emit_compute(self.name, operator, 'I', [self.y.name, self.target.name, *lse], [dy.name], flops=flops,
                           attributes=attributes)  # fmt: skip
         tape.accumulate(self.y, dy)
 
     def _split(self, number: str, lse: str) -> None:
         """Megatron's: all-reduced are a maximum and two sums, no logits (Shoeybi et al. 2019, section 3)."""
         tape, y, labels = self.tape, self.y.name, self.target.name
-        maximum = self._summed('loss.maximum', 'ce_max', [y], 1, self.elements, reduce='max')
-        parts = self._summed('loss.parts', 'ce_sum', [y, labels, maximum], 2, 4 * self.elements, name='loss.sum')
-        tape.emit_compute('loss', 'ce_loss', 'F', [parts, maximum], [number, lse], attributes=self.scaled)
+        maximum = self._summed(f'{self.name}.maximum', 'ce_max', [y], 1, self.elements, reduce='max')
+        parts = self._summed(
+            f'{self.name}.parts', 'ce_sum', [y, labels, maximum], 2, 4 * self.elements, name=f'{self.name}.sum'
+        )
+        reads = [parts, maximum, *([labels] if self.masked else [])]
+        tape.emit_compute(self.name, 'ce_loss', 'F', reads, [number, lse], attributes=self.scaled)
 
     def _summed(
         self, value: str, operator: str, reads: list[str], width: int, flops: int, *, name: str = '',
@@ -427,11 +441,9 @@ class _Loss:
         return joint.name
 
 
-def _number(tape: Tape, axes: Sequence[Axis]) -> str:
-    """The tensor ``loss``: one number for each slice and copy."""
+def _number(tape: Tape, name: str, axes: Sequence[Axis]) -> str:
+    """The tensor of a loss: one number for each slice and copy."""
     splits = tuple(Split(0, tape.partition((axis,))) for axis in axes)
-    tape.tensors['loss'] = Tensor(
-        'loss', 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', splits, batch_dim=0
-    )
-    tape.place('loss', TensorLayout(tape.world, (tuple(axes),)))
-    return 'loss'
+    tape.tensors[name] = Tensor(name, 'activation', (size_of(axes) * tape.mesh.copies,), 'fp32', splits, batch_dim=0)
+    tape.place(name, TensorLayout(tape.world, (tuple(axes),)))
+    return name

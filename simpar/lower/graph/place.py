@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from simpar.errors import Infeasible
@@ -363,9 +363,13 @@ class Degrees:
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
             return Placed(inputs, local, self._scattered(local.without_partial(), rule.output_shape))
-        by_outputs = not isinstance(operator, Product) or operator.split == 'outputs'
+        by_outputs = not isinstance(operator, Product) or operator.split != 'inputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
-            return self._local(self._rows(x), (), self.tensor)
+            placed = self._local(self._rows(x), (), self.tensor)
+            if isinstance(operator, Product) and operator.split == 'rejoined':
+                full = TensorLayout(self.placer.world, (*placed.output.dims[:-1], ()))
+                return replace(placed, output=self._scattered(full, rule.output_shape))
+            return placed
         if isinstance(operator, Product) and operator.gathers:
             return self._local(self._rows(x), (), ())
         return self._local(self._stream(x) if self.restores else rows, (), ())

@@ -25,7 +25,7 @@ from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
 from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted
 from simpar.model.keys import Layouts
-from simpar.model.model import Graph, Model, Node, Source
+from simpar.model.model import AHEAD, Further, Graph, Model, Node, Source
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import KEYS, Bias
 from simpar.pipeline.zero_bubble import TWO_HOMES
@@ -187,10 +187,8 @@ class Forward:
                 values.update(repeats.layer(layer, layers[layer], [values[name] for name in read], run))
             else:
                 self._nodes(begin, end, values)
-        last = self.graph.nodes[-1].name
         self._advance_to(self.tape.mesh.stages - 1, values, ())
-        add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, values[last],
-                 drawn_labels=self.graph.drawn_labels, summed=self.summed)  # fmt: skip
+        self._add_loss(values[self.graph.nodes[-1].name])
         self.tape.backpropagate()
         self.tape.notes += self.degrees.notes if self.degrees else []
         if self.mover.as_compiler:
@@ -202,6 +200,8 @@ class Forward:
             node = self.graph.nodes[place]
             self._advance_to(self.stages[place], values, self.graph.nodes[place:])
             values[node.name] = self._node(node, place, values)
+            if node.name in self._further:
+                self._add_loss(values[node.name], self._further[node.name])
         return [(node.name, values[node.name]) for node in self.graph.nodes[begin:end]]
 
     def _runs(self) -> Iterator[tuple[int, int]]:
@@ -214,6 +214,14 @@ class Forward:
             else:
                 yield from ((place, place + 1) for place in range(begin, begin + count))
             begin += count
+
+    @cached_property
+    def _further(self) -> dict[str, Further]:
+        return {one.node: one for one in self.graph.further}
+
+    def _add_loss(self, logits: Value, further: Further | None = None) -> None:
+        add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, logits,
+                 drawn_labels=self.graph.drawn_labels, summed=self.summed, further=further)  # fmt: skip
 
     @cached_property
     def _layers(self) -> dict[int, Layer]:
@@ -249,8 +257,8 @@ class Forward:
         return {name for op in stages for name in op.reads if name in names}
 
     def _everywhere(self, name: str, value: Value) -> bool:
-        """Whether all stages have an input, as the keys of dropout where no one gathers them."""
-        return name == KEYS and self.tape.tensors[value.name].kind == 'input'
+        """Whether all stages have an input, as keys of dropout and tokens further on where no one gathers them."""
+        return (name == KEYS or AHEAD in name) and self.tape.tensors[value.name].kind == 'input'
 
     # inputs
 
@@ -367,7 +375,8 @@ class Forward:
         y = emit(site, ops, roles)
         if not placed.local.partial:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
-            return y if y.layout == placed.output else self.mover.move(y, placed.output)
+            # Kept for the backward: Megatron gathers once more only what a product reads.
+            return y if y.layout == placed.output else self.mover.move(y, placed.output)._replace(again=None)
         y = self.mover.summed(y, placed.output, node.value)
         biases = [
             one for one in node.operator.parameters(y.shape)[1:] if one.role.rpartition('.')[2] in ('bias', '=bias')
@@ -557,6 +566,11 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
         shard_group=plan.shard_group,
     )
     graph = _graph(workload, plan)
+    if graph.further and (way.has_strategies or workload.loss_operators != 'one'):
+        raise Infeasible(
+            'workload.transformer.mtp_layers: not yet beside strategies, layouts or a loss in operators; write 0, or '
+            'leave these out'
+        )
     placer = Placer(tape.world, mesh.copies)
     forward = Forward(
         tape=tape,

@@ -43,7 +43,8 @@ def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
         return
     sizes = {op.name.removesuffix('.F'): op.dims for op in tape.ops if op.operator in PRODUCTS and op.phase == 'F'}
     _check(workload.fp8_except, sizes)
-    kept = (*workload.fp8_except, *NEVER)
+    # Heads of tokens further on are the same product.
+    kept = (*workload.fp8_except, *(f'{HEAD}.*' for one in workload.fp8_except if one == HEAD), *NEVER)
     wanted = [name for name in sizes if not any(fnmatchcase(name, pattern) for pattern in kept)]
     # Rows of each expert are filled up.
     dims = {name: 'nk' if 'groups' in sizes[name] else 'mnk' for name in wanted}

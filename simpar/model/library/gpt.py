@@ -13,9 +13,18 @@ from pydantic import Field
 
 from simpar.errors import Problem, divisors, multiple
 from simpar.keys import described
-from simpar.model.keys import Deviation, Size
+from simpar.model.keys import Deviation
+from simpar.model.library.attention import (
+    FILE,
+    OF_HEADS,
+    LongRope,
+    latent_parts,
+    latent_problems,
+    rope_problems,
+    rotation_of,
+)
 from simpar.model.library.experts import Experts, mixture_nodes, mixture_problems
-from simpar.model.model import Asked, Graph, Model, Node, Source
+from simpar.model.model import AHEAD, Asked, Further, Graph, Model, Node, Source
 from simpar.model.operators.attention import (
     Alibi,
     Attention,
@@ -23,181 +32,20 @@ from simpar.model.operators.attention import (
     AttentionValues,
     CausalSoftmax,
     Heads,
-    LastFeatures,
-    LatentNorm,
-    LatentQkv,
     QkNorm,
     Rotary,
     Rotation,
 )
 from simpar.model.operators.base import Operator
-from simpar.model.operators.linear import Embedding, Product
+from simpar.model.operators.linear import Embedding, Product, TiedEmbedding
 from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
 from simpar.model.operators.pointwise import GATED, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
+from simpar.model.operators.shape import Concat
 from simpar.model.operators.stream import DRAW, KEYS, Dropout, Position, Residual
 from simpar.model.ops import packed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-# Rotary of a ``transformer:`` that is stretched to more positions: its keys, its rotation, and what does not fit.
-
-FILE: Final = ('workload', 'transformer')
-Factor = Annotated[float, Field(gt=0, le=1e12)]
-Factors = Annotated[tuple[Factor, ...], Field(min_length=1, max_length=2**12)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongRope:
-    """LongRoPE (Ding et al. 2024): every frequency is divided by a factor of its own.
-
-    Arguments:
-        short, long: factors of samples up to so many positions as the model was first trained with, and of longer ones.
-        original: those positions.
-        magnitude: what is turned is multiplied by it.
-    """
-
-    short: Annotated[Factors, Field(description='of samples of up to original tokens, a factor for each pair')]
-    long: Annotated[Factors, Field(description='the same of longer samples')]
-    original: Annotated[Size, Field(description='positions that the model was first trained with')]
-    magnitude: Annotated[float, Field(gt=0, le=1e6, description='queries and keys are multiplied by it')] = 1.0
-
-
-def rotation_of(model: Transformer, features: int) -> Rotation:
-    """How so many features are turned; some kinds of scaling look at the longest document of a sample."""
-    longest = max(model.packed or (model.sequence,))
-    theta, scaling, long = model.rope_theta, model.rope_scaling, model.longrope
-    if len(scaling) == 2:
-        theta, scaling = _stretched(theta, *scaling, longest, features), ()
-    factors = () if long is None else long.short if longest <= long.original else long.long
-    return Rotation(
-        features=features,
-        theta=theta,
-        scaling=scaling,
-        factors=factors,
-        magnitude=long.magnitude if long else 1.0,
-        interleaved=model.rope_interleaved,
-    )
-
-
-def _stretched(theta: float, factor: float, positions: float, longest: int, features: int) -> float:
-    """A base whose slowest frequency is divided by so much as a sample is longer than the positions (dynamic NTK)."""
-    # A zero is told by ``rope_problems``; the only frequency of two features has no base.
-    if longest <= positions or positions == 0 or features <= 2:
-        return theta
-    return float(theta * (factor * longest / positions - (factor - 1)) ** (features / (features - 2)))
-
-
-FORMS: Final = (
-    '[factor], [factor, positions], [factor, low, high, original positions], or [factor, original, fast, slow, '
-    'magnitude]'
-)
-
-
-def rope_problems(model: Transformer) -> Iterator[Problem]:
-    """What of the keys of a stretched rotary does not fit together."""
-    at, scaling = (*FILE, 'rope_scaling'), model.rope_scaling
-    if len(scaling) not in (0, 1, 2, 4, 5) or 0 in scaling:
-        yield Problem(at, f'{len(scaling)} numbers, or a zero among them', f'write {FORMS}')
-    elif len(scaling) == 5 and scaling[2] < scaling[3]:
-        what = f'fast {scaling[2]:g} is below slow {scaling[3]:g}'
-        yield Problem(at, what, 'write [factor, original, fast, slow, magnitude]')
-    elif len(scaling) == 4 and scaling[1] >= scaling[2]:
-        what = f'low {scaling[1]:g} is not below high {scaling[2]:g}'
-        yield Problem(at, what, 'write [factor, low, high, original positions]')
-    if model.longrope is not None:
-        yield from _of_longrope(model, model.longrope)
-
-
-def _of_longrope(model: Transformer, long: LongRope) -> Iterator[Problem]:
-    at = (*FILE, 'longrope')
-    if model.position != 'rotary':
-        yield Problem(at, f'position is {model.position}', 'leave it out, or write position: rotary')
-        return
-    if model.rope_scaling:
-        yield Problem(at, 'frequencies are scaled by rope_scaling, too', 'leave one of them out')
-    features = model.qk_rope_head_dim or int(model.head_width * model.rotary_share)
-    for name, factors in (('short', long.short), ('long', long.long)):
-        if len(factors) != features // 2:
-            what = f'{len(factors)} factors for {features // 2} pairs of features'
-            yield Problem((*at, name), what, f'write {features // 2} numbers')
-
-
-# Multi-head latent attention of a ``transformer:`` (DeepSeek-V2, 2024): its operators, and whether its keys fit.
-#
-# As Megatron-LM splits it: the products down to latents are on every tensor rank, with sequence parallelism each for
-# its own tokens; those up to heads are split by heads.
-
-OF_HEADS: Final = 'attention (its groups of heads)'
-LATENT_KEYS: Final = ('kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
-"""All of these, or none."""
-MORE: Final = ('q_lora_rank', 'latent_epsilon')
-"""Keys of other attention that latent attention has in other words, or not."""
-
-Part = tuple[str, Operator, tuple[str, ...]]
-"""Name, operator, and what it reads, in a layer."""
-
-
-def latent_parts(model: Transformer, heads: Heads) -> Iterator[Part]:
-    """The operators between ``norm1`` and ``qkv``, the last of which is what attention reads."""
-    rope, epsilon = model.qk_rope_head_dim, model.latent_epsilon or model.norm_epsilon
-    queries = '.norm1'
-    if model.q_lora_rank:
-        yield 'q_down', _down(model, model.q_lora_rank), ('.norm1',)
-        yield 'q_norm', RmsNorm(epsilon=epsilon), ('.q_down',)
-        queries = '.q_norm'
-    yield 'q_up', _up(heads, heads.head_dim, model.q_lora_rank or model.hidden), (queries,)
-    yield 'kv_down', _down(model, model.kv_lora_rank + rope), ('.norm1',)
-    yield 'kv_norm', LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
-    yield 'kv_up', _up(heads, model.qk_nope_head_dim + model.v_head_dim, model.kv_lora_rank), ('.kv_norm',)
-    yield 'k_rope', LastFeatures(features=rope), ('.kv_down',)
-    yield 'qkv', LatentQkv(heads=heads, rotation=model.turned(rope)), ('.q_up', '.kv_up', '.k_rope')
-
-
-def _down(model: Transformer, outputs: int) -> Product:
-    """To a latent: too small to be split, so each tensor rank has all of its weight."""
-    return Product(outputs=(outputs,), inputs=(model.hidden,), bias='qkv' in model.bias, split='inputs')
-
-
-def _up(heads: Heads, features: int, inputs: int) -> Product:
-    return Product(
-        outputs=(heads.groups, features), inputs=(inputs,), bias=False, gathers=True, what=OF_HEADS
-    )  # fmt: skip
-
-
-def latent_problems(model: Transformer) -> Iterator[Problem]:
-    """What of its keys does not fit together."""
-    if model.mtp_layers:
-        what = f'not yet: multi-token prediction (got {model.mtp_layers})'
-        yield Problem((*FILE, 'mtp_layers'), what, 'write 0: the model is then trained without these modules')
-    if not model.kv_lora_rank:
-        for key in (*LATENT_KEYS[1:], *MORE):
-            if getattr(model, key):
-                what = 'is of latent attention, and there is none without kv_lora_rank'
-                yield Problem((*FILE, key), what, 'add e.g. kv_lora_rank: 512, or leave it out')
-        return
-    for key in LATENT_KEYS[1:]:
-        if not getattr(model, key):
-            what = f'latent attention (kv_lora_rank {model.kv_lora_rank}) needs {key}'
-            yield Problem((*FILE, key), what, f'add e.g. {key}: {64 if "rope" in key else 128}')
-    if model.qk_rope_head_dim % 2:
-        what = f'{model.qk_rope_head_dim} features cannot be turned in pairs'
-        yield Problem((*FILE, 'qk_rope_head_dim'), what, 'write an even count')
-    if model.position != 'rotary':
-        what = f'latent attention turns part of its keys (got {model.position})'
-        yield Problem((*FILE, 'position'), what, 'write rotary')
-    if model.key_value_heads != model.heads:
-        what = f'latent attention makes keys and values for all {model.heads} heads (got {model.key_value_heads})'
-        yield Problem((*FILE, 'kv_heads'), what, 'leave kv_heads out')
-    if model.head_dim not in (0, model.qk_nope_head_dim + model.qk_rope_head_dim):
-        what = f'latent attention has heads of qk_nope_head_dim + qk_rope_head_dim features (got {model.head_dim})'
-        yield Problem((*FILE, 'head_dim'), what, 'leave head_dim out')
-    if model.qk_norm:
-        yield Problem((*FILE, 'qk_norm'), 'latent attention normalises its latents instead', 'write false')
-    if model.rotary_share != 1:
-        what = 'latent attention turns qk_rope_head_dim features of a key'
-        yield Problem((*FILE, 'rotary_share'), what, 'leave rotary_share out')
 
 
 # The operators of a ``transformer:`` in order (Shoeybi et al. 2019; Korthikanti et al. 2022).
@@ -206,6 +54,7 @@ def latent_problems(model: Transformer) -> Iterator[Problem]:
 # gate and what it lets through.
 
 TOKENS: Final = 'tokens'
+MODULES: Final = 'layers and modules that predict further tokens'
 VOCABULARY: Final = 'the vocabulary (embedding and head)'
 PLAIN: Final[tuple[type[Operator], ...]] = (Gelu, GeluTanh, Relu, SquaredRelu, Silu)
 ACTIVATIONS: Final[Mapping[str, type[Operator]]] = {kind.key: kind for kind in (*PLAIN, *GATED)}
@@ -218,26 +67,58 @@ def decoder_nodes(model: Transformer) -> Iterator[Node]:
         yield node
         before = node.name
     for layer in range(model.layers):
-        block = _Block(model, layer)
-        yield from block.attention(before)
-        yield from block.feed_forward(before if model.parallel else f'layer{layer}.residual1')
+        block = _Block(model, layer, layer)
+        yield from block.layer_of(before)
         before = f'layer{layer}.residual2'
-    yield Node('norm', _norm(model), (before,), model.layers)
-    head = Product(
-        outputs=(model.padded_vocab,),
-        inputs=(model.hidden,),
-        bias='head' in model.bias,
-        weight='embedding.weight' if model.tied else '',
-        gathers=True,
-        what=VOCABULARY,
-    )
-    yield Node('head', head, ('norm',), model.layers)
-    before = 'head'
+    yield Node('norm', _norm(model), (before,), model.blocks)
+    before = 'norm'
+    for depth in range(1, model.mtp_layers + 1):
+        yield from _further(model, depth, before)
+        before = f'layer{model.layers + depth - 1}.final_norm'
+    # The heads behind all modules: Megatron-LM has them where the loss is, which may be another stage.
+    for depth in range(1, model.mtp_layers + 1):
+        yield from _head(model, f'layer{model.layers + depth - 1}.final_norm', f'.mtp{depth}')
+    yield from _head(model, 'norm', '')
+
+
+def _head(model: Transformer, before: str, ending: str) -> Iterator[Node]:
+    """Logits of what a norm gives. Arguments: ``ending`` of names; where there is one, the weight is the model's."""
+    own = 'embedding.weight' if model.tied else 'head.weight' if ending else ''
+    head = Product(outputs=(model.padded_vocab,), inputs=(model.hidden,), bias='head' in model.bias, weight=own,
+                   gathers=True, what=VOCABULARY)  # fmt: skip
+    yield Node(f'head{ending}', head, (before,), model.blocks)
+    before = f'head{ending}'
     if model.logit_scale != 1:
-        yield Node('head.scaled', Mul(factor=model.logit_scale), (before,), model.layers)
-        before = 'head.scaled'
+        yield Node(f'head{ending}.scaled', Mul(factor=model.logit_scale), (before,), model.blocks)
+        before = f'head{ending}.scaled'
     if model.logit_softcap:
-        yield Node('logits', Softcap(cap=model.logit_softcap), (before,), model.layers)
+        yield Node(f'logits{ending}', Softcap(cap=model.logit_softcap), (before,), model.blocks)
+
+
+def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
+    """A module of multi-token prediction, as DeepSeek-V3 and Megatron-LM have it; it counts on behind the layers.
+
+    Arguments: ``depth``, how many tokens further it looks; ``hidden``, what the norm of the one before gives.
+    """
+    block = _Block(model, model.layers + depth - 1, model.layers - 1)
+    before = f'layer{block.layer}.embedding'
+    # Outside of the module: its recomputation does not embed again.
+    table = TiedEmbedding(vocab=model.padded_vocab, width=model.hidden, weight='embedding.weight')
+    yield Node(before, table, (f'{TOKENS}{AHEAD}{depth}',), model.blocks)
+    if model.embedding_scale != 1:
+        yield Node(f'{before}.scaled', Mul(factor=model.embedding_scale), (before,), model.blocks)
+        before = f'{before}.scaled'
+    if model.dropout:
+        drop = Dropout(probability=model.dropout, site=f'layer{block.layer}.embedding')
+        yield Node(f'{drop.site}.dropout', drop, (before, KEYS), model.blocks, f'{drop.site}.dropped')
+        before = f'{drop.site}.dropout'
+    yield block.node('enorm', _norm(model), before)
+    yield block.node('hnorm', _norm(model), hidden)
+    yield block.node('concat', Concat(), '.enorm', '.hnorm')
+    joint = Product(outputs=(model.hidden,), inputs=(2 * model.hidden,), bias=False, split='rejoined')
+    yield block.node('eh_proj', joint, '.concat')
+    yield from block.layer_of(f'layer{block.layer}.eh_proj')
+    yield block.node('final_norm', _norm(model), '.residual2')
 
 
 def _before_layers(model: Transformer) -> Iterator[Node]:
@@ -267,10 +148,11 @@ def _norm(model: Transformer) -> Operator:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One layer."""
+    """One layer. Arguments: ``like``, the layer whose window and experts it has."""
 
     model: Transformer
     layer: int
+    like: int
 
     def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
         """A node whose name and reads stand in this layer, if they are not those of others."""
@@ -284,9 +166,14 @@ class _Block:
         """The input that dropout draws from, if there is any."""
         return (KEYS,) if self.model.dropout else ()
 
+    def layer_of(self, x: str) -> Iterator[Node]:
+        """Both halves, one behind the other or side by side."""
+        yield from self.attention(x)
+        yield from self.feed_forward(x if self.model.parallel else f'layer{self.layer}.residual1')
+
     def attention(self, x: str) -> Iterator[Node]:
         """x + what attention makes of it."""
-        model, heads = self.model, self.model.heads_of(self.layer)
+        model, heads = self.model, self.model.heads_of(self.like)
         if model.pre_norms:
             yield self.node('norm1', _norm(model), x)
         before, source = '.qkv', '.norm1' if model.pre_norms else x
@@ -299,7 +186,7 @@ class _Block:
                 'qk_norm', QkNorm(heads=heads, epsilon=model.norm_epsilon, whole=model.qk_norm == 'whole'), before
             )
             before = '.qk_norm'
-        if (rotation := model.rotation_of(self.layer)) and not model.kv_lora_rank:
+        if (rotation := model.rotation_of(self.like)) and not model.kv_lora_rank:
             yield self.node('rotary', Rotary(heads=heads, rotation=rotation), before)
             before = '.rotary'
         if model.attention == 'unfused':
@@ -338,7 +225,7 @@ class _Block:
 
     def feed_forward(self, x: str) -> Iterator[Node]:
         """What the feed-forward, or a mixture of experts, makes of x, added to the residual stream."""
-        model, experts = self.model, self.model.experts_of(self.layer)
+        model, experts = self.model, self.model.experts_of(self.like)
         hidden, width, biased = model.hidden, model.ffn_width, 'ffn' in model.bias
         is_shared = model.parallel and not model.parallel_norms
         read = f'.{"norm1" if is_shared else "norm2"}' if model.pre_norms else x
@@ -408,6 +295,8 @@ class Transformer(Model):
         dropout: probability of zeros behind the embedding, in the probabilities of attention and behind both halves of
             a layer, before they are added (Megatron-LM).
         window: of attention, by layer; a list repeats over the layers.
+        mtp_layers: modules that predict further tokens, each a layer of the last one's kind between norms, which share
+            embedding and head; ``mtp_loss``, what the mean of their losses counts in the loss.
         documents: every sample is packed alike.
         parallel: both halves of a layer read one norm, and both are added to what it read (GPT-J, Phi); with
             ``parallel_norms`` each has a norm of its own (GPT-NeoX).
@@ -449,6 +338,7 @@ class Transformer(Model):
     v_head_dim: int = 0
     latent_epsilon: float = 0.0
     mtp_layers: int = 0
+    mtp_loss: float = 0.1
     window: Window | tuple[Window, ...] = 0
     documents: Window | tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = 0
     parallel: bool = False
@@ -464,6 +354,11 @@ class Transformer(Model):
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
+
+    @property
+    def blocks(self) -> int:
+        """Layers, and modules that predict further tokens."""
+        return self.layers + self.mtp_layers
 
     @property
     def ffn_width(self) -> int:
@@ -547,7 +442,12 @@ class Transformer(Model):
 
     def graph(self, batch: int, *, digits: bool = False) -> Graph:
         """Of tokens and, with dropout, keys that masks are drawn from."""
-        sources = [Source(TOKENS, (batch, self.sequence), f'tokens:{self.vocab}', integer=True)]
+        drawn, depths = f'tokens:{self.vocab}', range(1, self.mtp_layers + 1)
+        sources = [Source(TOKENS, (batch, self.sequence), drawn, integer=True)]
+        sources += [
+            Source(f'{TOKENS}{AHEAD}{depth}', (batch, self.sequence), f'{drawn}{AHEAD}{depth}', integer=True)
+            for depth in depths
+        ]
         if self.dropout:
             sources.append(Source(KEYS, (batch,), DRAW, integer=True))
         shapes = {source.name: source.shape for source in sources}
@@ -559,20 +459,36 @@ class Transformer(Model):
             shapes=shapes,
             deviation=self.init_std,
             # Rows that only pad the vocabulary are no one's label.
-            drawn_labels=f'tokens:{self.vocab}',
-            layers=self.layers,
+            drawn_labels=drawn,
+            layers=self.blocks,
             hands_on=True,
-        )
+            further=tuple(
+                Further(f'{"logits" if self.logit_softcap else "head"}.mtp{depth}'
+                        f'{"" if self.logit_softcap or self.logit_scale == 1 else ".scaled"}',
+                        depth, self.mtp_loss / self.mtp_layers)
+                for depth in depths
+            ),
+        )  # fmt: skip
 
     @property
     def counted(self) -> Mapping[str, Sequence[int]]:
-        """In layers."""
-        return {'layers': tuple(node.layer for node in self.nodes)}
+        """In layers, or in these and modules that predict further tokens; the model's norm is then its last layer's."""
+        alone = tuple(min(node.layer, self.layers) for node in self.nodes)
+        if not self.mtp_layers:
+            return {'layers': alone}
+        return {MODULES: tuple(self._place(node) for node in self.nodes), 'layers': alone}
+
+    def _place(self, node: Node) -> int:
+        if node.name == 'norm':
+            return self.layers - 1
+        own = node.name.startswith('layer') and node.layer == self.blocks
+        # The embedding of a module stands with it.
+        return int(node.name.partition('.')[0].removeprefix('layer')) if own else node.layer
 
     @property
     def counts(self) -> dict[str, int]:
         """Norm and head stand behind the layers."""
-        return {'layers': self.layers}
+        return {**({MODULES: self.blocks} if self.mtp_layers else {}), 'layers': self.layers}
 
     def settled(self) -> Self:
         """With its widths and heads."""
@@ -585,6 +501,7 @@ class Transformer(Model):
             _sizes(self),
             _parts(self),
             latent_problems(self),
+            _further_problems(self),
             _mixture(self, asked),
             _asked(asked),
             _degrees(self, asked),
@@ -639,6 +556,25 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if model.rotation and not model.rotation.features:
         what = f'{model.rotary_share:g} of {model.head_width} features is none'
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
+
+
+def _further_problems(model: Transformer) -> Iterator[Problem]:
+    """What stands in the way of modules that predict further tokens; of positions, Megatron-LM has rotary or none."""
+    if not model.mtp_layers:
+        return
+    at = (*FILE, 'mtp_layers')
+    if model.mtp_layers >= model.sequence:
+        yield Problem(at, f'{model.mtp_layers} tokens further than any of {model.sequence}', 'write fewer')
+    if model.position in ('learned', 'alibi'):
+        what = f'not yet: multi-token prediction with {model.position} positions'
+        yield Problem(at, what, 'write 0, or position: rotary')
+    beside = {
+        'documents': bool(model.packed),
+        'embedding_norm': model.embedding_norm,
+        'a head in bias': 'head' in model.bias,
+    }
+    for key in (key for key, has in beside.items() if has):
+        yield Problem(at, f'not yet: multi-token prediction beside {key}', f'write 0, or leave {key} out')
 
 
 def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:

@@ -32,6 +32,8 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
 """Those that files write, in the order of the docs."""
 OF_LIBRARY: Final[tuple[type[Operator], ...]] = (
     linear.Product,
+    linear.TiedEmbedding,
+    shape.Concat,
     attention.Attention,
     attention.AttentionScores,
     attention.Alibi,

@@ -66,11 +66,34 @@ class Embedding(Weighted):
         # Rows are read and written once; the backward reads the sum that it adds to besides.
         moved = 2.0 * local.size('y') + local.size('tokens')
         return Ops(
-            F=Work(operator='embedding', reads=('tokens', 'weight'), writes=('y',), moved=moved, attributes=told),
+            F=Work(operator='embedding', reads=('tokens', weight.role), writes=('y',), moved=moved, attributes=told),
             W=Work(operator='embedding', reads=('tokens', 'dy'), moved=1.5 * moved, flops=local.elements('y'),
                    attributes=told),
             parameters=(weight.on(layout),),
         )  # fmt: skip
+
+
+@operator
+class TiedEmbedding(Embedding):
+    """Rows of a table that another operator has, too.
+
+    Arguments: ``weight``, the name of the table.
+    """
+
+    key = 'tied_embedding'
+    written = False
+    primitives = {'embedding': GATHER}
+
+    weight: str = ''
+
+    @property
+    def has_own(self) -> bool:
+        """The table is another operator's."""
+        return False
+
+    def parameters(self, result: Shape) -> tuple[Parameter, ...]:
+        """The table."""
+        return (Parameter(f'={self.weight}', (self.vocab, self.width)),)
 
 
 # Products of a value with a weight.
@@ -238,7 +261,8 @@ class Product(Weighted, Unary):
     Arguments:
         bias: added behind the product; a product that sums over ranks leaves it to the next operator.
         weight: name of a weight that another operator has, too (tied).
-        split: by degrees, ``outputs``, its inputs where these are split already, or ``inputs`` alone.
+        split: by degrees, ``outputs``, its inputs where these are split already, or ``inputs`` alone; ``rejoined``:
+            as outputs, and its result lies as the residual stream does (Megatron-LM's ``eh_proj``).
         gathers: where it is not split, it takes all rows, as what reads it needs them.
         what: the note of what stays full where a degree does not divide; empty: none.
     """

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from simpar.layout import Rule, operators
-from simpar.model.keys import Strategy
-from simpar.model.operators.base import MisfitError, Sharded, Step, Unary, operator, shown
+from simpar.layout import ONE, Rule, operators
+from simpar.model.keys import Pair, Strategy
+from simpar.model.operators.base import Binary, MisfitError, Sharded, Step, Unary, operator, shown
 from simpar.model.ops import Local, Ops, Work, slice_text, text, unary
-from simpar.model.primitive import Call, Compat, Pricing, Primitive, Shape, ShardCounts, Use
+from simpar.model.primitive import Call, Compat, Pricing, Primitive, Shape, ShardCounts, Use, dim_names
 from simpar.model.primitive import Strategy as ShardStrategy
 from simpar.program import Attribute
 
@@ -223,6 +223,45 @@ class Transpose(Sharded, Unary):
         # The inverse permutation: where each dim of the input stands in the result.
         back = sorted(range(len(order)), key=order.__getitem__)
         return unary(local, 'transpose', forward={'permutation': text(order)}, backward={'permutation': text(back)})
+
+
+class Concatenated(Primitive):
+    """Values side by side along the last dim, which stays full."""
+
+    def axes(self, name: str, call: Call, shapes: tuple[Shape, ...], output: Shape) -> Rule:
+        """d0, d1, ..., the last of none."""
+        names = (*dim_names(output)[:-1], ONE)
+        return Rule(name, (names,) * len(shapes), names, shapes, output, names[:-1], {})
+
+
+CONCAT = Concatenated('Concat')
+
+
+@operator
+class Concat(Sharded, Binary):
+    """The features of two values of one shape, one behind the other."""
+
+    key = 'concat'
+    written = False
+    primitives = {'concat': CONCAT}
+    inputs_told = 'both'
+    unsharded = 'last dim'
+    roles = ('x', 'z')
+
+    of: Pair = ('', '')
+
+    def result_shape(self, samples: int, *reads: Shape) -> Shape:
+        """Twice as many features."""
+        return (*reads[0][:-1], 2 * reads[0][-1])
+
+    def ops(self, local: Local) -> Ops:
+        """A copy of both; each gradient is a copy of its half."""
+        works = {
+            role: Work(operator='concat', reads=('dy',), moved=2.0 * local.size(role), attributes={'half': half},
+                       suffix=f'.{role}')
+            for half, role in enumerate(self.roles)
+        }  # fmt: skip
+        return Ops(F=Work(operator='concat', reads=self.roles, writes=('y',)), I={**works})
 
 
 # Sums and means.

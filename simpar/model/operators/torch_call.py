@@ -6,7 +6,7 @@ from math import prod
 
 from simpar.layout import Rule, TensorLayout
 from simpar.model.operators.base import Operator, Sharded, Step, operator
-from simpar.model.operators.linear import BIAS_ADD, GATHER, ROW_PRODUCT, Embedding, Product, product_ops
+from simpar.model.operators.linear import BIAS_ADD, GATHER, ROW_PRODUCT, Product, TiedEmbedding, product_ops
 from simpar.model.ops import Attributes, Local, Ops, Parameter, Work, slice_text
 from simpar.model.primitive import Call, Pricing, Primitive, Shape, dim_names
 
@@ -238,15 +238,19 @@ class ModuleLinear(OfModule, Product):
 
 
 @operator
-class ModuleEmbedding(OfModule, Embedding):
+class ModuleEmbedding(OfModule, TiedEmbedding):
     """Rows of a module's table; the row ``padding`` is not trained."""
 
     key = 'module_embedding'
     written = False
     primitives = {'embedding': GATHER}
 
-    weight: str = ''
     padding: int = -1
+
+    @property
+    def has_own(self) -> bool:
+        """Weights have names of their own."""
+        return True
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The table, by the module's name."""
@@ -255,15 +259,8 @@ class ModuleEmbedding(OfModule, Embedding):
     def ops(self, local: Local) -> Ops:
         """As of any embedding."""
         found = super().ops(local)
-        (weight,) = found.parameters
-
-        def of(work: Work | None) -> Work | None:
-            if work is None:
-                return None
-            reads = tuple(weight.role if role == 'weight' else role for role in work.reads)
-            more: Attributes = {'padding': self.padding} if self.padding >= 0 else {}
-            return replace(work, reads=reads, attributes={**work.attributes, **more})
-
-        forward = of(found.F)
-        assert forward is not None
-        return replace(found, F=forward, W=of(found.W))
+        if self.padding < 0 or found.W is None:
+            return found
+        more: Attributes = {'padding': self.padding}
+        forward, backward = (replace(work, attributes={**work.attributes, **more}) for work in (found.F, found.W))
+        return replace(found, F=forward, W=backward)
