@@ -48,8 +48,13 @@ class Plan:
             steps, under attention of those that are there.
         context_split: ``balanced``: of 2 × context chunks of a sequence rank i holds chunk i and chunk i from the end,
             so that causal attention is equal work for all; ``contiguous``: rank i holds part i of context.
-        expert: data ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and
-            tokens go to them and back by all-to-alls.
+        expert: ranks, neighbours, that share the experts of a mixture: each holds its part of all experts, and tokens
+            go to them and back by all-to-alls.
+        expert_ranks: which ranks these are: ``data`` ranks; ``context``, those of a sequence first, then data ranks;
+            ``tensor``, tensor ranks first, then those of a sequence and data ranks, so that each expert is whole on
+            its rank (Megatron-LM's expert tensor parallelism of 1).
+        shared_experts: ``behind`` the others, or ``overlapped``, under the all-to-all that takes tokens to these
+            (Megatron-LM's moe_shared_expert_overlap); their backward is under the one that takes gradients back.
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
         order: of forwards and backwards, by name (docs/pipeline_orders.md); ``zb-1p`` and ``zb-2p`` are found by
             resolving; the name of a CSV file in torch's spelling; ``chunks``, stages on each pipeline rank, 0 for the
@@ -128,6 +133,8 @@ class Plan:
     context_kind: Literal['all_gather', 'all_to_all', 'ring'] = 'all_gather'
     context_split: Literal['balanced', 'contiguous'] = 'balanced'
     expert: int = 1
+    expert_ranks: Literal['data', 'context', 'tensor'] = 'data'
+    shared_experts: Literal['behind', 'overlapped'] = 'behind'
     pipeline: int = 1
     micro_batches: int = 1
     order: str = '1f1b'

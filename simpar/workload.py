@@ -13,6 +13,8 @@ from simpar.model.library.gpt import Transformer as Transformer  # noqa: PLC0414
 from simpar.model.model import FromModule
 
 Precision = Literal['fp64', 'fp32', 'fp16', 'bf16']
+Masters = bool | Literal['shared']
+"""Whether weights are kept in fp32, too; ``shared``: of these only the 16 bits that the weight itself lacks."""
 MODEL: Final = '\0model'
 """Where a file's ``transformer:`` or ``network:`` is put before it is read: a key that no file can hold."""
 
@@ -45,13 +47,14 @@ class Momentum:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @described('workload.optimizer.adam')
 class Adam:
-    """Adam without weight decay; two states in fp32 per weight, and a third with ``master_weights``."""
+    """Adam without weight decay; two states per weight, and a third with ``master_weights``."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-    master_weights: bool = False
+    master_weights: Masters = False
+    moments: Literal['fp32', 'bf16', 'fp16'] = 'fp32'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,8 @@ class AdamW:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.01
-    master_weights: bool = False
+    master_weights: Masters = False
+    moments: Literal['fp32', 'bf16', 'fp16'] = 'fp32'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

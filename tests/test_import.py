@@ -13,7 +13,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.cli import main
 from simpar.huggingface.models import MODELS
-from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, torchtitan
+from simpar.importing import accelerate, deepspeed, megatron, mindformers, mindspeed, mixtures, torchtitan
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, NOT_TAKEN, UNSEEN
 from simpar.importing.first import first_schedules
 from simpar.importing.mapping import schedule_text
@@ -143,7 +143,8 @@ def test_every_row_of_a_table_has_a_key_a_value_or_a_rule_and_its_names_once(mod
         assert row.value in KINDS or row.value.startswith('= ') or row.choices, row
         assert row.value in ('count', 'number', 'switch') or row.rule, row
         # A fork has the rules of what it is built on.
-        assert not row.rule or any(callable(getattr(one, row.rule, None)) for one in (module, deepspeed, megatron)), row
+        modules = (module, deepspeed, megatron, mixtures)
+        assert not row.rule or any(callable(getattr(one, row.rule, None)) for one in modules), row
     assert not source.table.aliases.keys() & source.table.rows.keys()
 
 

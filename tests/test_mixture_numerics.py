@@ -34,6 +34,12 @@ PLANS = {
     'late': (Plan(data=4, tensor=2, expert=2, reduce='late', zero=2, recompute='selective'), 8),
     'all': (Plan(data=2, tensor=2, sequence_parallel=True, expert=2, pipeline=2, micro_batches=2, copies=2, zero=2,
                  recompute='full'), 8),
+    'whole experts on tensor ranks': (
+        Plan(data=2, tensor=2, sequence_parallel=True, expert=4, expert_ranks='tensor', zero=1), 4),
+    'experts of fewer than all tensor ranks': (
+        Plan(data=1, tensor=4, sequence_parallel=True, expert=2, expert_ranks='tensor', recompute='full'), 4),
+    'experts on context ranks': (
+        Plan(data=2, context=2, expert=4, expert_ranks='context', shared_experts='overlapped', zero=2), 4),
     'without expert ranks': (Plan(data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, zero=1), 8),
     'pairs': (Plan(data=2, expert=2, micro_batches=4, pairs='overlap', zero=2), 2),
     'pairs-pipeline-memory': (

@@ -45,6 +45,9 @@ def names(program, role):
         (Adam(), 'fp32', 7 * 4, 8),
         (AdamW(), 'fp32', 7 * 4, 8),
         (AdamW(master_weights=True), 'fp16', 2 + 6 * 4 + 2, 12),
+        # MindSpeed's docs of reuse-fp32-param: two bytes less of each weight; of o2-optimizer: four.
+        (AdamW(master_weights='shared'), 'bf16', 2 + 4 * 4 + 2 * 2 + 2 * 2, 12 - 2),
+        (AdamW(master_weights=True, moments='bf16'), 'bf16', 2 + 4 * 2 + 2 * 4 + 2, 12 - 4),
     ],
 )
 def test_bytes_of_an_element(optimizer, precision, moved, states):

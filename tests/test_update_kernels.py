@@ -106,6 +106,21 @@ def test_masters_are_updated_in_their_precision_and_cast(operator):
     assert weights[0].tolist() == masters[0].bfloat16().tolist()
 
 
+def test_what_a_weight_of_16_bits_lacks_is_kept_beside_it_and_moments_of_16_bits_are_computed_in_fp32():
+    """Changes of 2⁻²⁰ add up, where the weight of 1 has digits of 2⁻⁸ and what it lacks has as many below."""
+    attributes = {'learning_rate': 2.0**-20, 'beta1': 0.0, 'beta2': 0.0, 'epsilon': 1e-12, 'master_weights': 'shared'}
+    op = OpClass(name='u', kind='compute', operator='adam', phase='U', attributes=attributes)
+    weights, rest = torch.ones(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.bfloat16)
+    moments = [torch.zeros(3, dtype=torch.bfloat16) for _ in range(2)]
+    for step in range(128):
+        where = Context(rank=0, position={}, size={}, step=step)
+        gradients = torch.full((3,), 1.01)
+        found = KERNELS['adam', 'U'](op, where, [gradients, weights, *moments, rest])
+        assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (weights, *moments, rest)]
+    torch.testing.assert_close(weights.float() + rest.float(), torch.full((3,), 1 - 2.0**-13), rtol=0, atol=2.0**-20)
+    assert moments[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist()
+
+
 @pytest.mark.parametrize(('clip_norm', 'loss_scale'), [(0.5, 1.0), (1e3, 1.0), (0.5, 8.0), (0.0, 8.0)])
 def test_gradients_are_unscaled_and_clipped_as_torch_does(clip_norm, loss_scale):
     """Two pieces, the second on four ranks."""

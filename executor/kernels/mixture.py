@@ -35,6 +35,11 @@ def route_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[t
     return [_scores_dx(op, scores, dy)]
 
 
+def sinkhorn_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """logits → the same: a sweep of the balance is priced, not computed."""
+    return [tensors[0].clone()]
+
+
 def balance_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """logits, map → [B, 2, E], or together [1, 2, E]: tokens of each expert, and the sum of its scores.
 
@@ -224,6 +229,7 @@ def _added(tokens: torch.Tensor, rows: torch.Tensor, sequence: int) -> torch.Ten
 
 KERNELS = {
     **rows('route', F=route_forward, I=route_dx),
+    ('sinkhorn', 'F'): sinkhorn_forward,
     ('balance', 'F'): balance_forward,
     **rows('aux_loss', F=aux_loss_forward, I=aux_loss_dx),
     **rows('dispatch', F=dispatch_forward, I=dispatch_dx),

@@ -109,7 +109,10 @@ class _Operands:
     """What an update reads, by kind.
 
     Arguments:
+        states: as the rule computes them, in fp32 where they are held in 16 bits.
+        held: what is kept between steps: the states, and the masters.
         exact: what the rule changes: the masters, or the weights themselves.
+        shares: the masters are held as what the weights lack of them.
         count: how many updates were done.
         factor: what gradients are multiplied by.
         overflow: how many gradients on all ranks are not finite; None where this is not asked.
@@ -119,7 +122,9 @@ class _Operands:
     gradients: Tensors
     weights: Tensors
     states: list[Tensors]
+    held: list[Tensors]
     exact: Tensors
+    shares: bool
     count: torch.Tensor | None
     factor: float | torch.Tensor
     overflow: torch.Tensor | None
@@ -128,9 +133,8 @@ class _Operands:
     @property
     def written(self) -> Tensors:
         """All but gradients and the numbers of all ranks, in order."""
-        # Without master weights, ``exact`` is the weights themselves and must not stand there twice.
-        kinds = [self.weights, *self.states, *([self.exact] if self.exact is not self.weights else [])]
-        return [tensor for kind in kinds for tensor in kind] + ([] if self.count is None else [self.count])
+        held = [tensor for kind in (self.weights, *self.held) for tensor in kind]
+        return held + ([] if self.count is None else [self.count])
 
     @property
     def plain(self) -> bool:
@@ -154,6 +158,12 @@ class _Operands:
         """The weights follow their masters, if all gradients are finite; what the op writes."""
         if self.exact is not self.weights:
             torch._foreach_copy_(self.weights, self.exact)
+        if self.shares:
+            # What the cast has lost.
+            torch._foreach_copy_(self.held[-1], torch._foreach_sub(self.exact, list(map(wide, self.weights))))
+        for narrow, state in zip(self.held, self.states, strict=False):
+            if narrow[0] is not state[0]:
+                torch._foreach_copy_(narrow, state)
         restore(self.overflow, self.written, self.before)
         return self.written
 
@@ -225,10 +235,14 @@ def _operands(op: OpClass, tensors: Tensors) -> _Operands:
     counts = 'loss_scale' in attributes and op.operator == 'adam'
     count, tensors = (tensors[-1], tensors[:-1]) if counts else (None, tensors)
     kinds = 2 + STATES[op.operator] + bool(attributes.get('master_weights'))
-    gradients, weights, *states = _by_kind(tensors, kinds)
-    exact = states.pop() if attributes.get('master_weights') else weights
+    gradients, weights, *held = _by_kind(tensors, kinds)
+    masters = attributes.get('master_weights', False)
+    exact, shares = held[-1] if masters else weights, masters == 'shared'
+    if shares:
+        exact = [wide(weight) + wide(rest) for weight, rest in zip(weights, exact, strict=True)]
+    states = [list(map(wide, kind)) for kind in held[: STATES[op.operator]]]
     # A gradient that is not finite leaves all as it was, on every rank: the count was summed over all of them.
-    operands = _Operands(gradients, weights, states, exact, count, factor(op, squares), overflow, [])
+    operands = _Operands(gradients, weights, states, held, exact, shares, count, factor(op, squares), overflow, [])
     return replace(operands, before=saved(overflow, operands.written))
 
 

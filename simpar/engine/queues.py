@@ -20,12 +20,13 @@ from simpar.program import Csr, OpClass, Program, Role, ranges
 # what it issues behind that comes later: an op starts when its host's op has ended, and a host's op when those have
 # ended that the host waits for. Machines need not know any of this: these are ops, streams and needs like all others.
 
-RECEIVE, GATHER, PASS, BATCH, NORM, STEP = 'receive', 'gather', 'pass', 'batch', 'norm', 'step'
+RECEIVE, GATHER, PASS, BATCH, BALANCE, NORM, STEP = 'receive', 'gather', 'pass', 'batch', 'balance', 'norm', 'step'
 """The host waits until all that it issued has ended, behind a batched exchange of messages and before each gather of
 weights; for all but collectives, before and behind each pass, the forward or the backward of a micro-batch; for what
-computes where it reads a batch, before a forward on the first and the last stage; for what the norm of all gradients or
+computes where it reads a batch, before a forward on the first and the last stage; behind each sweep of Sinkhorn's
+balance, whose error it reads; for what the norm of all gradients or
 their overflow is worked out of; at the end of a step until all has ended."""
-WAITS: Final = (RECEIVE, GATHER, PASS, BATCH, NORM, STEP)
+WAITS: Final = (RECEIVE, GATHER, PASS, BATCH, BALANCE, NORM, STEP)
 _JUDGED: Final = frozenset({'square_sum', 'finite_check'})
 _EMPTY: Final = np.zeros(0, dtype=np.int32)
 _NONE: Final[tuple[Ints, Ints]] = (_EMPTY, _EMPTY)
@@ -66,9 +67,9 @@ def _with_more(needs: Csr, count: int, row: Ints, item: Ints) -> Csr:
 
 def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, ...]) -> tuple[Ints, Ints]:
     """What the host of a representative waits for: hosts' ops, and the ops that each waits for."""
-    kinds = (_is_message, _gathers, _updates, _judges)
+    kinds = (_is_message, _gathers, _updates, _judges, _balances)
     op_class, stream, computes = ops.op_class[begin:end], ops.stream[begin:end], ops.computes[begin:end]
-    message, gathers, updates, judges = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
+    message, gathers, updates, judges, balances = (program.op_column(kind, np.bool_)[op_class] for kind in kinds)
     # Before which ops it waits already, for as much as any other wait would ask.
     waited = np.zeros(end - begin, dtype=bool)
     found: list[tuple[Ints, Ints]] = []
@@ -86,6 +87,8 @@ def _needs(ops: Ops, program: Program, begin: int, end: int, waits: tuple[str, .
             if wait in waits:
                 found += _last_on_streams(np.where(of, stream, NONE), at[~waited[at]])
                 waited[at] = True
+    if BALANCE in waits:
+        found.append((behind := np.flatnonzero(balances[:-1] & ~waited[1:]) + 1, behind - 1))
     if NORM in waits:
         judged = np.flatnonzero(judges[:-1] & updates[1:] & ~waited[1:]) + 1
         found.append((judged, judged - 1))
@@ -116,6 +119,11 @@ def _is_message(op: OpClass) -> bool:
 def _gathers(op: OpClass) -> bool:
     """Whether it gathers weights."""
     return op.kind == 'collective' and any(name.endswith('.gathered') for name in op.writes)
+
+
+def _balances(op: OpClass) -> bool:
+    """Whether it is a sweep whose error the host reads."""
+    return op.operator == 'sinkhorn'
 
 
 def _updates(op: OpClass) -> bool:

@@ -88,7 +88,7 @@ class StackMemory:
     fragmentation: ShareFigure | None = None
 
 
-Wait = Literal['receive', 'gather', 'pass', 'batch', 'norm', 'step']
+Wait = Literal['receive', 'gather', 'pass', 'batch', 'balance', 'norm', 'step']
 Count = Annotated[int, Field(ge=0, le=1000)]
 Amount = Annotated[float, Field(ge=0, le=1000)]
 MOST_QUEUES: Final = 2**16
@@ -139,7 +139,8 @@ class HostTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """Where the host waits for the device: behind a ``receive``, before a ``gather`` of weights, about each ``pass``,
-    where it reads a ``batch``, at the ``norm`` of gradients, at the end of each ``step``."""
+    where it reads a ``batch``, behind each sweep of Sinkhorn's ``balance``, at the ``norm`` of gradients, at the end of
+    each ``step``."""
 
     at: tuple[Wait, ...]
     source: Text

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from simpar.importing import megatron
+from simpar.importing import megatron, mixtures
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.settings import NOW, Setting, Settings, Source, real, table_of
 
@@ -191,7 +191,7 @@ def deepspeed_model(flags: Settings) -> Iterator[Finding]:
     yield from flags.said('num-key-value-heads', 'embed-layernorm')
     if flags.text('attention-head-type') == 'multiquery':
         yield Entry('workload.transformer.kv_heads', 1, ('attention-head-type',))
-    if megatron.number_of_experts(flags):
+    if mixtures.number_of_experts(flags):
         yield from flags.said('expert-interval', silent=True)
     else:
         yield from flags.left('without num-experts', 'expert-interval')

@@ -5,12 +5,20 @@ The names and defaults are those of megatron/training/arguments.py and megatron/
 
 import re
 from collections.abc import Iterable, Iterator
-from math import gcd, lcm
 from typing import Final, NamedTuple
 
 from simpar.files import read_csv
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
-from simpar.importing.settings import FOLDER, NODE_SIZE, NOW, Settings, Source, first_layers, table_of
+from simpar.importing.mixtures import (
+    dense_ranks,
+    expert,
+    experts,
+    has_dense,
+    number_of_experts,
+    pattern_of,
+    ranks_of,
+)
+from simpar.importing.settings import FOLDER, NOW, Settings, Source, first_layers, table_of
 from simpar.profiles import choices_in, stack_of
 
 _T: Final = 'workload.transformer'
@@ -89,7 +97,7 @@ def biases(flags: Settings) -> Iterator[Finding]:
         yield Entry(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
     elif number_of_experts(flags):
         # Biases of experts are not modelled; where every layer has experts, none is left.
-        yield Entry(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if _has_dense(flags) else [])], ())
+        yield Entry(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if has_dense(flags) else [])], ())
         yield Guess('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
     elif flags.on('add-qkv-bias'):
         yield Entry(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
@@ -154,7 +162,7 @@ def window(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('no window', 'window-size')
         return
     width, every = numbers[0] + 1, flags.text('window-attn-skip-freq')
-    listed = _pattern(every)
+    listed = pattern_of(every)
     value: int | list[int] = width
     if listed is not None:
         value = [width if one else 0 for one in listed]
@@ -220,138 +228,7 @@ def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
     return next(((int(row['words']), row['tokenizer']) for row in fitting), None)
 
 
-def number_of_experts(flags: Settings) -> int:
-    """Experts of a layer; 0 where there are none, or one for all tokens."""
-    count = flags.number('num-experts')
-    return count if count > 1 else 0
-
-
-def experts(flags: Settings) -> Iterator[Finding]:
-    """A mixture of experts; its flags count with num-experts alone."""
-    if not number_of_experts(flags):
-        yield from flags.left('without num-experts', *(name for name in flags.named if name.startswith('moe-')))
-        return
-    yield from flags.said('num-experts')
-    yield from flags.said('moe-router-topk', silent=True)
-    yield from flags.said(
-        'moe-ffn-hidden-size', 'moe-shared-expert-intermediate-size', 'moe-router-num-groups',
-        'moe-router-group-topk', 'moe-router-topk-scaling-factor', 'moe-expert-capacity-factor',
-        'moe-shared-expert-gate', 'moe-router-enable-expert-bias', 'moe-router-score-function',
-    )  # fmt: skip
-    if flags.choice('moe-router-score-function') == 'sigmoid':
-        # NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores of a sigmoid are always normalised.
-        yield from flags.left('scores of a sigmoid are normalised anyway', 'moe-router-pre-softmax')
-    else:
-        yield from flags.said('moe-router-pre-softmax')
-    yield from balance(flags)
-    yield from expert_layers(flags)
-
-
-def balance(flags: Settings) -> Iterator[Finding]:
-    """The auxiliary loss."""
-    name = 'moe-router-load-balancing-type'
-    kind, by, loss = flags.text(name), flags.given(name), flags.choice(name)
-    if loss in ('rank', 'sample', 'global'):
-        yield from flags.said('moe-aux-loss-coeff', silent=True)
-        if loss != 'rank':
-            yield Entry(f'{_T}.experts.aux_group', loss, by)
-        return
-    yield from flags.left(f'with load balancing {kind}', 'moe-aux-loss-coeff')
-    if loss == 'none':
-        yield from flags.left('tokens go to their best experts, without an auxiliary loss', name)
-    elif by:
-        yield Unmapped(name, f'{kind}; experts are written without an auxiliary loss')
-
-
-def expert_layers(flags: Settings) -> Iterator[Finding]:
-    """Which layers have experts: every so-manieth, or those of a list."""
-    listed = _pattern(flags.text('moe-layer-freq'))
-    if listed is None:
-        if flags.number('moe-layer-freq') > 1:
-            yield Entry(f'{_T}.experts.every', flags.number('moe-layer-freq'), ('moe-layer-freq',))
-        return
-    dense = listed.index(1) if 1 in listed else len(listed)
-    if all(listed[dense:]):
-        yield Entry(f'{_T}.experts.first_dense', dense, ('moe-layer-freq',))
-    else:
-        yield Unmapped('moe-layer-freq', 'dense layers among those with experts')
-
-
-def _has_dense(flags: Settings) -> bool:
-    """Whether some layer has no experts."""
-    if not number_of_experts(flags) or flags.number('first-k-dense-replace') > 0:
-        return True
-    listed = _pattern(flags.text('moe-layer-freq'))
-    return 0 in listed if listed is not None else flags.number('moe-layer-freq') > 1
-
-
-def _pattern(text: str) -> list[int] | None:
-    """``([0]*3+[1]*58)`` and ``[1, 0, 1]`` as a list; None where a text is not one."""
-    bare = text.strip().strip('"\'').replace(' ', '')
-    bare = bare[1:-1] if bare.startswith('(') and bare.endswith(')') else bare
-    layers: list[int] = []
-    for part in bare.split('+') if bare.startswith('[') else ['']:
-        match = re.fullmatch(r'\[([01](?:,[01])*)\](?:\*(\d{1,4}))?', part)
-        if match is None:
-            return None
-        layers += [int(one) for one in match[1].split(',')] * int(match[2] or 1)
-    return layers
-
-
 # the cluster and the batch
-
-
-class Ranks(NamedTuple):
-    """How many ranks a run has, how many devices of a node it takes (0: all), and what a reader should know of it."""
-
-    total: int
-    node: int
-    notes: tuple[Finding, ...] = ()
-
-
-def _dense_ranks(flags: Settings) -> int:
-    """Tensor × context ranks."""
-    return flags.number('tensor-model-parallel-size') * flags.number('context-parallel-size')
-
-
-def ranks_of(flags: Settings) -> Ranks:
-    """Ranks of the run, as launchers say them; where these are not known, those that the degrees need, and an error."""
-    of_experts = (flags.number('expert-tensor-parallel-size') or 1) * flags.number('expert-model-parallel-size')
-    inner = max(1, flags.number('pipeline-model-parallel-size'))
-    inner *= lcm(max(1, of_experts), max(1, _dense_ranks(flags)))
-    node, total = _count(flags, 'nproc-per-node'), _count(flags, 'worker-num')
-    # torchrun has one node where it is known no number of them.
-    nodes = _count(flags, 'nnodes') if 'nnodes' in flags else min(1, node)
-    full = max(1, flags.number(NODE_SIZE))
-    notes: tuple[Finding, ...] = ()
-    if nodes and not node and not total:
-        node = full
-        what = f'{full} devices of each node, all that it has: --set nproc-per-node=N says another number'
-        notes = (Guess(what, of_cluster=True),)
-    known = total or nodes * node
-    if not known:
-        return Ranks(inner, 0, (_unknown_ranks(flags, nodes, node),))
-    if known % inner:
-        ranks = inner if inner < full else lcm(inner, full)
-        what = f'{ranks} devices: the file has {known}, which do not divide into the {inner} of its degrees'
-        return Ranks(ranks, 0, (Guess(what, of_cluster=True),))
-    return Ranks(known, node, notes)
-
-
-def _count(flags: Settings, name: str) -> int:
-    """A number of nodes or devices; 0 where it is not known."""
-    return max(0, flags.number(name))
-
-
-def _unknown_ranks(flags: Settings, nodes: int, node: int) -> Mistake:
-    """What to write where nobody says how many devices there are."""
-    missing = [name for name, known in (('nnodes', nodes), ('nproc-per-node', node)) if not known]
-    asked = [flags.named[name].open for name in missing if name in flags]
-    variables = [one for names in asked for one in names if not one.startswith('$')]
-    given = ' '.join(f'--set {name}=8' for name in dict.fromkeys(variables or missing))
-    said = next((name for name in missing if name in flags), '')
-    what = f'{flags.named[said].shown} is not known' if said else 'the file does not say how many devices it runs on'
-    return Mistake(said or 'nnodes', what, f'give the number, e.g. {given}')
 
 
 def cluster(flags: Settings) -> Iterator[Finding]:
@@ -374,7 +251,7 @@ def batch(flags: Settings) -> Iterator[Finding]:
     """Samples of a step, and the micro-batches that they come in."""
     ranks = ranks_of(flags).total
     # Those that share experts are among the data ranks.
-    data = max(1, ranks // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
+    data = max(1, ranks // max(1, dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
     small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
     # Both give the batch of one step; the last of a schedule is that of nearly all steps.
     steps, name = flags.number('gradient-accumulation-steps'), 'gradient-accumulation-steps'
@@ -412,12 +289,18 @@ def batch(flags: Settings) -> Iterator[Finding]:
     yield Entry('plan.micro_batches', full // (small * data), flags.given('micro-batch-size', 'global-batch-size'))
 
 
+_AWARE: Final = 'use-precision-aware-optimizer'
+
+
 def precision(flags: Settings) -> Iterator[Finding]:
     """16 bits with master weights, or 32."""
     kind = 'bf16' if flags.on('bf16') else 'fp16' if flags.on('fp16') else 'fp32'
     yield Entry('workload.precision', kind, flags.given('bf16', 'fp16'))
-    sums = flags.given('accumulate-allreduce-grads-in-fp32', 'grad-reduce-in-bf16')
-    if kind == 'bf16' and not flags.on('grad-reduce-in-bf16'):
+    narrow = ('grad-reduce-in-bf16', 'o2-gradient', *(['main-grads-dtype'] if flags.on(_AWARE) else []))
+    sums = flags.given('accumulate-allreduce-grads-in-fp32', *narrow)
+    said = (name for name in narrow if name in flags.table.rows)
+    in_16_bits = any(flags.on(name) and flags.text(name) != 'fp32' for name in said)
+    if kind == 'bf16' and not in_16_bits:
         yield Entry('workload.gradients', 'fp32', sums or ('bf16',))
     # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py, line 1210: sums in bf16 go over those in fp32.
     elif flags.on('accumulate-allreduce-grads-in-fp32') and kind != 'bf16':
@@ -450,9 +333,37 @@ def optimizer(flags: Settings) -> Iterator[Finding]:
     for one in (*flags.said('weight-decay', silent=True), *flags.said('lr', *own)):
         # The table has the keys of Adam.
         yield one._replace(key=one.key.replace('adamw', name)) if isinstance(one, Entry) else one
-    yield Entry(f'workload.optimizer.{name}.master_weights', flags.on('bf16') or flags.on('fp16'), by)
+    yield from _states(flags, name, by)
     if 'clip-grad' not in flags:
         yield from flags.said('clip-grad', silent=True)
+
+
+def _states(flags: Settings, name: str, by: tuple[str, ...]) -> Iterator[Finding]:
+    """Master weights and moments, in full or in fewer bits."""
+    key, kinds, moments = f'workload.optimizer.{name}', ('exp-avg-dtype', 'exp-avg-sq-dtype'), 'o2-optimizer'
+    own = (_AWARE, 'main-params-dtype', 'main-grads-dtype', *kinds)
+    shares = flags.given('reuse-fp32-param') if flags.on('bf16') and flags.on('reuse-fp32-param') else ()
+    aware = flags.on(own[0]) and name == 'adamw'
+    # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/optimizer/__init__.py, line 576 on; optimizer_config.py, line 407.
+    if aware and flags.on('bf16') and flags.text('fp8-recipe') == 'delayed':
+        shares = flags.given(own[0])
+    yield Entry(f'{key}.master_weights', 'shared' if shares else flags.on('bf16') or flags.on('fp16'), (*by, *shares))
+    if not shares:
+        yield from flags.left('weights have no fp32 beside bf16 that could share memory', 'reuse-fp32-param')
+    if not aware:
+        yield from flags.left('without use-precision-aware-optimizer', *own)
+    elif not shares:
+        yield from flags.left('master weights are in full beside this recipe of 8 bits', own[0])
+    if aware and flags.text(own[1]) != 'fp32':
+        yield Unmapped(own[1], f'master weights in {flags.text(own[1])}; fp32 is written')
+    words = sorted({flags.text(one) for one in kinds}) if aware else ['fp32']
+    if moments in flags.table.rows and flags.on(moments) and name == 'adamw':
+        yield Entry(f'{key}.moments', 'bf16', (moments,))
+    elif words in (['bf16'], ['fp16']):
+        yield Entry(f'{key}.moments', words[0], flags.given(*kinds))
+    elif words != ['fp32']:
+        why = 'moments of 8 bits, or of two precisions; fp32 is written'
+        yield from (Unmapped(one, why) for one in flags.given(*kinds))
 
 
 # the plan
@@ -468,41 +379,6 @@ def parallel(flags: Settings) -> Iterator[Finding]:
         yield Entry('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
     elif flags.on('tp-comm-overlap'):
         yield from flags.left('without sequence-parallel', 'tp-comm-overlap')
-
-
-def expert(flags: Settings) -> Iterator[Finding]:
-    """Expert parallelism, of a model that has experts."""
-    degree, kind = flags.number('expert-model-parallel-size'), flags.choice('moe-token-dispatcher-type')
-    if kind == 'by sequence':
-        # Ascend/MindSpeed 028de58ca6, mindspeed/core/transformer/moe/legacy_a2a_token_dispatcher.py: it differs where
-        # tensor ranks share what is sent.
-        kind = 'alltoall' if flags.number('tensor-model-parallel-size') < 2 else flags.text('moe-token-dispatcher-type')
-    names = ('expert-model-parallel-size', 'moe-token-dispatcher-type', 'expert-tensor-parallel-size')
-    if degree < 2 or not number_of_experts(flags):
-        yield from flags.left('one expert rank', *names)
-        return
-    yield from _whole_experts(flags, degree)
-    yield Entry('plan.expert', degree, flags.given(*names[: 2 if kind in ('alltoall', 'flex') else 1]))
-    if kind not in ('alltoall', 'flex') and names[1] in flags:
-        yield Unmapped(names[1], f'{kind or flags.text(names[1])}; experts exchange tokens by all-to-all')
-    elif kind not in ('alltoall', 'flex'):
-        # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_config.py, line 891.
-        yield Guess(f'tokens go to experts by all-to-all; {flags.text(names[1])} is taken where no {names[1]} is said')
-
-
-def _whole_experts(flags: Settings, degree: int) -> Iterator[Finding]:
-    """Experts that do not lie as the rest of the model does: on tensor or context ranks, or split otherwise."""
-    name, tensor = 'expert-tensor-parallel-size', flags.number('tensor-model-parallel-size')
-    of_experts = flags.number(name) or tensor
-    data = max(1, ranks_of(flags).total // max(1, _dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
-    if data % degree:
-        what = f'not modelled: {degree} ranks share experts, over tensor or context ranks too, as data has {data}'
-        yield Mistake('expert-model-parallel-size', what, f'--set expert-model-parallel-size={gcd(degree, data)}')
-    elif of_experts != tensor:
-        what = f'not modelled: tensor parallelism of experts ({of_experts}) apart from the rest ({tensor})'
-        yield Mistake(name, what, f'--set {name}={tensor} splits experts as the rest')
-    else:
-        yield from flags.left('experts are split as the rest', name)
 
 
 class Stages(NamedTuple):
@@ -700,7 +576,7 @@ def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]
         'layernorm': ('norm?',),
         'mla_up_proj': ('kv_up', 'k_rope', 'qkv', *(['q_up'] if flags.number('q-lora-rank') else [])),
         # Of dense layers alone: those of experts have a name before.
-        'mlp': ('[0-9].fc1', f'[0-9].{act}', '[0-9].fc2') if _has_dense(flags) else (),
+        'mlp': ('[0-9].fc1', f'[0-9].{act}', '[0-9].fc2') if has_dense(flags) else (),
         'moe_act': (f'experts.{act}',),
         'moe': ('route*', 'dispatch', 'experts.*'),
         'shared_experts': ('shared.*',),

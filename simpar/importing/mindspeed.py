@@ -15,10 +15,10 @@ from simpar.importing.megatron import (
     OF_PLAN,
     activation_of,
     idle_layers,
-    number_of_experts,
     recompute,
     sharding,
 )
+from simpar.importing.mixtures import number_of_experts
 from simpar.importing.settings import NOW, Settings, Source, table_of
 
 _T: Final = 'workload.transformer'

@@ -46,9 +46,9 @@ class Mesh:
     """Degrees of parallelism, and how often the batch is split.
 
     Arguments: ``placement``, stage → pipeline rank; ``shard``, data ranks over which optimizer parallelism shards;
-    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, data
-    ranks that share experts; ``mirrored``: halves of the data ranks are mirrors of each other, see ``two_homes``;
-    ``sequence_chunks`` of a micro-batch, each an item of the pipeline's order.
+    ``context``, ranks that share a sequence; ``balanced``: they hold chunks from both of its ends; ``expert``, ranks
+    that share experts, ``expert_stride`` apart; ``mirrored``: halves of the data ranks are mirrors of each other, see
+    ``two_homes``; ``sequence_chunks`` of a micro-batch, each an item of the pipeline's order.
     """
 
     data: int
@@ -61,6 +61,7 @@ class Mesh:
     context: int = 1
     balanced: bool = False
     expert: int = 1
+    expert_stride: int = 1
     mirrored: bool = False
     sequence_chunks: int = 1
 
@@ -98,15 +99,15 @@ class Mesh:
             partitions[REPLICA] = Partition(REPLICA, groups.swapaxes(1, 2).reshape(-1, self.replicas // self.shard))
         if self.expert > 1:
             # Neighbours share experts, as in Megatron-LM: their all-to-alls stay inside of a node, mostly.
-            groups = partitions[DATA].groups_GP.reshape(-1, self.data // self.expert, self.expert)
-            partitions[EXPERT] = Partition(EXPERT, groups.reshape(-1, self.expert))
-            if self.expert < self.data:
-                # Context ranks have the same experts, too.
-                same = partitions[self.summed].groups_GP.reshape(
-                    -1, self.data // self.expert, self.expert, self.context
-                )
-                size = self.replicas // self.expert
-                partitions[EXPERT_DATA] = Partition(EXPERT_DATA, same.swapaxes(1, 2).reshape(-1, size))
+            inner = self.expert_stride
+            ranks = np.arange(self.world, dtype=np.int32).reshape(self.pipeline, -1, self.expert, inner)
+            partitions[EXPERT] = Partition(EXPERT, ranks.transpose(0, 3, 1, 2).reshape(-1, self.expert))
+            # Of tensor ranks that split experts each holds other parts; all others have the same experts.
+            apart = self.tensor if inner >= self.tensor else 1
+            same = ranks.reshape(self.pipeline, -1, self.expert, inner // apart, apart).transpose(0, 4, 2, 1, 3)
+            size = self.replicas * self.tensor // apart // self.expert
+            if size > 1:
+                partitions[EXPERT_DATA] = Partition(EXPERT_DATA, same.reshape(-1, size))
         return partitions
 
     @property
@@ -162,7 +163,8 @@ def mesh_of(plan: Plan, world: int, batch: int, placement: tuple[int, ...] = (0,
         shard=_shard(plan, data * plan.context),
         context=plan.context,
         balanced=plan.context > 1 and plan.context_split == 'balanced',
-        expert=_expert(plan, data),
+        expert=plan.expert,
+        expert_stride=expert_stride(plan, data),
         mirrored=plan.order == TWO_HOMES,
         sequence_chunks=plan.sequence_chunks,
     )
@@ -195,13 +197,16 @@ def mesh_of_strategies(plan: Plan, world: int, batch: int, placement: tuple[int,
     )
 
 
-def _expert(plan: Plan, data: int) -> int:
-    """Data ranks that share experts."""
-    if data % plan.expert:
+def expert_stride(plan: Plan, data: int) -> int:
+    """How far ranks that share experts are apart. Raises ``Infeasible`` where they do not divide."""
+    inner = {'data': plan.context * plan.tensor, 'context': plan.tensor, 'tensor': 1}[plan.expert_ranks]
+    ranks = data * plan.context * plan.tensor // inner
+    if ranks % plan.expert:
         raise Infeasible(
-            f'plan.expert: {plan.expert} does not divide the {data} data ranks; choose a divisor of {data}'
+            f'plan.expert: {plan.expert} does not divide the {ranks} {plan.expert_ranks} ranks; '
+            f'choose a divisor of {ranks}'
         )
-    return plan.expert
+    return inner
 
 
 def _shard(plan: Plan, data: int) -> int:

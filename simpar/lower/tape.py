@@ -58,8 +58,8 @@ Rule = tuple[int, Callable[[], None]]
 class Axes(NamedTuple):
     """The axes of degrees on the ranks of a stage, the outermost first; empty: the degree is 1.
 
-    Arguments: ``replicas``, ranks that hold the same weights, and whose parts of gradients are summed; ``expert``, the
-    innermost of the data ranks, which share experts; ``expert_data``, those beyond, which hold the same ones.
+    Arguments: ``replicas``, ranks that hold the same weights, and whose parts of gradients are summed; ``expert``,
+    those that share experts; ``expert_data``, those that hold the same ones.
     """
 
     data: tuple[Axis, ...]
@@ -73,14 +73,15 @@ class Axes(NamedTuple):
     def of(mesh: Mesh) -> Axes:
         """Tensor ranks are neighbours, then context ranks, then data ranks."""
         inner = mesh.context * mesh.tensor
-        replicas, expert = merged([Axis(mesh.replicas, mesh.tensor)]), merged([Axis(mesh.expert, inner)])
+        replicas, expert = merged([Axis(mesh.replicas, mesh.tensor)]), merged([Axis(mesh.expert, mesh.expert_stride)])
+        holders = replicas if mesh.expert_stride >= mesh.tensor else merged([Axis(mesh.replicas * mesh.tensor, 1)])
         return Axes(
             data=merged([Axis(mesh.data, inner)]),
             context=merged([Axis(mesh.context, mesh.tensor)]),
             replicas=replicas,
             tensor=merged([Axis(mesh.tensor, 1)]),
             expert=expert,
-            expert_data=minus(replicas, expert),
+            expert_data=minus(holders, expert),
         )
 
 
@@ -452,9 +453,10 @@ def partition_name(tape: Tape, axes: tuple[Axis, ...]) -> str:
 
 def _of_degrees(tape: Tape) -> dict[tuple[Axis, ...], str]:
     """By axes; where degrees have the same ranks, the last one counts."""
-    known = {tape.axes.data: DATA, tape.axes.tensor: TENSOR}
+    known = {tape.axes.data: DATA}
     if tape.axes.expert and tape.axes.expert_data:
         known |= {tape.axes.expert: EXPERT, tape.axes.expert_data: EXPERT_DATA}
+    known |= {tape.axes.tensor: TENSOR}
     if tape.axes.context:
         both = merged([*tape.axes.context, *tape.axes.tensor])
         known |= {both: CONTEXT_TENSOR} if size_of(both) < tape.world else {}

@@ -163,6 +163,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
     problems += _unknown_orders(schedule, chosen.get('order', ()))
     problems += _placed_elsewhere(schedule, chosen.get('placement', (schedule.plan.placement,)))
     problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
+    problems += _elsewhere(schedule, chosen.get('expert_ranks', (schedule.plan.expert_ranks,)))
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
@@ -194,6 +195,14 @@ def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:
         where = schedule.where('plan.sequence_chunks')
         what = 'plan.sequence_chunks: the search does not know chunks of a sequence'
         yield Problem(where, what, 'write 1, or compare them by a sweep: section')
+
+
+def _elsewhere(schedule: Schedule, kinds: Sequence[Any]) -> Iterator[Problem]:
+    """The search's bounds of memory and messages are those of data ranks that share experts."""
+    if any(kind != 'data' for kind in kinds):
+        where = schedule.where('plan.expert_ranks')
+        what = 'plan.expert_ranks: the search knows no experts on tensor or context ranks'
+        yield Problem(where, what, 'write data, or compare them by a sweep: section')
 
 
 def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -505,10 +505,18 @@ def _forward_alone(workload: Workload) -> Iterator[Problem]:
 
 
 def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
-    """Ranks that share experts are data ranks; a strategy would have to say how tokens get to them."""
-    if plan.data and plan.data % plan.expert:
-        what = f'{plan.expert} does not divide data {plan.data}'
-        yield Problem(('plan', 'expert'), what, f'write one of {divisors(plan.data)}')
+    """Ranks that share experts; a strategy would have to say how tokens get to them."""
+    kind, within = plan.expert_ranks, {'context': plan.context, 'tensor': plan.context * plan.tensor}
+    ranks = plan.data * within.get(kind, 1)
+    if ranks % plan.expert:
+        what = f'{plan.expert} does not divide {"data" if kind == "data" else f"the {kind} and data ranks,"} {ranks}'
+        yield Problem(('plan', 'expert'), what, f'write one of {divisors(ranks)}')
+    if kind == 'tensor' and plan.tensor > 1 and plan.expert > 1 and not plan.sequence_parallel:
+        what = 'tensor ranks hold the same tokens without sequence_parallel, so that none of them has its own to send'
+        yield Problem(('plan', 'expert_ranks'), what, 'write sequence_parallel: true, or another')
+    if plan.shared_experts == 'overlapped' and plan.pairs != 'none':
+        what = 'pairs hide the same all-to-alls, and each layer ends at them'
+        yield Problem(('plan', 'shared_experts'), what, 'write behind, or pairs: none')
     model = workload.model
     if isinstance(model, Transformer) and model.experts is not None and plan.search != 'none':
         what = 'searches of strategies know no experts: where a token goes is no layout that they could split'

@@ -241,22 +241,23 @@ def _contracted(operator: Rule, lead: int) -> set[str]:
 #
 # Tokens lie over the data ranks, and with sequence parallelism over the tensor ranks. Before a grouped product they
 # go to the ranks of their experts by an all-to-all: what split samples over the ranks that share experts splits
-# experts then. Tensor ranks split each expert by its width.
+# experts then. Tensor ranks split each expert by its width, or share experts, too.
 
 
 def grouped(degrees: Degrees, operator: GroupedProduct, rule: Rule, x: Value) -> Placed:
-    """A grouped product: experts over their ranks, an expert's width over the tensor ranks."""
-    world, tensor, expert = degrees.placer.world, degrees.tensor, degrees.expert
+    """A grouped product: experts over their ranks, an expert's width over tensor ranks that do not share experts."""
+    world, expert = degrees.placer.world, degrees.expert
+    tensor = () if minus(degrees.tensor, expert) != degrees.tensor else degrees.tensor
     rows = outermost(minus(degrees.data, expert), x.shape[0] // degrees.placer.copies)
     features = x.layout.dims[3]
-    # Context ranks keep the slots of their own tokens.
-    slots = minus(x.layout.dims[2], tensor)
+    # Other context ranks keep the slots of their own tokens, and so do other tensor ranks where experts are whole.
+    slots = minus(minus(x.layout.dims[2], tensor), expert)
     if tensor and features == tensor:
         local = TensorLayout(world, (rows, expert, slots, ()), tensor)
         inputs = (TensorLayout(world, (rows, expert, slots, tensor)), TensorLayout(world, (expert, tensor, ())))
     else:
-        divides = operator.split == 'outputs' and degrees.divides(rule.lengths['n'], 'the experts (their width)')
-        width = tensor if divides else ()
+        asks = operator.split == 'outputs' and bool(tensor)
+        width = tensor if asks and degrees.divides(rule.lengths['n'], 'the experts (their width)') else ()
         local = TensorLayout(world, (rows, expert, slots, width))
         inputs = (TensorLayout(world, (rows, expert, slots, ())), TensorLayout(world, (expert, (), width)))
     if operator.split == 'outputs':
@@ -277,7 +278,7 @@ def slots_fit(operator: Dispatch, name: str, x: Value) -> None:
 def _back(degrees: Degrees, x: Value) -> TensorLayout:
     """Where results go: to the ranks of their tokens, with sequence parallelism to those of the slots."""
     rows = outermost(degrees.data, x.shape[0] // degrees.placer.copies)
-    slots = minus(x.layout.dims[2], degrees.tensor)
+    slots = degrees.context or minus(x.layout.dims[2], degrees.tensor)
     slices = size_of(slots) * degrees.degree
     splits = degrees.sequence_parallel and degrees.degree > 1 and x.shape[2] % slices == 0
     return TensorLayout(degrees.placer.world, (rows, (), (*slots, *degrees.tensor) if splits else slots, ()))
@@ -314,7 +315,7 @@ class Degrees:
         placer: lays out operators that follow their input.
         data, tensor: the axes of the degrees, the outermost first.
         sequence_parallel: norms and residuals are split along the sequence.
-        expert: the innermost of the data axes, over which experts are shared.
+        expert: the axes over which experts are shared.
         context: axes of the ranks that share a sequence.
         restores: operators with strategies stand beside; what these have laid otherwise goes back to samples over data
             and a sequence over context ranks.

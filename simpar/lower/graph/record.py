@@ -601,7 +601,21 @@ def _graph(workload: Workload, plan: Plan) -> Graph:
     """The graph of a micro-batch, or of one chunk of its sequence, with the plan's strategies."""
     graph = workload.model.graph(workload.batch // plan.micro_batches, digits=workload.data == 'mnist')
     graph = replace(graph, nodes=with_strategies(graph.nodes, plan))
+    if plan.shared_experts == 'overlapped':
+        graph = replace(graph, nodes=shared_first(graph.nodes))
     return one_chunk(graph, plan.sequence_chunks) if plan.sequence_chunks > 1 else graph
+
+
+def shared_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes with the shared experts of a layer behind its dispatch, so that tokens travel meanwhile."""
+    shared = [node for node in nodes if '.shared.' in node.name]
+    found: list[Node] = []
+    for node in nodes:
+        if node.name.endswith('.experts.fc1'):
+            found += [one for one in shared if one.layer == node.layer]
+        if node not in shared:
+            found.append(node)
+    return tuple(found)
 
 
 def _degrees(tape: Tape, placer: Placer, plan: Plan, way: Placement) -> Degrees:

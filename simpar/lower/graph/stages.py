@@ -8,7 +8,7 @@ from simpar.errors import Infeasible, Problem
 from simpar.layout import Axis, TensorLayout, merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
-from simpar.lower.issue import PIPELINE
+from simpar.lower.issue import PIPELINE, expert_stride
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
@@ -130,10 +130,7 @@ def folded(workload: Workload, plan: Plan, world: int) -> Plan:
     for problem in two_homes_fit(workload, plan):
         raise Infeasible(str(problem))
     data = plan.data or max(1, world // (plan.context * plan.tensor * plan.pipeline))
-    if data % plan.expert:
-        raise Infeasible(
-            f'plan.expert: {plan.expert} does not divide the {data} data ranks; choose a divisor of {data}'
-        )
+    expert_stride(plan, data)
     return in_both_directions(replace(plan, data=data))
 
 

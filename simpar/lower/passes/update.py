@@ -511,8 +511,6 @@ def _written(weight: Tensor, masters: tuple[str, ...]) -> int:
     return BYTES[weight.dtype] * (1 if masters else 2) + 2 * BYTES['fp32'] * len(masters)
 
 
-STATE = BYTES['fp32']
-"""Bytes of an element of an optimizer's state."""
 MASTER: Final = 'master'
 """The state that is the weight itself, in fp32."""
 
@@ -568,7 +566,7 @@ def _updates(
     if isinstance(optimizer, Muon):
         for shard, of in zip(shards, sides, strict=True):
             if of:
-                states = tuple(_state(tape, kind, shard) for kind in _states(optimizer))
+                states = tuple(_state(tape, kind, shard, optimizer) for kind in _states(optimizer))
                 yield muon_ops(tape, shard, of, states, workload, optimizer)
     others = [shard for shard, of in zip(shards, sides, strict=True) if not of]
     if others:
@@ -600,17 +598,17 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
     names = tuple(shard.gradient.name for shard in shards)
     weights = tuple(shard.weight.name for shard in shards)
     kinds = _states(optimizer)
-    states = tuple(_state(tape, kind, shard) for kind in kinds for shard in shards)
-    master: dict[str, Attribute] = {'master_weights': True} if optimizer.master_weights else {}
+    states = tuple(_state(tape, kind, shard, optimizer) for kind in kinds for shard in shards)
+    master: dict[str, Attribute] = {'master_weights': optimizer.master_weights} if optimizer.master_weights else {}
     numbers = _numbers(workload)
     # Adam's bias correction needs the number of updates; without a loss scale that is the number of steps.
     if workload.loss_scale != 1 and isinstance(optimizer, Adam | AdamW):
         states += (_count(tape, layer),)
     elements = sum(local_elements(tape, shard.weight) for shard in shards)
     # Bytes an element: the gradient is read, states are read and written.
-    moved = BYTES[shards[0].gradient.dtype] + 2 * STATE * len(kinds)
-    # With master weights the weight itself is only written.
-    moved += BYTES[tape.dtype] * (1 if optimizer.master_weights else 2)
+    moved = BYTES[shards[0].gradient.dtype] + 2 * sum(BYTES[_state_dtype(tape, kind, optimizer)] for kind in kinds)
+    # With full master weights the weight itself is only written.
+    moved += BYTES[tape.dtype] * (1 if optimizer.master_weights is True else 2)
     return OpClass(
         name=f'{layer}.update.U',
         kind='compute',
@@ -628,14 +626,23 @@ def _update(tape: Tape, layer: str, shards: list[UpdateShard], workload: Workloa
     )
 
 
-def _state(tape: Tape, kind: str, shard: UpdateShard) -> str:
-    """Register a state of a weight, in fp32 and sharded as the update has the weight."""
+def _state_dtype(tape: Tape, kind: str, optimizer: Optimizer) -> str:
+    """The precision of a state; a shared master is what 16 bits of a weight lack, in as many bits."""
+    if kind == MASTER:
+        return tape.dtype if optimizer.master_weights == 'shared' else 'fp32'
+    return optimizer.moments if isinstance(optimizer, Adam | AdamW) else 'fp32'
+
+
+def _state(tape: Tape, kind: str, shard: UpdateShard, optimizer: Optimizer) -> str:
+    """Register a state of a weight, sharded as the update has the weight."""
     name = f'{kind}:{shard.parameter}'
     members = shard.weight.members
-    initial = 'zeros' if kind != MASTER else MEMBERS if members else tape.tensors[shard.parameter].initial
+    full = kind == MASTER and optimizer.master_weights is True
+    initial = 'zeros' if not full else MEMBERS if members else tape.tensors[shard.parameter].initial
     like = shard.parameter if shard.parameter in tape.tensors else ''
     weight = shard.weight
-    tape.tensors[name] = Tensor(name, 'state', weight.shape, 'fp32', weight.splits, (), None, initial, like, members)
+    dtype = _state_dtype(tape, kind, optimizer)
+    tape.tensors[name] = Tensor(name, 'state', weight.shape, dtype, weight.splits, (), None, initial, like, members)
     return name
 
 

@@ -23,6 +23,7 @@ from simpar.model.operators.experts import (
     Routing,
     Score,
     SigmoidGate,
+    Sinkhorn,
 )
 from simpar.model.operators.linear import Product
 from simpar.model.operators.pointwise import Add
@@ -46,6 +47,7 @@ class Experts:
         capacity: slots of an expert over the mean of its tokens, in each sample; further tokens are dropped. 0: none
             is dropped.
         aux_loss: coefficient of the auxiliary loss, taken over the tokens of ``aux_group``.
+        sweeps: of Sinkhorn's balance before tokens choose: what is priced, not computed.
         imbalance: tokens of the fullest expert over the mean, where none is dropped: what is priced, not computed.
     """
 
@@ -66,6 +68,7 @@ class Experts:
     capacity: float = 0.0
     aux_loss: float = 0.0
     aux_group: Group = 'rank'
+    sweeps: int = 0
     imbalance: float = 1.0
 
     def in_layer(self, layer: int) -> bool:
@@ -111,7 +114,11 @@ def mixture_nodes(
     parts = 2 if gated else 1
     map_of = f'layer{layer}.route.{MAP}'
     yield node('router', Product(outputs=(experts.count,), inputs=(hidden,), bias=False, split='inputs'), x)
-    yield node('route', Route(routing=routing), '.router')
+    logits = '.router'
+    for sweep in range(experts.sweeps):
+        yield node(f'sinkhorn{sweep}', Sinkhorn(), logits)
+        logits = f'.sinkhorn{sweep}'
+    yield node('route', Route(routing=routing), logits)
     weights = '.route'
     if experts.aux_loss:
         yield node(
@@ -175,5 +182,8 @@ def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iter
     if experts.capacity and experts.imbalance != 1:
         what = 'stands beside capacity, which fills every expert alike'
         yield Problem((*at, 'imbalance'), what, 'leave one of them out')
+    if experts.sweeps and experts.aux_loss:
+        what = "stands beside aux_loss: Sinkhorn's balance has no loss"
+        yield Problem((*at, 'sweeps'), what, 'leave one of them out')
     if experts.shared_gate and not experts.shared:
         yield Problem((*at, 'shared_gate'), 'there are no shared experts', 'write shared, or leave it out')

@@ -17,7 +17,7 @@ from simpar.model.primitive import Call, Primitive, Shape, dim_names
 
 Score = Literal['softmax', 'sigmoid']
 Group = Literal['rank', 'sample', 'global']
-ROUTE, BALANCE, AUX_LOSS = map(AlongRows, ('Route', 'Balance', 'AuxLoss'))
+ROUTE, BALANCE, AUX_LOSS, SINKHORN = map(AlongRows, ('Route', 'Balance', 'AuxLoss', 'Sinkhorn'))
 MAP = 'map'
 """What a router keeps: for each token and expert, whether the token goes there."""
 
@@ -101,6 +101,31 @@ class Route(SameShape, Sharded, Unary):
             parameters=own,
             kept=(kept,),
         )  # fmt: skip
+
+
+@operator
+class Sinkhorn(SameShape, Unary):
+    """One sweep of Sinkhorn's balance of logits [batch, sequence, experts]: what is priced, not computed.
+
+    Rows and columns of exp(logits) are scaled in fp32 until the scales of columns no longer change
+    (megatron/core/transformer/moe/moe_utils.py); choices alone hang on it, so that no gradient does.
+    """
+
+    key = 'sinkhorn'
+    written = False
+    primitives = {'sinkhorn': SINKHORN}
+    inputs_told = 'logits [batch, sequence, experts]'
+    unsharded = 'experts'
+
+    def axes(self, name: str, *reads: Shape) -> Rule:
+        """Split by batch and sequence."""
+        return _rows(name, reads[0])
+
+    def ops(self, local: Local) -> Ops:
+        """Two products, each written and read again for its sum."""
+        elements = local.elements('y')
+        sweep = Work(operator='sinkhorn', reads=('x',), writes=('y',), flops=4 * elements, moved=24.0 * elements)
+        return Ops(F=sweep, I={'x': None})
 
 
 @operator
