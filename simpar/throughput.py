@@ -13,7 +13,7 @@ import numpy as np
 from simpar.cost.compute import MATRIX
 from simpar.hardware import Profile
 from simpar.hardware.profile import Dtype
-from simpar.model.model import Graph
+from simpar.model.model import AHEAD, Graph
 from simpar.program import OpClass, Program
 from simpar.units import format_count, format_duration, parse
 
@@ -81,8 +81,8 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
     trains = any(op.phase == 'I' for op in program.cost_kinds[1])
     return Throughput(
         samples=batch,
-        # Indices are read by an embedding: each is a token. Images and features are none.
-        tokens=sum(prod(source.shape) for source in graph.sources if source.integer),
+        # Indices are read by an embedding: each is a token, once. Images and features are none.
+        tokens=sum(prod(source.shape) for source in graph.sources if source.integer and AHEAD not in source.name),
         devices=program.world,
         parameters=graph.parameters,
         # The backward of a product is two products of the same size.

@@ -45,6 +45,12 @@ def of_megatron(seed):
         plan['expert'] = dice.choice([one for one in (1, 2, 4) if data % one == 0])
         if plan['expert'] > 1 and (pipeline == 1 or 'chunks' in plan):
             plan |= {'pairs': dice.choice(('overlap', 'memory')), 'weight_gradients': dice.choice(('joint', 'delayed'))}
+    further = random.Random(f'further {seed}')
+    if sizes['position'] == 'rotary' and further.random() < 0.5:
+        sizes |= {'mtp_layers': 1, 'mtp_loss': further.choice((0.1, 0.3))}
+        if pipeline == 4 and 'chunks' not in plan:
+            # With the loss, or alone on a stage before it: a table of words may be in two places, not three.
+            plan['stages'] = [3, 3, 2, 1] if sizes['tied'] else further.choice(([4, 4, 1, 0], [3, 3, 2, 1]))
     workload = {
         'transformer': sizes, 'batch': 2 * data * plan['micro_batches'], 'precision': 'bf16',
         'gradients': dice.choice(('fp32', 'bf16')), 'clip_norm': 1.0,

@@ -35,7 +35,7 @@ def facts_of(launcher):
     return {row['key']: row['type'] for row in rows if row['launcher'] == launcher}
 
 
-@pytest.mark.parametrize('seed', range(16))
+@pytest.mark.parametrize('seed', [*range(16), 25])
 def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
     schedule = load_schedule(DRAWN['megatron'](seed))
     made = export(schedule, 'megatron')

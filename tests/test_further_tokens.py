@@ -172,3 +172,18 @@ def test_chunks_of_a_sequence_are_refused():
     plan = Plan(pipeline=2, order='mindspore-2.10/seqpipe', sequence_chunks=2, micro_batches=4)
     with pytest.raises(Infeasible, match='mtp_layers: not built beside sequence_chunks'):
         lower(workload(PLAIN), plan, 2)
+
+
+def test_tokens_of_a_step_are_counted_once(tmp_path):
+    """The tokens further on are those of the sample, not more of them."""
+    from simpar import load_case
+
+    told = []
+    for modules in (0, 2):
+        path = tmp_path / f'{modules}.yaml'
+        path.write_text(
+            'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  transformer: {layers: 2, hidden: 16, heads: 4, vocab: 24, '
+            f'sequence: 8, position: rotary, mtp_layers: {modules}}}\n  batch: 8\nplan: {{data: 8}}\n'
+        )
+        told.append(load_case(path).throughput.tokens)
+    assert told == [64, 64]

@@ -232,6 +232,13 @@ LAYERS = {
     '--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split': ((1, 2, 2, 1), 0, 'none'),
     '--pipeline-model-parallel-layout "Ett|(t|)*2ttL"': ((2, 1, 1, 2), 0, 'none'),
     '--pipeline-model-parallel-layout "Et|(t|)*4(|)*2tL"': ((1, 1, 1, 1, 1, 0, 0, 1), 2, 'none'),
+    # Modules of further tokens count where the model has them: before the stage of the loss, or with it.
+    '--untie-embeddings-and-output-weights --position-embedding-type rope --mtp-num-layers 1 '
+    '--pipeline-model-parallel-layout "Et*3|tt|tm|L"': ((3, 2, 2, 0), 0, 'none'),
+    '--position-embedding-type rope --mtp-num-layers 1 --recompute-granularity full --recompute-method block '
+    '--recompute-num-layers 2 --pipeline-model-parallel-layout "Et*3|tt||tmL"': (
+        (3, 2, 0, 2), 0, ('layer0.*', 'layer1.*', 'layer3.*', 'layer4.*', 'layer5.*'),
+    ),
     # Those of a rank, in the chunks that it has.
     '--decoder-last-pipeline-num-layers 0 --decoder-first-pipeline-num-layers 3': ((3, 1, 1, 1), 0, 'none'),
     '--num-virtual-stages-per-pipeline-rank 2 --num-layers 16 --decoder-first-pipeline-num-layers 2 '

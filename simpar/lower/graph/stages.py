@@ -420,7 +420,7 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
             weight = gradient.removeprefix('d:')
             raise Infeasible(
                 f'plan.pipeline: not yet: {weight} is read on {len(places)} pipeline ranks, and a weight is shared '
-                f'by two at most; write a lower degree'
+                f'by two at most; write a lower degree, or stages that hold modules of further tokens with the head'
             )
         (shard,) = shards.held([gradient])
         one, other = places
