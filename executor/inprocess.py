@@ -15,7 +15,7 @@ from executor.tensors import all_gather, all_reduce, all_to_all, reduce_scatter
 from executor.validate import along, dims_of, exchange_of
 from executor.walk import Stream, Walk
 from simpar.errors import Deadlock, ProgramError
-from simpar.program import COLLECTIVES, OpClass, Program
+from simpar.program import COLLECTIVES, COPY, OpClass, Program
 
 Messages = Sequence[list[torch.Tensor]]
 
@@ -36,6 +36,8 @@ def communicate(ops: Sequence[OpClass], messages: Messages) -> list[list[torch.T
                 f'ranks meet in different collectives: {op.name} {_form(op, messages[0])} and '
                 f'{other.name} {_form(other, message)}'
             )
+    if op.operator == COPY:
+        return [[tensor.clone() for tensor in message] for message in messages]
     if op.operator == 'all_reduce':
         return all_reduce(messages, op.reduce)
     if op.operator == 'all_to_all':
@@ -68,15 +70,23 @@ class InProcess(Walk):
         seed: the seed of weights and inputs.
         dtype: takes the place of every floating dtype; None keeps the program's own.
         first: the number of the first step, where a training goes on.
+        room: bytes that each device has; 0: as many as it needs.
     """
 
     def __init__(
-        self, program: Program, seed: int = 0, dtype: torch.dtype | None = torch.float64, *, first: int = 0
+        self,
+        program: Program,
+        seed: int = 0,
+        dtype: torch.dtype | None = torch.float64,
+        *,
+        first: int = 0,
+        room: int = 0,
     ) -> None:
         super().__init__(program)
         self._batches: dict[int, Batch] = {}
         starts = [
-            Start(program, rank, seed, dtype, first=first, batches=self._batches) for rank in range(program.world)
+            Start(program, rank, seed, dtype, first=first, batches=self._batches, room=room)
+            for rank in range(program.world)
         ]
         self._first = first
         self._ranks = [Computation(start, Memory(start)) for start in starts]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from executor.ranks.watchdog import STREAMS
 from executor.walk import stuck
 from simpar.errors import ProgramError
-from simpar.program import COLLECTIVES, OP_KINDS, Instance, OpClass, Partition, Program, Role, instance
+from simpar.program import COLLECTIVES, COPY, OP_KINDS, Instance, OpClass, Partition, Program, Role, instance
 from simpar.units import format_size
 
 
@@ -99,7 +99,7 @@ def _op_class(program: Program, op: OpClass) -> Iterator[str]:
     if op.kind != 'compute' and op.partition not in program.partitions:
         yield f'{op.name}: communicates in partition {op.partition!r}, which the program does not have'
     row = COLLECTIVES.get(op.operator)
-    if op.kind == 'collective' and row is None:
+    if op.kind == 'collective' and row is None and op.operator != COPY:
         yield f'{op.name}: unknown collective {op.operator!r}; one of {", ".join(COLLECTIVES)}'
     if row and row.adds and op.reduce not in ('sum', 'max'):
         yield f'{op.name}: reduces by {op.reduce!r}; write sum or max'
@@ -110,8 +110,19 @@ def _op_class(program: Program, op: OpClass) -> Iterator[str]:
 
 def _shapes(program: Program) -> Iterator[str]:
     for op in program.op_classes:
-        if op.kind == 'collective':
+        if op.operator == COPY:
+            yield from _copied(program, op)
+        elif op.kind == 'collective':
             yield from _shape(program, op)
+
+
+def _copied(program: Program, op: OpClass) -> Iterator[str]:
+    """Check that a copy gives what it takes, on the other side of the link to the host."""
+    for name, of in zip(op.reads, op.writes, strict=True):
+        source, target = program.tensor[name], program.tensor[of]
+        alike = program.local_shape(source) == program.local_shape(target) and source.dtype == target.dtype
+        if not alike or source.host == target.host or program.partitions[op.partition].size > 1:
+            yield f"{op.name}: {of} is no copy of {name} on the other side of a rank's link to its host"
 
 
 def _shape(program: Program, op: OpClass) -> Iterator[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from simpar.cost.costs import Communication, Costs, entry_of
 from simpar.files import write_atomically
 from simpar.metrics import Meetings, action_spans, is_communication, is_pipeline
-from simpar.program import BYTES, COLLECTIVES, OpClass, Partition
+from simpar.program import BYTES, COLLECTIVES, COPY, OpClass, Partition
 from simpar.program import transfers as is_transfer
 from simpar.trace import RankTimes, Trace
 
@@ -294,6 +294,8 @@ class Drawing:
 
 def _kernel(op: OpClass, library: str) -> str:
     """A communication kernel's name, e.g. ``ncclDevKernel_AllReduce``; NCCL has one for sends and receives."""
+    if op.operator == COPY:
+        return f'Memcpy {"DtoH" if op.phase == "F" else "HtoD"}'
     if library == 'nccl':
         known = COLLECTIVES.get(op.operator)
         return KERNEL_NAMES[library] + ('SendRecv' if is_transfer(op) or known is None else known.kernel)

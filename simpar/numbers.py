@@ -109,7 +109,8 @@ def scaled(costs: Costs, program: Program, factors: Mapping[str, float]) -> Cost
     times = np.array([number(op) for op in program.op_classes])
 
     def slowed(speed: np.ndarray) -> np.ndarray:
-        return np.asarray(1 / (1 + (1 / speed - 1) * overlap))
+        # Of what takes nothing of a device, there is nothing to change.
+        return np.where(speed > 1, speed, 1 / (1 + (1 / np.minimum(speed, 1) - 1) * overlap))
 
     return replace(
         costs,

@@ -90,6 +90,9 @@ class Plan:
             What a layer of a transformer hands on is always kept.
         recompute_stages: tuple[Count, ...] = ()
             or else their results are kept.
+        offload: what leaves the device for the host: ``activations`` of layers, behind their forward and back before
+            their backward.
+        offload_layers: how many layers of a stage, the first first, offload activations; 0: all but its last.
         shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
         gather: when sharded weights are made full: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
             every forward and again for every backward of a micro-batch (FSDP); ``after-update``: weights stay full,
@@ -166,6 +169,8 @@ class Plan:
     recompute: tuple[Pattern, ...] | Literal['none', 'full', 'selective'] = 'none'
     recompute_stages: tuple[Count, ...] = ()
     recompute_communication: bool = True
+    offload: tuple[Literal['activations'], ...] = ()
+    offload_layers: int = 0
     shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()
     gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''
     hsdp: Literal['off', 'level1', 'level2', 'level3'] = 'off'

@@ -90,6 +90,8 @@ def six(prediction: Prediction) -> Table:
             times = (short_time(getattr(m, figure)) for m in steady)
             rows.add_row(name, *(f'{time} {share * 100:3.0f} %' for time, share in zip(times, shares, strict=True)))
     rows.add_row('memory at the peak', *(format_size(float(f'{side.memory.peak:.3g}')) for side in sides))
+    if any(side.memory.host for side in sides):
+        rows.add_row('on the host', *(format_size(float(f'{side.memory.host:.3g}')) for side in sides))
     known = [side.throughput.rate(side.step) for side in sides if side.throughput]
     if len(known) == len(sides) and prediction.throughput:
         unit = f'{prediction.throughput.unit} a second'

@@ -16,7 +16,7 @@ from executor.host import Clock
 from executor.ranks.collectives import Channel, Link, Pace, Rings
 from executor.ranks.streams import Work
 from simpar.cost.costs import Costs, entry_of
-from simpar.program import OpClass, Program
+from simpar.program import COPY, OpClass, Program
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +142,16 @@ class EmulatedMachine:
 
     def run(self, work: Work, arrived: float) -> float:
         """Sleep for a compute op, send for a message."""
+        if work.slot.op.operator == COPY:
+            return self._copy(work, arrived)
         return self.compute(work, arrived) if work.channel is None else self.communicate(work, arrived)
+
+    def _copy(self, work: Work, arrived: float) -> float:
+        """An engine copies, and slows nothing."""
+        cost = self._costs.communication[work.slot.index][0]
+        end = arrived + cost.alpha + cost.transfer
+        self._clock.sleep_until(end)
+        return end
 
     def compute(self, work: Work, arrived: float) -> float:
         """The op's isolated time on this rank, stretched beside collectives."""

@@ -27,8 +27,9 @@ from executor.ranks.streams import Streams, set_queues
 from executor.ranks.watchdog import Failure, Status
 from executor.validate import communicators
 from simpar.cost.costs import Costs
+from simpar.errors import RunFailed
 from simpar.hardware.net import Net
-from simpar.program import Program
+from simpar.program import COPY, Program
 from simpar.trace import Times
 
 SLACK: Final = 5.0
@@ -185,7 +186,7 @@ class Rank:
         machine: EmulatedMachine | RealMachine
         if request.compute == 'real':
             start = Start.of(program, self.rank, request, self._held)
-            machine = self.machines.real(start, self.clock, self._link, keep=request.keep)
+            machine = self.machines.real(start, self.clock, self._link, keep=request.keep, to_host=request.to_host)
         else:
             costs = cast('Costs', request.costs)
             machine = self.machines.emulated(program, costs, self.rank, self.clock, self._link)
@@ -197,6 +198,8 @@ class Rank:
 
     def _on_device(self, program: Program, request: Request) -> Prepared:
         """An accelerator, whose streams take the place of threads."""
+        if any(op.operator == COPY for op in program.op_classes):
+            raise RunFailed('plan.offload: the executor copies to the host on CPUs alone; write --device cpu')
         # Before anything else is asked of the driver.
         streams = len(program.role(self.rank).streams)
         notes = set_queues(KINDS[request.device], request.queues, streams)

@@ -20,13 +20,14 @@ from executor.draws import Batch, batch_of
 from executor.host import Clock
 from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Channel, Link, Messages, Pace, Rings
-from executor.ranks.request import Part, Request, Stretch
+from executor.ranks.request import Pair, Part, Request, Stretch
 from executor.ranks.streams import Work
 from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, slices_of, torch_dtype
 from executor.validate import communicators, dims_of, exchange_of
 from executor.walk import Slot
 from simpar.errors import ProgramError, RunFailed
-from simpar.program import Instance, OpClass, Program, Tensor, instance
+from simpar.program import COPY, Instance, OpClass, Program, Tensor, instance
+from simpar.units import format_size
 
 # What an op of communication does with its tensors, over any transport: ``Transport`` is the seam to what carries it.
 #
@@ -70,6 +71,8 @@ def transfer(
 
     Arguments: ``received``, memory for what comes, of a receive or an exchange of neighbours.
     """
+    if op.operator == COPY:
+        return [tensor.clone() for tensor in reads]
     if op.operator == 'all_reduce':
         # The reduction is in place, so a single tensor is copied first; several are copied by joining them.
         flat = _together(reads) if len(reads) > 1 else _flat(reads[0]).clone()
@@ -302,6 +305,7 @@ class Start:
         first: the number that the first of them has in the whole training.
         held: parameters and states before it; None, as the seed draws them.
         batches: the user's own, by step, in place of drawn ones.
+        room: bytes of its device; 0: as many as it needs.
     """
 
     program: Program
@@ -312,6 +316,7 @@ class Start:
     first: int = 0
     held: Mapping[str, torch.Tensor] | None = None
     batches: Mapping[int, Batch] = field(default_factory=dict)
+    room: int = 0
 
     @classmethod
     def of(cls, program: Program, rank: int, request: Request, held: Mapping[str, torch.Tensor] | None = None) -> Start:
@@ -326,7 +331,7 @@ class Start:
         elif not stretch.first:
             held = None
         batches = dict(enumerate(stretch.batches, stretch.first))
-        return cls(program, rank, request.seed, dtype, request.steps, stretch.first, held, batches)
+        return cls(program, rank, request.seed, dtype, request.steps, stretch.first, held, batches, request.room)
 
     def shard(self, tensor: Tensor, step: int, micro_batch: int, copy: int) -> torch.Tensor:
         """The rank's shard of an input: of one copy, or of all where the input is a whole step's."""
@@ -384,6 +389,15 @@ class Memory:
                 self._tensors[key].add_(result)
             else:
                 self._tensors[key] = result
+        if self._start.room and self.on_device() > self._start.room:
+            held, room = format_size(self.on_device()), format_size(self._start.room)
+            raise RunFailed(f'{op.name} on rank {self._rank} is out of memory: {held} of {room}')
+
+    def on_device(self) -> int:
+        """Bytes of all tensors that are not on the host; views of a weight have none."""
+        # A list: other streams' threads put tensors there meanwhile.
+        held = [(self._program.tensor[name], tensor) for (name, *_), tensor in list(self._tensors.items())]
+        return sum(tensor.nbytes for of, tensor in held if not of.host and of.kind != 'view')
 
     def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
         """End what an op frees.
@@ -531,12 +545,16 @@ class RealMachine(Computation):
     Arguments:
         link: what the rank sends through where the network is paced.
         keep: whether the last step's gradients are wanted.
+        to_host: latency and rate of the link to the host, see ``Request.to_host``.
     """
 
-    def __init__(self, start: Start, clock: Clock, link: Link | None, *, keep: bool = True) -> None:
+    def __init__(
+        self, start: Start, clock: Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
+    ) -> None:
         super().__init__(start, FedMemory(start))
         self._clock = clock
         self._pace = None if link is None else Pace(link)
+        self._to_host = to_host
         # Copies of gradients would make the last step longer than others.
         self.remembered = start.steps - 1 if keep else -1
         # One for each step: streams may be in different ones.
@@ -549,10 +567,21 @@ class RealMachine(Computation):
         """Threads have no host that issues for them: an op arrives when its thread gets to it."""
         return self._clock.now()
 
+    def _copy(self, work: Work, arrived: float) -> None:
+        """Copy to the host or back, and keep what comes when the link would be through."""
+        reads = self.reads(work.slot, work.step)
+        copies = [tensor.clone() for tensor in reads]
+        if self._to_host:
+            latency, rate = self._to_host
+            self._clock.sleep_until(arrived + latency + sum(tensor.nbytes for tensor in reads) / rate)
+        self.keep(work.slot, copies)
+
     def run(self, work: Work, arrived: float) -> float:
         """The kernel or the collective, and the keeping and freeing of tensors; returns its end."""
         if work.slot.op.kind == 'compute':
             self.compute(work.slot, work.step, self._contexts[work.step].at(*work.slot.part))
         elif work.channel is not None:
             self.communicate(work.slot, work.step, Rings(work.channel, self._pace))
+        else:
+            self._copy(work, arrived)
         return self._clock.now()

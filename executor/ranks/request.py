@@ -34,6 +34,7 @@ class Stretch:
 
 
 INIT_TIMEOUT: Final = 60.0
+Pair = tuple[float, float]
 
 
 Compute = Literal['real', 'emulated']
@@ -53,6 +54,8 @@ class Request:
         transport: ``native``, the collectives of the device's own library; ``gloo``; empty: what suits the device.
         issue: ``eager``, op by op, or ``graph``, as captured graphs.
         work_queues: how many a device has, which streams share; 0: as the costs say, or one for each.
+        room: bytes that a rank's device has for tensors; 0: as many as it needs.
+        to_host: latency and bytes a second of a link to the host that is paced; none: as fast as memory copies.
     """
 
     compute: Compute = 'real'
@@ -67,6 +70,8 @@ class Request:
     transport: str = ''
     issue: str = 'eager'
     work_queues: int = 0
+    room: int = 0
+    to_host: Pair | None = None
 
     @property
     def threads(self) -> bool:

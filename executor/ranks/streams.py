@@ -22,7 +22,7 @@ from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, St
 from executor.walk import Order, Slot
 from simpar.engine.queues import queues_of
 from simpar.errors import RunFailed
-from simpar.program import Program, Role
+from simpar.program import COPY, Program, Role
 from simpar.trace import Times
 
 
@@ -30,7 +30,7 @@ from simpar.trace import Times
 class Work:
     """One op of one step on one rank.
 
-    Arguments: ``channel``, to the op's group, None for compute.
+    Arguments: ``channel``, to the op's group, None for compute and copies to the host or back.
     """
 
     slot: Slot
@@ -226,7 +226,8 @@ class Streams:
         queue = self._queues.get(at)
         if queue:
             ready = max(ready, self._wait_for_turn(queue, step, at))
-        work = Work(slot, step, None if slot.op.kind == 'compute' else self.channels[slot.op.partition, stream.name])
+        meets = slot.op.kind != 'compute' and slot.op.operator != COPY
+        work = Work(slot, step, self.channels[slot.op.partition, stream.name] if meets else None)
         arrived = self.machine.arrive(work, ready)
         if queue:
             queue.leave(arrived)

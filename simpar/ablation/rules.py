@@ -279,6 +279,11 @@ class Facts:
         """Whether the plan asks for optimizer parallelism."""
         return self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
 
+    @property
+    def asks_offload(self) -> bool:
+        """Whether activations are to leave for the host."""
+        return bool(self.plan.offload)
+
     @cached_property
     def asks_recompute(self) -> bool:
         """Whether the plan, or a mark of a layer, asks for recomputation."""

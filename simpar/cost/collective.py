@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from simpar.cost.costs import CollectiveCost
 from simpar.cost.formula import EXCHANGE, SEND, Terms, distinct, exchanged, share, symmetric, terms
 from simpar.cost.tables import Curve
+from simpar.errors import Infeasible
 from simpar.hardware import Cluster, Grade, Shape, Topology, worst
 from simpar.profiles import Row, read_table
-from simpar.program import OpClass
+from simpar.program import COPY, OpClass
 
 Members = tuple[int, ...]
 Asked = tuple[tuple[int, float], ...]
@@ -161,6 +162,8 @@ class ClusterCollectives:
         return self._alone[key]
 
     def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+        if op.operator == COPY:
+            return self._to_host(op), ()
         if shape.ranks < 2 or not op.bytes:
             return CollectiveCost(0.0, 0.0, 0.0, (), 'nothing to send', 'measured'), ()
         if 'once' in op.dims and shape.nodes == 1:
@@ -184,6 +187,22 @@ class ClusterCollectives:
             found = _Measured(quick.alpha, quick.alpha + transfer, transfer, quick.text)
         why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
         return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
+
+    def _to_host(self, op: OpClass) -> CollectiveCost:
+        """A copy to the host or back; each device has its own way, and both ways go at once.
+
+        Does not model: devices that share a switch or the memory of a host.
+        """
+        host = self.cluster.profile.host_link
+        if host is None:
+            raise Infeasible(
+                f'plan.offload: profile {self.cluster.profile.name} has no host_link; write one into a profile that '
+                'extends it, or leave offload out'
+            )
+        alpha, transfer = host.latency.value, op.bytes / (host.bandwidth.value * host.share.value)
+        grade = worst([host.latency, host.bandwidth, host.share])
+        why = f'host link {host.name}: {alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
+        return CollectiveCost(alpha, transfer, transfer, (), why, grade)
 
     def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
         if 'once' in op.dims:

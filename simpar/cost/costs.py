@@ -89,6 +89,10 @@ def entry_of(entries: int, groups: int, group: int, position: int) -> int:
     return group if entries == groups else group * (entries // groups) + position
 
 
+FREE: Final = 2.0
+"""In the place of a speed: neither slows the other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Costs:
     """Isolated seconds of every op class, and what slows what.
@@ -97,7 +101,8 @@ class Costs:
         compute: shape [C], isolated seconds on a device of nominal speed; 0 for communication.
         host: shape [C], seconds that the host takes to issue the op.
         beside_communication: shape [C], speed of a compute op while a collective runs on its device, 0 < speed ≤ 1.
-        beside_compute: shape [C], highest speed of a collective while any of its devices computes, 0 < speed ≤ 1.
+        beside_compute: shape [C], highest speed of a collective while any of its devices computes, 0 < speed ≤ 1;
+            ``FREE`` of what takes nothing of its devices, and slows no compute.
         communication: op class index → one ``Communication`` for each group of the op's partition; of a send, one for
             each group or one for each of its pairs, (group, position of the sender); see ``entry_of``.
         links: names of the links that ``Communication.links`` indexes.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
 from simpar.cost.costs import (
+    FREE,
     Array,
     Block,
     ByKey,
@@ -31,7 +32,7 @@ from simpar.cost.formula import PAIRWISE
 from simpar.errors import Infeasible
 from simpar.hardware import GRADES, Cluster, Profile
 from simpar.model.operators.attention import CONTEXT_ATTENTION
-from simpar.program import OpClass, Program
+from simpar.program import COPY, OpClass, Program
 from simpar.session import Kept, Same
 from simpar.units import quantise
 
@@ -170,7 +171,7 @@ class Pricer:
             compute=_still(seconds[self._kind]),
             host=_still(self._host(effects)),
             beside_communication=_still(np.array(beside)[self._kind]),
-            beside_compute=_still(np.where([op.kind == 'compute' for op in self._ops], 1.0, slowed)[self._kind]),
+            beside_compute=_still(np.array([_beside_compute(op, slowed) for op in self._ops])[self._kind]),
             rank_speed=_rank_speeds(program.world, cluster, cluster.spread if effects.spread else 0.0),
             host_step=self._host_step(effects),
             waits=self._waits(effects),
@@ -499,6 +500,11 @@ def _isolated(
         # The bytes stay, the time shrinks: the demand on a link rises accordingly.
         parts = tuple([demand(part * cost.transfer, cost.best) for part in parts if cost.best > 0])
     return alpha, transfer, parts if transfer > 0 else ()
+
+
+def _beside_compute(op: OpClass, slowed: float) -> float:
+    """The speed of an op beside compute; engines that copy to the host and back take some hundredth of the memory."""
+    return FREE if op.operator == COPY else 1.0 if op.kind == 'compute' else slowed
 
 
 def speeds_beside(cluster: Cluster, program: Program) -> Speeds:

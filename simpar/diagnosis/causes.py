@@ -149,7 +149,8 @@ def slowed_compute(bench: Bench, factor: float) -> Bench:
 
 def slowed_communication(bench: Bench, factor: float) -> Bench:
     """Communication that runs beside compute takes ``factor`` times as long as it already does there."""
-    speed = np.clip(bench.costs.beside_compute / factor, 1e-3, 1.0)
+    own = bench.costs.beside_compute
+    speed = np.where(own > 1, own, np.clip(own / factor, 1e-3, 1.0))
     return replace(bench, costs=replace(bench.costs, beside_compute=speed))
 
 

@@ -462,12 +462,13 @@ def meet(world: World, number: int, meeting: Any) -> None:
     world.streams[number].state = MEETS
     meeting.missing -= 1
     # Kernels that spin while they wait for peers slow compute before they transfer anything.
-    if world.waiting_slows:
+    takes = world.ops[meeting.op].beside <= 1.0
+    if world.waiting_slows and takes:
         occupy(world, world.streams[number].device)
     if meeting.missing:
         return
     meeting.missing = meeting.members
-    if not world.waiting_slows:
+    if takes and not world.waiting_slows:
         for index in range(meeting.first, meeting.first + meeting.members):
             occupy(world, world.streams[world.members[index]].device)
     lead, now = world.streams[meeting.lead], world.loop[0].now
@@ -512,7 +513,8 @@ def end_meeting(world: World, number: int) -> None:
         if member.lead != NONE:
             member.lead = NONE
             device.transferring -= 1
-        vacate(world, device)
+        if world.ops[meeting.op].beside <= 1.0:
+            vacate(world, device)
         if go_on(world, member, world.ops[member.op].next):
             world.ready[loop.ready] = world.members[index]
             loop.ready += 1

@@ -195,7 +195,7 @@ class _Simulation:
         if self._leads[op]:
             rendezvous.op, rendezvous.remaining = op, self._seconds[op]
             rendezvous.links, rendezvous.beside = self._load[op], self._beside[op]
-        if self._waiting_slows:
+        if self._waiting_slows and rendezvous.beside <= 1.0:
             self._occupy(stream.device)
         if len(rendezvous.streams) == self._expected[channel]:
             del self._meeting[number]
@@ -206,7 +206,7 @@ class _Simulation:
         now = self._env.now
         for stream in rendezvous.streams:
             self._start[stream.base + stream.head] = now
-        if not self._waiting_slows:
+        if rendezvous.beside <= 1.0 and not self._waiting_slows:
             for device in rendezvous.devices:
                 self._occupy(device)
         # During its latency it uses no link, but it does occupy its devices.
@@ -257,7 +257,7 @@ class _Simulation:
             self._touch(neighbours)
         for device in rendezvous.devices:
             device.transferring.pop(rendezvous, None)
-            device.communicating -= 1
+            device.communicating -= rendezvous.beside <= 1.0
             if not device.communicating:
                 self._touch(device.computing)
 

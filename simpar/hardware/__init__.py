@@ -6,6 +6,7 @@ from simpar.hardware.profile import (
     Figure,
     FlopsFigure,
     Grade,
+    HostLink,
     Library,
     Link,
     Profile,

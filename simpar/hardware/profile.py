@@ -296,6 +296,20 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """What a device copies over to its host's memory and back, both ways at once.
+
+    Arguments: ``name``, e.g. ``PCIe 5 x16``; ``bandwidth`` one way, nominal; ``share`` of it that large copies from
+    pinned memory reach; ``latency`` of a copy.
+    """
+
+    name: Text
+    bandwidth: RateFigure
+    share: ShareFigure
+    latency: TimeFigure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """The collective library.
 
@@ -365,6 +379,7 @@ class Profile:
         devices: how many are in a node.
         expansion: what a running collective takes of a device by the mode of the library; none: it has one mode.
         links: levels of the network, from the innermost outwards.
+        host_link: each device's to its host; none: not known.
         net: the shaped network that the tables of collectives were measured on, e.g. ``paced:1gbit,50us``.
         extends: the profile that it differs from, by name or path.
     """
@@ -381,6 +396,7 @@ class Profile:
     library: Library
     slow_down: SlowDown
     expansion: Expansion | None = None
+    host_link: HostLink | None = None
     tables: Tables = field(default_factory=Tables)
     net: str = ''
     extends: str = ''

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
-from simpar.program import OpClass, OpKind, Partition, Slots, Template, grid
+from simpar.program import COPY, OpClass, OpKind, Partition, Slots, Template, grid
 
 # The mesh of a plan: its degrees, the ranks on them, and the names of their partitions.
 
@@ -396,7 +396,8 @@ class Streams:
     def _name(self, issue: Issue) -> str:
         """One for each partition; sends and receives, one for each direction, phase and copy."""
         op = issue.op
-        if op.kind in self._blocking:
+        # Engines copy whatever waits its turn on the compute stream.
+        if op.kind in self._blocking and op.operator != COPY:
             return COMPUTE
         if op.partition != PIPELINE:
             return op.partition

@@ -14,6 +14,7 @@ from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes,
 from simpar.lower.issue import Issue, Issued, Streams, slots_of
 from simpar.lower.passes.fp8 import cast_weights, in_fp8
 from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
+from simpar.lower.passes.offload import offload_conflicts, offload_of
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.recompute import recompute_of
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
@@ -74,7 +75,8 @@ def lower(
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for problem in (*conflicts(plan), *overlap_conflicts(plan), *sequence_chunks_fit(workload, plan)):
+    of_plan = (*conflicts(plan), *overlap_conflicts(plan), *offload_conflicts(plan))
+    for problem in (*of_plan, *sequence_chunks_fit(workload, plan)):
         raise Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)
@@ -186,7 +188,9 @@ def staged(plan: Plan, of: Sharded, stages: int, done: Collection[tuple[int, str
     """The ops of the stages. Arguments: ``done``, (stage, kind) of all actions of the order."""
     tape = of.tape.copy()
     again = recompute_of(plan, of.graph)
-    return Staged(tape, stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=overlap_of(plan)))
+    leaves = offload_of(plan, of.graph) if any(op.phase != 'F' for op in tape.ops) else None
+    ways = stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=overlap_of(plan), offload=leaves)
+    return Staged(tape, ways)
 
 
 class _Assembly:

@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from simpar.errors import Problem
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
+from simpar.lower.passes.offload import Offload, is_fetch, offloaded
 from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, nothing_tiled, recomputed, tiled
 from simpar.lower.tape import Tape, layer_of
 from simpar.pipeline.order import Action
 from simpar.pipeline.orders import AUTOMATIC
 from simpar.plans import Plan
-from simpar.program import OpClass, Tensor
+from simpar.program import COPY, OpClass, Tensor
 
 # Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.
 #
@@ -162,7 +163,8 @@ def segments(ops: Sequence[OpClass], gathered: Collection[str] = (), *, fill: bo
             arriving = set()
         layer = used
         found[-1].append(op)
-        if op.kind != 'compute':
+        # A layer waits for its fetch, but is no other segment for it: gradients of weights stay where they are.
+        if op.kind != 'compute' and op.operator != COPY:
             arriving.update(op.writes)
     return _fill(found) if fill else found
 
@@ -395,12 +397,13 @@ def stages_of(
     *,
     tiles: int = 1,
     overlap: Overlap | None = None,
+    offload: Offload | None = None,
 ) -> list[StageOps]:
     """The ops of every stage, each freeing what no later op of its stage reads; of every chunk of it, the first first.
 
     Arguments: ``count``, how many stages there are; ``done``, (stage, kind) of all actions that are done; ``tiles`` of
-    a product and the collective next to it. Raises ``Infeasible`` where ``recompute`` names
-    what is not there.
+    a product and the collective next to it; ``offload``, whose activations leave the device. Raises ``Infeasible``
+    where ``recompute`` names what is not there.
     """
     recompute, overlap = recompute or Recompute(), overlap or Overlap()
     overlap = replace(overlap, experts=any(op.partition == EXPERT for op in tape.ops))
@@ -412,7 +415,8 @@ def stages_of(
     ready = []
     for stage, (mine, elsewhere) in enumerate(zip(ops, others, strict=True)):
         again = recomputed(tape, mine, elsewhere, recompute) if recompute.of_stage(stage) else mine
-        ready.append(tiled(tape, again, elsewhere, tiles))
+        again = tiled(tape, again, elsewhere, tiles)
+        ready.append(offloaded(tape, again, elsewhere, offload) if offload else again)
     made = [op for mine in ready for op in mine]
     tape.notes += nothing_tiled(made, tiles)
     if tape.mesh.sequence_chunks > 1:
@@ -658,7 +662,7 @@ def _run(
         parts = segments(ops, frozenset().union(*(stage.gathered for stage in mine)), fill=fill)
         part = micro_batches.index(actions[0].micro_batch or 0)
         found += [
-            [[Issue(op, part, copy, not fill and _sums_input(op)) for op in segment] for segment in parts]
+            [[Issue(op, part, copy, _late(op, fill=fill)) for op in segment] for segment in parts]
             for copy in range(copies)
         ]
     return Run(tuple(interleave(found)))
@@ -683,6 +687,11 @@ def _paired(
         for op in part
     ]
     return Run(tuple(issues))
+
+
+def _late(op: OpClass, *, fill: bool) -> bool:
+    """Whether an op waits for the computation before it: a fetch, and a sum where nothing fills its time."""
+    return is_fetch(op) or (not fill and _sums_input(op))
 
 
 def _holds(op: OpClass, overlap: Overlap) -> bool:

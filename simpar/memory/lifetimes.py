@@ -71,18 +71,21 @@ class Lifetimes:
         return np.asarray(self.end == NONE)
 
 
-def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False) -> Lifetimes:
+def lifetimes(
+    program: Program, role: Role, *, always: Collection[str] = ALWAYS, flattened: bool = False, host: bool = False
+) -> Lifetimes:
     """The lives of what a role's ops touch.
 
     Arguments: ``always``, kinds of tensors that live always; with ``gradient`` among them, gradients stay allocated
     between steps, as Megatron-LM and DDP keep them. ``flattened``: a collective of several tensors copies them into one
     buffer of its bytes while it runs (gloo); without, it works in place.
+    ``host``: of what lies there, in place of what the device holds.
     An input lives from the first compute op of its micro-batch, all copies at once, to its last reader. What is never
     freed lives always, and so does a parameter of the role that is only read. A view has no memory of its own.
     Raises ``ProgramError`` where an op reads or frees an activation or gradient that nothing has written.
     Not modelled: workspaces inside of a kernel, tensors that no op of the role touches.
     """
-    flags, named = program.tensor_column(_flags(frozenset(always)), np.uint8), program.named
+    flags, named = program.tensor_column(_flags(frozenset(always), host), np.uint8), program.named
     base, used = np.full(len(flags) + 1, NONE, dtype=np.int32), np.zeros(len(named) // 4, dtype=bool)
     given = role.op_class, role.micro_batch, role.copy, named.start, named.item, flags, base
     counts = np.empty(3, dtype=np.int64)
@@ -104,7 +107,7 @@ def lifetimes(program: Program, role: Role, *, always: Collection[str] = ALWAYS,
 
 
 @cache
-def _flags(always: frozenset[str]) -> Callable[[Tensor], int]:
+def _flags(always: frozenset[str], host: bool) -> Callable[[Tensor], int]:
     """What gives the flags of a tensor: the same function each time, so that columns are kept."""
     sets = {
         ONE: PER_RANK,
@@ -114,7 +117,7 @@ def _flags(always: frozenset[str]) -> Callable[[Tensor], int]:
         LOADED: {'input'} - always,
     }
     of = {kind: sum(flag for flag, kinds in sets.items() if kind in kinds) for kind in KINDS}
-    return lambda tensor: of[tensor.kind] | BATCHED * is_batched(tensor)
+    return lambda tensor: of[tensor.kind] | BATCHED * is_batched(tensor) | VIEW * (tensor.host != host)
 
 
 def _fused(op: OpClass) -> int:

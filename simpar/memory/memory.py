@@ -258,11 +258,13 @@ class Memory:
         step: seconds.
         ranks: one for each representative rank of the trace.
         representative_of_rank: shape [world], index into ``ranks``.
+        host: bytes that the fullest rank has on its host at its peak there.
     """
 
     step: float
     ranks: tuple[RankMemory, ...]
     representative_of_rank: NDArray[np.int32]
+    host: int = 0
 
     def __repr__(self) -> str:
         return f'Memory(peak={self.peak!r}, rank={self.fullest.rank}, ranks={len(self.representative_of_rank)})'
@@ -320,7 +322,19 @@ def memory(
         ranks.append(
             RankMemory(times=times, ranks=count, begin=begin, step=end - begin, program=trace.program, lives=lives)
         )
-    return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank)
+    beside = _on_host(trace, begin, end - begin)
+    return Memory(step=trace.step, ranks=tuple(ranks), representative_of_rank=trace.representative_of_rank, host=beside)
+
+
+def _on_host(trace: Trace, begin: float, step: float) -> int:
+    """Bytes that the fullest rank has on its host; most programs have none there."""
+    program, most = trace.program, 0
+    if any(tensor.host for tensor in program.tensors):
+        for times in trace.representatives:
+            lives = lifetimes(program, trace.role(times), host=True)
+            rank = RankMemory(times=times, ranks=1, begin=begin, step=step, program=program, lives=lives)
+            most = max(most, rank.peak_bytes if len(lives) else 0)
+    return most
 
 
 def sequential(program: Program) -> Trace:
@@ -363,6 +377,7 @@ def memory_to_dict(memory: Memory, room: Room) -> dict[str, Any]:
         'context': room.context,
         'fragmentation': memory.peak * room.fragmentation,
         'taken': room.taken(memory.peak),
+        **({'host': memory.host} if memory.host else {}),
         'ranks': [_rank(rank) for rank in memory.ranks],
     }
 

@@ -508,7 +508,7 @@ def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats, dict[int, 
         seconds = min(one.alpha + one.transfer for one in parts)
         isolated[index] = slowed[index] = seconds
         if program.op_classes[index].kind == 'collective':
-            beside = float(costs.beside_compute[index])
+            beside = min(float(costs.beside_compute[index]), 1.0)
             wires[index] = min(one.alpha * beside + one.transfer for one in parts)
     return isolated, slowed, wires
 

@@ -1,6 +1,6 @@
 """Program: the hardware-free list of what every rank does, which the simulator and the executor both interpret."""
 
-from simpar.program.collectives import COLLECTIVES
+from simpar.program.collectives import COLLECTIVES, COPY
 from simpar.program.op import (
     BYTES,
     KINDS,

@@ -65,4 +65,6 @@ _ROWS: Final = (
         primitive='', kernel='SendRecv', chakra=None,
     ),
 )  # fmt: skip
+COPY: Final = 'copy'
+"""To the host or back, by one rank alone: it meets nobody, so it has no row."""
 COLLECTIVES: Final[Mapping[str, Collective]] = {row.name: row for row in _ROWS}

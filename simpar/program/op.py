@@ -94,6 +94,7 @@ class Tensor:
             whose ``initial`` is ``members`` is filled as its members would be.
         fill: the share of its elements that a device has in use, of the rank that has most: below 1 where it has room
             for more tokens than a router sends. Machines that compute hold all of it; prices and memory count this.
+        host: it lies in the memory of the host.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Tensor:
     like: str = ''
     members: tuple[str, ...] = ()
     fill: float = 1.0
+    host: bool = False
 
     def local_shape(self, partitions: Mapping[str, Partition], copies: int = 1) -> tuple[int, ...]:
         """Give the shape of the shard that one rank holds, of one copy where copies split it.

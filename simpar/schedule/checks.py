@@ -15,6 +15,7 @@ from simpar.keys import ROWS
 from simpar.lower.graph.chunks import sequence_chunks_fit
 from simpar.lower.graph.record import SHOWN, has_strategies, matches
 from simpar.lower.graph.stages import has_two_homes, order_of_a_half, two_homes_fit
+from simpar.lower.passes.offload import offload_conflicts
 from simpar.lower.passes.optimizer_parallel import conflicts
 from simpar.lower.passes.recompute import attention_cores
 from simpar.lower.roles import overlap_conflicts
@@ -448,6 +449,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
     yield from overlap_conflicts(plan)
+    yield from offload_conflicts(plan)
     yield from search_fits(workload, plan)
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))

@@ -143,17 +143,18 @@ def recompute_of(plan: Plan, graph: Graph) -> Recompute:
     common = Recompute(stages=frozenset(plan.recompute_stages), communication=plan.recompute_communication)
     if isinstance(plan.recompute, str) and plan.recompute != 'none':
         if plan.recompute == 'full':
-            return replace(common, regions=_layers(graph))
+            return replace(common, regions=layers_of(graph))
         cores = _cores(graph)
         if cores is None:
             raise Infeasible('plan.recompute: selective runs attention again, and the model has none; write full')
         return replace(common, regions=cores)
     patterns = () if isinstance(plan.recompute, str) else plan.recompute
     marked = frozenset(node.name for node in graph.nodes if node.operator.recompute)
-    return replace(common, patterns=patterns, marked=marked, handed_on=_layers(graph) if graph.hands_on else None)
+    return replace(common, patterns=patterns, marked=marked, handed_on=layers_of(graph) if graph.hands_on else None)
 
 
-def _layers(graph: Graph) -> _Regions:
+def layers_of(graph: Graph) -> _Regions:
+    """By the name of an op without its phase its layer."""
     layers = {node.name: f'layer {node.layer}' for node in graph.nodes if graph.in_layer(node)}
     return regions_of(graph.nodes, layers)
 

@@ -1,0 +1,150 @@
+"""Offload: what the backward needs waits on the host, over a link of its own beside computation.
+
+A layer's activations are copied out behind its forward, and fetched one layer before its backward reads them. The
+computation of the layer after next waits until they are out, as frameworks free at such a point: so a rank holds those
+of two layers at most, however slow the link is. A copy is a collective of one rank, on a stream for each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from simpar.errors import Infeasible, Problem
+from simpar.lower.passes.recompute import layers_of
+from simpar.lower.tape import Tape
+from simpar.model.model import Graph
+from simpar.plans import Plan
+from simpar.program import COPY, OpClass, Partition, Phase
+
+OUT: Final = 'host.out'
+IN: Final = 'host.in'
+"""Partitions of groups of one rank: its copies to the host, and those back."""
+ACTIVATIONS: Final = 'activations'
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Which layers' activations leave the device.
+
+    Arguments: ``layer``, by the name of an op without its phase the layer that it belongs to, empty: none; ``most``,
+    how many layers of a stage, the first first; 0: all but its last, whose backward comes first.
+    """
+
+    layer: Callable[[str], str]
+    most: int = 0
+
+
+def offload_of(plan: Plan, graph: Graph) -> Offload | None:
+    """What a plan asks to be offloaded of activations; raises ``Infeasible`` where the model has no layers."""
+    if ACTIVATIONS not in plan.offload:
+        return None
+    if not any(graph.in_layer(node) for node in graph.nodes):
+        raise Infeasible('plan.offload: activations leave by layers, and the model has none; leave it out')
+    if any(node.operator.recompute for node in graph.nodes):
+        raise Infeasible('plan.offload: activations beside layers with recompute: true; leave out one of both')
+    return Offload(layers_of(graph), plan.offload_layers)
+
+
+def offload_conflicts(plan: Plan) -> Iterator[Problem]:
+    """What offload of activations is not modelled beside."""
+    if ACTIVATIONS not in plan.offload:
+        return
+    for key, has, remedy in (
+        ('recompute', plan.recompute != 'none', 'none'),
+        ('tiles', plan.tiles > 1, '1'),
+        ('pairs', plan.pairs != 'none', 'none'),
+        ('sequence_chunks', plan.sequence_chunks > 1, '1'),
+    ):
+        if has:
+            what = f'activations beside {key}: {getattr(plan, key)}, which is not modelled'
+            yield Problem(('plan', 'offload'), what, f'write {key}: {remedy}, or leave out one of both')
+
+
+def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], choice: Offload) -> list[OpClass]:
+    """The ops of a stage, forward first, with copies of what layers keep for the backward, and their release.
+
+    Arguments: ``elsewhere``, what other stages of the rank read. Adds tensors and partitions to the tape.
+    """
+    count = sum(op.phase == 'F' for op in ops)
+    layers = [choice.layer(op.name.removesuffix('.F')) for op in ops[:count]]
+    order = [layer for layer in dict.fromkeys(layers) if layer]
+    kept = _kept(tape, ops, count, layers, elsewhere)
+    leaves = order[: choice.most or len(order) - 1]
+    ends = {layer: place for place, layer in enumerate(layers) if layer}
+    before: dict[int, list[OpClass]] = {}
+    for layer in leaves:
+        names = kept.get(layer, ())
+        if not names:
+            continue
+        behind = order[order.index(layer) + 1 :][:1]
+        _partitions(tape)
+        hosts = tuple(f'{name}.host' for name in names)
+        for name, host in zip(names, hosts, strict=True):
+            tape.tensors[host] = replace(tape.tensors[name], name=host, host=True)
+        stage, name = ops[ends[layer]].stage, layer.replace(' ', '')
+        out = _copy(tape, f'{name}.offload.F', 'F', names, hosts, stage)
+        release = OpClass(f'{name}.release.F', 'compute', 'reshard', 'F', dtype=tape.dtype, reads=hosts, stage=stage)
+        fetch = _copy(tape, f'{name}.fetch.I', 'I', hosts, names, stage)
+        before.setdefault(ends[layer] + 1, []).append(out)
+        if behind:
+            # Before the copies that go out there: computation goes on where the last ones are through.
+            before.setdefault(ends[behind[0]] + 1, []).insert(0, release)
+        else:
+            before.setdefault(count, []).append(release)
+        readers = [place for place in range(count, len(ops)) if not {*names}.isdisjoint(ops[place].reads)]
+        ahead = {*kept.get(behind[0], ())} if behind else set()
+        first = (place for place in range(count, readers[0]) if not ahead.isdisjoint(ops[place].reads))
+        before.setdefault(next(first, readers[0]), []).append(fetch)
+    return [one for place in range(len(ops) + 1) for one in (*before.get(place, ()), *ops[place : place + 1])]
+
+
+def is_fetch(op: OpClass) -> bool:
+    """Whether an op copies from the host; it must not run ahead, or it would take the memory that it saves."""
+    return op.operator == COPY and op.partition == IN
+
+
+def _kept(
+    tape: Tape, ops: Sequence[OpClass], count: int, layers: Sequence[str], elsewhere: Collection[str]
+) -> Mapping[str, list[str]]:
+    """By layer the activations that it is the last to read, or to write, of the forward, and that the backward reads.
+
+    Arguments: ``count`` of forward ops; ``layers`` of these.
+    """
+    wanted = {name for op in ops[count:] for name in op.reads}
+    last: dict[str, int] = {}
+    written: set[str] = set()
+    for place, op in enumerate(ops[:count]):
+        last |= dict.fromkeys((*op.reads, *op.writes), place)
+        written.update(op.writes)
+    found: dict[str, list[str]] = {}
+    for name, place in last.items():
+        held = name in written and name in wanted and name not in elsewhere and tape.tensors[name].kind == 'activation'
+        if held and layers[place] and ops[place].kind not in ('send', 'recv'):
+            found.setdefault(layers[place], []).append(name)
+    return found
+
+
+def _partitions(tape: Tape) -> None:
+    alone = np.arange(tape.mesh.world, dtype=np.int32)[:, None]
+    for name in (OUT, IN):
+        tape.registered(Partition(name, alone))
+
+
+def _copy(tape: Tape, name: str, phase: Phase, reads: Sequence[str], writes: Sequence[str], stage: int) -> OpClass:
+    """A copy to the host or back, of several tensors as one."""
+    return OpClass(
+        name=name,
+        kind='collective',
+        operator=COPY,
+        phase=phase,
+        bytes=float(sum(map(tape.held_bytes, reads))),
+        dtype=tape.dtype,
+        partition=OUT if tape.tensors[writes[0]].host else IN,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        stage=stage,
+    )

@@ -1,0 +1,127 @@
+"""Offload of activations: the same numbers from less memory of the device, over a link that may be too slow."""
+
+from dataclasses import replace
+
+import pytest
+
+from simpar.cost.price import price
+from simpar.engine import simulate
+from simpar.errors import Infeasible, RunFailed
+from simpar.lower import lower
+from simpar.memory import memory, sequential
+from simpar.plans import Plan
+from simpar.predict import Prediction, predict
+from simpar.profiles import cluster, load_profile
+from simpar.program import Program
+from simpar.workload import Adam, Transformer, Workload
+
+pytest.importorskip('torch', reason='the executor needs torch')
+
+from executor.inprocess import InProcess
+from executor.numerics import check
+from executor.validate import validate
+
+MODEL = Transformer(layers=4, hidden=16, heads=4, vocab=32, sequence=8)
+TRAINING = Workload(model=MODEL, batch=8, precision='fp32', optimizer=Adam(learning_rate=1e-2))
+OFF = ('activations',)
+PLANS = {
+    'data': (2, Plan(data=2)),
+    'tensor': (2, Plan(tensor=2)),
+    'sequence': (4, Plan(data=2, tensor=2, sequence_parallel=True)),
+    'copies': (2, Plan(tensor=2, copies=2)),
+    'one layer': (2, Plan(data=2, offload_layers=1)),
+    'all layers': (2, Plan(data=2, micro_batches=2, offload_layers=4)),
+    'zero 3': (2, Plan(data=2, zero=3)),
+    'pipeline': (4, Plan(data=2, pipeline=2, micro_batches=4, offload_layers=2)),
+    'fused': (2, Plan(pipeline=2, micro_batches=4, exchange='fused', offload_layers=1)),
+    'chunks': (2, Plan(pipeline=2, micro_batches=4, chunks=2, order='interleaved-1f1b', offload_layers=1)),
+    'split': (2, Plan(pipeline=2, micro_batches=4, order='zb-h1', offload_layers=2)),
+    'single': (2, Plan(data=2, streams='single')),
+    'context': (2, Plan(context=2)),
+}
+
+
+@pytest.mark.parametrize(('world', 'plan'), PLANS.values(), ids=PLANS)
+def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Plan) -> None:
+    plain, leaving = (lower(TRAINING, replace(plan, offload=offload), world) for offload in ((), OFF))
+    validate(leaving)
+    assert any(op.operator == 'copy' for op in leaving.op_classes)
+    check(leaving, TRAINING, replace(plan, offload=OFF))
+    ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))
+    assert ours.losses == theirs.losses
+    assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
+
+
+def test_a_device_that_is_too_small_for_all_is_large_enough_without_what_left() -> None:
+    training, plan = replace(TRAINING, model=replace(MODEL, layers=8)), Plan(data=2)
+    plain, leaving = (lower(training, replace(plan, offload=offload), 2) for offload in ((), OFF))
+    (full,), (less,) = (memory(sequential(program)).ranks for program in (plain, leaving))
+    # Copies in a clock's order may lie beside a little more than in issue order.
+    room = int(1.01 * less.peak_bytes)
+    assert room < 0.85 * full.peak_bytes
+    with pytest.raises(RunFailed, match='out of memory'):
+        InProcess(plain, dtype=None, room=room).run(2)
+    ours, theirs = InProcess(leaving, dtype=None, room=room).run(2), InProcess(plain, dtype=None).run(2)
+    assert ours.losses == theirs.losses
+
+
+LARGE = replace(TRAINING, model=replace(MODEL, layers=6, hidden=2048, heads=16, sequence=2048), precision='bf16')
+
+
+def sides(profile: str, plan: Plan) -> tuple[Prediction, Prediction]:
+    """With and without offload, on four devices."""
+    of = cluster(load_profile(profile), devices=4)
+    return tuple(predict(lower(LARGE, replace(plan, offload=offload), 4), None, of) for offload in (OFF, ()))
+
+
+def sent(program: Program) -> float:
+    """Bytes of a rank's copies to the host."""
+    return sum(op.bytes for op in program.op_classes if op.operator == 'copy' and op.partition == 'host.out')
+
+
+@pytest.mark.parametrize(('profile', 'rate', 'loses'), [('h100-sxm-8', 63e9 * 0.88, True), ('gh200-4', 297e9, False)])
+def test_a_slow_link_to_the_host_loses_and_a_quick_one_hides_its_copies(profile: str, rate: float, loses: bool) -> None:
+    leaving, plain = sides(profile, Plan(data=4))
+    # All copies one way queue on one stream, which a step cannot be shorter than.
+    assert leaving.step > sent(leaving.program) / rate
+    assert (leaving.step > 1.3 * plain.step) is loses
+    assert leaving.step < (plain.step + 2 * sent(leaving.program) / rate if loses else 1.05 * plain.step)
+    assert leaving.memory.peak < 0.9 * plain.memory.peak
+    # Behind the forward everything that left is there.
+    assert (leaving.memory.host, plain.memory.host) == (sent(leaving.program), 0)
+
+
+def test_copies_slow_no_computation_whatever_engine_runs_them() -> None:
+    program = lower(TRAINING, Plan(tensor=2, copies=2, offload=OFF), 2)
+    costs = price(program, cluster(load_profile('h100-sxm-8'), devices=2))
+    for waiting in (False, True):
+        of = replace(costs, waiting_slows=waiting)
+        one, other = (simulate(program, of, engine=engine) for engine in ('simpy', 'python'))
+        assert (one.step_ends == other.step_ends).all()
+    alone = lower(TRAINING, Plan(offload=OFF), 1)
+    (times,) = simulate(alone, price(alone, cluster(load_profile('h100-sxm-8'), devices=1))).representatives
+    lasts = {}
+    for slot, name in enumerate(alone.op(alone.role(0), slot).name for slot in range(len(alone.role(0)))):
+        lasts[name] = times.end_KS[-1, slot] - times.start_KS[-1, slot]
+    assert lasts['layer0.fc1.F'] == pytest.approx(lasts['layer3.fc1.F'])
+
+
+@pytest.mark.parametrize(
+    ('plan', 'what'),
+    [
+        (Plan(recompute='full'), 'recompute: full'),
+        (Plan(tensor=2, tiles=2), 'tiles: 2'),
+        (Plan(sequence_chunks=2, pipeline=2, micro_batches=2), 'sequence_chunks: 2'),
+        (Plan(pairs='overlap', micro_batches=2), 'pairs: overlap'),
+    ],
+)
+def test_what_is_not_modelled_beside_it_is_refused_by_name(plan: Plan, what: str) -> None:
+    with pytest.raises(Infeasible, match=what):
+        lower(TRAINING, replace(plan, offload=OFF), plan.tensor * plan.pipeline)
+
+
+def test_a_cluster_whose_link_to_the_host_nobody_knows_says_so() -> None:
+    of = cluster(load_profile('h100-sxm-8'), devices=2)
+    of = replace(of, profile=replace(of.profile, host_link=None))
+    with pytest.raises(Infeasible, match='no host_link'):
+        price(lower(TRAINING, Plan(data=2, offload=OFF), 2), of)
