@@ -49,13 +49,13 @@ FLAGS = {
     'import': ['--cluster', '--for', '--full', '--json', '--model', '--output', '--save', '--set', 'file'],
     'export': ['--given', '--json', '--onto', '--output', '--set', '--to', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
-    'trace': ['--communication', '--json', '--what-if', 'recording'],
+    'trace': ['--communication', '--for', '--json', '--what-if', 'recording'],
     'script': ['--checkpoint', '--device', '--every', '--json', '--resume', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
     'examples': ['--copy', '--json', 'name'],
     'validate': ['--data', '--jobs', '--json', '--limit', '--memory', '--plot', '--set', '--without'],
-    'replay': ['--json', '--scale', 'file'],
+    'replay': ['--cluster', '--json', '--scale', 'file'],
     'warmup': ['--json'],
 }  # fmt: skip
 
@@ -86,6 +86,27 @@ def simpar(*words, **environment):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return done.returncode, done.stdout, done.stderr, seconds
+
+
+PAIRS = [(verb, row) for row in read_csv(ROOT / 'simpar/commands/flag_pairs.csv') for verb in row['verbs'].split()]
+VALUES = {'--jobs': '2', '--limit': '1GB', '--train': 'tokens=1B', '--given': 'a=1', '--what-if': 'rank=3:1.2'}
+
+
+@pytest.mark.parametrize(('verb', 'row'), PAIRS, ids=[f'{verb} {row["flag"]}' for verb, row in PAIRS])
+def test_a_flag_is_refused_beside_another_or_without_one(verb, row, capsys):
+    """Before any file is looked for."""
+    kinds = {
+        flag['flag']: flag['kind']
+        for flag in read_csv(ROOT / 'simpar/commands/flags.csv')
+        if verb in flag['verbs'].split()
+    }
+    needed = {'validate': [], 'script': ['slurm', 'absent.yaml'], 'export': ['absent.yaml', '--to', 'megatron']}
+    words = needed.get(verb, ['absent.yaml'])
+    for flag in filter(None, (row['flag'], row['beside'])):
+        value = {('plan', '--devices'): '8', ('check', '--device'): 'npu'}.get((verb, flag), VALUES.get(flag, 'x'))
+        words += [flag] if kinds[flag] == 'switch' else [flag, value]
+    assert cli.main([verb, *words]) == 2
+    assert f'{row["flag"]}: {row["what"]}; {row["instead"]}' in capsys.readouterr().err
 
 
 def test_verbs_and_flags_are_these():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from simpar.case import Case
 from simpar.commands.common import case_waited_for, executor_flags, print_json, start, waiting
-from simpar.errors import Problem, ScheduleError
 from simpar.keys import WithoutEffect, without_effect_json, without_effect_line
 from simpar.listing import strategies_to_dict, strategy_lines
 from simpar.metrics import is_pipeline, stages_of
@@ -33,10 +32,6 @@ MOST_STREAMS: Final = 128
 
 def check_command(options: argparse.Namespace) -> int:
     """Print what the program is; with ``--numerics`` train it in process, with ``--fake`` issue it without devices."""
-    if options.fake and options.numerics:
-        raise ScheduleError(Problem('--fake', 'tensors without numbers have no numerics', 'write one of the two'))
-    if options.device and not options.fake:
-        raise ScheduleError(Problem('--device', 'nothing is issued without --fake', 'add --fake, or leave it out'))
     case = case_waited_for(options)
     with waiting('checking'):
         answer = to_dict(case)

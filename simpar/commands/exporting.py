@@ -19,8 +19,6 @@ from simpar.schedule import load_schedule
 def export_command(options: argparse.Namespace) -> int:
     """Write the file, or edit the user's own; what the framework cannot say is told first."""
     given = dict(_given(options.given)) if options.onto else {}
-    if options.given and not options.onto:
-        raise ScheduleError(Problem('--given', 'is of the file of --onto', 'leave it out'))
     schedule = load_schedule(options.file, options.set)
     if not options.onto:
         made = export(schedule, options.to)

@@ -1,6 +1,6 @@
 """The command line: its verbs and flags, as ``verbs.csv`` and ``flags.csv`` have them; how texts of flags are read.
 
-A verb's flags are those rows that name it, in the order of the table.
+A verb's flags are those rows that name it, in the order of the table; ``flag_pairs.csv`` says which do not go together.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from simpar import __version__
+from simpar.errors import Problem, ScheduleError
 from simpar.files import flag_options, read_csv
 
 WRONG_USE = 2
@@ -28,6 +29,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = tuple(Verb(**row) for row in read_csv(Path(__file__).with_name('verbs.csv')))
 _FLAGS: Final = tuple(read_csv(Path(__file__).with_name('flags.csv')))
+_PAIRS: Final = tuple(read_csv(Path(__file__).with_name('flag_pairs.csv')))
 
 
 def positive(text: str) -> int:
@@ -145,6 +147,24 @@ def words_of(verb: str) -> list[str]:
     """Every flag of a verb, sorted."""
     own = (flag['flag'] for flag in _FLAGS if verb in flag['verbs'].split())
     return sorted(['-h', '--help', *(flag for flag in own if flag.startswith('-'))])
+
+
+def check_pairs(options: argparse.Namespace) -> None:
+    """Raise ``ScheduleError`` with every flag that does not go beside another, or changes nothing without one."""
+    problems = [
+        Problem(row['flag'], row['what'], row['instead'])
+        for row in _PAIRS
+        if options.verb in row['verbs'].split() and _given(options, row['flag'])
+        if _given(options, row['beside'] or row['without']) == bool(row['beside'])
+    ]
+    if problems:
+        raise ScheduleError(problems)
+
+
+def _given(options: argparse.Namespace, flag: str) -> bool:
+    row = next(row for row in _FLAGS if row['flag'] == flag and options.verb in row['verbs'].split())
+    value = getattr(options, row['name'] or flag.removeprefix('--').replace('-', '_'))
+    return bool(value) and str(value) != row['default']
 
 
 def parser() -> argparse.ArgumentParser:

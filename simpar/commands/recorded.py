@@ -4,7 +4,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
@@ -110,9 +109,6 @@ def _beside(value: dict[str, float]) -> str:
 
 def validate_command(options: argparse.Namespace) -> int:
     """Predict every row, print the scores, draw where asked."""
-    problems = list(_useless(options))
-    if problems:
-        raise ScheduleError(problems)
     if options.memory:
         return _memory(options)
     rows = read_rows(options.data or measured_folder(), options.only or '')
@@ -128,18 +124,6 @@ def validate_command(options: argparse.Namespace) -> int:
     wrote = f'wrote {options.plot}\n' if options.plot else ''
     print_answer(options, lambda: to_dict(found), lambda: render(found) + wrote)
     return 0
-
-
-def _useless(options: argparse.Namespace) -> Iterator[Problem]:
-    """Flags that would change nothing."""
-    if options.without and not options.memory:
-        yield Problem('--without', 'steps are predicted with all facts', 'write --memory too, or leave it out')
-    if options.memory and options.plot:
-        yield Problem('--plot', 'there is no picture of memory', 'leave it out, or write --json')
-    if options.memory and options.jobs > 1:
-        yield Problem('--jobs', 'memory is predicted in one process', 'leave it out')
-    if options.memory and options.limit:
-        yield Problem('--limit', 'memory is predicted without simulating', 'leave it out')
 
 
 def _tell_others(folder: Path) -> None:

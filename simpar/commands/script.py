@@ -15,7 +15,6 @@ import yaml
 
 from simpar.case import cluster_of
 from simpar.commands.common import print_answer
-from simpar.errors import Problem, ScheduleError
 from simpar.hardware import Cluster
 from simpar.schedule import load_schedule
 
@@ -30,8 +29,6 @@ _SHOWN: Final = 3
 
 def script_command(options: argparse.Namespace) -> int:
     """Print the script."""
-    if options.resume and not options.checkpoint:
-        raise ScheduleError(Problem('--resume', 'goes on from a checkpoint', 'name its folder: --checkpoint DIR'))
     on = cluster_of(load_schedule(options.file, options.set))
     text = _script(options, on)
     told = {'launcher': options.launcher, 'hosts': on.nodes, 'ranks': on.world, 'script': text}

@@ -39,7 +39,6 @@ from simpar.units import format_time
 
 def sweep_command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
-    _check_forms(options)
     sweep = load_sweep(options.file, options.set, options.sweep, module=graph_of(options))
     # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
@@ -88,20 +87,10 @@ def _rows_kept(options: argparse.Namespace, progress: Progress) -> str:
     return f'{progress.done} of {progress.of} rows are kept in {journal}; the same command goes on from there'
 
 
-def _check_forms(options: argparse.Namespace) -> None:
-    """One form of answer at a time."""
-    if options.json and options.markdown:
-        raise ScheduleError(Problem('--markdown', 'and --json at once', 'write one of both'))
-    if options.across and not options.markdown:
-        raise ScheduleError(Problem('--across', 'is for tables in Markdown', 'write --markdown too'))
-    if options.scheduler and options.jobs:
-        raise ScheduleError(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Before the work: a journal of its own, pictures of a kind that can be drawn, folders for everything."""
     if options.journal and options.journal in (options.csv, options.plot):
         raise ScheduleError(Problem('--journal', 'is the file of another output', 'write another name'))
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Before the work: pictures of a kind that can be drawn, folders for everything."""
     check_picture(options.plot)
     make_folders(options.plot, options.csv, options.journal)
 
@@ -170,28 +159,13 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Raise ``ScheduleError`` with every flag that does not go with another."""
+    """Raise ``ScheduleError`` with every flag that says what cannot be."""
     problems = []
-    if options.scheduler and options.jobs:
-        problems.append(Problem('--jobs', 'and --scheduler at once', 'start as many workers as you want'))
     if options.save and options.save.suffix not in ('.yaml', '.yml'):
         problems.append(Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml'))
-    if options.save and options.devices:
-        what = 'and --devices at once: each number of devices has a plan of its own'
-        problems.append(Problem('--save', what, 'save one of them, with --set cluster.nodes=N'))
-    if options.brief and options.devices:
-        what = 'changes nothing with --devices, which tells neither why nor what may be worse'
-        problems.append(Problem('--brief', what, 'leave it out'))
     if options.plot and options.plot.suffix not in PICTURES:
         problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(PICTURES)}'))
-    if options.train and not options.devices:
-        problems.append(
-            Problem('--train', 'changes nothing without --devices', 'leave it out, or write e.g. --devices 64,128')
-        )
-    if options.export and options.devices:
-        what = 'and --devices at once: each number of devices has a plan of its own'
-        problems.append(Problem('--export', what, 'export one of them, with --set cluster.nodes=N'))
-    elif options.export:
+    if options.export:
         export_target(options.export)
     try:
         if options.train:

@@ -63,8 +63,6 @@ def _changed(words: Sequence[str], found: WhatIf) -> Iterator[str]:
 
 def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> WhatIf:
     """A step of the recording's schedule, and of one with other keys, both by what its ops took."""
-    if not options.what_if:
-        raise ScheduleError(Problem('--for', 'no key is asked for', 'write e.g. --what-if plan.copies=2 too'))
     case = load_case(options.schedule)
     found = joined(case.program, traces)
     if not found.lines or not found.step:
