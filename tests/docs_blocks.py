@@ -34,7 +34,10 @@ REASONS = (
     (r'^torchrun .*train\.py', 'trains a module of the reader'),
     (r'--nnodes|^#!/bin/bash|SLURM', 'cluster'),
     (r'^simpar measure .*--module', 'starts 8 processes that each import torch: > 20 s'),
-    (r'^simpar import trace/|recorded\.json|cluster\.profile=mine\.yaml', 'needs recordings of a training of yours'),
+    (
+        r'^simpar (import|trace) trace/|recorded\.json|cluster\.profile=mine\.yaml',
+        'needs recordings of a training of yours',
+    ),
     (r'^simpar calibrate|executor\.bench', 'measures this machine: > 20 s'),
     (r'^simpar validate($| --memory| --set zero_bubble| --data)', 'predicts all published steps: > 20 s'),
     (r'^python -m (tests|benchmarks)', 'a proof of its own: > 20 s'),

@@ -290,6 +290,20 @@ def test_what_one_size_tells_scales_the_link_and_holds_for_the_sum_of_the_other_
     assert profile.links[0].latency.value == pytest.approx(150e-6 * 1.125 * usual / ring, rel=1e-3)
 
 
+def test_between_two_recorded_sizes_a_message_takes_its_part_of_the_line(tmp_path):
+    """1 ms for 16 KiB and 11 ms for 2 MiB: 6 ms half way, where a power of the size would say 8."""
+    lines = [
+        Joined(key=('collective', 'all_reduce', 2, size), seconds=seconds, times=9, program=1, recorded=1.0)
+        for size, seconds in ((2**14, 1e-3), (2**21, 11e-3))
+    ]
+    path = tmp_path / 'mine.yaml'
+    write_measured(path, 'cpu-gloo', joined_of(lines), 'x', 'fp32')
+    profile = load_profile(path)
+    op = OpClass('x', 'collective', 'all_reduce', 'F', bytes=2**20, partition='all', reduce='sum')
+    cost = ClusterCollectives(cluster(profile, devices=2)).cost(op, (0, 1))
+    assert cost.alpha + cost.transfer == pytest.approx(6e-3, rel=0.03)
+
+
 def test_copies_for_messages_tell_the_rate_of_memory(tmp_path):
     line = Joined(key=('matmul', 8, 2, 4), seconds=1e-5, times=9, program=1, recorded=1.0)
     path = tmp_path / 'mine.yaml'

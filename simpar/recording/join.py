@@ -360,7 +360,7 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
     """
     found: dict[Key, _Times] = defaultdict(_Times)
     for recording, talk in zip(recordings, collectives(recordings), strict=True):
-        work = list(compute_ops(recording))
+        work = list(_by_names(program, recording) or compute_ops(recording))
         for mine, others in ((work, talk), (talk, [one for one in work if one.key[0] != MESSAGES])):
             for one, beside in zip(mine, _beside(mine, others), strict=True):
                 found[one.key].add(one.seconds, beside)
@@ -411,6 +411,16 @@ def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
     return {kind: min(1.0, alone / within) for kind, (alone, within) in sums.items()}
 
 
+def _by_names(program: Program, recording: RankTrace) -> list[TorchOp]:
+    """The kernels of simpar's own recordings, which name an op of the program; none where others wrote it."""
+    kernels = whole(recording)
+    if kernels is None or not set(kernels.shapes.tolist()) & {op.name for op in program.op_classes}:
+        return []
+    keys = {op.name: program_key(program, op) for op in program.op_classes if op.kind == 'compute'}
+    rows = ((keys.get(each.shapes), each) for each in kernels.rows(recording.origin))
+    return [TorchOp(key, each.start, each.start, each.start, each.end) for key, each in rows if key is not None]
+
+
 def keys_of(program: Program, rank: int) -> Iterator[Key]:
     """The key of every op of a rank in one step, but of those that launch nothing and of messages."""
     role = program.role(rank % program.world)
@@ -442,8 +452,6 @@ def _sized(wanted: Mapping[Key, int], found: Mapping[Key, _Times], steps: int) -
     left = {key: len(times) / steps - wanted.get(key, 0) for key, times in found.items() if key[0] == 'matmul'}
     for key, often in (*wanted.items(), *apart.items()):
         times = found.get(key, _Times())
-        if key[0] == OPERATOR:
-            continue
         if times:
             seconds, recorded = times.usual, len(times) / steps
         elif parts := _parts(key, often, left):

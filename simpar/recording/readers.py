@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import prod
 from pathlib import Path
 from statistics import fmean, median
@@ -105,12 +105,25 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
 def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
     """The recorded rows of a table."""
     rows = [row for line in found.lines for row in _row(kind, line, profile.devices)]
-    if kind == 'collective' and found.host:
-        rows += _summed_in_full(rows)
+    if kind == 'collective':
+        rows += [*(_summed_in_full(rows) if found.host else ()), *_between(rows)]
     if kind == 'operator' and found.host:
         # On a thread an op lasts until the next known one: the time of those between is in it already.
         rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == OPERATOR]
     return rows
+
+
+def _between(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows on the line between two recorded sizes that lie far apart: a power of the size would bend it."""
+    groups: dict[Row, list[tuple[float, float]]] = defaultdict(list)
+    for *group, size, seconds in rows:
+        groups[tuple(group)].append((size, seconds))
+    for group, points in groups.items():
+        for (small, least), (large, most) in pairwise(sorted(points)):
+            size = 2 * small
+            while size * APART <= large * 2:
+                yield (*group, size, least + (most - least) * (size - small) / (large - small))
+                size *= 2
 
 
 def _isolated(line: Joined, speeds: Mapping[str, float], profile: Profile) -> Joined:

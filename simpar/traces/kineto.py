@@ -54,6 +54,7 @@ class _Arguments(msgspec.Struct, gc=False):
     phase: Any = None
     grid: msgspec.Raw = msgspec.Raw()
     item: Any = msgspec.field(default=0, name='micro-batch')
+    op: Any = ''
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -216,7 +217,8 @@ class _Columns:
             ('type', types),
             ('stream', [intern(str(place)) for place in places]),
             ('group', list(map(intern, groups))),
-            ('shapes', [self._shape(bytes(one.dims or one.grid)) for one in args]),
+            # Simpar's own recordings name the op of their schedule.
+            ('shapes', [intern(str(one.op)) if one.op else self._shape(bytes(one.dims or one.grid)) for one in args]),
         ):
             self.texts[name] += texts
 
