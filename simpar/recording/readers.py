@@ -118,11 +118,11 @@ def _between(rows: Sequence[Row]) -> Iterator[Row]:
     groups: dict[Row, list[tuple[float, float]]] = defaultdict(list)
     for *group, size, seconds in rows:
         groups[tuple(group)].append((size, seconds))
-    for group, points in groups.items():
+    for head, points in groups.items():
         for (small, least), (large, most) in pairwise(sorted(points)):
             size = 2 * small
             while size * APART <= large * 2:
-                yield (*group, size, least + (most - least) * (size - small) / (large - small))
+                yield (*head, size, least + (most - least) * (size - small) / (large - small))
                 size *= 2
 
 
