@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from simpar.files import read_csv
 from simpar.huggingface import families
 from simpar.importing.findings import IDLE, MAPPED, NOT_MODELLED, UNSEEN
 from simpar.importing.read import imported
-from simpar.importing.settings import table_of
+from simpar.importing.settings import SettingRow, table_of
 from simpar.model.operators import OPERATORS
 from simpar.model.operators.base import Operator
 from simpar.schedule import schedule_schema
 from simpar.sweep.why_not import TABLE as overlaps_file
-from simpar.torch_module.rules import aten_table
+from simpar.torch_module.rules import TABLE as ATEN
 
 HEAD = (
     '| layer | what it is | as MindSpore has it | inputs of its strategy | stays unsharded | bound by |',
@@ -208,6 +209,77 @@ def legend_table() -> list[str]:
     return [WORD, '|---|---|', *(f'| `{row["word"]}` | {row["meaning"]} |' for row in rows)]
 
 
+READ = '| `model_type` | keys that are read | only with these values | what all its models have |'
+WITHOUT = '| keys without effect | why |'
+LATER = '| `model_type` that is refused | what it has |'
+
+
+def read_table() -> list[str]:
+    """A line for each family."""
+    return [READ, '|---|---|---|---|', *(_line(name, family) for name, family in families.FAMILIES.items())]
+
+
+def ignored_table() -> list[str]:
+    """A line for each reason to read no key."""
+    return [
+        WITHOUT,
+        '|---|---|',
+        *(f'| {_keys(keys.split())} | {why} |' for why, keys in families.WITHOUT_EFFECT.items()),
+    ]
+
+
+def later_table() -> list[str]:
+    """A line for each part that is not modelled yet."""
+    return [LATER, '|---|---|', *(f'| {_keys(names.split())} | {what} |' for what, names in families.NOT_YET.items())]
+
+
+def _line(name: str, family: families.Family) -> str:
+    values = {**family.only, **families.ONLY, **family.only}
+    only = ', '.join(f'`{key}`: {" or ".join(map(families.shown, modelled))}' for key, modelled in values.items())
+    has = ', '.join(f'`{key}: {families.shown(value)}`' for key, value in family.always.items())
+    return f'| `{name}` | {_keys(dict.fromkeys((*family.copied, *family.reads)))} | {only} | {has} |'
+
+
+def _keys(keys: Iterable[str]) -> str:
+    return ', '.join(f'`{key}`' for key in keys)
+
+
+def mapped_table(head: str, launcher: str) -> list[str]:
+    """A line for each setting of a launcher that has a key."""
+    rows = [
+        (f'`{row.setting}`', f'`{row.key}`', _conversion(row), row.default, row.since, row.idle, row.note)
+        for row in table_of(launcher).rows.values()
+    ]
+    return settings_table(head, [f'| {" | ".join(row)} |' for row in rows])
+
+
+def _conversion(row: SettingRow) -> str:
+    """How the value of a key comes about."""
+    if row.value.startswith(('count', 'number')):
+        return row.words or 'the same number'
+    return row.words or {'switch': 'true'}.get(row.value, row.value.removeprefix('= ').partition(', *: ')[0])
+
+
+def listed_table(head: str, launcher: str) -> list[str]:
+    """A line for each setting that has none."""
+    named = [(row, ', '.join(f'`{one}`' for one in row.setting.split())) for row in table_of(launcher).listed]
+    return settings_table(head, [f'| {names} | {row.outcome} | {row.note} |' for row, names in named])
+
+
+def aten_table() -> list[str]:
+    """The lines of the table in the docs: operators of one rule in one row."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, row in ATEN.items():
+        bound = {'streaming': 'bytes moved', 'view': 'nothing: a view', 'product': 'matrix units',
+                 'attention': 'its own table', 'convolution': 'matrix units'}[row.price]  # fmt: skip
+        alike.setdefault((row.sharded, row.saves, bound), []).append(f'`{name}`')
+    head = [
+        '| aten operators | what may be sharded | the backward keeps of its inputs | bound by |',
+        '|---|---|---|---|',
+    ]
+    return [*head, *(f'| {", ".join(names)} | {" | ".join(told)} |' for told, names in alike.items())]
+
+
 TABLES = (
     (DOCS / 'reading.md', WORD, '|', legend_table),
     (DOCS / 'overlaps.md', OFFERED, '|', overlap_table),
@@ -216,18 +288,18 @@ TABLES = (
         for topic in TOPICS
     ),
     (STRATEGIES, HEAD[0], '|', operator_table),
-    (MODELS, families.READ, '|', families.read_table),
-    (MODELS, families.WITHOUT, '|', families.ignored_table),
-    (MODELS, families.LATER, '|', families.later_table),
+    (MODELS, READ, '|', read_table),
+    (MODELS, WITHOUT, '|', ignored_table),
+    (MODELS, LATER, '|', later_table),
     (IMPORT, IMPORTED, '|', imported_table),
     (IMPORT, SCORE, '|', score_table),
     (STACKS, STACKED, '|', stack_table),
     *(
-        (SETTINGS, first, '|', partial(settings_table, first, lines))
+        (SETTINGS, head, '|', partial(made, head, launcher))
         for name, launcher in LAUNCHERS.items()
-        for first, lines in (
-            (f'| {name} | key | conversion | default | since | no effect | note |', table_of(launcher).mapped_lines()),
-            (f'| {name}: listed | reason | what it is |', table_of(launcher).listed_lines()),
+        for head, made in (
+            (f'| {name} | key | conversion | default | since | no effect | note |', mapped_table),
+            (f'| {name}: listed | reason | what it is |', listed_table),
         )
     ),
     (MODULES, '| aten operators', '|', aten_table),

@@ -1,6 +1,6 @@
 """Families of models: what the configs of a ``model_type`` say by which key, as ``families.yaml`` has it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,36 +86,3 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return f'[{", ".join(value)}]'
     return 'null' if value is None else str(value).lower()
-
-
-# tables of the docs
-
-READ: Final = '| `model_type` | keys that are read | only with these values | what all its models have |'
-WITHOUT: Final = '| keys without effect | why |'
-LATER: Final = '| `model_type` that is refused | what it has |'
-
-
-def read_table() -> list[str]:
-    """A line for each family."""
-    return [READ, '|---|---|---|---|', *(_line(name, family) for name, family in FAMILIES.items())]
-
-
-def ignored_table() -> list[str]:
-    """A line for each reason to read no key."""
-    return [WITHOUT, '|---|---|', *(f'| {_keys(keys.split())} | {why} |' for why, keys in WITHOUT_EFFECT.items())]
-
-
-def later_table() -> list[str]:
-    """A line for each part that is not modelled yet."""
-    return [LATER, '|---|---|', *(f'| {_keys(names.split())} | {what} |' for what, names in NOT_YET.items())]
-
-
-def _line(name: str, family: Family) -> str:
-    values = {**family.only, **ONLY, **family.only}
-    only = ', '.join(f'`{key}`: {" or ".join(map(shown, modelled))}' for key, modelled in values.items())
-    has = ', '.join(f'`{key}: {shown(value)}`' for key, value in family.always.items())
-    return f'| `{name}` | {_keys(dict.fromkeys((*family.copied, *family.reads)))} | {only} | {has} |'
-
-
-def _keys(keys: Iterable[str]) -> str:
-    return ', '.join(f'`{key}`' for key in keys)

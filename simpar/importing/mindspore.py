@@ -37,7 +37,6 @@ from simpar.profiles import profile_of_flag
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)
 USUAL: Final = 'ascend910b-8'
 _WORKERS = re.compile(r'(?:--worker_num[= ]|mpirun\b[^\n]*?\s-n(?:p)?\s+)(\d+)')
-_LOCAL = re.compile(r'--local_worker_num[= ](\d+)')
 LOSSES: Final = {
     'CrossEntropyLoss': 'cross-entropy', 'SoftmaxCrossEntropyWithLogits': 'cross-entropy', 'MSELoss': 'mse',
     'MAELoss': 'mae', 'L1Loss': 'mae',

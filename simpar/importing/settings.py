@@ -115,13 +115,6 @@ class SettingRow:
         pairs = [pair.split(': ') for pair in self.value.split(', ')] if ': ' in self.value else []
         return {word.lower(): _scalar(value) for word, value in pairs}
 
-    @property
-    def conversion(self) -> str:
-        """How the value comes about, for the docs."""
-        if self.value.startswith(('count', 'number')):
-            return self.words or 'the same number'
-        return self.words or {'switch': 'true'}.get(self.value, self.value.removeprefix('= ').partition(', *: ')[0])
-
     def copied(self, value: Any) -> Any:
         """The value of the key where no rule reads the setting. Raises ``ValueError``."""
         if self.value == 'switch':
@@ -161,19 +154,6 @@ class Table:
     def reason(self, name: str) -> SettingRow | None:
         """The row of a setting that has no key; None where the table does not have it."""
         return next((row for row in self.listed if any(fits(name, one) for one in row.setting.split())), None)
-
-    def mapped_lines(self) -> list[str]:
-        """A line of a table of the docs for each setting that has a key."""
-        lines = []
-        for row in self.rows.values():
-            columns = (f'`{row.setting}`', f'`{row.key}`', row.conversion, row.default, row.since, row.idle, row.note)
-            lines.append(f'| {" | ".join(columns)} |')
-        return lines
-
-    def listed_lines(self) -> list[str]:
-        """A line for each reason to list a setting."""
-        names = {row: ', '.join(f'`{one}`' for one in row.setting.split()) for row in self.listed}
-        return [f'| {names[row]} | {_REASONS[row.value]} | {row.note} |' for row in self.listed]
 
 
 def table_of(launcher: str) -> Table:

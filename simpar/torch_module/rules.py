@@ -294,17 +294,3 @@ def _table() -> Iterator[tuple[str, AtenRow]]:
 
 TABLE: Final[Mapping[str, AtenRow]] = dict(_table())
 """By the name of the operator, without its overload."""
-
-
-def aten_table() -> list[str]:
-    """The lines of the table in the docs: operators of one rule in one row."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for name, row in TABLE.items():
-        bound = {'streaming': 'bytes moved', 'view': 'nothing: a view', 'product': 'matrix units',
-                 'attention': 'its own table', 'convolution': 'matrix units'}[row.price]  # fmt: skip
-        alike.setdefault((row.sharded, row.saves, bound), []).append(f'`{name}`')
-    head = [
-        '| aten operators | what may be sharded | the backward keeps of its inputs | bound by |',
-        '|---|---|---|---|',
-    ]
-    return [*head, *(f'| {", ".join(names)} | {" | ".join(told)} |' for told, names in alike.items())]

@@ -27,8 +27,6 @@ select op.startNs, op.endNs, name.value, op.groupName, groups.value
 from COMMUNICATION_OP op left join STRING_IDS name on name.id = op.opName
 left join STRING_IDS groups on groups.id = op.groupName
 """
-_STEPS: Final = 'select id, startNs from STEP_TIME order by startNs'
-_RANK: Final = 'select rankId from RANK_DEVICE_MAP'
 
 
 def tables_of(path: Path) -> frozenset[str]:

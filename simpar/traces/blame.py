@@ -36,7 +36,6 @@ Floats = NDArray[np.float64]
 Work = tuple[str, str]
 """What a kernel does: its name without numbers, and its shapes or its grid."""
 _NUMBERS = re.compile(r'\d+')
-_PAIR = re.compile(r'(\d+)→(\d+)')
 _GAPS: Final[tuple[Cause, ...]] = ('input', 'entry', 'host')
 
 
