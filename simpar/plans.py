@@ -91,7 +91,7 @@ class Plan:
         recompute_stages: tuple[Count, ...] = ()
             or else their results are kept.
         offload: what leaves the device for the host: ``activations`` of layers, behind their forward and back before
-            their backward.
+            their backward; states of the ``optimizer``, on the device while a layer is updated.
         offload_layers: how many layers of a stage, the first first, offload activations; 0: all but its last.
         shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
         gather: when sharded weights are made full: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
@@ -169,7 +169,7 @@ class Plan:
     recompute: tuple[Pattern, ...] | Literal['none', 'full', 'selective'] = 'none'
     recompute_stages: tuple[Count, ...] = ()
     recompute_communication: bool = True
-    offload: tuple[Literal['activations'], ...] = ()
+    offload: tuple[Literal['activations', 'optimizer'], ...] = ()
     offload_layers: int = 0
     shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()
     gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''

@@ -13,7 +13,7 @@ from simpar.plans import Plan
 from simpar.predict import Prediction, predict
 from simpar.profiles import cluster, load_profile
 from simpar.program import Program
-from simpar.workload import Adam, Transformer, Workload
+from simpar.workload import Adam, AdamW, Muon, Transformer, Workload
 
 pytest.importorskip('torch', reason='the executor needs torch')
 
@@ -23,6 +23,7 @@ from executor.validate import validate
 
 MODEL = Transformer(layers=4, hidden=16, heads=4, vocab=32, sequence=8)
 TRAINING = Workload(model=MODEL, batch=8, precision='fp32', optimizer=Adam(learning_rate=1e-2))
+MASTERS = replace(TRAINING, loss_scale=8.0, optimizer=AdamW(learning_rate=1e-2, master_weights=True))
 OFF = ('activations',)
 PLANS = {
     'data': (2, Plan(data=2)),
@@ -39,6 +40,13 @@ PLANS = {
     'single': (2, Plan(data=2, streams='single')),
     'context': (2, Plan(context=2)),
 }
+STATES = {
+    'full': (2, Plan(data=2), TRAINING),
+    'zero 1': (2, Plan(data=2, zero=1, micro_batches=2), TRAINING),
+    'zero 3': (2, Plan(data=2, zero=3), replace(TRAINING, clip_norm=0.1)),
+    'masters': (4, Plan(data=2, pipeline=2, micro_batches=4, zero=1), MASTERS),
+    'muon': (2, Plan(data=2, zero=1), replace(TRAINING, optimizer=Muon(learning_rate=1e-2))),
+}
 
 
 @pytest.mark.parametrize(('world', 'plan'), PLANS.values(), ids=PLANS)
@@ -50,6 +58,19 @@ def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Pl
     ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))
     assert ours.losses == theirs.losses
     assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
+
+
+@pytest.mark.parametrize(('world', 'plan', 'training'), STATES.values(), ids=STATES)
+def test_states_that_come_for_the_update_train_to_the_same_bits(world: int, plan: Plan, training: Workload) -> None:
+    plain, leaving = (lower(training, replace(plan, offload=offload), world) for offload in ((), ('optimizer',)))
+    validate(leaving)
+    ours, theirs = (InProcess(program, seed=3).run(3) for program in (leaving, plain))
+    assert ours.losses == theirs.losses
+    assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
+    both = lower(training, replace(plan, offload=(*OFF, 'optimizer'), offload_layers=1), world)
+    validate(both)
+    full, less = (memory(sequential(program)).fullest for program in (plain, leaving))
+    assert less.peak_kinds.get('state', 0) < 64 < full.peak_kinds['state']
 
 
 def test_a_device_that_is_too_small_for_all_is_large_enough_without_what_left() -> None:

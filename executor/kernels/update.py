@@ -362,5 +362,5 @@ KERNELS = {
     ('muon_change', 'U'): muon_change,
     ('muon_step', 'U'): muon_step,
     ('piece', 'U'): shard,
-    **rows('reshard', F=reshard, I=reshard),
+    **rows('reshard', F=reshard, I=reshard, U=reshard),
 }

@@ -14,7 +14,7 @@ from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes,
 from simpar.lower.issue import Issue, Issued, Streams, slots_of
 from simpar.lower.passes.fp8 import cast_weights, in_fp8
 from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
-from simpar.lower.passes.offload import offload_conflicts, offload_of
+from simpar.lower.passes.offload import STATES, offload_conflicts, offload_of, with_states_on_host
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.recompute import recompute_of
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
@@ -253,5 +253,6 @@ class _Assembly:
         order = self.reductions.place(self.gathers.on_use(found), place)
         order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
-        order = order.behind(self.gathers.after_update(self.updates.ops(held), scope))
+        updates = self.gathers.after_update(self.updates.ops(held), scope)
+        order = order.behind(with_states_on_host(self.tape, updates) if STATES in self.plan.offload else updates)
         return once_a_step(self.tape, cast_weights(self.tape, order, place), place)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from simpar.errors import Infeasible, Problem
+from simpar.lower.issue import Issue
 from simpar.lower.passes.recompute import layers_of
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
@@ -24,6 +25,9 @@ OUT: Final = 'host.out'
 IN: Final = 'host.in'
 """Partitions of groups of one rank: its copies to the host, and those back."""
 ACTIVATIONS: Final = 'activations'
+STATES: Final = 'optimizer'
+_AHEAD: Final = 2
+"""Layers whose states are fetched before the first is updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +152,65 @@ def _copy(tape: Tape, name: str, phase: Phase, reads: Sequence[str], writes: Seq
         writes=tuple(writes),
         stage=stage,
     )
+
+
+# States of the optimizer: on the host between steps, and on the device while a layer is updated.
+#
+# The next layer's come while this one is updated, and go back behind it. The layer after that is fetched when those of
+# the layer before this one are back: a rank holds three layers' states at most.
+
+
+def with_states_on_host(tape: Tape, issues: Sequence[Issue]) -> tuple[Issue, ...]:
+    """The updates of a pipeline rank with their states fetched and sent back.
+
+    Registers tensors and partitions. Counts of updates, a number each, stay on the device.
+    """
+    moving = {place: names for place, one in enumerate(issues) if (names := _states(tape, one.op))}
+    parts = [_swapped(tape, issues[place].op, names) for place, names in moving.items()]
+    found: list[Issue] = [Issue(one.fetch, late=True) for one in parts[:_AHEAD]]
+    done = 0
+    for place, issue in enumerate(issues):
+        if place not in moving:
+            found.append(issue)
+            continue
+        found += [Issue(parts[done].update), Issue(parts[done].out)]
+        if done:
+            found.append(Issue(parts[done - 1].release))
+            found += [Issue(one.fetch, late=True) for one in parts[done + 1 : done + _AHEAD] if done + 1 >= _AHEAD]
+        done += 1
+    return (*found, *(Issue(one.release) for one in parts[-1:]))
+
+
+class _Swapped(NamedTuple):
+    """What becomes of an update."""
+
+    fetch: OpClass
+    update: OpClass
+    out: OpClass
+    release: OpClass
+
+
+def _states(tape: Tape, op: OpClass) -> tuple[str, ...]:
+    states = (name for name in op.writes if tape.tensors[name].kind == 'state')
+    return tuple(name for name in states if tape.held(name) > 1)
+
+
+def _swapped(tape: Tape, op: OpClass, hosts: tuple[str, ...]) -> _Swapped:
+    _partitions(tape)
+    here = {name: f'{name}.device' for name in hosts}
+    for host, name in here.items():
+        tape.tensors[host] = replace(tape.tensors[host], host=True)
+        tape.tensors[name] = replace(
+            tape.tensors[host], name=name, kind='gathered', host=False, initial='', like='', members=()
+        )
+    name, names = op.name.removesuffix('.U'), tuple(here.values())
+    update = replace(op, reads=_renamed(op.reads, here), writes=_renamed(op.writes, here))
+    release = OpClass(
+        f'{name}.release.U', 'compute', 'reshard', 'U', dtype=tape.dtype, reads=hosts, frees=names, stage=op.stage
+    )
+    fetch = _copy(tape, f'{name}.fetch.U', 'U', hosts, names, op.stage)
+    return _Swapped(fetch, update, _copy(tape, f'{name}.offload.U', 'U', names, hosts, op.stage), release)
+
+
+def _renamed(names: Sequence[str], into: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(into.get(name, name) for name in names)
