@@ -15,7 +15,8 @@ from simpar.hardware import Profile
 from simpar.hardware.profile import Dtype
 from simpar.model.model import AHEAD, Graph
 from simpar.program import OpClass, Program
-from simpar.units import format_count, format_duration, parse
+from simpar.program.op import BYTES
+from simpar.units import format_count, format_duration, format_size, format_time, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Throughput:
         model_flops: of the products and attention of a step, forward and backward, without recomputation.
         hardware_flops: of the same as the devices do it, with recomputation and the update.
         peak: FLOP/s of one device in the step's precision; 0: its profile has none.
+        checkpoint: bytes of weights and of the optimizer's states, each once, as the executor writes them.
     Does not model: a product that several ranks repeat counts once for each of them.
     Example: ``prediction.throughput.mfu(prediction.step)``.
     """
@@ -40,6 +42,7 @@ class Throughput:
     model_flops: float
     hardware_flops: float
     peak: float
+    checkpoint: int = 0
 
     @property
     def unit(self) -> str:
@@ -89,7 +92,18 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
         model_flops=forward * (3 if trains else 1),
         hardware_flops=_flops(program, lambda op: True),
         peak=peak.value if peak else 0.0,
+        checkpoint=_checkpoint(program),
     )
+
+
+def _checkpoint(program: Program) -> int:
+    found = 0
+    for tensor in program.tensors:
+        if tensor.kind in ('parameter', 'state'):
+            # A packed tensor is a rank's part of its members: they have the shapes over all ranks.
+            whole = [program.tensor[name] for name in tensor.members] or [tensor]
+            found += sum(prod(one.shape) for one in whole) * BYTES[tensor.dtype]
+    return found
 
 
 def _flops(program: Program, counts: Callable[[OpClass], bool]) -> float:
@@ -106,7 +120,7 @@ def _flops(program: Program, counts: Callable[[OpClass], bool]) -> float:
 
 _PREFIXES: Final = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'G': 1e9, 'T': 1e12}
 _DAYS: Final = {'d': 86400.0, 'h': 3600.0, 'min': 60.0}
-KEYS: Final = 'tokens, price, mtbf, checkpoint_every, checkpoint_time, restart'
+KEYS: Final = 'tokens, price, mtbf, checkpoint_every, checkpoint_time, checkpoint_link, restart'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +133,8 @@ class Budget:
         mtbf: seconds between two failures of one device, in the mean; 0: none fails.
         checkpoint_every: seconds of training between two checkpoints.
         checkpoint_time: seconds that a checkpoint stops training for.
+        checkpoint_link: bytes a second of all ranks together to where checkpoints are kept; 0: not said. The time
+            then follows from the size of a checkpoint.
         restart: seconds from a failure until training goes on.
     """
 
@@ -127,7 +143,12 @@ class Budget:
     mtbf: float = 0.0
     checkpoint_every: float = 3600.0
     checkpoint_time: float = 0.0
+    checkpoint_link: float = 0.0
     restart: float = 600.0
+
+    def pause(self, throughput: Throughput) -> float:
+        """Seconds that a checkpoint stops training for."""
+        return throughput.checkpoint / self.checkpoint_link if self.checkpoint_link else self.checkpoint_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +160,21 @@ class Run:
         trains: seconds of them in which steps count.
         device_hours: of all devices.
         cost: in the currency of the price; None without one.
+        saves: seconds of them in which checkpoints stop training; what is left goes to failures.
+        pause: seconds of one checkpoint.
     """
 
     seconds: float
     trains: float
     device_hours: float
     cost: float | None
+    saves: float = 0.0
+    pause: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """The share of the run in which steps count."""
+        return self.trains / self.seconds
 
 
 def training_run(budget: Budget, throughput: Throughput, step: float) -> Run:
@@ -156,7 +186,7 @@ def training_run(budget: Budget, throughput: Throughput, step: float) -> Run:
     Does not model: devices in reserve, failures that slow and do not stop, checkpoints that training does not wait for.
     """
     trains = throughput.seconds(step, budget.tokens)
-    every, pause = budget.checkpoint_every, budget.checkpoint_time
+    every, pause = budget.checkpoint_every, budget.pause(throughput)
     if budget.mtbf:
         # Any device's failure stops all of them.
         mean = budget.mtbf / throughput.devices
@@ -170,7 +200,14 @@ def training_run(budget: Budget, throughput: Throughput, step: float) -> Run:
     else:
         seconds = trains * (1 + pause / every)
     hours = seconds * throughput.devices / 3600
-    return Run(seconds=seconds, trains=trains, device_hours=hours, cost=hours * budget.price if budget.price else None)
+    return Run(
+        seconds=seconds,
+        trains=trains,
+        device_hours=hours,
+        cost=hours * budget.price if budget.price else None,
+        saves=trains * pause / every,
+        pause=pause,
+    )
 
 
 def parse_budget(texts: Sequence[str]) -> Budget:
@@ -185,6 +222,10 @@ def parse_budget(texts: Sequence[str]) -> Budget:
         found[key] = _value(key, value)
     if 'tokens' not in found:
         raise ValueError('--train needs tokens; write e.g. --train tokens=15T')
+    if {'checkpoint_time', 'checkpoint_link'} <= found.keys():
+        raise ValueError(
+            'checkpoint_link gives the time of a checkpoint, as checkpoint_time does; leave out one of them'
+        )
     return Budget(**found)
 
 
@@ -199,6 +240,11 @@ def _value(key: str, text: str) -> float:
             raise ValueError(
                 f'{key}={text} is no number above 0; write e.g. {key}={"15T" if key == "tokens" else "2.5"}'
             )
+        return value
+    if key == 'checkpoint_link':
+        value = parse(text, 'rate')
+        if value <= 0:
+            raise ValueError(f'{key}={text} must be above 0; leave it out where checkpoints take no time')
         return value
     value = _time(text)
     if value <= 0 and key in ('mtbf', 'checkpoint_every'):
@@ -225,13 +271,20 @@ def run_line(budget: Budget, run: Run, throughput: Throughput) -> str:
     what = f'{format_count(budget.tokens)} {throughput.unit}'
     if not isfinite(run.seconds):
         return f'{what} are never finished: failures come more often than checkpoints.'
-    lost = (1 - run.trains / run.seconds) * 100
     spent = (
         f'{format_duration(run.seconds)} on {throughput.devices} devices, {format_count(run.device_hours)} device-hours'
     )
     cost = '' if run.cost is None else f' and cost {format_count(run.cost)} at {budget.price:g} a device-hour'
-    wasted = f'; {lost:.1f} % of it goes to checkpoints and failures' if lost >= 0.05 else ''
-    return f'{what} take {spent}{cost}{wasted}.'
+    if run.goodput > 0.9995:
+        return f'{what} take {spent}{cost}.'
+    failures = run.seconds - run.trains - run.saves
+    lost = [f'{run.saves / run.seconds * 100:.1f} % to checkpoints ({_size(throughput)}{format_time(run.pause)} each)']
+    lost = (lost if run.saves else []) + ([f'{failures / run.seconds * 100:.1f} % to failures'] if budget.mtbf else [])
+    return f'{what} take {spent}{cost}. Goodput {run.goodput * 100:.1f} %: {", ".join(lost)}.'
+
+
+def _size(throughput: Throughput) -> str:
+    return f'{format_size(throughput.checkpoint)}, ' if throughput.checkpoint else ''
 
 
 def run_to_dict(budget: Budget, run: Run) -> dict[str, Any]:
@@ -242,4 +295,7 @@ def run_to_dict(budget: Budget, run: Run) -> dict[str, Any]:
         'seconds_of_training': run.trains,
         'device_hours': run.device_hours if isfinite(run.seconds) else None,
         'cost': run.cost if isfinite(run.seconds) else None,
+        'goodput': run.goodput,
+        'seconds_of_checkpoints': run.saves,
+        'seconds_of_a_checkpoint': run.pause,
     }

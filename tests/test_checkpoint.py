@@ -71,6 +71,14 @@ def test_a_stretch_of_a_flat_tensor_is_cut_into_boxes_in_its_order():
         assert [number for one in cut for number in one.tolist()] == list(range(begin, end))
 
 
+@pytest.mark.parametrize('plan', [*PLANS, 'plan={data: 2, tensor: 2, zero: 3, shard_form: flat}'])
+def test_a_training_is_asked_about_checkpoints_of_the_size_that_is_written(tmp_path, plan):
+    """Each weight and state once, from which ``--train checkpoint_link=RATE`` has its seconds."""
+    kept(GPT, tmp_path, plan, steps=1)
+    tensors = checkpoint.contents_of(checkpoint.latest(tmp_path)).tensors
+    assert load_case(GPT, [plan]).throughput.checkpoint == sum(4 * prod(one.shape) for one in tensors.values())
+
+
 @pytest.mark.parametrize('mixed', [False, True])
 def test_every_form_of_shards_is_kept_by_name(tmp_path, mixed):
     """From plan to plan, a step each: packed buffers, states alone, stages; with masters and a loss scale, too."""

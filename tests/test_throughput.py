@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,17 @@ def test_without_failures_a_run_is_its_steps_and_checkpoints():
     assert run.cost == pytest.approx(550.0 * 4 / 3600 * 2.0)
 
 
+def test_goodput_is_what_checkpoints_over_their_link_and_failures_leave():
+    work = replace(WORK, checkpoint=4 * 10**9)
+    budget = parse_budget(['tokens=1M', 'checkpoint_every=100s', 'checkpoint_link=400 MB/s'])
+    run = training_run(budget, work, step=0.5)
+    assert run.pause == 10.0
+    assert run.goodput == pytest.approx(100 / 110)
+    assert 'Goodput 90.9 %: 9.1 % to checkpoints (4 GB, 10 s each).' in run_line(budget, run, work)
+    fails = replace(budget, mtbf=4e6)
+    assert 'to failures' in run_line(fails, training_run(fails, work, step=0.5), work)
+
+
 def test_with_failures_a_run_lasts_as_long_as_trials_do():
     budget = Budget(tokens=2e6, mtbf=1600.0, checkpoint_every=100.0, checkpoint_time=10.0, restart=40.0)
     run = training_run(budget, WORK, step=0.5)
@@ -119,6 +131,9 @@ def trial(segments, mean, length, restart):
         (['tokens=15T', 'mtbf=12'], 'of time'),
         (['tokens=15T', 'days=3'], 'KEY=VALUE'),
         (['tokens=15T', 'tokens=1T'], 'twice'),
+        (['tokens=15T', 'checkpoint_link=20'], 'of rate'),
+        (['tokens=15T', 'checkpoint_link=0 GB/s'], 'above 0'),
+        (['tokens=15T', 'checkpoint_link=1GB/s', 'checkpoint_time=1s'], 'leave out one of them'),
     ],
 )
 def test_a_budget_says_what_is_wrong(texts, what):
