@@ -134,6 +134,19 @@ class Comparison:
         steps = f'predicted {format_time(step.predicted)} a step, {self.origin} {format_time(step.measured)}'
         return f'{steps}: error {_signed_percent(step.error)}'
 
+    @property
+    def cold(self) -> str:
+        """What to say of a first step that is longer than the others by more than was predicted; else empty."""
+        first, step = self.cold_step, self.step
+        longer = [first.predicted - step.predicted, first.measured - step.measured]
+        # Half a step: less is the scatter of steps on a machine.
+        if self.steps == 1 or longer[1] - longer[0] <= 0.5 * step.measured:
+            return ''
+        return (
+            f'The first step took {format_time(longer[1])} longer than the others: a machine from cold opens '
+            'connections and fills caches, which is not predicted. It does not count.'
+        )
+
     def check(self, tolerance: float) -> None:
         """Raise ``OutsideTolerance`` where the step's error is larger than ``tolerance``, a share."""
         if not abs(self.step.error) <= tolerance:
@@ -248,7 +261,7 @@ def details(comparison: Comparison, steps: Mapping[str, Pair] = MappingProxyType
     worst.columns[-1].justify = 'left'
     for op in comparison.worst:
         worst.add_row(op.op, str(op.rank), _signed_time(op.difference), op.why)
-    return [phases, '', worst]
+    return [phases, '', worst, *(['', comparison.cold] if comparison.cold else [])]
 
 
 def _capital(text: str) -> str:

@@ -47,6 +47,18 @@ def test_a_trace_equals_itself():
     comparison.check(0.0)
 
 
+def test_a_first_step_that_is_long_on_a_machine_alone_is_commented():
+    """All before the second step is 100 s later, as where connections are opened."""
+    trace = predicted()
+    late = [replace(one, **{name: getattr(one, name) + 100 for name in ('arrive_KS', 'start_KS', 'end_KS')})
+            for one in measured(trace).representatives]  # fmt: skip
+    found = compare(trace, replace(measured(trace), representatives=tuple(late)))
+    assert found.step.error == 0
+    assert found.cold.startswith('The first step took 100.1 s longer than the others')
+    assert 'The first step took' in render_comparison(found, width=300)
+    assert compare(trace, measured(trace)).cold == ''
+
+
 def test_signed_errors_by_hand():
     """On the page: 44 s predicted where nothing slows down, 56 s measured, the difference in computing alone."""
     comparison = compare(predicted(beside_communication=1.0), measured(predicted()))

@@ -172,5 +172,5 @@ def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, cap
     file.write_text(json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
     assert main(['run', str(file)]) == 0
     told = capsys.readouterr().out
-    assert 'Otherwise than megatron-te has it of itself: plan.exchange is separate, there fused' in told
-    assert told.index('Otherwise than') < told.index('computing')
+    assert 'Your schedule is not as megatron-te is by default: plan.exchange is separate, not fused' in told
+    assert told.index('Your schedule is not') < told.index('computing')

@@ -463,13 +463,13 @@ def test_an_imported_pipeline_idles_as_its_stages_do_in_the_textbook(answer):
 
 def test_what_the_file_has_otherwise_than_its_framework_is_told(answer):
     def told(*words):
-        return [line for line in answer('cluster.stack=megatron-te', *words)['beside_stack'] if 'Otherwise' in line]
+        return [line for line in answer('cluster.stack=megatron-te', *words)['beside_stack'] if 'by default' in line]
 
     assert told() == []
     (line,) = told('plan.exchange=separate', 'plan.receive=early')
     assert line == (
-        'Otherwise than megatron-te has it of itself: '
-        'plan.exchange is separate, there fused; plan.receive is early, there late.'
+        'Your schedule is not as megatron-te is by default: '
+        'plan.exchange is separate, not fused; plan.receive is early, not late.'
     )
     assert told('plan.exchange=separate', 'plan.pipeline=1', 'plan.micro_batches=8', 'plan.order=1f1b') == []
 

@@ -381,12 +381,12 @@ def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Itera
     kernel = stack.model.get('attention')
     keys = {_ATTENTION: (kernel, getattr(facts.workload.model, 'attention', kernel))} if kernel else {}
     unlike = [
-        f'{key} is {_shown(mine)}, there {_shown(value)}'
+        f'{key} is {_shown(mine)}, not {_shown(value)}'
         for key, (value, mine) in {**plan, **keys}.items()
         if _plain(mine) != _plain(value)
     ]
     if unlike:
-        yield f'Otherwise than {stack.name} has it of itself: {"; ".join(unlike)}.'
+        yield f'Your schedule is not as {stack.name} is by default: {"; ".join(unlike)}.'
 
 
 def _inert(key: str, facts: Facts) -> bool:

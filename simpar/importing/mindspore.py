@@ -32,7 +32,7 @@ from simpar.importing.python_script import (
     method_of,
 )
 from simpar.importing.settings import FOLDER
-from simpar.profiles import profile_of_flag
+from simpar.profiles import profile_of_flag, stack_of
 
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)
 USUAL: Final = 'ascend910b-8'
@@ -424,7 +424,7 @@ class _Script(Reader):
         world = self.world(path)
         stages = int(self.number('pipeline_stages', 1))
         per_node = min(world, device.devices) or 1
-        values: dict[str, Any] = {'cluster.profile': name}
+        values: dict[str, Any] = {'cluster.profile': name, 'cluster.stack': stack_of('MindSpore', name)}
         if world > device.devices:
             values['cluster.nodes'] = -(-world // device.devices)
         else:
@@ -433,7 +433,8 @@ class _Script(Reader):
         values |= self.training(world, stages, assumed)
         plan = self.plan(world, stages, assumed)
         values |= plan
-        comments = {f'cluster.{"nodes" if "cluster.nodes" in values else "devices"}': f'{world} workers'}
+        comments = {'cluster.stack': 'the kernels and the host of MindSpore'}
+        comments |= {f'cluster.{"nodes" if "cluster.nodes" in values else "devices"}': f'{world} workers'}
         self.leftover()
         return values, comments, assumed
 

@@ -113,7 +113,10 @@ class Schedule(Contents):
             STACK: contents.cluster.stack != self.cluster.stack,
         }
         cluster = _located(contents.cluster, self.folder, of_against.__getitem__)
-        other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack})
+        # What does not fit the cluster is at the line of the baseline.
+        own = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
+        origins = {**self.origins, **own}
+        other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack, 'origins': origins})
         return None if replace(other, against=self.against) == self else other
 
     def _under_its_framework(self, tree: Tree) -> tuple[Tree, frozenset[Key]]:

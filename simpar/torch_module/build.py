@@ -38,6 +38,7 @@ class Builder:
         self.names: dict[int, str] = {}
         self.weights: dict[str, str] = {}
         self.skipped: set[int] = set()
+        self.told: set[tuple[str, ...]] = set()
         self.waiting: dict[int, tuple[Node, Node, Node, Node | None, int]] = {}
         self.needed = _needed(output)
         self.read_by: dict[int, list[Node]] = {}
@@ -105,7 +106,7 @@ class Builder:
                 raise UnclearError(
                     'works across samples; return the outputs, and put the loss on them with workload.loss'
                 )
-            raise UnclearError('has samples elsewhere than in dim 0; keep them there (batch_first=True)')
+            raise UnclearError('has samples elsewhere than in dim 0; keep them there: batch_first=True, chunk(3, -1)')
 
     def _is_linear(self, weight: Node, bias: Node | None) -> bool:
         return (
@@ -283,9 +284,13 @@ class Builder:
         where = source_of(node.fx) or type(self.module).__name__
         # What reads it is told no problem of its own.
         self.names[id(node)] = program_name(node.name)
-        self.problems.append(
-            Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out')
-        )
+        # One line of source may be run by each of a list of layers: the first one tells it.
+        told = (where, kind, node.base, said)
+        if told not in self.told:
+            self.told.add(told)
+            self.problems.append(
+                Problem(where, f'{path or "the module"} ({kind}): {node.base} {said}', instead or 'leave it out')
+            )
 
     def text(self, name: str, sources: list[Spec], notes: list[str]) -> str:
         """The graph as JSON."""
