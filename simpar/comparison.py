@@ -407,7 +407,9 @@ def _signed_percent(share: float) -> str:
 
 
 def _signed_time(seconds: float) -> str:
-    return f'{"-" if seconds < 0 else "+"}{format_time(abs(seconds))}'
+    # No clock tells less than a nanosecond.
+    told = abs(seconds) if abs(seconds) >= 1e-9 else 0.0
+    return f'{"-" if seconds < 0 and told else "+"}{format_time(told)}'
 
 
 _SECONDS: Final[dict[str, Callable[[StepMetrics], float]]] = {

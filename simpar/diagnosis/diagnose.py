@@ -270,6 +270,9 @@ def _others(diagnosis: Diagnosis, cause: Cause) -> str:
 def _explained(diagnosis: Diagnosis) -> str:
     if diagnosis.explained is None:
         return '' if diagnosis.causes[0].kind == 'busy' else '; the step is hardly longer by it'
+    # Something else made the step shorter, so that one cause may weigh more than what is left.
+    if diagnosis.explained >= 1.005:
+        return ': more than the difference'
     return f': {max(0.0, diagnosis.explained) * 100:.0f} % of the difference'
 
 
