@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from executor.checkpoint import latest
@@ -101,6 +103,8 @@ def run_job(options: argparse.Namespace) -> int:
     executions = _alone(options, job) if launch is None else _among(options, launch, job)
     if executions:
         _show(options, executions)
+        if options.tensorboard and job.case:
+            _log(options.tensorboard, job.case, executions[0])
     return 0
 
 
@@ -113,6 +117,7 @@ def _check_state(options: argparse.Namespace) -> None:
         useless = {
             '--save': measured, '--compute emulated': options.compute == 'emulated', '--net': options.net.shaped,
             '--issue graph': options.issue == 'graph', '--order': options.order is not None,
+            '--tensorboard': options.tensorboard,
         }  # fmt: skip
         what = 'a training with checkpoints has no such flag'
         if problems := [Problem(flag, what, 'leave it out') for flag, given in useless.items() if given]:
@@ -120,6 +125,10 @@ def _check_state(options: argparse.Namespace) -> None:
         if (found := latest(options.checkpoint)) and not options.resume:
             instead = 'write --resume to go on from it, or name another folder'
             raise ScheduleError(Problem('--checkpoint', f'{found} is there already', instead))
+    if options.tensorboard and find_spec('tensorboard') is None:
+        raise ScheduleError(Problem('--tensorboard', 'tensorboard is not installed', 'pip install tensorboard'))
+    if options.tensorboard:
+        options.tensorboard.mkdir(parents=True, exist_ok=True)
     if options.save_state is None:
         return
     if options.compute == 'emulated':
@@ -284,6 +293,26 @@ def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
         print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
     for note in notes:
         print(f'note: {note}')
+
+
+def _log(folder: Path, case: Case, execution: Execution) -> None:
+    """Each measured step and loss for TensorBoard, and under the same name, so in the same chart, what is predicted."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    # The executor is no framework: one that only a rule chose is left out, as of ``simpar measure``.
+    default = case.schedule.framework_is_default
+    alone = replace(case, baseline=None, cluster=replace(case.cluster, stack=None) if default else case.cluster)
+    trace, steps = execution.trace, alone.predict().trace.step_times.tolist()
+    measured = trace.step_times.tolist()
+    # A simulated step is as long as all behind it.
+    predicted = [*steps, *steps[-1:] * len(measured)][: len(measured)]
+    for name, times in (('predicted', predicted), (trace.origin, measured)):
+        with SummaryWriter(str(folder / name)) as writer:
+            for step, seconds in enumerate(times):
+                writer.add_scalar('seconds of a step', seconds, step)
+            for step, loss in enumerate(execution.losses if name != 'predicted' else ()):
+                writer.add_scalar('loss', loss, step)
+    _say(f'wrote {folder}; show it by: tensorboard --logdir {folder}')
 
 
 def _in_8_bits(program: Program, *, emulated: bool) -> list[str]:

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from executor.commands import run_job
 from executor.options import parser, with_verb
 from simpar.case import load_case
-from simpar.errors import RunFailed, SimparError
+from simpar.errors import RunFailed, ScheduleError, SimparError
 from simpar.trace_files import load_trace
 
 JOB = """
@@ -50,6 +52,40 @@ def start(*arguments, fault='', **variables):
         text=True,
         env={**os.environ, 'PYTHONPATH': str(HERE), **variables},
     )
+
+
+class Written:
+    """In place of TensorBoard's writer, which may not be installed: what it is given."""
+
+    def __init__(self, folder):
+        self.name, self.rows = Path(folder).name, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        Written.all[self.name] = self.rows
+
+    def add_scalar(self, tag, value, step):
+        self.rows.append((tag, step, value))
+
+
+def test_predicted_and_measured_steps_are_in_one_chart_of_tensorboard(job, tmp_path, monkeypatch):
+    folder = str(tmp_path / 'logs')
+    run = parser().parse_args(['run', str(job), '--steps', '4', '--tensorboard', folder])
+    monkeypatch.setattr('executor.commands.find_spec', lambda _: None)
+    with pytest.raises(ScheduleError, match='pip install tensorboard'):
+        run_job(run)
+    monkeypatch.setattr('executor.commands.find_spec', lambda _: True)
+    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', SimpleNamespace(SummaryWriter=Written))
+    monkeypatch.setattr(Written, 'all', {}, raising=False)
+    assert run_job(run) == 0
+    steps = {name: [row for row in rows if row[0] == 'seconds of a step'] for name, rows in Written.all.items()}
+    assert [step for _, step, _ in steps['predicted']] == [step for _, step, _ in steps['measured']] == [0, 1, 2, 3]
+    predicted = load_case(job).predict().step
+    assert [seconds for *_, seconds in steps['predicted'][2:]] == [predicted, predicted]
+    assert all(seconds > 0 for *_, seconds in steps['measured'])
+    assert [step for tag, step, _ in Written.all['measured'] if tag == 'loss'] == [0, 1, 2, 3]
 
 
 def finished(process, seconds=60):

@@ -114,7 +114,7 @@ class Schedule(Contents):
         }
         cluster = _located(contents.cluster, self.folder, of_against.__getitem__)
         # What does not fit the cluster is at the line of the baseline.
-        own = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
+        own: dict[Key, str] = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
         origins = {**self.origins, **own}
         other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack, 'origins': origins})
         return None if replace(other, against=self.against) == self else other
