@@ -224,13 +224,14 @@ class Prediction:
     def gain(self) -> float | None:
         """How much faster it is than the baseline; None without one.
 
-        baseline step / step − 1; where their batches differ, of the seconds that a sample takes.
+        baseline step / step − 1; where their batches or sequences differ, of the seconds that a token takes (a sample,
+        where the model reads no tokens).
         """
         if self.baseline is None:
             return None
         mine, other = self.throughput, self.baseline.throughput
-        if mine and other and mine.samples != other.samples:
-            return (self.baseline.step / other.samples) / (self.step / mine.samples) - 1
+        if mine and other and mine.work != other.work:
+            return (self.baseline.step / other.work) / (self.step / mine.work) - 1
         return self.baseline.step / self.step - 1
 
     @property

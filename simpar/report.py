@@ -133,7 +133,7 @@ def answer(prediction: Prediction, *, exact: bool = True) -> str:
     below = (baseline.name, baseline.step) if baseline else None
     text = headline((prediction.name, prediction.step), below, exact=exact)
     mine, other = prediction.throughput, baseline.throughput if baseline else None
-    if baseline and mine and other and mine.samples != other.samples:
+    if baseline and mine and other and mine.work != other.work:
         rates = (mine.rate(prediction.step), other.rate(baseline.step))
         text = headline_of_rates((prediction.name, rates[0]), (baseline.name, rates[1]), mine.unit)
     # The processes of the executor on CPUs are all that there is: their profile was measured through torch itself.
@@ -247,10 +247,10 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
     rows.add_row('first step, from cold', *(format_time(side.cold_step) for side in sides))
     rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
     rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
-    # A single communicator's share is the whole of the row above.
+    # A single communicator's share is the whole of the row above; several that run at once sum to more.
     if len({name for m in steady for name in _exposed_by(m)}) > 1:
         for name in dict.fromkeys(name for m in steady for name in _exposed_by(m)):
-            rows.add_row(f'  by {name}', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
+            rows.add_row(f'  while {name} runs', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
     # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
     staged = [is_pipeline(side.program) for side in sides]

@@ -49,9 +49,14 @@ class Throughput:
         """What the model reads: tokens, or samples where these have none."""
         return 'tokens' if self.tokens else 'samples'
 
+    @property
+    def work(self) -> int:
+        """How many of them a step reads."""
+        return self.tokens or self.samples
+
     def rate(self, step: float) -> float:
         """Tokens (samples without any) a second of all devices; argument: seconds of a step."""
-        return (self.tokens or self.samples) / step
+        return self.work / step
 
     def flops(self, step: float) -> float:
         """Model FLOP/s of a device; argument: seconds of a step."""

@@ -237,9 +237,10 @@ def _recordings() -> tuple[Make, ...]:
 
     def script(drawn: random.Random) -> Case:
         path = drawn.choice(sorted((ROOT / 'tests' / 'mindspore_scripts').rglob('*.py')))
+        text = path.read_text(encoding='utf-8')
         return Case(
             'MindSpore script',
-            {path.name: mutated(drawn, path.read_text(encoding='utf-8'))},
+            {path.name: mutated(drawn, text) if drawn.random() < 0.3 else _python(drawn, text)},
             ('import', f'@{path.name}', '--set', 'worker_num=8'),
         )
 
@@ -259,6 +260,30 @@ def _recordings() -> tuple[Make, ...]:
         )
 
     return kineto, ascend, job, script, own, onto
+
+
+SWAPS: Sequence[tuple[str, tuple[str, ...]]] = (
+    (r'(?<![\w.])\d+(?![\w.])', ('1', '2', '3', '4', '8', '16', '32', '512', '0')),
+    (r'\b(?:True|False)\b', ('True', 'False')),
+    (r'\bnn\.(?:ReLU|GELU)\(\)', ('nn.ReLU()', 'nn.GELU()', 'nn.SiLU()')),
+    (r'nn\.(?:SGD|Momentum|Adam)\b', ('nn.SGD', 'nn.Adam', 'nn.AdamWeightDecay')),
+    (r'nn\.(?:CrossEntropyLoss|MSELoss)\b', ('nn.CrossEntropyLoss', 'nn.MSELoss')),
+    (r"'(?:semi_auto|semi_auto_parallel)'", ("'semi_auto'", "'semi_auto_parallel'", "'data_parallel'")),
+    (r"'(?:sharding_propagation|recursive_programming)'", ("'sharding_propagation'", "'recursive_programming'")),
+)
+"""What of a script has other values that are Python still: most are read to the end, or refused by their meaning."""
+
+
+def _python(drawn: random.Random, text: str) -> str:
+    """A script with one to three words of Python changed for others, here or wherever they stand."""
+    for _ in range(drawn.randint(1, 3)):
+        pattern, words = drawn.choice([one for one in SWAPS if re.search(one[0], text)])
+        found, word = drawn.choice(list(re.finditer(pattern, text))), drawn.choice(words)
+        if drawn.random() < 0.5:
+            text = text[: found.start()] + word + text[found.end() :]
+        else:
+            text = re.sub(rf'(?<![\w.]){re.escape(found[0])}(?!\w)', word, text)
+    return text
 
 
 def _kept(sources: Path) -> tuple[Make, ...]:
