@@ -141,6 +141,9 @@ def _model(row, layers, draw):
     if row['documents'] == 'packed':
         first = draw.randint(1, tokens - 2)
         of_kind['documents'] = draw.choice([[first, tokens - first], first])
+    elif of_kind.get('position') == 'rotary' and row['strategies'] == 'none' and row['sequence_chunks'] == 1:
+        # Modules of further tokens in every plan that may have them: 59 of 300.
+        of_kind |= {'mtp_layers': draw.choice([1, 2]), 'mtp_loss': 0.3}
     return {'layers': layers, 'hidden': HIDDEN, 'heads': HEADS, 'ffn': FFN, 'vocab': VOCAB, 'sequence': tokens,
             'init_std': 0.2, 'attention': row['attention'], **of_kind}  # fmt: skip
 
