@@ -263,13 +263,13 @@ class ClusterCollectives:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
         seconds, alpha = curve(op.bytes), curve.alpha
         read = _Measured(min(alpha, seconds), seconds, op.bytes * curve.best, text)
-        if op.bytes < curve.smallest and curve.smallest > LATENCY:
-            # What was recorded has no small messages, whose time would be that of a large one.
+        if curve.is_outside(op.bytes):
+            # What was recorded has no small messages, whose time would be that of a large one, or one size alone.
             formulas = [
                 terms(one, shape, self._measured_on, self._plain) for one in (op, replace(op, bytes=curve.smallest))
             ]
             part, full = ([one.alpha, one.alpha + one.transfer] for one in formulas)
-            alpha, seconds = (seconds * one / full[1] for one in part)
+            alpha, seconds = (curve(curve.smallest) * one / full[1] for one in part)
             text = f'{text} of {curve.smallest:.4g} B, extrapolated by formula'
             read = _Measured(alpha, seconds, op.bytes * curve.best, text, ('estimate',))
         if not self.cluster.links:
@@ -354,8 +354,6 @@ def _message(op: OpClass) -> tuple[object, ...]:
     return ('send' if op.kind != 'collective' else op.operator, op.bytes, op.dtype, once)
 
 
-LATENCY: Final = 4096
-"""Bytes of a message that takes little more than its latency: tables that begin there hold for smaller ones."""
 GRID: Final = 1024
 """Demands are multiples of 1 / GRID, so that sums of them are exact."""
 

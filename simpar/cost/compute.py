@@ -195,9 +195,16 @@ class DeviceCompute:
             # What has no rate of its own, as integers and masks, is taken at that of fp32.
             vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
             return _priced(by_streaming(self.device, vector, op.flops, op.bytes))
-        seconds = curve(op.bytes)
-        why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s'
-        return _cost(seconds, op.bytes * curve.best, why, table.grade)
+        seconds, grade, how = curve(op.bytes), table.grade, ''
+        if curve.is_outside(op.bytes):
+            vector = self._rate(op.dtype if op.dtype in self._vector else 'fp32', op.name, self._vector)
+            here, there = (
+                by_streaming(self.device, vector, op.flops * size / op.bytes, size).seconds
+                for size in (op.bytes, curve.smallest)
+            )
+            seconds, grade, how = curve(curve.smallest) * here / there, worst([grade, 'estimate']), ', extrapolated'
+        why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s{how}'
+        return _cost(seconds, op.bytes * curve.best, why, grade)
 
     @functools.cached_property
     def _operator_curves(self) -> dict[tuple[str, str], Curve]:
@@ -229,7 +236,10 @@ def _grid_of_products(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row
 
 def _grid_of_attention(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
-    grid, longest = Grid(_ATTENTION, rows), float(max(row[2] for row in rows))
+    # Of one size alone nobody knows how little less than it takes.
+    sizes = [len({row[place] for row in rows}) for place in range(len(_ATTENTION))]
+    axes = [axis if size > 1 else axis._replace(below=axis.beyond) for axis, size in zip(_ATTENTION, sizes, strict=True)]
+    grid, longest = Grid(axes, rows), float(max(row[2] for row in rows))
 
     def seconds(queries: float, width: float, sequence: float, pairs: float) -> float:
         # A longer sequence has more rows of blocks, which fill a device as those of more heads do: few heads are no

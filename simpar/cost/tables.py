@@ -87,6 +87,10 @@ def is_grid(rows: Sequence[Row]) -> bool:
     return len(points) == math.prod(len(set(axis)) for axis in zip(*points, strict=True))
 
 
+LATENCY: Final = 4096
+"""Bytes that take little more than their latency: rows that begin there hold for fewer."""
+
+
 class Curve:
     """Seconds of messages by their size.
 
@@ -108,6 +112,10 @@ class Curve:
             self.alpha = max(0.0, min(self.alpha, least - (most - least) / (large - small) * small))
         rates = [seconds / size for size, seconds in ordered]
         self.best = min([*rates, (self._slowest - self.alpha) / self._largest])
+
+    def is_outside(self, size: float) -> bool:
+        """Whether rows say nothing of a size: below a smallest that is more than latency, and beside a single one."""
+        return (size < self.smallest and self.smallest > LATENCY) or (size > self._largest == self.smallest)
 
     def __call__(self, size: float) -> float:
         """Seconds of a message of this many bytes."""

@@ -264,6 +264,8 @@ LITTLE: Final = 0.1
 """An op of which others ran beside a smaller part is alone; one of which they ran beside all but that is within."""
 
 
+SLOWEST: Final = 0.05
+"""A speed beside others below which the machine was busy with something else."""
 ENOUGH: Final = 4
 """One in so many alone is enough to tell what an op takes alone."""
 
@@ -395,20 +397,24 @@ def _beside(ops: Sequence[TorchOp], others: Sequence[TorchOp]) -> list[float]:
     covered[::2] -= np.diff(merged).ravel()
     spans = np.array([(one.start, one.ran or one.end) for one in ops]).reshape(-1, 2)
     parts = np.diff(np.interp(spans, merged.ravel(), covered)).ravel()
-    return list(parts / np.maximum(np.diff(spans).ravel(), NANOSECOND))
+    shares: list[float] = (parts / np.maximum(np.diff(spans).ravel(), NANOSECOND)).tolist()
+    return shares
 
 
 def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
     """How fast ops are beside others, where the same ones were recorded alone."""
-    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    sums: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for key, times in found.items():
         if times.alone and times.within:
-            kind = (
-                'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
-            )
-            pairs[kind].append((median(times.alone), median(times.within)))
-    sums = {kind: tuple(map(sum, zip(*each, strict=True))) for kind, each in pairs.items()}
-    return {kind: min(1.0, alone / within) for kind, (alone, within) in sums.items()}
+            kind = 'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
+            parts = [part for part in times.parts if part >= 1 - LITTLE]
+            sums[kind].append((median(times.alone), median(times.within), median(parts) * median(times.within)))
+    speeds = {}
+    for kind, each in sums.items():
+        alone, within, beside = map(sum, zip(*each, strict=True))
+        # What was not beside the other ran at full speed.
+        speeds[kind] = min(1.0, max(SLOWEST, 1 - (within - alone) / beside))
+    return speeds
 
 
 def _by_names(program: Program, recording: RankTrace) -> list[TorchOp]:
