@@ -27,13 +27,13 @@ workload:
 plan: """
 NET = 'paced:{}MB/s,0us'
 RATE = 200
-DATA, TENSOR, STAGES = '{data: 2}', '{tensor: 2}', '{pipeline: 2, micro_batches: 4, order: gpipe}'
+DATA, TENSOR, STAGES = '{data: 2}', '{tensor: 2}', '{pipeline: 2, micro_batches: 4, order: 1f1b}'
 PAIRS: list[tuple[str, str, str, tuple[str, ...], int]] = [
     # What is changed; the plan; how it is asked; keys and rate of B.
     ('link at half the rate', TENSOR, 'link=0-1:2', (), RATE // 2),
     ('rank 1 at 2/3 of its speed', DATA, 'rank=1:1.5', ('cluster.slow={1: 0.6666667}',), RATE),
     ('copies 1 to 2', TENSOR, 'plan.copies=2', ('plan.copies=2',), RATE),
-    ('gpipe to 1f1b', STAGES, 'plan.order=1f1b', ('plan.order=1f1b',), RATE),
+    ('1f1b to zero bubble', STAGES, 'plan.order=zb-h1', ('plan.order=zb-h1',), RATE),
     ('a message a layer to one', DATA, 'plan.fusion=all', ('plan.fusion=all',), RATE),
     ('batch 16 to 32', DATA, 'workload.batch=32', ('workload.batch=32',), RATE),
 ]

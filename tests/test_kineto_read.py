@@ -12,6 +12,7 @@ from recorded_training import Gpt, record, stepper
 from simpar import cli
 from simpar.case import load_case
 from simpar.cost.collective import ClusterCollectives
+from simpar.cost.compute import DeviceCompute
 from simpar.profiles import cluster, load_profile, read_table
 from simpar.program import OpClass
 from simpar.recording.join import MESSAGES, Join, Joined, collectives, compute_ops, join
@@ -302,6 +303,20 @@ def test_between_two_recorded_sizes_a_message_takes_its_part_of_the_line(tmp_pat
     op = OpClass('x', 'collective', 'all_reduce', 'F', bytes=2**20, partition='all', reduce='sum')
     cost = ClusterCollectives(cluster(profile, devices=2)).cost(op, (0, 1))
     assert cost.alpha + cost.transfer == pytest.approx(6e-3, rel=0.03)
+
+
+def test_of_one_recorded_size_more_and_less_are_told_by_the_formula(tmp_path):
+    """cpu-gloo moves 9.8 GB/s, and a call takes 10 us; the recorded op took twice what that says, and so do others."""
+    usual = 10e-6 + 2**20 / 9.8e9
+    line = Joined(key=('operator', 'gelu', 'F', 2**20), seconds=2 * usual, times=9, program=1, recorded=1.0)
+    path = tmp_path / 'mine.yaml'
+    write_measured(path, 'cpu-gloo', joined_of([line]), 'x', 'fp32')
+    model = DeviceCompute(load_profile(path))
+    for size in (2**18, 2**20, 2**22):
+        op = OpClass('x', 'compute', 'gelu', 'F', bytes=size, flops=1.0, dtype='fp32')
+        cost = model.seconds(op)
+        assert cost.seconds == pytest.approx(2 * (10e-6 + size / 9.8e9), rel=0.02)
+        assert cost.grade == ('measured' if size == 2**20 else 'estimate')
 
 
 def test_copies_for_messages_tell_the_rate_of_memory(tmp_path):

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import prove_stragglers
+import prove_what_if
 import pytest
 
-from simpar.case import load_case
+from simpar.case import load_case, on_net
 from simpar.cli import main
 from simpar.cost.price import price
 from simpar.errors import ScheduleError
+from simpar.hardware.net import parse_net
 from simpar.kineto import write_kineto
 from simpar.plans import Plan
 from simpar.program import Program
@@ -478,6 +480,35 @@ def test_what_if_meets_a_recording_of_that(text: str, plan: Plan, tmp_path: Path
 def recorded(bed: Any, machine: Any, folder: Path) -> list[RankTrace]:
     write_kineto(folder, prove_stragglers.measured(machine, bed.program))
     return read_traces(folder)
+
+
+@pytest.mark.parametrize('pair', prove_what_if.PAIRS, ids=lambda pair: pair[0])
+def test_another_plan_or_link_is_told_by_a_recording(
+    pair: tuple[str, str, str, tuple[str, ...], int], tmp_path: Path, json_of: Any
+) -> None:
+    """Record A, ask for B, record B, all simulated; `make prove NAME=what_if` runs them."""
+    _, plan, asked, keys, rate = pair
+    schedule = tmp_path / 'schedule.yaml'
+    schedule.write_text(f'{prove_what_if.MODEL}{plan}\n', encoding='utf-8')
+    first, second = (
+        on_net(load_case(schedule, list(more)), parse_net(prove_what_if.NET.format(net))).predict()
+        for more, net in (((), prove_what_if.RATE), (keys, rate))
+    )
+    write_kineto(tmp_path / 'a', first.trace)
+    words = ['--for', str(schedule)] if '.' in asked.partition('=')[0] else []
+    told = json_of('trace', str(tmp_path / 'a'), *words, '--what-if', asked)['what_if']
+    assert told['recorded'] == pytest.approx(first.step, rel=1e-3)
+    assert told['recorded'] * told['changed'] / told['replayed'] == pytest.approx(second.step, rel=0.02)
+    assert abs(second.step / first.step - 1) > 0.05
+
+
+def test_a_key_without_a_schedule_is_no_change_and_a_schedule_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, says in (
+        (['--what-if', 'plan.copies=2'], 'is no change that is known'),
+        (['--for', 'examples/multi_copy.yaml'], 'no key is asked for'),
+    ):
+        assert main(['trace', str(CASES / 'straggler4'), *words]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:

@@ -238,7 +238,9 @@ def _grid_of_attention(rows: tuple[Row, ...]) -> tuple[Callable[..., float], flo
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
     # Of one size alone nobody knows how little less than it takes.
     sizes = [len({row[place] for row in rows}) for place in range(len(_ATTENTION))]
-    axes = [axis if size > 1 else axis._replace(below=axis.beyond) for axis, size in zip(_ATTENTION, sizes, strict=True)]
+    axes = [
+        axis if size > 1 else axis._replace(below=axis.beyond) for axis, size in zip(_ATTENTION, sizes, strict=True)
+    ]
     grid, longest = Grid(axes, rows), float(max(row[2] for row in rows))
 
     def seconds(queries: float, width: float, sequence: float, pairs: float) -> float:

@@ -406,7 +406,9 @@ def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
     sums: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for key, times in found.items():
         if times.alone and times.within:
-            kind = 'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
+            kind = (
+                'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
+            )
             parts = [part for part in times.parts if part >= 1 - LITTLE]
             sums[kind].append((median(times.alone), median(times.within), median(parts) * median(times.within)))
     speeds = {}
