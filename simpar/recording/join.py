@@ -401,14 +401,17 @@ def _beside(ops: Sequence[TorchOp], others: Sequence[TorchOp]) -> list[float]:
     return shares
 
 
+def slowed_as(key: Key) -> str:
+    """Which speed of a profile's ``slow_down`` an op has beside others."""
+    return {'collective': 'collective', 'matmul': 'matrix', 'attention': 'matrix'}.get(str(key[0]), 'memory')
+
+
 def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
     """How fast ops are beside others, where the same ones were recorded alone."""
     sums: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for key, times in found.items():
         if times.alone and times.within:
-            kind = (
-                'collective' if key[0] == 'collective' else 'matrix' if key[0] in ('matmul', 'attention') else 'memory'
-            )
+            kind = slowed_as(key)
             parts = [part for part in times.parts if part >= 1 - LITTLE]
             sums[kind].append((median(times.alone), median(times.within), median(parts) * median(times.within)))
     speeds = {}

@@ -36,6 +36,7 @@ from simpar.recording.join import (
     join,
     keys_of,
     program_key,
+    slowed_as,
     steps_of,
 )
 from simpar.trace import RankTimes, Times, Trace
@@ -128,7 +129,7 @@ def _between(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _isolated(line: Joined, speeds: Mapping[str, float], profile: Profile) -> Joined:
     """What an op would take alone, where it was never recorded so, by how fast it is beside others."""
-    kind = 'collective' if line.key[0] == 'collective' else 'memory' if line.key[0] == OPERATOR else 'matrix'
+    kind = slowed_as(line.key)
     speed = speeds.get(kind, getattr(profile.slow_down, kind).value)
     return replace(line, seconds=line.seconds * (1 - line.beside * (1 - speed)))
 
