@@ -22,20 +22,9 @@ import torch.distributed as dist
 
 from executor.cluster import Launch, meeting
 from executor.host import Clock, host_identity, offset_by_ping, sharpen_sleep
+from executor.ranks import watchdog
 from executor.ranks.rank import Machines, Rank, Watched
 from executor.ranks.request import INIT_TIMEOUT, Outcome, Request
-from executor.ranks.watchdog import (
-    FAILED,
-    BusyThreads,
-    Failure,
-    Guard,
-    Pulse,
-    Seen,
-    Status,
-    Store,
-    explain,
-    write_failure,
-)
 from executor.state import Execution, Finish, assemble_run
 from simpar.errors import RunFailed, SimparError
 from simpar.hardware.net import Net
@@ -46,7 +35,7 @@ from simpar.program import Program
 PINGS: Final = 16
 
 
-def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
+def common_clock(store: watchdog.Store, rank: int, world: int) -> tuple[Clock, tuple[str, ...]]:
     """Return rank 0's clock, and a note where ranks on other hosts estimate it by pings."""
     store.set(f'simpar/host/{rank}', host_identity().encode())
     # Only ranks away from rank 0 need pings: one host has one monotonic clock.
@@ -66,20 +55,20 @@ def common_clock(store: Store, rank: int, world: int) -> tuple[Clock, tuple[str,
     return Clock(offset), notes
 
 
-def _ping(store: Store, rank: int, turn: int) -> tuple[float, float, float]:
+def _ping(store: watchdog.Store, rank: int, turn: int) -> tuple[float, float, float]:
     sent = time.perf_counter()
     store.set(f'simpar/ping/{rank}/{turn}', b'1')
     stamped = float(store.get(f'simpar/pong/{rank}/{turn}'))
     return sent, stamped, time.perf_counter()
 
 
-def wall_clocks(store: Store, own: int, count: int, clock: Clock) -> list[float]:
+def wall_clocks(store: watchdog.Store, own: int, count: int, clock: Clock) -> list[float]:
     """The wall clock of each of those that meet at one moment, the zero of their common clock."""
     store.set(f'simpar/wall/{own}', repr(time.time() - clock.now()))
     return [float(store.get(f'simpar/wall/{index}')) for index in range(count)]
 
 
-def store_of(launch: Launch, seconds: float = INIT_TIMEOUT) -> Store:
+def store_of(launch: Launch, seconds: float = INIT_TIMEOUT) -> watchdog.Store:
     """The store at which all ranks meet. Arguments: ``seconds`` to wait for it."""
     noun, place = launch.noun, f'{launch.host}:{launch.port}'
     timeout = datetime.timedelta(seconds=seconds)
@@ -155,7 +144,7 @@ def launched(
 
     # What an earlier run has left is not why this one fails.
     if launch.rank == 0:
-        Path(FAILED).unlink(missing_ok=True)
+        Path(watchdog.FAILED).unlink(missing_ok=True)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     with errors_of(launch):
@@ -172,11 +161,11 @@ def errors_of(launch: Launch) -> Iterator[None]:
     try:
         yield
     except RunFailed as error:
-        write_failure(str(error))
+        watchdog.write_failure(str(error))
         raise
     except RuntimeError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        write_failure(f'rank {launch.rank}: {reason}')
+        watchdog.write_failure(f'rank {launch.rank}: {reason}')
         raise RunFailed(f'rank {launch.rank}: {reason}') from error
 
 
@@ -220,10 +209,10 @@ class External:
         # From here on ranks wait for work of one another, not for hosts that may not come.
         self._store.set_timeout(datetime.timedelta(seconds=max(meet, INIT_TIMEOUT)))
         _set_interface(launch.host, launch.rank, self._cards)
-        self._status = Status(launch.world)
+        self._status = watchdog.Status(launch.world)
         self._clock, self._notes = common_clock(self._store, self._rank, launch.world)
         # While ops may go on, the store is given as long as they are.
-        self._waiting, self._guard = Guard(timeout, self._cut_off), Guard(UNANSWERED, self._cut_off)
+        self._waiting, self._guard = watchdog.Guard(timeout, self._cut_off), watchdog.Guard(UNANSWERED, self._cut_off)
 
     def preflight(self, needs: Sequence[int]) -> None:
         """Check hosts and network. Arguments: ``needs``, bytes of each rank."""
@@ -292,11 +281,11 @@ class External:
         """What runs the ops of this rank's streams."""
         return Machines()
 
-    def _pulse(self, done: str) -> Pulse:
+    def _pulse(self, done: str) -> watchdog.Pulse:
         """Signs of life on a connection of its own. Arguments: ``done``, the key of those that are through."""
         again, prefix = replace(self._launch, served=True), f'run{self._runs - 1}'
         hosts = [card.host.name for card in self._cards]
-        return Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, hosts, done)
+        return watchdog.Pulse(lambda: dist.PrefixStore(prefix, store_of(again)), self._rank, hosts, done)
 
     def _await(self, keys: list[str]) -> None:
         """Wait, without end and in Python, so that signals are heard; the pulse tells who is lost meanwhile."""
@@ -321,7 +310,7 @@ class External:
     def _watch(self, streams: Watched) -> None:
         """Report to the others while streams run; nobody else watches over this rank."""
         finished, moved = -1, time.perf_counter()
-        busy: BusyThreads | None = None
+        busy: watchdog.BusyThreads | None = None
         with self._waiting:
             self._report([], busy)
         while not streams.wait(BEAT):
@@ -330,7 +319,7 @@ class External:
                 finished, moved, busy = now, time.perf_counter(), None
             # Threads are looked at only where a run may be lost, for that takes time from them.
             elif busy is None and still > self._timeout / 2:
-                busy = BusyThreads(self._status, {self._rank: os.getpid()})
+                busy = watchdog.BusyThreads(self._status, {self._rank: os.getpid()})
             # Also without progress: a rank that reports is alive, and only waits.
             with self._waiting:
                 self._report([], busy)
@@ -341,7 +330,7 @@ class External:
                 return
         raise RunFailed(self._explain(streams.failures, busy))
 
-    def _report(self, failures: list[Failure], busy: BusyThreads | None) -> None:
+    def _report(self, failures: list[watchdog.Failure], busy: watchdog.BusyThreads | None) -> None:
         self._store.set(f'simpar/beat/{self._rank}', self._status.row(self._rank))
         self._store.set(f'simpar/beat-at/{self._rank}', repr(self._clock.now()))
         if failures:
@@ -351,7 +340,7 @@ class External:
             shares = [[*key, share] for key, share in busy.found().items()]
             self._store.set(f'simpar/busy/{self._rank}', json.dumps(shares))
 
-    def _explain(self, failures: list[Failure], busy: BusyThreads | None) -> str:
+    def _explain(self, failures: list[watchdog.Failure], busy: watchdog.BusyThreads | None) -> str:
         """Explain a failure by what this rank and the others know."""
         # A rank 0 that is stopped or gone answers nothing: its store would keep this rank for a minute.
         if not self._served and self._cards[0].process.state in ('stopped', 'gone'):
@@ -374,13 +363,13 @@ class External:
         """What this rank knows where nobody answers at the store."""
         return self._by_itself([], None)
 
-    def _by_itself(self, failures: list[Failure], busy: BusyThreads | None) -> str:
+    def _by_itself(self, failures: list[watchdog.Failure], busy: watchdog.BusyThreads | None) -> str:
         """What this rank knows where rank 0, and so the store, cannot be reached."""
         states = {rank: card.process.state for rank, card in enumerate(self._cards)}
         dead = {rank: KILLED for rank, state in states.items() if state == 'gone'}
         stopped = frozenset(rank for rank, state in states.items() if state == 'stopped')
-        seen = Seen(dead, stopped, busy.found() if busy else {})
-        reason = explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
+        seen = watchdog.Seen(dead, stopped, busy.found() if busy else {})
+        reason = watchdog.explain(self._program, self._status, seen, failures, self._timeout).splitlines()[0]
         server = f'the launcher on {self._cards[0].host.name}' if self._served else 'rank 0'
         return f"{reason}; {server}, which serves the ranks' store, cannot be reached"
 
@@ -393,14 +382,14 @@ class External:
             gone = [rank for rank in gone if not self._base.check([f'simpar/ended/{rank}'])]
             for rank in range(self._program.world):
                 self._hear(rank)
-        seen = Seen(dict.fromkeys(gone, KILLED))
-        return explain(self._program, self._status, seen, [], self._timeout).splitlines()[0] if gone else ''
+        seen = watchdog.Seen(dict.fromkeys(gone, KILLED))
+        return watchdog.explain(self._program, self._status, seen, [], self._timeout).splitlines()[0] if gone else ''
 
     def _ask_the_others(self) -> str:
         dead: dict[int, str] = {}
         stopped: set[int] = set()
         busy: dict[tuple[int, int], float] = {}
-        failures: list[Failure] = []
+        failures: list[watchdog.Failure] = []
         for rank, card in enumerate(self._cards):
             with self._guard:
                 age = self._hear(rank)
@@ -410,7 +399,7 @@ class External:
                 has_failed = self._store.check([f'simpar/failures/{rank}'])
                 if has_failed:
                     reported = json.loads(self._store.get(f'simpar/failures/{rank}'))
-                    failures += [Failure(**failure) for failure in reported]
+                    failures += [watchdog.Failure(**failure) for failure in reported]
             state = card.process.state
             if state == 'stopped':
                 stopped.add(rank)
@@ -420,8 +409,8 @@ class External:
                 since = f'for {age:.1f} s' if age < math.inf else 'since the run began'
                 quiet = f'{host}has said nothing {since}: it was killed or stopped, or its host is lost'
                 dead[rank] = KILLED if state == 'gone' else quiet
-        seen = Seen(dead, frozenset(stopped), busy)
-        explained = explain(self._program, self._status, seen, failures, self._timeout)
+        seen = watchdog.Seen(dead, frozenset(stopped), busy)
+        explained = watchdog.explain(self._program, self._status, seen, failures, self._timeout)
         # One rank prints the table, or the log has as many copies as ranks.
         alive = min(rank for rank in range(self._program.world) if rank not in dead and rank not in stopped)
         return explained if self._rank == alive else explained.splitlines()[0]

@@ -11,19 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.costs import Communication, Costs
-from simpar.diagnosis.places import (
-    Ints,
-    Level,
-    Mask,
-    Own,
-    Place,
-    Sites,
-    cells_of,
-    communicating,
-    computing,
-    groups,
-    weighted_median,
-)
+from simpar.diagnosis import places
 from simpar.program import Csr, Program, Role
 from simpar.trace import Times
 
@@ -58,20 +46,20 @@ class Cause:
     """
 
     kind: CauseKind
-    place: Place
+    place: places.Place
     amount: float = 1.0
     seconds: float = 0.0
     explains: float = 0.0
     step: float = 0.0
 
-    def among(self, sites: Sites) -> Mask:
+    def among(self, sites: places.Sites) -> places.Mask:
         """Shape [N], the sites that it concerns: those that compute, or that communicate, at its place."""
         if self.kind in ('overlap', 'host', 'pause'):
             return self.place.sites(sites, sites.on(()))
         communicates = self.kind in ('communication', 'latency', 'communication beside compute')
         return self.place.sites(sites, ~sites.computes if communicates else sites.computes)
 
-    def make(self, bench: Bench, sites: Sites) -> Bench:
+    def make(self, bench: Bench, sites: places.Sites) -> Bench:
         """What it makes of a program and its costs."""
         match self.kind:
             case 'compute' | 'communication':
@@ -107,7 +95,7 @@ class Bench:
     costs: Costs
 
 
-def longer(bench: Bench, sites: Sites, mask: Mask, factor: float) -> Bench:
+def longer(bench: Bench, sites: places.Sites, mask: places.Mask, factor: float) -> Bench:
     """The ops of the sites in the mask take ``factor`` times as long."""
     bench, touched = apart(bench, sites, mask)
     costs = bench.costs
@@ -116,7 +104,7 @@ def longer(bench: Bench, sites: Sites, mask: Mask, factor: float) -> Bench:
     return replace(bench, costs=replace(costs, compute=compute, communication=_stretched(costs, touched, factor)))
 
 
-def delayed(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
+def delayed(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
     """The communication of the sites in the mask takes so much longer, whatever its size."""
     bench, touched = apart(bench, sites, mask)
     communication = dict(bench.costs.communication)
@@ -125,7 +113,7 @@ def delayed(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
     return replace(bench, costs=replace(bench.costs, communication=communication))
 
 
-def added(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
+def added(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
     """Each op of the sites in the mask takes so much longer, whether it computes or communicates."""
     bench, touched = apart(delayed(bench, sites, mask & ~sites.computes, seconds), sites, mask & sites.computes)
     compute = bench.costs.compute.copy()
@@ -133,7 +121,7 @@ def added(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
     return replace(bench, costs=replace(bench.costs, compute=compute))
 
 
-def later(bench: Bench, sites: Sites, mask: Mask, seconds: float) -> Bench:
+def later(bench: Bench, sites: places.Sites, mask: places.Mask, seconds: float) -> Bench:
     """The host takes so much longer to issue each of the sites in the mask."""
     bench, touched = apart(bench, sites, mask)
     host = bench.costs.host.copy()
@@ -168,7 +156,7 @@ def in_turn(bench: Bench, ranks: Sequence[int], streams: Sequence[str]) -> Bench
     return replace(bench, program=program.replace(roles=tuple(roles), role_of_rank=role_of_rank))
 
 
-def apart(bench: Bench, sites: Sites, mask: Mask) -> tuple[Bench, Ints]:
+def apart(bench: Bench, sites: places.Sites, mask: places.Mask) -> tuple[Bench, places.Ints]:
     """The same, with op classes that the sites in the mask have to themselves; and the numbers of these classes."""
     everywhere = np.bincount(sites.op, minlength=len(sites.program.op_classes))
     inside = np.bincount(sites.op[mask], minlength=len(everywhere))
@@ -186,7 +174,7 @@ def apart(bench: Bench, sites: Sites, mask: Mask) -> tuple[Bench, Ints]:
     return Bench(changed, _doubled(costs, again)), touched
 
 
-def _renumbered(program: Program, sites: Sites, mask: Mask, number: Ints) -> Program:
+def _renumbered(program: Program, sites: places.Sites, mask: places.Mask, number: places.Ints) -> Program:
     """The program with other numbers for the op classes of the sites in the mask, in roles of their own."""
     roles, role_of_rank = [*program.roles], program.role_of_rank.copy()
     made: dict[tuple[int, bytes], int] = {}
@@ -216,7 +204,7 @@ def _doubled(costs: Costs, again: NDArray[np.int64]) -> Costs:
     )
 
 
-def _stretched(costs: Costs, touched: Ints, factor: float) -> dict[int, Sequence[Communication]]:
+def _stretched(costs: Costs, touched: places.Ints, factor: float) -> dict[int, Sequence[Communication]]:
     communication = dict(costs.communication)
     for index in set(touched.tolist()) & communication.keys():
         communication[index] = tuple(
@@ -261,7 +249,7 @@ STREAMS: Final = 6
 """Streams of a role beyond which pairs of communication streams are left out."""
 
 
-def suspects(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) -> list[Cause]:
+def suspects(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> list[Cause]:
     """The causes to simulate.
 
     Arguments:
@@ -279,13 +267,13 @@ def suspects(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) ->
     return found[: max(FEWEST, SLOTS // len(sites))]
 
 
-def _longer(kind: CauseKind, seen: Level, told: Own, sites: Sites) -> list[tuple[float, Cause]]:
+def _longer(kind: CauseKind, seen: places.Level, told: places.Own, sites: places.Sites) -> list[tuple[float, Cause]]:
     """The places whose ops, all by one factor, leave the least unexplained; of communication by one addition, too.
 
     Each with the seconds that it explains.
     """
     among = sites.computes if kind == 'compute' else ~sites.computes
-    cells = cells_of(seen, told, sites, among)
+    cells = places.cells_of(seen, told, sites, among)
     worst = _worst_ranks(np.abs(seen.run - told.run) * among, sites)
     alike = _alike(seen, told, sites, among)
     gains: dict[bytes, list[tuple[float, Cause]]] = {}
@@ -304,27 +292,27 @@ def _longer(kind: CauseKind, seen: Level, told: Own, sites: Sites) -> list[tuple
     return [one for one in found if one[1].kind == kind][:NAMED] + latencies[:LATENCIES]
 
 
-def _places(kind: CauseKind, sites: Sites, single: list[tuple[int, ...]]) -> Iterator[Place]:
-    several = groups(sites)[:GROUPS]
+def _places(kind: CauseKind, sites: places.Sites, single: list[tuple[int, ...]]) -> Iterator[places.Place]:
+    several = places.groups(sites)[:GROUPS]
     if kind == 'compute':
-        return computing(sites, [(), *single, *several])
+        return places.computing(sites, [(), *single, *several])
     # Where a group and one of its ranks have the same sites, what communicates is told by the group.
-    return communicating(sites, [(), *several, *single])
+    return places.communicating(sites, [(), *several, *single])
 
 
 def _factor(seen: Times, told: Times, count: Times) -> tuple[float, float]:
     """The factor that brings the told times nearest to those seen, and by how many seconds nearer."""
-    factor = weighted_median(np.divide(seen, told, out=np.ones_like(seen), where=told > 0), told)
+    factor = places.weighted_median(np.divide(seen, told, out=np.ones_like(seen), where=told > 0), told)
     return factor, float((np.abs(seen - told) - np.abs(seen - factor * told)).sum())
 
 
 def _addition(seen: Times, told: Times, count: Times) -> tuple[float, float]:
     """The seconds that, added to each op, bring the told times nearest to those seen, and how much nearer."""
-    seconds = weighted_median((seen - told) / count, count)
+    seconds = places.weighted_median((seen - told) / count, count)
     return seconds, float((np.abs(seen - told) - np.abs(seen - told - seconds * count)).sum())
 
 
-def _late(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) -> Iterator[Cause]:
+def _late(seen: places.Level, told: places.Own, sites: places.Sites, costs: Costs, step: float) -> Iterator[Cause]:
     """Hosts: of all ranks, and of those whose ops start latest."""
     late = seen.delay - told.delay
     ops, issues = np.bincount(sites.rank), np.bincount(sites.rank, costs.host[sites.op])
@@ -334,10 +322,10 @@ def _late(seen: Level, told: Own, sites: Sites, costs: Costs, step: float) -> It
         busiest = max(ranks or range(len(ops)), key=issues.__getitem__)
         amount = float((step - issues[busiest]) / ops[busiest])
         if amount > 0:
-            yield Cause(kind='host', place=Place(ranks=ranks), amount=amount)
+            yield Cause(kind='host', place=places.Place(ranks=ranks), amount=amount)
 
 
-def _pauses(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
+def _pauses(seen: places.Level, told: places.Own, sites: places.Sites) -> Iterator[Cause]:
     """Single ops that begin late, on all ranks and on one: those that lose most."""
     late = (seen.delay - told.delay) * sites.share
     count = len(sites.program.op_classes)
@@ -348,11 +336,11 @@ def _pauses(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
             rank, op = divmod(one, count) if on else (0, one)
             amount = float(np.median((seen.delay - told.delay)[mask]))
             if amount > 0:
-                place = Place(ranks=(rank,) if on else (), op=sites.program.op_classes[op].name)
+                place = places.Place(ranks=(rank,) if on else (), op=sites.program.op_classes[op].name)
                 yield Cause(kind='pause', place=place, amount=amount)
 
 
-def _in_turn(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
+def _in_turn(seen: places.Level, told: places.Own, sites: places.Sites) -> Iterator[Cause]:
     """Pairs of streams, and all of them, on all ranks and on those whose ops start latest."""
     late = seen.delay - told.delay
     if late.sum() <= 0:
@@ -363,31 +351,31 @@ def _in_turn(seen: Level, told: Own, sites: Sites) -> Iterator[Cause]:
     together += [*combinations(others, 2)] if len(others) <= STREAMS else []
     for ranks in [(), *((rank,) for rank in _worst_ranks(late, sites)[:HOSTS])]:
         for streams in together:
-            yield Cause(kind='overlap', place=Place(ranks=ranks, streams=streams))
+            yield Cause(kind='overlap', place=places.Place(ranks=ranks, streams=streams))
 
 
 def _beside() -> list[Cause]:
     return [
-        Cause(kind='compute beside communication', place=Place(), amount=1.25),
-        Cause(kind='communication beside compute', place=Place(), amount=1.25),
+        Cause(kind='compute beside communication', place=places.Place(), amount=1.25),
+        Cause(kind='communication beside compute', place=places.Place(), amount=1.25),
     ]
 
 
-def _streams(sites: Sites) -> tuple[str, list[str]]:
+def _streams(sites: places.Sites) -> tuple[str, list[str]]:
     """The stream with most ops that compute, and the streams that only communicate."""
     count = np.bincount(sites.stream[sites.computes], minlength=len(sites.streams))
     first = int(np.argmax(count))
     return sites.streams[first], [name for name, computes in zip(sites.streams, count, strict=True) if not computes]
 
 
-def _alike(seen: Level, told: Own, sites: Sites, among: Mask) -> list[tuple[int, ...]]:
+def _alike(seen: places.Level, told: places.Own, sites: places.Sites, among: places.Mask) -> list[tuple[int, ...]]:
     """The ranks that take at least half as much longer as the worst, where these are some and not all."""
     apart = np.bincount(sites.rank, np.where(among, seen.run - told.run, 0.0))
     found = tuple(np.flatnonzero(apart > apart.max() / 2).tolist()) if apart.max() > 0 else ()
     return [found] if 1 < len(found) < len(apart) else []
 
 
-def _worst_ranks(seconds: Times, sites: Sites) -> list[int]:
+def _worst_ranks(seconds: Times, sites: places.Sites) -> list[int]:
     """The ranks with most seconds, the worst first."""
     sums = np.bincount(sites.rank, seconds * sites.share)
     worst: list[int] = np.argsort(-sums, kind='stable')[:RANKS].tolist()
@@ -403,14 +391,14 @@ ALL: Final = 0.15
 """Share by which most ops vary, beyond which the whole machine is called busy."""
 
 
-def busy(seen: Level, told: Own, sites: Sites) -> list[Cause]:
+def busy(seen: places.Level, told: places.Own, sites: places.Sites) -> list[Cause]:
     """Each rank, and all of them, as far as their ops vary."""
     varies = np.bincount(sites.rank, seen.varies)
     computes = np.maximum(np.bincount(sites.rank, seen.run * sites.computes), 1e-300)
     found = [
         Cause(
             kind='busy',
-            place=Place(ranks=(rank,)),
+            place=places.Place(ranks=(rank,)),
             amount=float(varies[rank] / computes[rank]),
             seconds=float(varies[rank]),
         )
@@ -418,5 +406,5 @@ def busy(seen: Level, told: Own, sites: Sites) -> list[Cause]:
     ]
     if seen.noise > ALL:
         seconds = seen.noise * float(computes.sum())
-        found.append(Cause(kind='busy', place=Place(), amount=seen.noise, seconds=seconds))
+        found.append(Cause(kind='busy', place=places.Place(), amount=seen.noise, seconds=seconds))
     return found

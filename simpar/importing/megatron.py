@@ -8,16 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from simpar.files import read_csv
+from simpar.importing import mixtures
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
-from simpar.importing.mixtures import (
-    dense_ranks,
-    expert,
-    experts,
-    has_dense,
-    number_of_experts,
-    pattern_of,
-    ranks_of,
-)
 from simpar.importing.settings import FOLDER, NOW, Settings, Source, first_layers, table_of
 from simpar.profiles import choices_in, stack_of
 
@@ -95,9 +87,9 @@ def biases(flags: Settings) -> Iterator[Finding]:
     if flags.on('disable-bias-linear'):
         by = flags.given('disable-bias-linear', 'add-qkv-bias')
         yield Entry(f'{_T}.bias', ['qkv'] if flags.on('add-qkv-bias') else [], by)
-    elif number_of_experts(flags):
+    elif mixtures.number_of_experts(flags):
         # Biases of experts are not modelled; where every layer has experts, none is left.
-        yield Entry(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if has_dense(flags) else [])], ())
+        yield Entry(f'{_T}.bias', ['qkv', 'proj', *(['ffn'] if mixtures.has_dense(flags) else [])], ())
         yield Guess('experts have no biases, which simpar does not model: --disable-bias-linear is not given')
     elif flags.on('add-qkv-bias'):
         yield Entry(f'{_T}.bias', ['qkv', 'proj', 'ffn'], ('add-qkv-bias',))
@@ -162,7 +154,7 @@ def window(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('no window', 'window-size')
         return
     width, every = numbers[0] + 1, flags.text('window-attn-skip-freq')
-    listed = pattern_of(every)
+    listed = mixtures.pattern_of(every)
     value: int | list[int] = width
     if listed is not None:
         value = [width if one else 0 for one in listed]
@@ -233,7 +225,7 @@ def tokenizer_of(texts: Iterable[str]) -> tuple[int, str] | None:
 
 def cluster(flags: Settings) -> Iterator[Finding]:
     """Nodes and devices of each, and work queues."""
-    ranks = ranks_of(flags)
+    ranks = mixtures.ranks_of(flags)
     yield from ranks.notes
     # The engine makes nodes of them, which hold as many devices as the profile says.
     yield Entry('ranks', ranks.total, flags.given('nnodes', 'nproc-per-node', 'worker-num'))
@@ -249,9 +241,9 @@ def cluster(flags: Settings) -> Iterator[Finding]:
 
 def batch(flags: Settings) -> Iterator[Finding]:
     """Samples of a step, and the micro-batches that they come in."""
-    ranks = ranks_of(flags).total
+    ranks = mixtures.ranks_of(flags).total
     # Those that share experts are among the data ranks.
-    data = max(1, ranks // max(1, dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
+    data = max(1, ranks // max(1, mixtures.dense_ranks(flags) * flags.number('pipeline-model-parallel-size')))
     small, full = flags.number('micro-batch-size'), flags.number('global-batch-size')
     # Both give the batch of one step; the last of a schedule is that of nearly all steps.
     steps, name = flags.number('gradient-accumulation-steps'), 'gradient-accumulation-steps'
@@ -373,7 +365,7 @@ def parallel(flags: Settings) -> Iterator[Finding]:
     """Sequence, context and expert parallelism."""
     yield from flags.said('sequence-parallel', 'context-parallel-size', 'use-tp-pp-dp-mapping')
     yield from flags.said('cp-comm-type', silent=True)
-    yield from expert(flags)
+    yield from mixtures.expert(flags)
     tensor = flags.number('tensor-model-parallel-size')
     if flags.on('tp-comm-overlap') and tensor > 1 and flags.on('sequence-parallel'):
         yield Entry('plan.tiles', tensor, ('tp-comm-overlap',), 'a ring has as many parts as ranks')
@@ -493,7 +485,7 @@ def pairs(flags: Settings) -> Iterator[Finding]:
     on = [name for name in switches if name in flags.table.rows and flags.on(name)]
     whole = flags.number('pipeline-model-parallel-size') > 1 and stages_of(flags).chunks == 1
     # NVIDIA/Megatron-LM d98e8a64dd, megatron/core/transformer/transformer_config.py, line 3002 on.
-    if not on or not number_of_experts(flags) or flags.number('expert-model-parallel-size') < 2:
+    if not on or not mixtures.number_of_experts(flags) or flags.number('expert-model-parallel-size') < 2:
         why = 'without overlap-moe-expert-parallel-comm' if not on else 'no ranks share experts'
         yield from flags.left(why, *switches, *more)
     elif whole and flags.text('schedules-method') != 'dualpipev':
@@ -534,7 +526,10 @@ def sharding(flags: Settings) -> Iterator[Finding]:
 def instances(flags: Settings, zero: int) -> Iterator[Finding]:
     """Data ranks that share one set of shards, where there are several of these."""
     name = 'num-distributed-optimizer-instances'
-    count, ranks = flags.number(name), ranks_of(flags).total // max(1, flags.number('pipeline-model-parallel-size'))
+    count, ranks = (
+        flags.number(name),
+        mixtures.ranks_of(flags).total // max(1, flags.number('pipeline-model-parallel-size')),
+    )
     ranks //= max(1, flags.number('tensor-model-parallel-size'))
     if count < 2 or not zero:
         yield from flags.left('one set of shards', name)
@@ -576,12 +571,12 @@ def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]
         'layernorm': ('norm?',),
         'mla_up_proj': ('kv_up', 'k_rope', 'qkv', *(['q_up'] if flags.number('q-lora-rank') else [])),
         # Of dense layers alone: those of experts have a name before.
-        'mlp': ('[0-9].fc1', f'[0-9].{act}', '[0-9].fc2') if has_dense(flags) else (),
+        'mlp': ('[0-9].fc1', f'[0-9].{act}', '[0-9].fc2') if mixtures.has_dense(flags) else (),
         'moe_act': (f'experts.{act}',),
         'moe': ('route*', 'dispatch', 'experts.*'),
         'shared_experts': ('shared.*',),
     }
-    if not number_of_experts(flags):
+    if not mixtures.number_of_experts(flags):
         patterns |= dict.fromkeys(('moe_act', 'moe', 'shared_experts'), ())
     if not flags.on('multi-latent-attention'):
         patterns['mla_up_proj'] = ()
@@ -629,7 +624,7 @@ def further(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('no modules', 'mtp-num-layers', 'mtp-loss-scaling-factor')
 
 
-OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, experts)
+OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, mixtures.experts)
 OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs)
 MEGATRON: Final = Source(
     name='Megatron-LM',

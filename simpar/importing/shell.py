@@ -15,19 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
-from simpar.importing.shell_syntax import (
-    Block,
-    Case,
-    Command,
-    Function,
-    If,
-    Part,
-    ShellError,
-    Statement,
-    Word,
-    blocks_of,
-    words_of,
-)
+from simpar.importing import shell_syntax
 
 _ASSIGNED: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)(\+?)=')
 _DECLARES: Final = frozenset({'export', 'declare', 'local', 'readonly', 'typeset'})
@@ -105,7 +93,7 @@ def read_script(
     """
     walk = _Walk(Values({'PWD': '.', 'HOME': '~', **given}, environment or {}), sourced)
     walk.values.take(arguments) if arguments else None
-    walk.block(blocks_of(words_of(text)))
+    walk.block(shell_syntax.blocks_of(shell_syntax.words_of(text)))
     variables = {name: tuple(words) for name, words in walk.origins.items()}
     return Script(tuple(walk.commands), tuple(walk.skipped), tuple(dict.fromkeys(walk.notes)), variables)
 
@@ -118,45 +106,45 @@ class _Walk:
         self.commands: list[tuple[Argument, ...]] = []
         self.skipped: list[Argument] = []
         self.notes: list[str] = []
-        self.functions: dict[str, Block] = {}
+        self.functions: dict[str, shell_syntax.Block] = {}
         self.origins: dict[str, list[Argument]] = {}
         self.doubts: dict[str, None] = {}
         self.calls = 0
         self.steps = 0
 
-    def block(self, block: Block) -> Answer:
+    def block(self, block: shell_syntax.Block) -> Answer:
         answer: Answer = True
         for statement in block:
             self.steps += 1
             if self.steps > MOST_COMMANDS:
-                raise ShellError(statement.line, f'more than {MOST_COMMANDS} commands')
-            if isinstance(statement, Command) and not self.goes_on(statement, answer):
+                raise shell_syntax.ShellError(statement.line, f'more than {MOST_COMMANDS} commands')
+            if isinstance(statement, shell_syntax.Command) and not self.goes_on(statement, answer):
                 self.skip((statement,))
                 continue
             answer = self.statement(statement)
         return answer
 
-    def goes_on(self, command: Command, before: Answer) -> bool:
+    def goes_on(self, command: shell_syntax.Command, before: Answer) -> bool:
         """Whether ``a && b`` and ``a || b`` come to b; where a is not known they do with ``&&`` alone."""
         if command.after == '||':
             return before is False
         return command.after != '&&' or before is not False
 
-    def statement(self, statement: Statement) -> Answer:
-        if isinstance(statement, Command):
+    def statement(self, statement: shell_syntax.Statement) -> Answer:
+        if isinstance(statement, shell_syntax.Command):
             return self.command(statement)
-        if isinstance(statement, If):
+        if isinstance(statement, shell_syntax.If):
             self.condition(statement)
-        elif isinstance(statement, Case):
+        elif isinstance(statement, shell_syntax.Case):
             self.case(statement)
-        elif isinstance(statement, Function):
+        elif isinstance(statement, shell_syntax.Function):
             self.functions[statement.name] = statement.body
         else:
             self.notes.append(f'line {statement.line}: a loop is not followed')
             self.skip(statement.body, None)
         return None
 
-    def condition(self, statement: If) -> None:
+    def condition(self, statement: shell_syntax.If) -> None:
         taken, self.doubts = False, {}
         for asked, body in statement.branches:
             answer = self.block(asked) if asked and not taken else True
@@ -169,7 +157,7 @@ class _Walk:
                 self.block(body)
                 self.doubts = doubts
 
-    def case(self, statement: Case) -> None:
+    def case(self, statement: shell_syntax.Case) -> None:
         value = self.values.joined(statement.word)
         doubts = tuple(unknowns(value))
         if doubts:
@@ -182,28 +170,28 @@ class _Walk:
             else:
                 self.skip(body, doubts)
 
-    def skip(self, block: Block, doubts: tuple[str, ...] | None = None) -> None:
+    def skip(self, block: shell_syntax.Block, doubts: tuple[str, ...] | None = None) -> None:
         """Keep the flags of what is not come to, so that none is dropped silently.
 
         Arguments: ``doubts``, variables that nobody assigns and that decided it; None where it was not decided.
         """
         for statement in block:
-            if isinstance(statement, Command):
+            if isinstance(statement, shell_syntax.Command):
                 words = [one for word in statement.words for one in (word.array or (word,))]
                 self.elsewhere(statement, doubts)
                 self.skipped += [
                     Argument(word.text, word.line) for word in words if word.text.lstrip(' \n').startswith('--')
                 ]
-            elif isinstance(statement, If):
+            elif isinstance(statement, shell_syntax.If):
                 for asked, body in statement.branches:
                     self.skip(asked + body, doubts)
-            elif isinstance(statement, Case):
+            elif isinstance(statement, shell_syntax.Case):
                 for _, body in statement.branches:
                     self.skip(body, doubts)
             else:
                 self.skip(statement.body)
 
-    def elsewhere(self, command: Command, doubts: tuple[str, ...] | None) -> None:
+    def elsewhere(self, command: shell_syntax.Command, doubts: tuple[str, ...] | None) -> None:
         """Note what a command would assign that is not come to; flags are empty then, as they are for bash."""
         for word in command.words if doubts is not None else ():
             match = _ASSIGNED.match(word.text)
@@ -213,7 +201,7 @@ class _Walk:
 
     # commands
 
-    def command(self, command: Command) -> Answer:
+    def command(self, command: shell_syntax.Command) -> Answer:
         words = list(command.words)
         while words and self.assigned(words[0]):
             words.pop(0)
@@ -238,13 +226,13 @@ class _Walk:
             self.ran(given)
         return {'true': True, ':': True, 'false': False}.get(name)
 
-    def test(self, name: str, words: list[Word]) -> Answer:
+    def test(self, name: str, words: list[shell_syntax.Word]) -> Answer:
         end = _TESTS[name]
         texts = [word.sign or self.values.joined(word) for word in words if word.plain != end or not end]
         self.doubts |= dict.fromkeys(name for text in texts for name in unknowns(text))
         return told(texts)
 
-    def assigned(self, word: Word) -> bool:
+    def assigned(self, word: shell_syntax.Word) -> bool:
         """Whether a word is ``NAME=value``; then it is assigned."""
         first = word.parts[0] if word.parts else None
         match = _ASSIGNED.match(first.text) if first and first.kind == 'text' and not first.quoted else None
@@ -256,13 +244,13 @@ class _Walk:
             self.origins[name] = (self.origins.get(name, []) if more else []) + given
             self.values.assign(name, [one.text for one in given], more=more)
             return True
-        rest = Word(word.line, (first._replace(text=first.text[match.end() :]), *word.parts[1:]))
+        rest = shell_syntax.Word(word.line, (first._replace(text=first.text[match.end() :]), *word.parts[1:]))
         value = self.values.joined(rest)
         self.origins[name] = (self.origins.get(name, []) if more else []) + [Argument(value, word.line)]
         self.values.assign(name, value, more=more)
         return True
 
-    def given(self, words: tuple[Word, ...] | list[Word]) -> Iterator[Argument]:
+    def given(self, words: tuple[shell_syntax.Word, ...] | list[shell_syntax.Word]) -> Iterator[Argument]:
         """What words come to, each at the line that says it: that of the variable's own, for an array's elements."""
         for word in words:
             texts = self.values.split(word)
@@ -296,7 +284,7 @@ class _Walk:
     def called(self, name: str, given: tuple[Argument, ...]) -> None:
         self.calls += 1
         if self.calls > _CALLS:
-            raise ShellError(given[0].line, f'more than {_CALLS} calls of functions')
+            raise shell_syntax.ShellError(given[0].line, f'more than {_CALLS} calls of functions')
         outside = self.values.arguments
         self.values.take([one.text for one in given[1:]])
         self.block(self.functions[name])
@@ -306,8 +294,8 @@ class _Walk:
         """Commands in a text, as of ``eval`` and ``bash -c``."""
         self.calls += 1
         if self.calls > _CALLS:
-            raise ShellError(line, f'more than {_CALLS} texts are run')
-        self.block(blocks_of(words_of(text, line)))
+            raise shell_syntax.ShellError(line, f'more than {_CALLS} texts are run')
+        self.block(shell_syntax.blocks_of(shell_syntax.words_of(text, line)))
 
 
 # conditions
@@ -423,12 +411,12 @@ class Values:
             else:
                 value = [old, *value] if isinstance(value, list) else old + value
         if sum(map(len, value)) + len(value) > MOST:
-            raise ShellError(0, f'{name} grows to more than {MOST} letters')
+            raise shell_syntax.ShellError(0, f'{name} grows to more than {MOST} letters')
         self.held[name] = value
 
     # words
 
-    def split(self, word: Word) -> list[str]:
+    def split(self, word: shell_syntax.Word) -> list[str]:
         """A word as bash hands it on: expanded, split where it is not quoted; none, one or several."""
         done: list[str] = []
         open_word = False
@@ -450,14 +438,14 @@ class Values:
             done += fields
             open_word = not after
         if sum(map(len, done)) > MOST:
-            raise ShellError(word.line, f'a word grows to more than {MOST} letters')
+            raise shell_syntax.ShellError(word.line, f'a word grows to more than {MOST} letters')
         return [one.translate(_BARE) for one in done]
 
-    def joined(self, word: Word) -> str:
+    def joined(self, word: shell_syntax.Word) -> str:
         """A word that is not split, as behind ``=``."""
         return ''.join(' '.join(self.part(part)) for part in word.parts).translate(_BARE)
 
-    def part(self, part: Part) -> list[str]:
+    def part(self, part: shell_syntax.Part) -> list[str]:
         if part.kind == 'text':
             return [part.text]
         if part.kind == 'command':
@@ -482,10 +470,10 @@ class Values:
 
     def text(self, text: str) -> str:
         """A default such as ``"6000"`` or ``$OTHER``, expanded."""
-        words = [word for word in words_of(text) if not word.sign]
+        words = [word for word in shell_syntax.words_of(text) if not word.sign]
         return ' '.join(''.join(map(self._kept, word.parts)) for word in words)
 
-    def _kept(self, part: Part) -> str:
+    def _kept(self, part: shell_syntax.Part) -> str:
         """A part of a default; what stands between quotes is not split where the default ends up."""
         text = ' '.join(self.part(part))
         return text.translate(_HIDDEN) if part.quoted else text

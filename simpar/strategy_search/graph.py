@@ -8,16 +8,7 @@ from typing import Literal
 from simpar.errors import Problem, ScheduleError
 from simpar.layout import Rule
 from simpar.model import Flatten, LayerNorm, Transpose
-from simpar.model.library.cross_entropy import (
-    COUNT,
-    CROSS_ENTROPY,
-    LABELS,
-    LIKELIHOOD,
-    LOGITS,
-    ONES,
-    SMOOTH,
-    LossOperator,
-)
+from simpar.model.library import cross_entropy
 from simpar.model.model import Graph as ModelGraph
 from simpar.model.operators import PRIMITIVES
 from simpar.model.operators.base import PLAIN
@@ -290,18 +281,22 @@ def softmax_cross_entropy(build: GraphBuilder, x: str, label: str, name: str = '
 
 def cross_entropy_operators(build: GraphBuilder, x: str, label: str) -> str:
     """Cross-entropy as the operators of ``simpar.model.library.cross_entropy``, and the arithmetic of their sums."""
-    names = {LOGITS: x, LABELS: label, ONES: build.constant('loss.ones', build.shapes[x][0], 1)}
-    for one in CROSS_ENTROPY:
+    names = {
+        cross_entropy.LOGITS: x,
+        cross_entropy.LABELS: label,
+        cross_entropy.ONES: build.constant('loss.ones', build.shapes[x][0], 1),
+    }
+    for one in cross_entropy.CROSS_ENTROPY:
         numbers = tuple(build.constant(f'{one.node}.number{place}') for place in range(one.numbers))
         names[one.name] = _loss_operator(build, one, (*(names[read] for read in one.reads), *numbers))
     means = []
-    for which in (LIKELIHOOD, SMOOTH):
-        mean = build.elementwise('Div', f'{names[which]}.div', names[which], names[COUNT])
+    for which in (cross_entropy.LIKELIHOOD, cross_entropy.SMOOTH):
+        mean = build.elementwise('Div', f'{names[which]}.div', names[which], names[cross_entropy.COUNT])
         means.append(build.elementwise('Muls', f'{names[which]}.mean', mean))
     return build.elementwise('Add', 'loss.total', *means)
 
 
-def _loss_operator(build: GraphBuilder, one: LossOperator, reads: tuple[str, ...]) -> str:
+def _loss_operator(build: GraphBuilder, one: cross_entropy.LossOperator, reads: tuple[str, ...]) -> str:
     shape = build.shapes[reads[0]]
     match one.primitive:
         case 'ReduceMax' | 'SumExt':

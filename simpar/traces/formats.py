@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.traces.ascend import (
-    NEEDED,
-    columns_of,
-    rank_of,
-    read_kernel_details,
-    read_step_times,
-    read_trace_view,
-    world_of,
-)
+from simpar.traces import ascend
 from simpar.traces.ascend_db import read_database, tables_of
 from simpar.traces.kineto import read_kineto
 from simpar.traces.table import RankTrace
@@ -88,10 +80,10 @@ def _of_folder(path: Path, extra: re.Pattern[str] | None) -> Iterator[RankTrace]
     folders = list(_folders(path))
     for place, folder in enumerate(folders):
         trace = _of_rank(folder, extra)
-        rank = rank_of(folder)
+        rank = ascend.rank_of(folder)
         # A folder without a rank's number keeps its place among the others.
         number = rank if rank is not None else trace.rank or place
-        yield replace(trace, rank=number, world=trace.world or world_of(folder))
+        yield replace(trace, rank=number, world=trace.world or ascend.world_of(folder))
     if not folders:
         for file in _files(path):
             if _format(file, _head(file)):
@@ -136,11 +128,11 @@ def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
     if kind == 'kineto':
         return [read_kineto(path, extra)]
     if kind == 'kernels':
-        return [read_kernel_details(path)]
+        return [ascend.read_kernel_details(path)]
     if kind == 'steps':
-        return read_step_times(path)
+        return ascend.read_step_times(path)
     if kind == 'view':
-        return [read_trace_view(path)]
+        return [ascend.read_trace_view(path)]
     if kind == 'database':
         return [read_database(path)]
     raise ScheduleError(_refusal(path, head) or Problem(str(path), 'is no recording that is read', f'give {READ}'))
@@ -163,7 +155,7 @@ def _format(path: Path, head: bytes) -> str:
         return 'view'
     if any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')):
         return 'kineto'
-    if set(NEEDED) <= set(columns_of(first.decode('utf-8', 'replace').replace('"', '').split(','))[0]):
+    if set(ascend.NEEDED) <= set(ascend.columns_of(first.decode('utf-8', 'replace').replace('"', '').split(','))[0]):
         return 'kernels'
     if b'Communication(Not Overlapped)' in first and b'Stage' in first:
         return 'steps'

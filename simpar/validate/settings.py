@@ -4,21 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from simpar.profiles import load_profile, profile_of_hardware
-from simpar.validate.columns import (
-    TODAY,
-    activation_of,
-    attention_of,
-    degrees,
-    experts_of,
-    filled,
-    not_stated,
-    order_of,
-    overlaps,
-    stack_in,
-    stack_name,
-    uneven,
-    zero_stage,
-)
+from simpar.validate import columns
 from simpar.validate.megatron import megatron_tree
 from simpar.validate.recompute import recompute_of
 from simpar.validate.rows import VOCABULARY, Row
@@ -45,9 +31,13 @@ def assumed(row: Row) -> Iterator[str]:
         yield f'vocab not stated: {VOCABULARY}'
     if not row.text('dtype'):
         yield 'dtype not stated: bf16'
-    if not row.text('stack') and year_of(row) is None and stack_in(row, LONG_AGO) != stack_in(row, TODAY):
+    if (
+        not row.text('stack')
+        and year_of(row) is None
+        and columns.stack_in(row, LONG_AGO) != columns.stack_in(row, columns.TODAY)
+    ):
         yield f'year of {row.text("framework")} not stated: its stack of today'
-    if row.whole('dp', 1) > 1 and not row.text('zero_stage') and zero_stage(row):
+    if row.whole('dp', 1) > 1 and not row.text('zero_stage') and columns.zero_stage(row):
         yield 'zero_stage of FSDP not stated: 3'
     if row.whole('n_gpus') > _node(row) and (unsure := network_of(row.text('inter_link'), _node(row)).unsure):
         yield unsure
@@ -67,7 +57,9 @@ def _unknown_hardware(row: Row) -> str:
 def _incomplete(row: Row) -> str:
     if not row.seconds:
         return 'no step time'
-    if missing := not_stated(row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch')):
+    if missing := columns.not_stated(
+        row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch')
+    ):
         return missing
     if 'do not score time' in row.text('notes'):
         return 'marked: its time is not to be scored'
@@ -90,7 +82,7 @@ def _not_modelled(row: Row) -> str:
 
 
 def _odd_batch(row: Row) -> str:
-    if wrong := uneven(row):
+    if wrong := columns.uneven(row):
         return wrong
     data, samples = max(1, row.whole('dp', 1)), row.whole('micro_batch', 1)
     if row.whole('global_batch') % (data * samples):
@@ -121,7 +113,7 @@ def cluster_of(row: Row) -> dict[str, Any]:
     profile, devices, node = load_profile(_profile(row)), row.whole('n_gpus'), _node(row)
     nodes = next(count for count in range(-(-devices // node), devices + 1) if devices % count == 0)
     found: dict[str, Any] = {'profile': profile.name, 'nodes': nodes, 'devices': devices // nodes}
-    found['stack'] = stack_name(row)
+    found['stack'] = columns.stack_name(row)
     outermost = profile.links[-1]
     stated = network_of(row.text('inter_link'), node).rate
     # What a row states of its network goes before what the profile takes it to be.
@@ -144,7 +136,7 @@ def workload_of(row: Row) -> dict[str, Any]:
     }
     if row.text('ffn'):
         model['ffn'] = row.whole('ffn')
-    activation = activation_of(row)
+    activation = columns.activation_of(row)
     # Where a model of Ascend's tables has no word for it, three products of this width are its feed-forward.
     if 'glu' in activation or (not activation and row.whole('ffn') % row.whole('hidden')):
         model |= {'activation': activation or 'swiglu', 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
@@ -160,9 +152,9 @@ def workload_of(row: Row) -> dict[str, Any]:
     flags = row.text('overlap_flags')
     if 'mindspeed' in row.text('framework').lower() and flags and 'flash-attn' not in flags:
         model['attention'] = 'unfused'
-    model |= attention_of(row)
+    model |= columns.attention_of(row)
     if row.whole('n_experts') > 1:
-        model['experts'] = experts_of(row)
+        model['experts'] = columns.experts_of(row)
     precision = precision_of(row.text('dtype'))
     found = {'transformer': model, 'batch': row.whole('global_batch'), 'precision': precision.dtype}
     return found if precision.fp8 == 'none' else {**found, 'fp8': precision.fp8}
@@ -170,7 +162,7 @@ def workload_of(row: Row) -> dict[str, Any]:
 
 def plan_of(row: Row) -> dict[str, Any]:
     """The plan of a row, by the columns that all sets have."""
-    plan, pipeline = degrees(row), row.whole('pp', 1)
+    plan, pipeline = columns.degrees(row), row.whole('pp', 1)
     copies = row.whole('interleave_copies', 1)
     if copies > 1:
         plan |= {'copies': copies, 'micro_batches': max(1, plan['micro_batches'] // copies)}
@@ -178,14 +170,14 @@ def plan_of(row: Row) -> dict[str, Any]:
         plan['recompute'] = recompute
     if pipeline > 1:
         plan |= _pipeline(row, pipeline)
-    if overlaps(row, 'grad-reduce'):
+    if columns.overlaps(row, 'grad-reduce'):
         plan |= {'reduce_gradients': 'overlapped', 'fusion': '40 MB'}
     return plan
 
 
 def _pipeline(row: Row, pipeline: int) -> dict[str, Any]:
     chunks, layers = row.whole('vpp_chunks', 1), row.whole('n_layers')
-    order = order_of(row)
+    order = columns.order_of(row)
     if not order and row.text('schedule').lower() not in ('', 'none'):
         raise Skipped(f'schedule {row.text("schedule")[:40]!r}')
     order = order or ('interleaved-1f1b' if chunks > 1 else '1f1b')
@@ -211,4 +203,4 @@ def schedule_tree(row: Row) -> dict[str, Any]:
     if row.text('flags').startswith('--'):
         # Megatron-LM's own flags say more than the columns that all sets have.
         return tree | megatron_tree(row)
-    return filled({**tree, 'workload': workload_of(row), 'plan': plan_of(row)}, row)
+    return columns.filled({**tree, 'workload': workload_of(row), 'plan': plan_of(row)}, row)

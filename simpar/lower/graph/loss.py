@@ -15,17 +15,7 @@ from simpar.lower.graph.move import Mover, Site, emit
 from simpar.lower.graph.place import Degrees, Placed, Placer
 from simpar.lower.tape import Tape, Value
 from simpar.model import Reshape, Shape
-from simpar.model.library.cross_entropy import (
-    COUNT,
-    CROSS_ENTROPY,
-    IGNORE_INDEX,
-    LABELS,
-    LIKELIHOOD,
-    LOGITS,
-    ONES,
-    SMOOTH,
-    LossOperator,
-)
+from simpar.model.library import cross_entropy
 from simpar.model.model import AHEAD, Further
 from simpar.program import BYTES, Attribute, OpClass, Split, Tensor
 from simpar.workload import Workload
@@ -89,7 +79,7 @@ WITHOUT_GRADIENT: Final = frozenset({'ReduceMax', 'Equal'})
 """The maximum cancels out of the loss, so that nothing comes back through it."""
 
 
-def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Rule:
+def rule_of(operator: cross_entropy.LossOperator, shapes: Sequence[Shape]) -> Rule:
     """How an operator of the loss may be sharded.
 
     Arguments: ``shapes`` of what it reads, but for single numbers.
@@ -109,13 +99,13 @@ def rule_of(operator: LossOperator, shapes: Sequence[Shape]) -> Rule:
     return operators.elementwise(name, *shapes)
 
 
-def loss_rules(logits: Shape) -> Iterator[tuple[LossOperator, Rule]]:
+def loss_rules(logits: Shape) -> Iterator[tuple[cross_entropy.LossOperator, Rule]]:
     """Every operator of the loss with its rule, in order.
 
     Arguments: ``logits``, their shape [rows, classes].
     """
-    shapes = {LOGITS: logits, LABELS: logits[:1], ONES: (*logits[:1], 1)}
-    for operator in CROSS_ENTROPY:
+    shapes = {cross_entropy.LOGITS: logits, cross_entropy.LABELS: logits[:1], cross_entropy.ONES: (*logits[:1], 1)}
+    for operator in cross_entropy.CROSS_ENTROPY:
         rule = rule_of(operator, [shapes[name] for name in operator.reads])
         shapes[operator.name] = rule.output_shape
         yield operator, rule
@@ -142,24 +132,24 @@ class CrossEntropy:
     def emit(self, logits: Value, labels: Value) -> None:
         """All of them, the loss and its gradient."""
         # ONES has no tensor: the kernel of its reader knows the number.
-        values = {LOGITS: logits, LABELS: labels}
+        values = {cross_entropy.LOGITS: logits, cross_entropy.LABELS: labels}
         for operator, rule in loss_rules(logits.shape):
-            reads = [values[name] for name in operator.reads if name != ONES]
+            reads = [values[name] for name in operator.reads if name != cross_entropy.ONES]
             values[operator.name] = self._operator(operator, self._for_copies(rule), reads)
-        self._mean(values[LIKELIHOOD], values[SMOOTH], values[COUNT])
+        self._mean(values[cross_entropy.LIKELIHOOD], values[cross_entropy.SMOOTH], values[cross_entropy.COUNT])
 
     def _for_copies(self, rule: Rule) -> Rule:
         """Of a sum of everything, with a number for every copy."""
         return rule if rule.output else replace(rule, output=(ONE,), output_shape=(self.tape.mesh.copies,))
 
-    def _placed(self, operator: LossOperator, rule: Rule, reads: Sequence[Value]) -> Placed:
+    def _placed(self, operator: cross_entropy.LossOperator, rule: Rule, reads: Sequence[Value]) -> Placed:
         lead = len(operator.reads) - len(reads)
         given = self.workload.loss_strategies.get(operator.name)
         # Without a strategy of its own: by batch, over as many ranks as divide it.
         strategy = given or by_rows(rule, self.placer.by_batch(rule.shapes[0][0]))
         return self.placer.by_strategy(rule, strategy, (), reads[0].layout, lead)
 
-    def _operator(self, operator: LossOperator, rule: Rule, reads: Sequence[Value]) -> Value:
+    def _operator(self, operator: cross_entropy.LossOperator, rule: Rule, reads: Sequence[Value]) -> Value:
         placed = self._placed(operator, rule, reads)
         layouts = placed.inputs[-len(reads) :]
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
@@ -172,21 +162,23 @@ class CrossEntropy:
         self.tape.backward_of(y, lambda dy: self._backward(operator, reads, y, dy))
         return self.mover.summed(y, placed.output, operator.node)
 
-    def _dtype(self, operator: LossOperator, reads: Sequence[Value]) -> str:
+    def _dtype(self, operator: cross_entropy.LossOperator, reads: Sequence[Value]) -> str:
         """Labels and what is made of them are integers, a mask is one of truths.
 
         Sums over a copy's rows are wide, as the loss is: 16 bits count to 65504 at most.
         """
         if operator.primitive == 'Equal':
             return 'bool'
-        if operator.name in (LIKELIHOOD, SMOOTH, COUNT):
+        if operator.name in (cross_entropy.LIKELIHOOD, cross_entropy.SMOOTH, cross_entropy.COUNT):
             return self.tape.dtype if BYTES[self.tape.dtype] >= BYTES[WIDE] else WIDE
-        kept = operator.primitive in ('ExpandDims', 'Squeeze', 'MaskedFill') and ONES not in operator.reads
+        kept = (
+            operator.primitive in ('ExpandDims', 'Squeeze', 'MaskedFill') and cross_entropy.ONES not in operator.reads
+        )
         return self.tape.tensors[reads[0].name].dtype if kept else self.tape.dtype
 
     # forward and backward of one operator
 
-    def _forward(self, operator: LossOperator, reads: Sequence[Value], y: Value) -> None:
+    def _forward(self, operator: cross_entropy.LossOperator, reads: Sequence[Value], y: Value) -> None:
         kind = KINDS[operator.primitive]
         if kind.backward == 'output':
             self.tape.saved.add(y.name)
@@ -205,7 +197,7 @@ class CrossEntropy:
         """Bytes of picking: the index, and what it names read and written."""
         return self.tape.held_bytes(index.name) + 2.0 * self.tape.held_bytes(y.name)
 
-    def _attributes(self, operator: LossOperator, reads: Sequence[Value], y: Value) -> Attributes:
+    def _attributes(self, operator: cross_entropy.LossOperator, reads: Sequence[Value], y: Value) -> Attributes:
         """What the kernel of the forward must know."""
         match operator.primitive:
             case 'SumExt' | 'ReduceMax':
@@ -213,10 +205,10 @@ class CrossEntropy:
             case 'ExpandDims' | 'Squeeze':
                 return {'shape': self._local(y)}
             case 'Equal':
-                return {'value': IGNORE_INDEX}
+                return {'value': cross_entropy.IGNORE_INDEX}
         return {}
 
-    def _backward(self, operator: LossOperator, reads: Sequence[Value], y: Value, dy: Value) -> None:
+    def _backward(self, operator: cross_entropy.LossOperator, reads: Sequence[Value], y: Value, dy: Value) -> None:
         x = reads[0]
         if operator.primitive in ('Sub', 'Add'):
             self.tape.accumulate(x, dy)
@@ -229,7 +221,7 @@ class CrossEntropy:
         if x.needs_gradient:
             self._back(operator, x, dy, saved)
 
-    def _back(self, operator: LossOperator, x: Value, dy: Value, saved: Sequence[Value] = ()) -> None:
+    def _back(self, operator: cross_entropy.LossOperator, x: Value, dy: Value, saved: Sequence[Value] = ()) -> None:
         """The op that makes the gradient of ``x``."""
         kind = KINDS[operator.primitive]
         dx = self.tape.new_gradient(x, operator.node, dy)
@@ -334,7 +326,7 @@ def add_loss(
     if further:
         # The last tokens of a sample have no label so far on: a negative one is not counted.
         ahead, (samples, tokens) = f'{AHEAD}{further.ahead}', y.shape[:2]
-        target = register(f'labels{ahead}', y.shape[:-1], f'{classes}{ahead}={IGNORE_INDEX}', 'int64')
+        target = register(f'labels{ahead}', y.shape[:-1], f'{classes}{ahead}={cross_entropy.IGNORE_INDEX}', 'int64')
         factor = further.weight * scale(tape, samples * (tokens - further.ahead), summed=summed)
     elif by_class:
         target = register('labels', y.shape[:-1], classes, 'int64')

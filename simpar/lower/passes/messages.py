@@ -12,17 +12,7 @@ from typing import Final, NamedTuple
 
 from simpar.layout import operators, replicated
 from simpar.lower.issue import TENSOR, Issue, Issued, Run, block_of
-from simpar.lower.passes.optimizer_parallel import (
-    Shard,
-    Shards,
-    fuse,
-    is_root,
-    message_bytes,
-    message_sizes,
-    partial_gradients,
-    size_of,
-    split_dims,
-)
+from simpar.lower.passes import optimizer_parallel
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.lower.tape import Tape, Value, layer_of
 from simpar.plans import Plan
@@ -143,7 +133,7 @@ class _Touched:
 class Gathers:
     """The gathers of one pipeline rank's weights."""
 
-    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int]) -> None:
+    def __init__(self, tape: Tape, plan: Plan, shards: optimizer_parallel.Shards, ids: Mapping[str, int]) -> None:
         self._tape = tape
         self._plan = plan
         self._shards = shards
@@ -217,11 +207,13 @@ class Gathers:
         return found
 
     def _fused(self, parameters: Sequence[str], scope: str) -> dict[_Key, list[str]]:
-        size = message_sizes(self._tape, self._plan, self._shards, parameters)
+        size = optimizer_parallel.message_sizes(self._tape, self._plan, self._shards, parameters)
         return {
             (bucket, partition): members
             for partition, mine in self._shards.by_partition(parameters).items()
-            for bucket, members in self._shards.with_flat(fuse(mine, size, self._plan, self._ids, scope)).items()
+            for bucket, members in self._shards.with_flat(
+                optimizer_parallel.fuse(mine, size, self._plan, self._ids, scope)
+            ).items()
         }
 
     def _uses(self, order: Issued) -> dict[_Key, dict[Label | None, _Use]]:
@@ -242,7 +234,9 @@ class Gathers:
                 mine = _moved(use, start, block.micro_batches)
                 spans = found.setdefault((use.bucket, use.partition), {})
                 # on-use-twice has one use a label, on-use one for all that a step does.
-                again = self._shards.choice.gather == 'on-use-twice' and not is_root(self._plan, use.bucket)
+                again = self._shards.choice.gather == 'on-use-twice' and not optimizer_parallel.is_root(
+                    self._plan, use.bucket
+                )
                 span = mine.label if again else None
                 spans[span] = _joined(spans[span], mine) if span in spans else mine
         return found
@@ -281,24 +275,24 @@ class Gathers:
     def _gather(self, use: _Use) -> OpClass:
         return self._message(use.bucket, use.label[2], self._of(use), stage=use.label[0])
 
-    def _of(self, use: _Use) -> tuple[Shard, ...]:
+    def _of(self, use: _Use) -> tuple[optimizer_parallel.Shard, ...]:
         return self._shards.each(sorted(use.members & self._number.keys(), key=self._number.__getitem__))
 
-    def _message(self, bucket: str, phase: Phase, shards: Sequence[Shard], stage: int) -> OpClass:
+    def _message(self, bucket: str, phase: Phase, shards: Sequence[optimizer_parallel.Shard], stage: int) -> OpClass:
         names = tuple(shard.weight.name for shard in shards)
         return OpClass(
             name=self._unique(f'{bucket}.weights.{shards[0].partition}.all_gather.{phase}', names),
             kind='collective',
             operator='all_gather',
             phase=phase,
-            bytes=message_bytes(self._tape, [shard.weight for shard in shards]),
+            bytes=optimizer_parallel.message_bytes(self._tape, [shard.weight for shard in shards]),
             dtype=shards[0].weight.dtype,
             partition=shards[0].partition,
             reads=names,
             writes=tuple(name for shard in shards for name in shard.gathered),
             # After the update the view ends; a shard that is gathered on use stays.
             frees=names if phase == 'U' else (),
-            attributes=split_dims(shards),
+            attributes=optimizer_parallel.split_dims(shards),
             stage=stage,
         )
 
@@ -365,7 +359,7 @@ class Gathers:
             dtype=self._tape.dtype,
             reads=reads,
             writes=tuple(shard.weight.name for shard in shards),
-            attributes={**split_dims(shards), 'partition': shards[0].partition},
+            attributes={**optimizer_parallel.split_dims(shards), 'partition': shards[0].partition},
             stage=stage,
         )
 
@@ -449,7 +443,7 @@ class Reduction:
 class Reductions:
     """The sums of gradients, of one pipeline rank after the other."""
 
-    def __init__(self, tape: Tape, plan: Plan, shards: Shards, ids: Mapping[str, int]) -> None:
+    def __init__(self, tape: Tape, plan: Plan, shards: optimizer_parallel.Shards, ids: Mapping[str, int]) -> None:
         self._tape = tape
         self._plan = plan
         self._shards = shards
@@ -504,7 +498,7 @@ class Reductions:
         """Reduce-scatters of what is sharded, each behind the sum over tensor ranks that it needs."""
         if not self._shards.of:
             return
-        sliced, summed = self._shards.choice.sharded, partial_gradients(self._tape)
+        sliced, summed = self._shards.choice.sharded, optimizer_parallel.partial_gradients(self._tape)
         # Sharded gradients are scattered stage by stage, behind each micro-batch's backward; else once, at the end.
         stages = self._stages if sliced else [-1]
         for stage in stages:
@@ -543,10 +537,10 @@ class Reductions:
             of = dict.fromkeys(sorted(self._adds[name] for name in parameters))
             each = [self._buckets([name for name in parameters if self._adds[name] == one], one) for one in of]
             return {bucket: members for found in each for bucket, members in found.items()}
-        size = message_sizes(self._tape, self._plan, self._shards, parameters)
+        size = optimizer_parallel.message_sizes(self._tape, self._plan, self._shards, parameters)
         several = stage >= 0 and self._tape.mesh.stages > 1
         scope = f'stage{stage}.' if several else self._scope
-        return self._shards.with_flat(fuse(parameters, size, self._plan, self._ids, scope))
+        return self._shards.with_flat(optimizer_parallel.fuse(parameters, size, self._plan, self._ids, scope))
 
     def _all_reduce(self, bucket: str, partition: str, gradients: Sequence[Tensor], first: str) -> OpClass:
         """Arguments: ``first``, the parameter that the first gradient is of."""
@@ -556,7 +550,7 @@ class Reductions:
             kind='collective',
             operator='all_reduce',
             phase='W',
-            bytes=size_of(self._tape, gradients),
+            bytes=optimizer_parallel.size_of(self._tape, gradients),
             dtype=gradients[0].dtype,
             partition=partition,
             reduce='sum',
@@ -565,7 +559,7 @@ class Reductions:
             stage=self._adds[first],
         )
 
-    def _reduce_scatter(self, bucket: str, shards: Sequence[Shard], *, sliced: bool) -> OpClass:
+    def _reduce_scatter(self, bucket: str, shards: Sequence[optimizer_parallel.Shard], *, sliced: bool) -> OpClass:
         """Arguments: ``sliced``: added to the shards of the micro-batches before; that addition is not priced."""
         fulls = [full for shard in shards for full in shard.fulls]
         names = tuple(tensor.name for tensor in fulls)
@@ -575,7 +569,7 @@ class Reductions:
             kind='collective',
             operator='reduce_scatter',
             phase='W',
-            bytes=message_bytes(self._tape, [shard.gradient for shard in shards]),
+            bytes=optimizer_parallel.message_bytes(self._tape, [shard.gradient for shard in shards]),
             dtype=fulls[0].dtype,
             partition=shards[0].partition,
             reduce='sum',
@@ -583,7 +577,7 @@ class Reductions:
             writes=() if sliced else sharded,
             accumulates=sharded if sliced else (),
             frees=names,
-            attributes=split_dims(shards),
+            attributes=optimizer_parallel.split_dims(shards),
             stage=self._adds[shards[0].parameters[0]],
         )
 

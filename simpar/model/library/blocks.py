@@ -6,24 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
+from simpar import model
 from simpar.errors import Infeasible
-from simpar.model import (
-    INPUT,
-    Add,
-    Dense,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Operator,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    Transpose,
-)
 
 HEADS_FIRST = (0, 2, 1, 3)
 """From [sequences, tokens, heads, features] to [sequences, heads, tokens, features], and back."""
@@ -31,7 +15,7 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 def block_network(
     sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, bias: bool = False, init_std: float = 0.02
-) -> Network:
+) -> model.Network:
     """Pre-norm blocks over rows [sequences × tokens, hidden], their attention unfused, over all tokens of a sequence.
 
     Arguments:
@@ -51,7 +35,7 @@ def block_network(
 
 def llama_network(
     sequence: int, hidden: int, heads: int, ffn: int, layers: int = 1, *, init_std: float = 0.02
-) -> Network:
+) -> model.Network:
     """Blocks as Llama's over rows [sequences × tokens, hidden]: RMSNorm, unfused attention, a feed-forward with a gate.
 
     Arguments:
@@ -68,15 +52,15 @@ def llama_network(
     return _blocks(_Llama(sequence, hidden, heads, ffn, bias=False), layers, init_std)
 
 
-def _blocks(block: _Block, layers: int, init_std: float) -> Network:
+def _blocks(block: _Block, layers: int, init_std: float) -> model.Network:
     if block.hidden % block.heads:
         raise Infeasible(f'{block.heads} heads do not divide a hidden size of {block.hidden}; choose a divisor')
-    found: list[Operator] = []
-    before = INPUT
+    found: list[model.Operator] = []
+    before = model.INPUT
     for layer in range(layers):
         found += block.layers(f'layer{layer}', before)
         before = f'layer{layer}_add2'
-    return Network(layers=tuple(found), input=(block.hidden,), init_std=init_std)
+    return model.Network(layers=tuple(found), input=(block.hidden,), init_std=init_std)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,44 +73,44 @@ class _Block:
     ffn: int
     bias: bool
 
-    def layers(self, name: str, x: str) -> Iterator[Operator]:
+    def layers(self, name: str, x: str) -> Iterator[model.Operator]:
         yield self.norm(of=x, name=f'{name}_norm1')
         yield from self.attention(name, f'{name}_norm1')
-        yield Add(of=(x, f'{name}_o'), name=f'{name}_add1')
+        yield model.Add(of=(x, f'{name}_o'), name=f'{name}_add1')
         yield self.norm(of='', name=f'{name}_norm2')
         yield from self.feed_forward(name)
-        yield Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
+        yield model.Add(of=(f'{name}_add1', f'{name}_down'), name=f'{name}_add2')
 
-    def norm(self, of: str, name: str) -> Operator:
-        return LayerNorm(of=of, name=name)
+    def norm(self, of: str, name: str) -> model.Operator:
+        return model.LayerNorm(of=of, name=name)
 
-    def dense(self, inputs: int, outputs: int, name: str, of: str = '') -> Dense:
-        return Dense(inputs=inputs, outputs=outputs, bias=self.bias, of=of, name=name)
+    def dense(self, inputs: int, outputs: int, name: str, of: str = '') -> model.Dense:
+        return model.Dense(inputs=inputs, outputs=outputs, bias=self.bias, of=of, name=name)
 
-    def feed_forward(self, name: str) -> Iterator[Operator]:
+    def feed_forward(self, name: str) -> Iterator[model.Operator]:
         yield self.dense(self.hidden, self.ffn, f'{name}_up')
-        yield Gelu(name=f'{name}_gelu')
+        yield model.Gelu(name=f'{name}_gelu')
         yield self.dense(self.ffn, self.hidden, f'{name}_down')
 
-    def attention(self, name: str, x: str) -> Iterator[Operator]:
+    def attention(self, name: str, x: str) -> Iterator[model.Operator]:
         width = self.hidden // self.heads
 
-        def projected(which: str) -> Iterator[Operator]:
+        def projected(which: str) -> Iterator[model.Operator]:
             yield self.dense(self.hidden, self.hidden, f'{name}_{which}', x)
             # −1: dim 0 counts samples, which ranks, micro-batches and copies divide.
-            yield Reshape(shape=(-1, self.sequence, self.heads, width), name=f'{name}_{which}_reshape')
-            yield Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
+            yield model.Reshape(shape=(-1, self.sequence, self.heads, width), name=f'{name}_{which}_reshape')
+            yield model.Transpose(permutation=HEADS_FIRST, name=f'{name}_{which}_transpose')
 
         yield from projected('q')
         yield from projected('k')
-        yield MatMul(of=(f'{name}_q_transpose', f'{name}_k_transpose'), transpose_b=True, name=f'{name}_scores')
+        yield model.MatMul(of=(f'{name}_q_transpose', f'{name}_k_transpose'), transpose_b=True, name=f'{name}_scores')
         # An operator of its own, for searches and strategies see what the compiler would split.
-        yield Mul(factor=1 / sqrt(width), name=f'{name}_scale')
-        yield Softmax(name=f'{name}_softmax')
+        yield model.Mul(factor=1 / sqrt(width), name=f'{name}_scale')
+        yield model.Softmax(name=f'{name}_softmax')
         yield from projected('v')
-        yield MatMul(of=(f'{name}_softmax', f'{name}_v_transpose'), name=f'{name}_values')
-        yield Transpose(permutation=HEADS_FIRST, name=f'{name}_transpose')
-        yield Reshape(shape=(-1, self.hidden), name=f'{name}_reshape')
+        yield model.MatMul(of=(f'{name}_softmax', f'{name}_v_transpose'), name=f'{name}_values')
+        yield model.Transpose(permutation=HEADS_FIRST, name=f'{name}_transpose')
+        yield model.Reshape(shape=(-1, self.hidden), name=f'{name}_reshape')
         yield self.dense(self.hidden, self.hidden, f'{name}_o')
 
 
@@ -135,13 +119,13 @@ class _Llama(_Block):
 
     __slots__ = ()
 
-    def norm(self, of: str, name: str) -> Operator:
-        return RmsNorm(of=of, name=name)
+    def norm(self, of: str, name: str) -> model.Operator:
+        return model.RmsNorm(of=of, name=name)
 
-    def feed_forward(self, name: str) -> Iterator[Operator]:
+    def feed_forward(self, name: str) -> Iterator[model.Operator]:
         yield self.dense(self.hidden, self.ffn, f'{name}_gate')
-        yield Silu(name=f'{name}_silu')
+        yield model.Silu(name=f'{name}_silu')
         # The gate and this product read the same norm, which is no longer the layer before.
         yield self.dense(self.hidden, self.ffn, f'{name}_up', f'{name}_norm2')
-        yield Multiply(of=(f'{name}_silu', f'{name}_up'), name=f'{name}_gated')
+        yield model.Multiply(of=(f'{name}_silu', f'{name}_up'), name=f'{name}_gated')
         yield self.dense(self.ffn, self.hidden, f'{name}_down')
