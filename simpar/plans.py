@@ -93,6 +93,8 @@ class Plan:
         offload: what leaves the device for the host: ``activations`` of layers, behind their forward and back before
             their backward; states of the ``optimizer``, on the device while a layer is updated.
         offload_layers: how many layers of a stage, the first first, offload activations; 0: all but its last.
+        recompute_inputs: of recomputed layers each tensor rank keeps all inputs (``full``), or a slice of those that it
+            holds as the others do (``sharded``), which they gather again.
         shard: what optimizer parallelism splits over the data ranks: ``state``, ``gradients``, ``weights``.
         gather: when sharded weights are made full: ``on-use``, once a step, kept to the last use; ``on-use-twice``, for
             every forward and again for every backward of a micro-batch (FSDP); ``after-update``: weights stay full,
@@ -171,6 +173,7 @@ class Plan:
     recompute_communication: bool = True
     offload: tuple[Literal['activations', 'optimizer'], ...] = ()
     offload_layers: int = 0
+    recompute_inputs: Literal['full', 'sharded'] = 'full'
     shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()
     gather: Literal['', 'after-update', 'on-use', 'on-use-twice'] = ''
     hsdp: Literal['off', 'level1', 'level2', 'level3'] = 'off'

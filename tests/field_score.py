@@ -60,6 +60,8 @@ def record(folder: Path) -> None:
             except ScheduleError as error:
                 print(f'{path}: {error}', file=sys.stderr)
                 continue
+            beside = re.findall(r'parallel_speed_up_json_path: *"?([\w./-]+)', _output([*git, 'show', f'HEAD:{path}']))
+            facts |= {'beside': found} if (found := _beside(git, Path(path).parent, beside)) else {}
             # A script that trains no model starts something else.
             if 'tree' in facts or '--num-layers' in json.dumps(facts['flags']):
                 rows.append({**row, **facts})
@@ -81,6 +83,13 @@ def _facts(text: str, path: str) -> dict[str, object]:
     return {'flags': flags, 'trainer': trainer, 'ascend': bool(MINDSPEED_HINTS.search(text))}
 
 
+def _beside(git: list[str], folder: Path, names: list[str]) -> dict[str, object]:
+    """Files of overlap passes that stand in the folder of a file that names them."""
+    listed = _output([*git, 'ls-tree', '--name-only', 'HEAD', f'{folder}/']).split()
+    paths = [path for name in names if (path := f'{folder}/{Path(name).name}') in listed]
+    return {Path(path).name: json.loads(_output([*git, 'show', f'HEAD:{path}'])) for path in paths}
+
+
 def _bare(value: object) -> object:
     """A value without long texts, and paths without their folders."""
     if isinstance(value, dict):
@@ -100,6 +109,8 @@ def files() -> list[dict]:
 def made_of(row: dict, folder: Path) -> Import | str:
     """The import of a recorded file, or why it is refused."""
     path = folder / Path(row['path']).name
+    for name, tree in row.get('beside', {}).items():
+        (folder / name).write_text(json.dumps(tree), encoding='utf-8')
     if 'tree' in row:
         path.write_text(json.dumps(row['tree']), encoding='utf-8')
     else:

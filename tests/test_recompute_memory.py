@@ -148,3 +148,10 @@ def test_one_more_layer_costs_its_input_for_each_micro_batch_in_flight(order):
         peaks.append([int(line.bytes[:, line.names.index('activation')].max()) for line in lines])
     in_flight = [stages - stage if order == '1f1b' else micro_batches for stage in range(stages)]
     assert [more - less for less, more in zip(*peaks, strict=True)] == [2 * S * B * H * count for count in in_flight]
+
+
+@pytest.mark.parametrize('t', [2, 4])
+def test_tensor_ranks_keep_slices_of_the_inputs_of_layers(t):
+    """The paper's section 4.2.2: of full recomputation 2 s b h / t are left, for an all-gather more of each layer."""
+    plan = Plan(tensor=t, recompute='full', recompute_inputs='sharded')
+    assert kept_by_a_layer(plan) == 2 * S * B * H / t

@@ -72,6 +72,7 @@ CLONE = 'layer1.{}.F.recompute'
         Plan(data=2, tensor=2, sequence_parallel=True, copies=2, zero=3),
         Plan(data=2, pipeline=2, micro_batches=2, order='zb-h1', zero=3, prefetch=1),
         Plan(data=2, micro_batches=2, hsdp='level1', shard_threshold=0),
+        Plan(data=2, tensor=2, pipeline=2, micro_batches=2, recompute_inputs='sharded', zero=2),
     ],
 )
 def test_weights_that_are_cut_are_there_when_it_runs_again(plan, recompute):

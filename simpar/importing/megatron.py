@@ -556,12 +556,17 @@ def recompute(flags: Settings) -> Iterator[Finding]:
         yield from flags.left('with recompute-granularity selective', *names)
     else:
         yield from flags.left('without recompute-granularity', *names, 'recompute-modules')
+    shares = 'distribute-saved-activations'
+    if kind == 'full' and flags.number('tensor-model-parallel-size') > 1 and not flags.on('sequence-parallel'):
+        yield from flags.said(shares)
+    else:
+        yield from flags.left('no two ranks hold the same inputs of recomputed layers', shares)
 
 
 def recompute_modules(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """The modules that a list names, as patterns of operators; attention where there is no list."""
     name, act = 'recompute-modules', activation_of(flags)
-    modules = flags.named[name].shown.replace(',', ' ').split() if name in flags else ['core_attn']
+    modules = re.findall(r'\w+', flags.named[name].shown) if name in flags else ['core_attn']
     by = (*by, *flags.given(name))
     if modules == ['core_attn']:
         yield Entry('plan.recompute', 'selective', by)

@@ -157,7 +157,9 @@ def parallel(config: Settings) -> Iterator[Finding]:
         yield Entry('plan.copies', copies * count, (parts, *config.given('micro_batch_interleave_num')))
         copies, each = copies * count, each // count
     else:
-        yield Unmapped(parts, f'{count} parts of {each} sample, where copies take whole ones')
+        # mindspore-lab/mindformers fd4deebc1606, mindformers/models/llama/llama_interleave.py, line 656: parts of the
+        # rows of a sequence go through all but attention.
+        yield Entry('plan.tiles', count, (parts,), 'parts of a sequence: products and their messages take turns')
     small = _count(config, f'{_P}.micro_batch_num') if pipe > 1 else 1
     steps = small * _count(config, 'runner_config.gradient_accumulation_steps')
     by = config.given(f'{_P}.micro_batch_num', 'runner_config.gradient_accumulation_steps')
@@ -311,7 +313,7 @@ def recomputed_messages(config: Settings, is_selective: bool) -> Iterator[Findin
     elif _count(config, f'{_P}.model_parallel') < 2 or config.on(f'{_P}.use_seq_parallel'):
         yield from config.left('no two ranks hold the same inputs of layers', sliced)
     elif sliced in config:
-        yield Unmapped(sliced, 'inputs of recomputed layers that tensor ranks share out')
+        yield Entry('plan.recompute_inputs', 'sharded', (sliced,))
     gathers = 'recompute_config.parallel_optimizer_comm_recompute'
     if config.on('parallel.enable_parallel_optimizer') and config.on(gathers):
         yield Unmapped(gathers, 'weights that are gathered again')

@@ -46,6 +46,7 @@ def mindspeed_model(flags: Settings) -> Iterator[Finding]:
     if 0 < share <= 1 and flags.text('position-embedding-type') == 'rope':
         yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
     yield from mindspeed_biases(flags)
+    yield from documents(flags)
 
 
 def spec(flags: Settings) -> Iterator[Finding]:
@@ -54,7 +55,10 @@ def spec(flags: Settings) -> Iterator[Finding]:
     kind = flags.table.rows['spec'].choices.get(module)
     if kind == 'norms':
         yield Entry(f'{_T}.post_norms', True, ('spec',))
-    elif kind == 'flags':
+    elif kind == 'whole' and flags.on('qk-layernorm'):
+        # Ascend/MindSpeed-LLM c77308a1, mindspeed_llm/tasks/models/transformer/minimax_attention.py, line 67 on.
+        yield Entry(f'{_T}.qk_norm', 'whole', ('spec', 'qk-layernorm'))
+    elif kind in ('flags', 'whole'):
         yield from flags.left('its layers are those that the other flags say', 'spec')
     elif module:
         yield Unmapped('spec', f'layers of {module}')
@@ -67,6 +71,17 @@ def mindspeed_biases(flags: Settings) -> Iterator[Finding]:
         all_of = [] if flags.on('disable-bias-linear') else ['qkv', 'proj', 'ffn']
         listed = dict.fromkeys([*all_of, *(key for name, key in own.items() if flags.on(name))])
         yield Entry(f'{_T}.bias', list(listed), flags.given(*own))
+
+
+def documents(flags: Settings) -> Iterator[Finding]:
+    """Documents that a sample packs, of which no token sees another; how long they are the data alone know."""
+    name, length = 'reset-attention-mask', flags.number('fix-sub-seq-length')
+    if not flags.on(name):
+        yield from flags.left('without reset-attention-mask', 'fix-sub-seq-length')
+        return
+    yield Entry(f'{_T}.documents', max(0, length), flags.given(name, 'fix-sub-seq-length'), 'tokens of a document')
+    if length <= 0:
+        yield Guess('each sample is one document, whose attention takes longest: documents says how long they are')
 
 
 def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
@@ -104,8 +119,15 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
         yield Unmapped('schedules-method', f'{method}; 1f1b is written')
     yield from mindspeed_stages(flags)
     name = 'recompute-activation-function'
-    if flags.on(name) and 'recompute-granularity' in flags:
-        yield Unmapped(name, 'beside recompute-granularity, which is written')
+    if flags.text('recompute-granularity') == 'full' and flags.text('recompute-method') != 'block':
+        yield from flags.left('every layer is recomputed in full', name)
+    elif flags.on(name) and 'recompute-granularity' in flags:
+        # Ascend/MindSpeed 028de58ca6, mindspeed/model/transformer.py, should_recompute_activation: of all other layers.
+        said = [one.value for one in recompute(flags) if isinstance(one, Entry) and one.key == 'plan.recompute']
+        if said and isinstance(said[-1], list):
+            yield Entry('plan.recompute', [*said[-1], f'layer*.{activation_of(flags)}'], (name,))
+        else:
+            yield Unmapped(name, 'beside recompute-granularity, which is written')
     elif flags.on(name):
         yield Entry('plan.recompute', [f'layer*.{activation_of(flags)}'], (name,))
 

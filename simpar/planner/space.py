@@ -163,7 +163,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
     problems += _unknown_orders(schedule, chosen.get('order', ()))
     problems += _placed_elsewhere(schedule, chosen.get('placement', (schedule.plan.placement,)))
     problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
-    problems += _elsewhere(schedule, chosen.get('expert_ranks', (schedule.plan.expert_ranks,)))
+    problems += _elsewhere(schedule, chosen)
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
@@ -197,12 +197,19 @@ def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:
         yield Problem(where, what, 'write 1, or compare them by a sweep: section')
 
 
-def _elsewhere(schedule: Schedule, kinds: Sequence[Any]) -> Iterator[Problem]:
-    """The search's bounds of memory and messages are those of data ranks that share experts."""
-    if any(kind != 'data' for kind in kinds):
-        where = schedule.where('plan.expert_ranks')
-        what = 'plan.expert_ranks: the search knows no experts on tensor or context ranks'
-        yield Problem(where, what, 'write data, or compare them by a sweep: section')
+_BOUNDED: Final = {
+    'expert_ranks': ('data', 'the search knows no experts on tensor or context ranks'),
+    'recompute_inputs': ('full', 'the search knows no inputs of layers in slices'),
+}
+"""Keys that bounds of memory and messages are of one value of."""
+
+
+def _elsewhere(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) -> Iterator[Problem]:
+    """Values of which the search has no bounds."""
+    for key, (value, what) in _BOUNDED.items():
+        if any(one != value for one in chosen.get(key, (getattr(schedule.plan, key),))):
+            instead = f'write {value}, or compare them by a sweep: section'
+            yield Problem(schedule.where(f'plan.{key}'), f'plan.{key}: {what}', instead)
 
 
 def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -9,12 +9,13 @@ from math import prod
 from typing import Final
 
 from simpar.errors import Infeasible
+from simpar.lower.issue import TENSOR
 from simpar.lower.tape import Tape, layer_of
 from simpar.model import MatMul, Softmax
 from simpar.model.model import Graph, Node
 from simpar.model.operators.attention import CHUNK_ATTENTION, Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.plans import Plan
-from simpar.program import BYTES, Attribute, OpClass, Tensor
+from simpar.program import BYTES, Attribute, OpClass, Split, Tensor
 
 # Recomputation: forward ops whose results are dropped behind the forward and made again in the backward.
 #
@@ -103,6 +104,7 @@ class Recompute:
         marked: or of these operators of a network.
         handed_on: regions whose results are kept with ``patterns``, too: the layers of a model of the library.
         stages: of the pipeline, that do so; empty: all. communication: collectives run again, or their outputs stay.
+        shards: what regions hand on is kept in slices, one on each tensor rank.
     """
 
     regions: _Regions | None = None
@@ -111,6 +113,7 @@ class Recompute:
     handed_on: _Regions | None = None
     stages: frozenset[int] = frozenset()
     communication: bool = True
+    shards: bool = False
 
     def takes(self, op: OpClass) -> bool:
         """Whether a forward op is run again where the backward needs what it makes."""
@@ -140,7 +143,11 @@ def recompute_of(plan: Plan, graph: Graph) -> Recompute:
 
     Raises ``Infeasible`` where attention is to be recomputed and there is none.
     """
-    common = Recompute(stages=frozenset(plan.recompute_stages), communication=plan.recompute_communication)
+    common = Recompute(
+        stages=frozenset(plan.recompute_stages),
+        communication=plan.recompute_communication,
+        shards=plan.recompute_inputs == 'sharded',
+    )
     if isinstance(plan.recompute, str) and plan.recompute != 'none':
         if plan.recompute == 'full':
             return replace(common, regions=layers_of(graph))
@@ -202,7 +209,56 @@ def recomputed(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], c
             # In the order of the forward, as clones read one another.
             found += [_clone(tape, forward[place], kept) for place in sorted(again)]
         found.append(op)
+    if not choice.shards:
+        return found
+    clones = [op for op in found if is_recomputed(op)]
+    # What enters a region from outside of all, as from the embedding or another stage, stays as it is, too.
+    inputs = {name for op in clones for name in op.reads if choice.regions is not None or name in kept}
+    inputs -= {*elsewhere, *(name for op in clones for name in op.writes)}
+    return _sliced(tape, found, {name for name in inputs if tape.tensors[name].kind == 'activation'})
+
+
+def _sliced(tape: Tape, ops: Sequence[OpClass], inputs: Collection[str]) -> list[OpClass]:
+    """The ops with a slice of each input of what runs again, on each of the tensor ranks that hold it alike.
+
+    It is gathered before the first op of the backward that reads it (Megatron-LM's distribute-saved-activations,
+    DeepSpeed's partition_activations, MindSpore's recompute_slice_activation).
+    """
+    dims = {name: dim for name in sorted(inputs) if (dim := _free_dim(tape, name)) is not None}
+    written, gathered, found = set[str](), set[str](), list[OpClass]()
+    for op in ops:
+        if is_recomputed(op) or op.phase != 'F':
+            for name in (name for name in op.reads if name in written - gathered):
+                tape.emit_collective(
+                    'all_gather', 'F', tape.axes.tensor, f'{name}.kept', f'{name}.gathered', {'dim': dims[name]}
+                )
+                gathers = tape.ops.pop()
+                found.append(replace(gathers, stage=op.stage, attributes={**gathers.attributes, RECOMPUTE: True}))
+                gathered.add(name)
+            reads = tuple(f'{name}.gathered' if name in gathered else name for name in op.reads)
+            found.append(replace(op, reads=reads))
+        else:
+            found.append(op)
+        for name in (name for name in op.writes if name in dims and name not in written):
+            tape.emit_compute(
+                f'{name}.kept', 'slice', 'F', [name], [f'{name}.kept'],
+                attributes={'dim': dims[name], 'partition': TENSOR},
+            )  # fmt: skip
+            found.append(replace(tape.ops.pop(), stage=op.stage))
+            written.add(name)
     return found
+
+
+def _free_dim(tape: Tape, name: str) -> int | None:
+    """A dim along which tensor ranks that hold a value alike can share it; registers the slice and what is gathered."""
+    tensor, count = tape.tensors[name], tape.mesh.tensor
+    alike = tape.degrees and count > 1 and all(TENSOR not in split.partition for split in tensor.splits)
+    lengths = tensor.local_shape(tape.partitions, tape.mesh.copies) if alike else ()
+    dim = next((dim for dim in (1, 0, 2) if dim < len(lengths) and lengths[dim] % count == 0), None)
+    if dim is not None:
+        tape.tensors[f'{name}.kept'] = replace(tensor, name=f'{name}.kept', splits=(*tensor.splits, Split(dim, TENSOR)))
+        tape.tensors[f'{name}.gathered'] = replace(tensor, name=f'{name}.gathered')
+    return dim
 
 
 def is_recomputed(op: OpClass) -> bool:
