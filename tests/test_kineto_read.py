@@ -13,7 +13,7 @@ from simpar import cli
 from simpar.case import load_case
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.compute import DeviceCompute
-from simpar.profiles import cluster, load_profile, read_table
+from simpar.profiles import cluster, load_profile, load_stack, read_table
 from simpar.program import OpClass
 from simpar.recording.join import MESSAGES, Join, Joined, collectives, compute_ops, join
 from simpar.recording.readers import write_measured
@@ -317,6 +317,25 @@ def test_of_one_recorded_size_more_and_less_are_told_by_the_formula(tmp_path):
         cost = model.seconds(op)
         assert cost.seconds == pytest.approx(2 * (10e-6 + size / 9.8e9), rel=0.02)
         assert cost.grade == ('measured' if size == 2**20 else 'estimate')
+
+
+def test_the_host_takes_what_lies_between_its_launches(tmp_path, capsys):
+    """A launch each 12 us forward, and each 20 us on autograd's thread; written as a stack that a schedule takes."""
+    shapes, events = {'Input Dims': [[128, 64], [64, 256]]}, [('ProfilerStep#1', 'user_annotation', 0, 900, {}, 1)]
+    for at in range(20):
+        thread, begin = (1, 12 * at) if at < 10 else (2, 200 + 20 * (at - 10))
+        events += [
+            ('aten::mm', 'cpu_op', begin, 8, shapes, thread),
+            ('cudaLaunchKernel', 'cuda_runtime', begin + 2, 1, {'correlation': at}, thread),
+            ('gemm', 'kernel', 500 + 9 * at, 9, {'correlation': at, 'stream': 7}, 7),
+        ]
+    listed = [dict(zip(('name', 'cat', 'ts', 'dur', 'args', 'tid'), each, strict=True), ph='X') for each in events]
+    (tmp_path / 'r.json').write_text(json.dumps({'distributedInfo': {'rank': 0}, 'traceEvents': listed}))
+    schedule, output = tmp_path / 'one.yaml', tmp_path / 'mine.yaml'
+    schedule.write_text(ALONE.replace('devices: 1', 'devices: 1, stack: eager'), encoding='utf-8')
+    assert cli.main(['import', str(tmp_path / 'r.json'), '--for', str(schedule), '--output', str(output)]) == 0
+    host = load_stack(tmp_path / 'mine.stack.yaml').host
+    assert (host.forward.value, host.backward.value) == (pytest.approx(12e-6), pytest.approx(20e-6))
 
 
 def test_copies_for_messages_tell_the_rate_of_memory(tmp_path):

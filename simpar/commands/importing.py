@@ -31,9 +31,9 @@ from simpar.importing.first import NONE, Degrees, First, Question, Step, compare
 from simpar.importing.mapping import Import, listing, schedule_text
 from simpar.importing.read import imported
 from simpar.predict import step_of
-from simpar.profiles import profile_of_flag
+from simpar.profiles import profile_of_flag, stack_names
 from simpar.recording.join import Join, Joined, named, program_key
-from simpar.recording.readers import joined, measured_trace, write_measured
+from simpar.recording.readers import joined, measured_trace, write_measured, write_stack
 from simpar.schedule import check_against_cluster, load_schedule
 from simpar.size import Limit
 from simpar.trace_files import save_trace
@@ -202,7 +202,13 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     files = write_measured(
         options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision), _copies(case)
     )
-    again = load_case(options.schedule, [f'cluster.profile={options.output.resolve()}'])
+    over = [f'cluster.profile={options.output.resolve()}']
+    stack = case.cluster.stack
+    if found.issue and stack and stack.name in stack_names():
+        files.append(options.output.with_name(f'{options.output.stem}.stack.yaml'))
+        write_stack(files[-1], stack, found, source)
+        over.append(f'cluster.stack={files[-1].resolve()}')
+    again = load_case(options.schedule, over)
     return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster))
 
 
@@ -245,7 +251,7 @@ def _table(beside: _Beside) -> Iterator[str]:
     if beside.saved:
         yield f"the saved trace has times of {beside.saved:.0%} of the program's ops; the others take none in it"
     if beside.written:
-        files = f'{beside.written[0]} and {len(beside.written) - 1} tables'
+        files = f'{beside.written[0]} and {len(beside.written) - 1} more'
         yield f'wrote {files}: with them the predicted step is {format_time(beside.after)}'
 
 

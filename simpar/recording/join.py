@@ -266,6 +266,8 @@ LITTLE: Final = 0.1
 
 SLOWEST: Final = 0.05
 """A speed beside others below which the machine was busy with something else."""
+FEW: Final = 8
+"""Gaps between launches below which nothing is told of the host."""
 ENOUGH: Final = 4
 """One in so many alone is enough to tell what an op takes alone."""
 
@@ -342,6 +344,7 @@ class Join:
         share: of the time of all recorded ops, what is in ops that both have.
         speeds: of products (``matrix``), other ops (``memory``) and collectives beside the other, where kinds were
             recorded alone, too; 1 is that alone.
+        issue: seconds from one launch of the host to the next, ``forward`` and ``backward``; of devices alone.
     """
 
     lines: tuple[Joined, ...]
@@ -352,6 +355,7 @@ class Join:
     messages: float = 0.0
     share: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
+    issue: Mapping[str, float] = field(default_factory=dict)
 
 
 def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
@@ -385,7 +389,23 @@ def join(program: Program, recordings: Sequence[RankTrace]) -> Join:
         messages=messages,
         share=min(1.0, both / spent) if spent else 0.0,
         speeds=_speeds(found),
+        issue=_issue(recordings),
     )
+
+
+def _issue(recordings: Sequence[RankTrace]) -> dict[str, float]:
+    """What the host usually takes from one launch of a phase to the next; nothing where phases are not told."""
+    gaps: dict[str, list[float]] = defaultdict(list)
+    for recording in recordings:
+        kernels = whole(recording)
+        if kernels is None:
+            continue
+        for phase, told in (('forward', 'F'), ('backward', 'B')):
+            mine = kernels.of(kernels.type == told)
+            order = np.lexsort((mine.launch, mine.step))
+            apart = np.diff(mine.launch[order]) * NANOSECOND
+            gaps[phase] += apart[np.diff(mine.step[order]) == 0].tolist()
+    return {phase: median(times) for phase, times in gaps.items() if len(times) >= FEW} if all(gaps.values()) else {}
 
 
 def _beside(ops: Sequence[TorchOp], others: Sequence[TorchOp]) -> list[float]:

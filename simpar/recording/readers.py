@@ -20,7 +20,7 @@ from simpar.cost.formula import share, steps
 from simpar.cost.tables import is_grid
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
-from simpar.hardware import Profile
+from simpar.hardware import Profile, Stack
 from simpar.profiles import COLUMNS, Row, load_profile, profile_path, read_table
 from simpar.program import Program, Role
 from simpar.recording.join import (
@@ -101,6 +101,20 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
     head = f'# {profile.name} with the ops of a recording: {source}.\n'
     write_atomically(path, head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
     return [path, *written]
+
+
+def write_stack(path: Path, base: Stack, found: Join, source: str) -> None:
+    """Write a stack with what the host takes to launch. Arguments: ``base``, a shipped stack that the rest is of."""
+    seen = f'{source}: from one launch to the next, with what the profiler takes'
+    step = base.host.step.value if base.host else 0.0
+    host: dict[str, Any] = {
+        phase: {'value': f'{1e6 * seconds:.6g} us', 'source': seen, 'grade': 'measured'}
+        for phase, seconds in found.issue.items()
+    }
+    host['step'] = {'value': f'{1e6 * step:.6g} us', 'source': f'as {base.name} has it', 'grade': 'estimate'}
+    head = {'format': 1, 'name': path.stem, 'extends': base.name, 'source': source, 'host': host}
+    tree = head | {'description': f'{base.name}, with the host of a recording'}
+    write_atomically(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
 
 
 def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
