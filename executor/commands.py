@@ -178,7 +178,15 @@ def request_of(options: argparse.Namespace, job: Job) -> Request:
         transport=options.transport,
         issue=options.issue,
         work_queues=job.work_queues,
+        room=options.device_memory,
+        to_host=_to_host(options, job),
     )
+
+
+def _to_host(options: argparse.Namespace, job: Job) -> tuple[float, float] | None:
+    """Latency and rate of the profile's link to the host, which is paced where the network is."""
+    link = job.case.cluster.profile.host_link if job.case and options.net.kind == 'paced' else None
+    return (link.latency.value, link.bandwidth.value * link.share.value) if link else None
 
 
 def load_job(options: argparse.Namespace) -> Job:

@@ -32,6 +32,7 @@ class Wanted:
     order: int | None = None
     compute: str = 'real'
     favour_communication: bool = False
+    device_memory: int = 0
     net: Net = field(default_factory=Net)
 
     @property
@@ -124,7 +125,14 @@ def parser() -> argparse.ArgumentParser:
         add_flags(verbs.add_parser(name, help=text, description=text, allow_abbrev=False), name)
     # What a run takes besides, and hosts need not agree on.
     verbs.choices['preflight'].set_defaults(
-        compute='real', net=Net(), steps=1, save_state=None, favour_communication=False, costs='', save_baseline=None
+        compute='real',
+        net=Net(),
+        steps=1,
+        save_state=None,
+        favour_communication=False,
+        costs='',
+        save_baseline=None,
+        device_memory=0,
     )
     return top
 
@@ -187,6 +195,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     # So many steps that count, of `simpar measure`, in turns with the baseline where that has a file; 0: it is none.
     'measured': {'type': _positive, 'default': 0},
     'time': {'type': parsed(lambda text: parse(text, 'time'))},
+    'size': {'type': parsed(lambda text: int(parse(text, 'size'))), 'default': 0},
     'net': {'type': parsed(parse_net)},
     'net text': {'type': parsed(_net)},
     'texts': _MANY,

@@ -1,12 +1,15 @@
 """Offload of activations: the same numbers from less memory of the device, over a link that may be too slow."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from simpar import cli
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Infeasible, RunFailed
+from simpar.importing.read import imported
 from simpar.lower import lower
 from simpar.memory import memory, sequential
 from simpar.plans import Plan
@@ -146,3 +149,15 @@ def test_a_cluster_whose_link_to_the_host_nobody_knows_says_so() -> None:
     of = replace(of, profile=replace(of.profile, host_link=None))
     with pytest.raises(Infeasible, match='no host_link'):
         price(lower(TRAINING, Plan(data=2, offload=OFF), 2), of)
+
+
+def test_mindspeeds_own_word_comes_in_and_goes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = tmp_path / 'a.yaml'
+    schedule.write_text(
+        'simpar: 1\ncluster: {profile: ascend910b-8, stack: mindspeed}\nworkload:\n'
+        '  transformer: {layers: 2, hidden: 64, heads: 8, vocab: 64, sequence: 32}\n  batch: 8\n  precision: bf16\n'
+        '  optimizer: {adamw: {master_weights: true}}\nplan: {data: 8, zero: 1, offload: [optimizer]}\n'
+    )
+    assert cli.main(['export', str(schedule), '--to', 'mindspeed', '--output', str(tmp_path / 'a.sh')]) == 0
+    assert imported(tmp_path / 'a.sh', given={}).values['plan.offload'] == ['optimizer']
+    capsys.readouterr()

@@ -215,6 +215,8 @@ def _pairs(values: Values, source: Source) -> Iterator[Said]:
     pairs, delayed = values.plan('pairs'), values.plan('weight_gradients') == 'delayed'
     whole = values.plan('pipeline') > 1 and values.plan('chunks') < 2
     say, keys = partial(Said, part='PLAN'), ('plan.pairs',)
+    if source is MINDSPEED and values.plan('offload') == ['optimizer']:
+        yield say('swap-optimizer', True, ('plan.offload',))
     if pairs == 'none' or values.plan('expert') == 1 or whole:
         return
     if source is MINDSPEED and (pairs, delayed) == ('overlap', True):

@@ -117,6 +117,8 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
         yield Entry('plan.chunks', 2, ('schedules-method',))
     elif 'schedules-method' in flags:
         yield Unmapped('schedules-method', f'{method}; 1f1b is written')
+    if flags.on('swap-optimizer'):
+        yield Entry('plan.offload', ['optimizer'], ('swap-optimizer',))
     yield from mindspeed_stages(flags)
     name = 'recompute-activation-function'
     if flags.text('recompute-granularity') == 'full' and flags.text('recompute-method') != 'block':
