@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.planner.clock import Lasts, Parts, Timed, Work
-from simpar.planner.pieces import SURELY, Block, Span, Speeds, least_beside, least_hidden
+from simpar.planner.pieces import SURELY, Block, Floats, Many, Span, Speeds, each_hidden, least_beside, least_hidden
 from simpar.planner.sample import Sample
 
 
@@ -121,7 +121,7 @@ def least_works(sample: Sample, stages: list[list[int]], timed: Timed, travel: f
 
     seconds = {}
     for work in timed.works:
-        parts, slowed, _ = work
+        parts, slowed, *_ = work
         spans = [(kind, span(kind[0], stage, slowed=slowed)) for kind, stage in parts]
         forward = span('F', parts[0][1], slowed=slowed) if parts[0][0].endswith('+') else Span()
         rests = [rest_of(sample, stages, stage, kind[0], slowed=slowed) for kind, stage in parts]
@@ -187,6 +187,18 @@ def _issued(found: Lasts, work: Work, sample: Sample, spans: Sequence[Span]) -> 
         return found
     issued = SURELY * sum(one.issued for one in spans)
     return found._replace(last=max(found.last, issued), behind=max(found.behind, issued))
+
+
+def held_up(works: Mapping[Work, Lasts], exposed: Mapping[tuple[str, int], float]) -> Mapping[Work, Lasts]:
+    """The same where hosts wait for messages behind an action. Argument: ``exposed``, of these by kind and stage."""
+    if not exposed:
+        return works
+    # What is given to other ranks does not wait for them.
+    return {
+        work: lasts._replace(last=lasts.last + more, behind=lasts.behind + more)
+        for work, lasts in works.items()
+        for more in [exposed.get(work.does, 0.0) if work.ended else 0.0]
+    }
 
 
 class Joint(NamedTuple):
@@ -310,7 +322,7 @@ def least_busy(
     early = any(block.early for block in sample.blocks.values())
     seconds = {}
     for work in timed.works:
-        parts, slowed, _ = work
+        parts, slowed, *_ = work
         each = [least(kind[0], stage, slowed) for kind, stage in parts]
         lasts = sum([one.busy for one in each])
         for (kind, _), one in zip(parts, each, strict=True):
@@ -333,26 +345,23 @@ def least_busy(
     return seconds
 
 
-def least_slowed(
-    sample: Sample, stages: list[list[int]], timed: Timed, micro_batches: int, behind: Sequence[float]
-) -> float:
-    """Least seconds of a step by computation, for more micro-batches than were walked.
+def least_slowed(sample: Sample, stages: list[list[int]], timed: Timed, micro_batches: int) -> list[float]:
+    """Least seconds of each rank's computation, for more micro-batches than were walked.
 
     How many of a rank's actions do not surely run beside a message does not grow with the micro-batches: an order ends
     as it does with few of them. So as many are not slowed.
-    Argument: ``behind``, seconds of each rank behind all of its actions.
     """
     least = _Least(sample, stages)
     unslowed = timed.unslowed()
     # A rank alone awaits nobody.
     awaits = timed.ranks > 1
-    total = [*behind]
+    total = [0.0] * timed.ranks
     for stage, rank in enumerate(timed.placement):
         total[rank] += sum(least(kind, stage, awaits).busy for kind in ('F', 'B')) * micro_batches
     for (kind, stage), count in unslowed.items():
         extra = least(kind, stage, awaits).busy - least(kind, stage, False).busy
         total[timed.placement[stage]] -= count * extra
-    return max(total)
+    return total
 
 
 WHOLE: Final = ('F', 'B')
@@ -426,11 +435,17 @@ class Sums:
     wire: float = 0.0
     issued: float = 0.0
 
-    def least(self, more: float, speeds: Speeds) -> float:
-        """Least seconds of a step. Arguments: ``more``, seconds of the link for messages of weights and gradients."""
+    def least(self, more: Many, speeds: Speeds, idle: Many = 0.0) -> Floats:
+        """Least seconds of steps.
+
+        Arguments: ``more``, seconds of the link for messages of weights and gradients; ``idle``, in which a rank surely
+        computes nothing, and its host issues nothing.
+        """
         # Two messages that are slowed beside computation may fill their link together.
-        sent = least_hidden(self.alone, self.slowed, self.load + more, speeds.unstretched) * SURELY
-        return max(sent, self.issued * SURELY)
+        load = np.maximum(0.0, self.load + more - idle)
+        sent = each_hidden(self.alone, self.slowed, load, speeds.unstretched)
+        found: Floats = np.maximum(sent, self.issued) * SURELY + idle
+        return found
 
 
 def sums_of(sample: Sample, stages: list[list[int]], placement: Sequence[int], times: float) -> list[Sums]:

@@ -1,5 +1,6 @@
 """Clock: the least period of an order, given least seconds of its actions; what its ranks hold, and wait for."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -143,12 +144,20 @@ class Work(NamedTuple):
     """What a task does.
 
     Arguments: ``slowed``, whether a message is surely awaited on its rank while it computes; ``issued``, whether its
-    host begins to issue it no sooner than its rank is free, as behind an exchange that the host waits for.
+    host begins to issue it no sooner than its rank is free, as behind an exchange that the host waits for; ``ended``,
+    whether it has such an exchange behind it, so that nothing is computed until its messages have ended.
     """
 
     parts: Parts
     slowed: bool
     issued: bool
+    ended: bool
+
+    @property
+    def does(self) -> tuple[str, int]:
+        """Kind and stage of its first part."""
+        kind, stage = self.parts[0]
+        return kind[0], stage
 
 
 class Lasts(NamedTuple):
@@ -192,6 +201,7 @@ class Timed:
         rank: of each task.
         before: for each task those of other ranks that it waits for.
         rows: of each rank, what it does.
+        ended: by kind and stage, how many actions a host waits behind.
         known: what was worked out of it, by rank.
     """
 
@@ -202,6 +212,7 @@ class Timed:
     rank: Ints
     before: Csr
     rows: tuple[Row, ...]
+    ended: Mapping[tuple[str, int], int]
     known: dict[int, Any] = field(default_factory=dict)
 
     def period(self, seconds: Mapping[Work, Lasts], tail: Tail | None = None) -> float:
@@ -225,11 +236,16 @@ class Timed:
         given = before.start, before.item, each, behind, tail.together, steps
         return float(period.compiled(self.rank, *given, free, ready))
 
+    @property
+    def parted(self) -> bool:
+        """Whether some backward is done in parts, or beside a forward."""
+        return any(len(work.parts) > 1 or work.parts[0][0][0] in 'IW' for work in self.works)
+
     def unslowed(self) -> dict[tuple[str, int], int]:
         """How many actions of each kind and stage are not surely slowed."""
         found: dict[tuple[str, int], int] = {}
         count = np.bincount(self.work, minlength=len(self.works)).tolist()
-        for (parts, slowed, _), times in zip(self.works, count, strict=True):
+        for (parts, slowed, *_), times in zip(self.works, count, strict=True):
             for kind, stage in () if slowed else parts:
                 found[kind[0], stage] = found.get((kind[0], stage), 0) + times
         return found
@@ -256,7 +272,12 @@ def timed(order: Order, *, awaited: bool, hosts_wait: bool = False) -> Timed:
     issued = _behind_sends(found, order) if hosts_wait else np.zeros(len(ranks), dtype=np.bool_)
     works, work = _works(found, joined, slowed, issued)
     rows = tuple(_row(found, joined, first, end) for first, end in pairwise(found.begin.tolist()))
-    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows)
+    count = np.bincount(work, minlength=len(works)).tolist()
+    ended: Counter[tuple[str, int]] = Counter()
+    for one, times in zip(works, count, strict=True):
+        if one.ended:
+            ended[one.does] += times
+    return Timed(order.ranks, tuple(order.placement), works, work[turn], rank, before, rows, dict(ended))
 
 
 def _in_turn(found: Arrays) -> tuple[Ints, Csr]:
@@ -315,7 +336,9 @@ def _works(found: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[
     kinds, many = len(KINDS), found.stages + 1
     first = (found.kind[0] * 2 + joined) * many + found.stage[0]
     second = (found.kind[1] + 1) * many + found.stage[1] + 1
-    code = ((first * (kinds + 1) * many + second) * 2 + slowed) * 2 + issued
+    # The first of a rank is behind no exchange of its step, so the last has none behind it.
+    ended = (found.kind[1] == NONE) & np.append(issued[1:], False)
+    code = (((first * (kinds + 1) * many + second) * 2 + slowed) * 2 + issued) * 2 + ended
     _, where, work = np.unique(code, return_index=True, return_inverse=True)
     kind, stage = found.kind[:, where].T.tolist(), found.stage[:, where].T.tolist()
     works = []
@@ -323,7 +346,7 @@ def _works(found: Arrays, joined: Bools, slowed: Bools, issued: Bools) -> tuple[
         parts = [(KINDS[one], at) for one, at in zip(own, on, strict=True) if one != NONE]
         if joined[place]:
             parts = [(f'{parts[0][0]}+', parts[0][1])]
-        works.append(Work(tuple(parts), bool(slowed[place]), bool(issued[place])))
+        works.append(Work(tuple(parts), bool(slowed[place]), bool(issued[place]), bool(ended[place])))
     return tuple(works), work.reshape(-1)
 
 

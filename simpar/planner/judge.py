@@ -23,12 +23,12 @@ from simpar.hardware import Cluster
 from simpar.lower.graph.stages import stage_of_layer
 from simpar.lower.lower import order_of, receives_late
 from simpar.memory import room_of
-from simpar.pipeline import AUTOMATIC, ORDERS, family
-from simpar.planner.bound import least_busy, least_mean, least_slowed, least_works, sums_of
+from simpar.pipeline import AUTOMATIC
+from simpar.planner.bound import held_up, least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Made, Sample, Samples
 from simpar.planner.space import KEYS, ORDER_RULE, Judged, Refusal, Space
-from simpar.planner.ways import Ways
+from simpar.planner.ways import End, Ways
 from simpar.plans import Plan
 from simpar.predict import at_full_clocks
 from simpar.schedule import Schedule
@@ -72,7 +72,7 @@ class Judge:
         """How often nodes of a depth are judged, ever closer."""
         if not self.samples or depth not in self._depths:
             return 0
-        return 3 if self._depths[depth] == 'chunks' else 1
+        return 2 if self._depths[depth] == 'chunks' else 1
 
     def __call__(self, path: Sequence[int], turn: int = 0, limit: float = inf) -> Judged:
         """Judge a node at one of the depths.
@@ -90,7 +90,7 @@ class Judge:
             if level == 'micro_batches':
                 return self._batched(plan)
             if level == 'chunks':
-                return (self._placed, self._sliced, self._walked)[turn](plan)
+                return (self._placed, self._walked)[turn](plan)
             return self._recomputed(plan) if level == 'recompute' else self._whole(plan, leaf=level == 'shard_group')
         except (ScheduleError, Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER_RULE, str(wrong).partition('\n')[0]))
@@ -143,29 +143,23 @@ class Judge:
         )
 
     def _placed(self, plan: Plan) -> Judged:
-        """Any order of these stages on these ranks."""
-        sample = self._slice(plan)
-        if sample is None or plan.order in AUTOMATIC or plan.order not in ORDERS:
-            return Judged()
-        found = family(plan.order)
-        chunks = plan.chunks or (found.chunks[0] if plan.pipeline > 1 else 1)
-        rounds = [range(plan.pipeline), range(plan.pipeline - 1, -1, -1)]
-        placement = [rank for chunk in range(chunks) for rank in rounds[chunk % 2 if found.placement == 'v' else 0]]
-        layers = self._of_stages(len(placement), plan)
-        sums = sums_of(sample, layers, placement, plan.micro_batches)
-        behind = self._ways.behind(plan, sample, layers, placement)
-        return Judged(max(self._ways.alone(one, last) for one, last in zip(sums, behind, strict=True)))
-
-    def _sliced(self, plan: Plan) -> Judged:
-        """Any copies, tiles and recomputation: what is computed in any case, in this order."""
+        """Any copies, tiles and recomputation: what is computed in any case by these stages, in an order like this."""
         sample = self._slice(plan)
         if sample is None or plan.order in AUTOMATIC:
             return Judged()
         few = min(plan.micro_batches, ROUNDS * plan.pipeline)
         few -= few % plan.pipeline if few > plan.pipeline else 0
         clock, layers = self._in_order(replace(plan, micro_batches=few), sample)
-        behind = self._ways.behind(plan, sample, layers, clock.placement)
-        return Judged(least_slowed(sample, layers, clock, plan.micro_batches, behind))
+        sums = sums_of(sample, layers, clock.placement, plan.micro_batches)
+        slowed = least_slowed(sample, layers, clock, plan.micro_batches)
+        # With more micro-batches whole backwards that send are more, and as many of them have nothing behind.
+        more = 0 if clock.parted else plan.micro_batches - few
+        often = {key: times + more * (key[0] == 'B') for key, times in clock.ended.items()}
+
+        def step(end: End, exposed: Sequence[float]) -> float:
+            return max(map(self._ways.alone, sums, slowed, end.behind, exposed))
+
+        return self._ways.ending(plan, sample, layers, clock.placement, self._sent(sample, plan), often, step)
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
@@ -173,8 +167,12 @@ class Judge:
         if sample is None or plan.order in AUTOMATIC or plan.micro_batches > ROUNDS * plan.pipeline:
             return Judged()
         clock, layers = self._in_order(plan, sample)
-        behind = self._ways.behind(plan, sample, layers, clock.placement)
-        return Judged(clock.period(self._acted(sample, layers, clock), self._ways.tail(behind)))
+        works = self._acted(sample, layers, clock)
+
+        def step(end: End, _: Sequence[float]) -> float:
+            return clock.period(held_up(works, end.exposed), self._ways.tail(end))
+
+        return self._ways.ending(plan, sample, layers, clock.placement, self._sent(sample, plan), clock.ended, step)
 
     def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[list[int]]]:
         """A plan's order, ready to be timed, and the layers of its stages."""
@@ -199,9 +197,10 @@ class Judge:
         if sample is None:
             return Judged()
         clock, layers = self._in_order(plan, sample)
-        most = max(self._space.values_of('copies'))
-        works = self._acted(sample, layers, clock)
-        return self._ways.in_order(plan, sample, layers, clock, works, peaks=False, copies=most)
+        most, sent = max(self._space.values_of('copies')), self._sent(sample, plan)
+        return self._ways.in_order(
+            plan, sample, layers, clock, lambda: self._acted(sample, layers, clock), sent, peaks=False, copies=most
+        )
 
     def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> dict[Work, Lasts]:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
@@ -217,10 +216,14 @@ class Judge:
         if sample is None:
             return Judged()
         clock, layers = self._in_order(plan, sample)
-        works = least_works(sample, layers, clock, self._travel(sample, plan))
+        travel = self._travel(sample, plan)
+
+        def works() -> dict[Work, Lasts]:
+            return least_works(sample, layers, clock, travel)
+
         if leaf:
-            return self._ways.one(plan, sample, layers, clock, works)
-        return self._ways.in_order(plan, sample, layers, clock, works, peaks=True, copies=1)
+            return self._ways.one(plan, sample, layers, clock, works, travel)
+        return self._ways.in_order(plan, sample, layers, clock, works, travel, peaks=True, copies=1)
 
     @property
     def _layers(self) -> int:
@@ -252,6 +255,11 @@ class Judge:
     def _awaited(self, plan: Plan) -> bool:
         """Whether a receive that waits for its sender surely slows computation."""
         return self._cluster.waiting_slows and plan.streams == 'group' and not receives_late(plan)
+
+    def _sent(self, sample: Sample, plan: Plan) -> float:
+        """The same of the last copy, for as many copies as there may be."""
+        most: int = max(self._space.values_of('copies'))
+        return self._travel(sample, plan) * sample.copies / most
 
     def _travel(self, sample: Sample, plan: Plan) -> float:
         """Seconds of a message between two stages, where that is least."""

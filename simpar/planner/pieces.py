@@ -64,10 +64,11 @@ def _beside(seconds: Many, slowed: Many, idle: Many, wire: Many, speeds: Speeds,
 
 def least_hidden(seconds: float, slowed: float, wire: float, speeds: Speeds) -> float:
     """The same for any idle time."""
-    return float(_hidden(seconds, slowed, wire, speeds))
+    return float(each_hidden(seconds, slowed, wire, speeds))
 
 
-def _hidden(seconds: Many, slowed: Many, wire: Many, speeds: Speeds) -> Floats:
+def each_hidden(seconds: Many, slowed: Many, wire: Many, speeds: Speeds) -> Floats:
+    """The same of many steps at once."""
     matrix = _products(seconds, slowed, speeds)
     # By idle time it is convex, and in straight pieces: the least is where one ends.
     between = np.minimum(wire, np.maximum(0.0, wire - speeds.collective * matrix / speeds.matrix))
@@ -138,7 +139,7 @@ def windows(
             # Of all that end at a place, the sum behind the last.
             last = np.append(ends[1:] > ends[:-1], True)
             ends, sums = ends[last], np.cumsum(wire[inside])[last]
-            least = _hidden(alone[ends] - alone[first], slowed[ends] - slowed[first], sums, work.speeds) * SURELY
+            least = each_hidden(alone[ends] - alone[first], slowed[ends] - slowed[first], sums, work.speeds) * SURELY
             for place, seconds in zip(ends.tolist(), least.tolist(), strict=True):
                 found.setdefault(place, []).append((first, seconds))
     return found
@@ -286,6 +287,11 @@ class Ops:
         first = self.slots[self.computed[0]]
         # Gradients of weights wait for their own stage alone.
         return bool(received) and self.kind != 'W' and not received.intersection(self.role.need.items(first))
+
+    @cached_property
+    def hands_on(self) -> bool:
+        """Whether a message waits for the last op that computes."""
+        return any(op.kind == 'send' and self.computed[-1] in self.before[at] for at, op in enumerate(self.ops))
 
 
 def mark_of(actions: Sequence[Ops], *, alike: bool) -> str | None:
@@ -436,7 +442,7 @@ class Block:
     Arguments: ``before``, up to its first layer; ``layers``, each up to the next, in the order in which they are done;
     ``behind``, from the last layer on; ``single``, the same without what is done there of the layer before, as
     gradients of weights may be. ``early``: it begins before it needs what the neighbouring stage sends, as
-    recomputation does.
+    recomputation does. ``hands_on``: what it computes last is sent to a neighbouring stage.
     """
 
     before: Span
@@ -444,12 +450,13 @@ class Block:
     behind: Span
     single: Span
     early: bool = False
+    hands_on: bool = False
 
     def in_turn(self, copies: int) -> Block:
         """Of so many copies that are done one after the other."""
         layers = tuple(one.in_turn(copies) for one in self.layers)
         behind, single = self.behind.in_turn(copies), self.single.in_turn(copies)
-        return Block(self.before.in_turn(copies), layers, behind, single, self.early)
+        return Block(self.before.in_turn(copies), layers, behind, single, self.early, self.hands_on)
 
 
 def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Block | None:
@@ -472,6 +479,7 @@ def block_of(ops: Ops, seconds: Floats, wire: str, work: Work, mark: str) -> Blo
         walk.tail(marks[-1], last),
         _Walk(ops, seconds, wire, work, of_last).tail(marks[-1], last),
         early=ops.early,
+        hands_on=ops.hands_on,
     )
 
 

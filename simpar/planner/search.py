@@ -48,6 +48,10 @@ PRESETS: Final[tuple[dict[str, tuple[object, ...]], ...]] = (
     {**_USUAL, 'recompute': ('none',), 'zero': (2, 1, 3), 'copies': (2,)},
 )
 """Values that plans are completed with: such that they fit, and such that they are fast."""
+ALONE: Final[dict[str, tuple[object, ...]]] = {
+    **_USUAL, 'recompute': ('full',), 'zero': (3,), 'copies': (2,), 'micro_batches': (1,)
+}  # fmt: skip
+"""Values of plans of one stage, which are few: its shards come and go, and a micro-batch hides as much as can be."""
 
 
 class Starts:
@@ -150,7 +154,8 @@ class Starts:
                 )
             ]
         few = degrees[:: -(-len(degrees) // SEEDS) or 1]
-        for path, liked in product(few, PRESETS):
+        alone = [path for path in degrees if self._space.plan(path).pipeline == 1]
+        for path, liked in chain(product(few, PRESETS), product(alone, [ALONE])):
             whole: Path | None = path
             for key, values in list(zip(self._space.keys, self._space.values, strict=True))[len(path) :]:
                 whole = self._next(whole, key, values, liked) if whole else None
@@ -161,11 +166,13 @@ class Starts:
         self, path: Path, key: str, values: Sequence[object], liked: Mapping[str, tuple[object, ...]]
     ) -> Path | None:
         first = [values.index(one) for one in liked.get(key, ()) if one in values]
-        places = [*first, *range(len(values))]
+        places = list(range(len(values)))
         if key == 'micro_batches':
             pipeline = self._space.plan(path).pipeline
             places.sort(key=lambda place: abs(int(str(values[place])) - 8 * pipeline))
-        return next(((*path, place) for place in places if refused(self._space, (*path, place)) is None), None)
+        return next(
+            ((*path, place) for place in [*first, *places] if refused(self._space, (*path, place)) is None), None
+        )
 
     def _climb(self, path: Path) -> None:
         """Change a key or two as long as that helps."""

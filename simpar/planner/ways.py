@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf, isinf
@@ -17,9 +17,9 @@ from simpar.engine.queues import RECEIVE, STEP
 from simpar.hardware import Cluster
 from simpar.memory import framework_of, room_of
 from simpar.pipeline.messages import KINDS
-from simpar.planner.bound import Sums, least_alone, least_sharing, sums_of
+from simpar.planner.bound import Sums, held_up, least_alone, least_sharing, sums_of
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
-from simpar.planner.pieces import SURELY, Speeds, least_beside
+from simpar.planner.pieces import SURELY, Floats, least_beside
 from simpar.planner.sample import STANDING, Sample, Standing, load_of, outermost
 from simpar.planner.space import MEMORY, Judged, Refusal, Space
 from simpar.plans import Plan
@@ -32,7 +32,8 @@ class Shares:
     """Over how many ranks each kind of standing bytes may be shared out, of experts and of all else.
 
     Infinite: they need not be anywhere. Arguments: ``experts``, ranks that hold the same experts: experts' own bytes
-    are shared out over no more of them; ``contiguous``, whether gradients lie in a buffer that is always there.
+    are shared out over no more of them; ``contiguous``, whether gradients lie in a buffer that is always there;
+    ``late``, whether a stage's full gradients are all there when its backward ends, and only then sharded.
     """
 
     parameter: int = 1
@@ -41,6 +42,7 @@ class Shares:
     experts: int = 1
     gathered: float = 1
     contiguous: bool = False
+    late: bool = False
 
     def bytes(self, dense: Standing, experts: Standing) -> Standing:
         """Least bytes of a rank."""
@@ -60,7 +62,15 @@ class Shares:
             max(self.experts, other.experts),
             max(self.gathered, other.gathered),
             self.contiguous and other.contiguous,
+            self.late and other.late,
         )
+
+    def whole(self, dense: Standing, experts: Standing) -> float:
+        """Bytes of full gradients at the end of a backward, beside what there is of them all the time."""
+        if not self.late or self.gradient == 1:
+            return 0.0
+        # Experts that no other rank holds are not sharded.
+        return dense.gradient + experts.gradient * (self.experts > 1)
 
 
 def least_bytes(
@@ -90,11 +100,14 @@ def least_bytes(
 def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[int], shares: Shares) -> float:
     """Least bytes of the fullest rank without any activation; gradients may be gone, but for a buffer of them."""
     total = dict.fromkeys(placement, sample.held[0].fixed)
+    whole = dict.fromkeys(placement, 0.0)
     for stage, rank in enumerate(placement):
-        held = shares.bytes(*standing_of(sample, stages, stage))
+        standing = standing_of(sample, stages, stage)
+        held = shares.bytes(*standing)
         # A micro-batch comes to all stages of a rank before it goes back through one of them.
         total[rank] += held.parameter + held.state + held.gathered + held.gradient * shares.contiguous
-    return max(total.values())
+        whole[rank] = max(whole[rank], shares.whole(*standing))
+    return max(total[rank] + whole[rank] for rank in total)
 
 
 def _of_rank(
@@ -114,7 +127,14 @@ def _of_rank(
         activations += found.live[place] * kept[stage].total + found.later[place] * kept[stage].waits
         gradients += (found.gradients[place] | shares.contiguous) * standing[stage].gradient
         casts += found.casts[place] * standing[stage].gathered
-    return float((fixed + activations + gradients + casts + _more(found, mine, kept, sample, peaks=peaks)).max())
+    more = _more(found, mine, kept, sample, peaks=peaks)
+    if shares.late:
+        # When a backward ends its activations may be gone, and all of its gradients are there.
+        whole = [shares.whole(*standing_of(sample, stages, stage)) for stage in mine]
+        for kind, gone in ('B', [kept[stage].total for stage in mine]), ('W', [kept[stage].waits for stage in mine]):
+            ends = np.maximum(more, (np.array(whole) - np.array(gone))[found.own])
+            more = np.where(found.kind == KINDS.index(kind), ends, more)
+    return float((fixed + activations + gradients + casts + more).max())
 
 
 def _more(
@@ -264,6 +284,15 @@ class Way(NamedTuple):
     group: int
 
 
+def sums_late(plan: Plan) -> bool:
+    """Whether a plan sums gradients behind a whole backward, as its ZeRO stage alone says."""
+    return plan.reduce_gradients == 'end' and plan.hsdp == 'off' and not any(getattr(plan, key) for key in OWN)
+
+
+Stream = Callable[[Standing, int, int], Wire]
+"""Messages of some weights: of their bytes, of how many data ranks one holds the same, and of how many layers."""
+
+
 class Wires:
     """Least seconds of messages of weights and gradients on a cluster; remembers what messages cost.
 
@@ -290,46 +319,39 @@ class Wires:
         key = ('wire', way, plan.data, plan.pipeline, layers, micro_batches, again)
         found: Wire | None = sample.known.get(key)
         if found is None:
-            found = sample.known[key] = self._least(plan, way, sample, layers, micro_batches, again)
+
+            def stream(held: Standing, each: int, count: int) -> Wire:
+                return self._stream(plan, way, held, each, count if again else 1, micro_batches)
+
+            found = sample.known[key] = self._streams(plan, way, sample, layers, stream)
         return found
 
-    def behind(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int]) -> float:
+    def behind(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], *, shards: bool = True) -> float:
         """Least seconds of the sums of gradients that a rank surely begins behind all of its computation.
 
-        Argument: ``layers``, as of ``least``.
+        Arguments: ``layers``, as of ``least``; ``shards``, whether their shards are summed over the groups there, too.
         """
-        if plan.reduce_gradients != 'end' or plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN):
+        if not sums_late(plan):
             return 0.0
-        key = ('behind', way, plan.data, plan.pipeline, layers)
+        key = ('behind', way, plan.data, plan.pipeline, layers, shards)
         found: float | None = sample.known.get(key)
         if found is None:
-            sums = self._least(plan, way, sample, layers, 0, True, behind=True) if sum(layers) else NO_WIRE
+
+            def stream(held: Standing, each: int, _: int) -> Wire:
+                sums, of_shards = self._sums(plan, way, held, each)
+                return sums.beside(of_shards) if shards else sums
+
+            sums = self._streams(plan, way, sample, layers, stream) if sum(layers) else NO_WIRE
             found = sample.known[key] = max(sums.seconds, sums.load) * SURELY
         return found
 
-    def _least(
-        self,
-        plan: Plan,
-        way: Way,
-        sample: Sample,
-        layers: tuple[int, int],
-        micro_batches: int,
-        again: bool,
-        *,
-        behind: bool = False,
-    ) -> Wire:
+    def _streams(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], stream: Stream) -> Wire:
+        """What is sent of all weights and of those of experts, each in a stream, where it is not in one."""
         early, late = layers
         edge = sample.few.edge
         dense, experts = standing_of(sample, [[], [*range(edge - early, edge + late)], []], 1)
         if plan.expert == 1:
             dense, experts = dense.plus(experts), Standing()
-
-        def stream(held: Standing, each: int, count: int) -> Wire:
-            if behind:
-                sums, shards = self._sums(plan, way, held, each)
-                return sums.beside(shards)
-            return self._stream(plan, way, held, each, count if again else 1, micro_batches)
-
         # Of sums of gradients, some are over tensor ranks, too, and have a stream of their own.
         alone = NO_WIRE if plan.tensor > 1 and not way.zero else stream(dense, 1, early + late)
         return alone if plan.data * plan.context == plan.expert else alone.beside(stream(experts, plan.expert, late))
@@ -385,8 +407,35 @@ class Wires:
 
 
 Stages = list[list[int]]
+
+
 SLICED: Final = 2
 """The ZeRO stage from which on gradients are summed for each micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """Least seconds of messages while nothing is computed.
+
+    Arguments: ``behind``, by rank, of sums of gradients behind all computation of a step; ``exposed``, by kind and
+    stage, of what is sent and summed behind an action where the host waits until that has ended.
+    """
+
+    behind: tuple[float, ...]
+    exposed: Mapping[tuple[str, int], float]
+
+    def beats(self, other: End) -> bool:
+        """Whether none of it is more."""
+        pairs = [*zip(self.behind, other.behind, strict=True)]
+        pairs += [(seconds, other.exposed.get(key, 0.0)) for key, seconds in self.exposed.items()]
+        return all(own <= one for own, one in pairs)
+
+    def of_ranks(self, placement: Sequence[int], often: Mapping[tuple[str, int], int]) -> list[float]:
+        """Of each rank what is exposed in a step. Argument: ``often``, how many such actions there are."""
+        found = [0.0] * len(self.behind)
+        for key, times in often.items():
+            found[placement[key[1]]] += times * self.exposed.get(key, 0.0)
+        return found
 
 
 class Ways:
@@ -413,22 +462,75 @@ class Ways:
         framework = framework_of(cluster)
         self._contiguous = framework is not None and framework.contiguous
 
-    def behind(
-        self, plan: Plan, sample: Sample, stages: Stages, placement: Sequence[int], ways: Sequence[Way] = ()
-    ) -> tuple[float, ...]:
-        """Least seconds of sums of gradients behind all computation of each rank.
+    def ending(
+        self,
+        plan: Plan,
+        sample: Sample,
+        stages: Stages,
+        placement: Sequence[int],
+        travel: float,
+        often: Mapping[tuple[str, int], int],
+        step: Callable[[End, Sequence[float]], float],
+    ) -> Judged:
+        """The least of all ways that leave room for weights and states.
 
-        Argument: ``ways``, that are still open; none: all.
+        Arguments: ``travel``, seconds of the last message behind an action; ``often``, how many actions of each kind
+        and stage a host waits behind; ``step``, seconds of a step, by how it ends and by what is exposed of each rank.
         """
+        key = ('ends', plan.pipeline, plan.data, tuple(placement), travel)
+        if key not in sample.known:
+            sample.known[key] = self._ends(plan, sample, stages, placement, travel)
+        ends, least = sample.known[key]
+        if not ends:
+            return Judged(0.0, self._too_much(least), least)
+        return Judged(min(step(one, one.of_ranks(placement, often)) for one in ends))
+
+    def _ends(
+        self, plan: Plan, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
+    ) -> tuple[list[End], float]:  # fmt: skip
+        """What ends steps and backwards, none beaten by another; and the least bytes of all ways."""
+        held = {
+            shares: least_standing(sample, stages, placement, shares)
+            for shares in {self._shares(plan, way) for way in self._open}
+        }
+        fit = [way for way in self._open if held[self._shares(plan, way)] <= self._device]
+        ends: list[End] = []
+        for way in fit:
+            end = self._end(plan, way, sample, stages, placement, travel)
+            if not any(one.beats(end) for one in ends):
+                ends = [*(one for one in ends if not end.beats(one)), end]
+        return ends, min(held.values())
+
+    def _end(
+        self, plan: Plan, way: Way, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
+    ) -> End:  # fmt: skip
+        """Of a way; of ways that end alike, one."""
+        key = ('end', way, plan.pipeline, plan.data, tuple(placement), travel)
+        if key not in sample.known:
+            behind, exposed = self._ending(plan, way, sample, stages, placement, travel)
+            same = ('end', behind, tuple(exposed.items()))
+            sample.known[key] = sample.known.setdefault(same, End(behind, exposed))
+        found: End = sample.known[key]
+        return found
+
+    def _ending(
+        self, plan: Plan, way: Way, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
+    ) -> tuple[tuple[float, ...], dict[tuple[str, int], float]]:  # fmt: skip
         alone = [_counts(sample, [stage], (0,))[0] for stage in stages]
-        found = [inf] * (max(placement) + 1)
-        for way in ways or self._open:
-            # Where gradients are sharded, each stage's are summed behind its own backward: of one stage all the same.
-            parts = (zip(placement, alone, strict=True) if way.zero >= SLICED
-                     else enumerate(_counts(sample, stages, placement)))  # fmt: skip
-            for rank, counts in parts:
-                found[rank] = min(found[rank], self._wires.behind(plan, way, sample, counts))
-        return tuple(found)
+        behind = [inf] * (max(placement) + 1)
+        # Where gradients are sharded, each stage's are summed behind its own backward: of one stage all the same.
+        parts = (zip(placement, alone, strict=True) if way.zero >= SLICED
+                 else enumerate(_counts(sample, stages, placement)))  # fmt: skip
+        for rank, counts in parts:
+            behind[rank] = min(behind[rank], self._wires.behind(plan, way, sample, counts))
+        if not self.hosts_wait(plan):
+            return tuple(behind), {}
+        sent = {kind: travel if hands_on(sample, kind) else 0.0 for kind in 'FBI'}
+        exposed = {(kind, stage): seconds for kind, seconds in sent.items() for stage in range(len(stages))}
+        if way.zero >= SLICED:
+            sums = [self._wires.behind(plan, way, sample, counts, shards=False) for counts in alone]
+            exposed |= {('B', stage): max(seconds, sent['B']) for stage, seconds in enumerate(sums)}
+        return tuple(behind), exposed
 
     def _behind_any(self, plan: Plan, way: Way, sample: Sample) -> float:
         """The same of some rank, in any order of any stages."""
@@ -438,14 +540,18 @@ class Ways:
         kinds = [(0, 1), *([(1, 0)] if edge else [])]
         return min(self._wires.behind(plan, way, sample, one) for one in kinds)
 
-    def tail(self, behind: tuple[float, ...]) -> Tail:
-        """What ends a step. Argument: ``behind``, as above."""
-        return Tail(tuple(one + self._begins for one in behind), self._together)
+    def tail(self, end: End) -> Tail:
+        """What ends a step."""
+        return Tail(tuple(one + self._begins for one in end.behind), self._together)
 
-    def alone(self, sums: Sums, behind: float) -> float:
-        """Least seconds of a step by what a rank computes and its host issues. Argument: ``behind``, as above."""
-        issued = sums.issued * SURELY
-        return max(sums.alone + behind + self._begins, issued + (behind + self._begins if self._ended else 0.0))
+    def alone(self, sums: Sums, slowed: float, behind: float, exposed: float = 0.0) -> float:
+        """Least seconds of a step by what a rank computes, as far as it is slowed, and its host issues.
+
+        Arguments: of the rank, as of ``End``.
+        """
+        issued = sums.issued * SURELY + exposed
+        step = max(sums.alone + self._begins, slowed) + exposed + behind
+        return max(step, issued + (behind + self._begins if self._ended else 0.0))
 
     def hosts_wait(self, plan: Plan) -> bool:
         """Whether hosts wait for all that they have issued behind each exchange of messages."""
@@ -461,10 +567,11 @@ class Ways:
         mean = sums_of(sample, [[*range(self._layers)]], (0,), share / plan.pipeline)[0]
         least, most = inf, inf
         for one in self._open:
-            held = least_standing(sample, layers, placement, self._shares(plan, one))
+            # How many layers a stage has is not known yet.
+            held = least_standing(sample, layers, placement, replace(self._shares(plan, one), late=False))
             least = min(least, held)
             if held <= self._device and most > seconds:
-                alone = self.alone(replace(mean, alone=seconds), self._behind_any(plan, one, sample))
+                alone = self.alone(replace(mean, alone=seconds), 0.0, self._behind_any(plan, one, sample))
                 most = min(most, max(self._sent(plan, one, sample, mean), alone))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
@@ -476,63 +583,94 @@ class Ways:
         sample: Sample,
         stages: Stages,
         clock: Timed,
-        works: Mapping[Work, Lasts],
+        works: Callable[[], Mapping[Work, Lasts]],
+        travel: float,
         *,
         peaks: bool,
         copies: int,
     ) -> Judged:
-        """The least of all ways with which a plan fits. Argument: ``works``, least seconds of what an order does."""
+        """The least of all ways with which a plan fits.
+
+        Arguments: ``works``, least seconds of what an order does; ``travel``, of the last message behind an action.
+        """
         # What all of them together share out holds least: if that is too much, no way fits.
         shares = reduce(Shares.at_most, (self._shares(plan, one) for one in self._open))
         least = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
-        counts = _counts(sample, stages, clock.placement)
-        tails = [self.tail(self.behind(plan, sample, stages, clock.placement, [one])) for one in self._open]
-        steps = [
-            max(seconds, self._step(sums, self._of_ranks(plan, one, sample, counts), tail, sample.speeds))
-            for one, tail, seconds in zip(self._open, tails, clock.periods(works, tails), strict=True)
-        ]
+        steps = self._steps(plan, self._open, sample, stages, clock, works(), travel)
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
         least = inf
         known: dict[Shares, float] = {}
-        for step, one in pairs:
+        for seconds, one in pairs:
             shares = self._shares(plan, one)
             if shares not in known:
                 known[shares] = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies)
             if known[shares] <= self._device:
-                return Judged(step)
+                return Judged(seconds)
             least = min(least, known[shares])
         return Judged(0.0, self._too_much(least), least)
 
     def one(
-        self, plan: Plan, sample: Sample, stages: Stages, clock: Timed, works: Mapping[Work, Lasts]
-    ) -> Judged:  # fmt: skip
+        self,
+        plan: Plan,
+        sample: Sample,
+        stages: Stages,
+        clock: Timed,
+        works: Callable[[], Mapping[Work, Lasts]],
+        travel: float,
+    ) -> Judged:
         """The same of a plan whose way is chosen."""
         way = Way(plan.zero, plan.shard_group)
         least = least_bytes(sample, stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        wires = self._of_ranks(plan, way, sample, _counts(sample, stages, clock.placement))
-        behind = self.behind(plan, sample, stages, clock.placement, [way])
-        sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
-        tail = self.tail(behind)
-        step = max(clock.period(works, tail), self._step(sums, wires, tail, sample.speeds))
-        seconds = [wire.seconds for wire in wires]
+        (step,) = self._steps(plan, [way], sample, stages, clock, works(), travel)
+        seconds = [wire.seconds for wire in self._of_ranks(plan, way, sample, _counts(sample, stages, clock.placement))]
+        end = self._end(plan, way, sample, stages, clock.placement, travel)
         if plan.pipeline == 1 and len(stages) == 1:
-            step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds, behind[0]))
+            step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds, end.behind[0]))
         elif any(seconds):
-            step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds, behind))
+            idle = [
+                one + more for one, more in zip(end.behind, end.of_ranks(clock.placement, clock.ended), strict=True)
+            ]
+            step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds, idle))
         return Judged(step, None, least)
 
-    def _step(self, sums: Sequence[Sums], wires: Sequence[Wire], tail: Tail, speeds: Speeds) -> float:
-        """Least seconds of a step with these messages of weights and gradients of each rank, and this end."""
+    def _steps(
+        self,
+        plan: Plan,
+        ways: Sequence[Way],
+        sample: Sample,
+        stages: Stages,
+        clock: Timed,
+        works: Mapping[Work, Lasts],
+        travel: float,
+    ) -> list[float]:
+        """Least seconds of a step by its way; arguments as of ``in_order``."""
+        sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
+        counts = _counts(sample, stages, clock.placement)
+        ends = [self._end(plan, way, sample, stages, clock.placement, travel) for way in ways]
+        known = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
+        steps: Floats = np.array([known[end] for end in ends])
+        each = [
+            zip(
+                self._of_ranks(plan, way, sample, counts),
+                self.tail(end).seconds,
+                end.of_ranks(clock.placement, clock.ended),
+                strict=True,
+            )
+            for way, end in zip(ways, ends, strict=True)
+        ]
         # Most ranks do the same.
-        unlike = set(zip(sums, wires, tail.seconds, strict=True))
-        step = max(max(one.least(wire.load, speeds), wire.seconds) for one, wire, _ in unlike)
-        return max(step, max(one.issued * SURELY + last for one, _, last in unlike) if self._ended else 0.0)
+        for one, rank in set(zip(sums, zip(*each, strict=True), strict=True)):
+            load, seconds, last, more = np.array([(wire.load, wire.seconds, *idle) for wire, *idle in rank]).T
+            steps = np.maximum(steps, np.maximum(one.least(load, sample.speeds, more), seconds))
+            if self._ended:
+                steps = np.maximum(steps, one.issued * SURELY + more + last)
+        found: list[float] = steps.tolist()
+        return found
 
     def _sent(self, plan: Plan, way: Way, sample: Sample, mean: Sums) -> float:
         """Least seconds of a step by what is sent, in any order. Argument: ``mean``, of what the ranks do."""
@@ -546,7 +684,7 @@ class Ways:
             # A message's latency is not stretched beside computation, so none of it is taken to be.
             speeds = sample.speeds.unstretched
             sent = max(sent, least_beside(mean.alone, mean.slowed, 0.0, mean.wire, speeds) * SURELY)
-        return max(sent, mean.least(every.load / plan.pipeline, sample.speeds))
+        return max(sent, float(mean.least(every.load / plan.pipeline, sample.speeds)))
 
     def _of_ranks(self, plan: Plan, way: Way, sample: Sample, counts: Sequence[tuple[int, int]]) -> list[Wire]:
         """Messages of weights and gradients of each rank of a pipeline. Argument: ``counts``, layers of each."""
@@ -579,16 +717,26 @@ class Ways:
         most = plan.data * plan.context
         zero = 3 if plan.shard or plan.hsdp != 'off' else way.zero
         share = min(way.group or most, most)
+        # A buffer is of full gradients, but of shards where weights are gathered on use.
+        sharded = zero >= (3 if self._contiguous else SLICED)
         return Shares(
             parameter=share if zero >= 3 else 1,
-            # A buffer is of full gradients, but of shards where weights are gathered on use.
-            gradient=share if zero >= (3 if self._contiguous else 2) else 1,
+            gradient=share if sharded else 1,
             state=share if zero >= 1 else 1,
             experts=max(1, most // plan.expert),
             # What is gathered on use is cast on use, too.
             gathered=inf if zero >= 3 else 1,
             contiguous=self._contiguous,
+            late=sharded and sums_late(plan),
         )
+
+
+def hands_on(sample: Sample, kind: str) -> bool:
+    """Whether an action of a kind surely ends with what it sends on."""
+    # What begins or ends a step sends nothing.
+    silent = sample.stages - 1 if kind == 'F' else 0
+    blocks = [block for (stage, own, _), block in sample.blocks.items() if own == kind and stage != silent]
+    return bool(blocks) and all(block.hands_on for block in blocks)
 
 
 def _counts(sample: Sample, stages: Sequence[Sequence[int]], placement: Sequence[int]) -> list[tuple[int, int]]:
