@@ -7,35 +7,10 @@ from drawn_orders import DRAWN
 from shard_cases import choices
 from strategy_cases import divisors, random_out_strategy
 
+from simpar import model
 from simpar.errors import ScheduleError
 from simpar.layout import operators
 from simpar.lower.graph.loss import loss_rules
-from simpar.model import (
-    INPUT,
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    SquaredRelu,
-    Transpose,
-    layer_names,
-    network_shapes,
-    reads_of,
-    shapes_of,
-)
 from simpar.pipeline import named_order
 from simpar.plans import Plan
 from simpar.workload import Adam, AdamW, Momentum, Sgd, Workload
@@ -62,43 +37,45 @@ class Draft:
 
     @property
     def network(self):
-        return Network(layers=tuple(self.layers), input=self.sample, init_std=0.5)
+        return model.Network(layers=tuple(self.layers), input=self.sample, init_std=0.5)
 
     @property
     def unread(self):
-        read = {name for reads in reads_of(self.network) for name in reads}
-        return [name for name in layer_names(self.network) if name not in read]
+        read = {name for reads in model.reads_of(self.network) for name in reads}
+        return [name for name in model.layer_names(self.network) if name not in read]
 
     def shape(self, name):
-        return shapes_of(self.network, self.rows).of[name]
+        return model.shapes_of(self.network, self.rows).of[name]
 
     def add(self, layer, x=None):
         """Its name. Arguments: ``x``, what it reads, where it has not been told or is not what stands before it."""
-        before = layer_names(self.network)[-1] if self.layers else INPUT
+        before = model.layer_names(self.network)[-1] if self.layers else model.INPUT
         if x is not None and (x != before or self.draw.random() < 0.3):
             layer = replace(layer, of=x)
         name = f'n{len(self.layers)}' if self.draw.random() < 0.3 else ''
         self.layers.append(replace(layer, name=name))
-        return layer_names(self.network)[-1]
+        return model.layer_names(self.network)[-1]
 
     def dense(self, x, outputs, **options):
         bias = self.draw.random() < 0.6
-        return self.add(Dense(inputs=self.shape(x)[1], outputs=outputs, bias=bias, **options), x)
+        return self.add(model.Dense(inputs=self.shape(x)[1], outputs=outputs, bias=bias, **options), x)
 
     def as_wide(self, x, width):
         return x if self.shape(x)[1] == width else self.dense(x, width)
 
     def pointwise(self, x):
         # What is normalised over two elements is a sign, all but for epsilon: nothing but rounding comes back.
-        flat = [Flatten] * (len(self.shape(x)) == 2)
-        norms = [LayerNorm, RmsNorm] * (self.shape(x)[-1] > 2)
-        kind = self.draw.choice([Relu, SquaredRelu, Gelu, Silu, Softmax, Mul, *flat, *norms])
-        return self.add(Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is Mul else kind(), x)
+        flat = [model.Flatten] * (len(self.shape(x)) == 2)
+        norms = [model.LayerNorm, model.RmsNorm] * (self.shape(x)[-1] > 2)
+        kind = self.draw.choice(
+            [model.Relu, model.SquaredRelu, model.Gelu, model.Silu, model.Softmax, model.Mul, *flat, *norms]
+        )
+        return self.add(model.Mul(factor=self.draw.uniform(0.3, 1.7)) if kind is model.Mul else kind(), x)
 
     def norm(self, x):
-        return self.add(self.draw.choice([LayerNorm(), RmsNorm()]), x)
+        return self.add(self.draw.choice([model.LayerNorm(), model.RmsNorm()]), x)
 
-    def sum(self, x, z, kind=Add):
+    def sum(self, x, z, kind=model.Add):
         return self.add(kind(of=(x, self.as_wide(z, self.shape(x)[1]))))
 
     def joined(self):
@@ -115,12 +92,12 @@ class Draft:
 def turned(draft, x):
     """Features as rows, and back in another order."""
     width = draft.shape(x)[1]
-    y = draft.add(Reshape(shape=(-1, draft.sequence, width)), x)
+    y = draft.add(model.Reshape(shape=(-1, draft.sequence, width)), x)
     y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
-    y = draft.add(Transpose(permutation=(0, 2, 1)), y)
+    y = draft.add(model.Transpose(permutation=(0, 2, 1)), y)
     y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
-    y = draft.add(Flatten()) if draft.draw.random() < 0.5 else y
-    return draft.add(Reshape(shape=(-1, width)), y)
+    y = draft.add(model.Flatten()) if draft.draw.random() < 0.5 else y
+    return draft.add(model.Reshape(shape=(-1, width)), y)
 
 
 def reduced(draft, x):
@@ -128,10 +105,10 @@ def reduced(draft, x):
     width = draft.shape(x)[1]
     groups = draft.draw.choice([count for count in divisors(4, width) if count < width])
     dim, keep = draft.draw.choice([1, 2] if groups > 1 else [1]), draft.draw.random() < 0.5
-    y = draft.add(Reshape(shape=(-1, groups, width // groups)), x)
+    y = draft.add(model.Reshape(shape=(-1, groups, width // groups)), x)
     y = draft.pointwise(y) if draft.draw.random() < 0.3 else y
-    y = draft.add(Reduce(dims=(dim,), mean=draft.draw.random() < 0.5, keep=keep), y)
-    return draft.add(Reshape(shape=(-1, width // groups if dim == 1 else groups)), y) if keep else y
+    y = draft.add(model.Reduce(dims=(dim,), mean=draft.draw.random() < 0.5, keep=keep), y)
+    return draft.add(model.Reshape(shape=(-1, width // groups if dim == 1 else groups)), y) if keep else y
 
 
 def convolved(draft, x):
@@ -140,25 +117,29 @@ def convolved(draft, x):
     padding, stride = draft.draw.choice([0, 1]), draft.draw.choice([1, 1, 2])
     kernel = draft.draw.choice([size for size in (1, 2, 3) if size <= min(sides) + 2 * padding])
     window = {'kernel': kernel, 'stride': stride, 'padding': padding, 'bias': draft.draw.random() < 0.6}
-    y = draft.add(Conv2d(inputs=channels, outputs=draft.draw.choice([4, 6]), **window), x)
-    y = draft.add(draft.draw.choice([Relu(), SquaredRelu(), Silu()]), y) if draft.draw.random() < 0.5 else y
-    return draft.add(Flatten() if draft.draw.random() < 0.5 else Reduce(dims=(2, 3)), y)
+    y = draft.add(model.Conv2d(inputs=channels, outputs=draft.draw.choice([4, 6]), **window), x)
+    y = (
+        draft.add(draft.draw.choice([model.Relu(), model.SquaredRelu(), model.Silu()]), y)
+        if draft.draw.random() < 0.5
+        else y
+    )
+    return draft.add(model.Flatten() if draft.draw.random() < 0.5 else model.Reduce(dims=(2, 3)), y)
 
 
 def as_images(draft, x):
     """Rows as images of two channels."""
     high, wide = 2, draft.shape(x)[1] // 4
-    return convolved(draft, draft.add(Reshape(shape=(-1, 2, high, wide)), draft.as_wide(x, 4 * wide)))
+    return convolved(draft, draft.add(model.Reshape(shape=(-1, 2, high, wide)), draft.as_wide(x, 4 * wide)))
 
 
 def operand(draft, x, heads, swapped):
     """Rows as matrices, one for each sample and head; their two dims swapped where asked for."""
     width = draft.shape(x)[1]
     split = (-1, draft.sequence, width) if heads == 1 else (-1, draft.sequence, heads, width // heads)
-    y = draft.add(Reshape(shape=split), x)
+    y = draft.add(model.Reshape(shape=split), x)
     if heads > 1:
-        return draft.add(Transpose(permutation=(0, 2, 3, 1) if swapped else (0, 2, 1, 3)), y)
-    return draft.add(Transpose(permutation=(0, 2, 1)), y) if swapped else y
+        return draft.add(model.Transpose(permutation=(0, 2, 3, 1) if swapped else (0, 2, 1, 3)), y)
+    return draft.add(model.Transpose(permutation=(0, 2, 1)), y) if swapped else y
 
 
 def attention(draft, q, k, v, heads):
@@ -167,11 +148,11 @@ def attention(draft, q, k, v, heads):
     of_q, of_k, of_v, of_y = (draft.draw.random() < 0.3 for _ in range(4))
     rows = operand(draft, q, heads, of_q)
     columns, of_k = (rows, of_q) if alone else (operand(draft, k, heads, of_k), of_k)
-    y = draft.add(MatMul(of=(rows, columns), transpose_a=of_q, transpose_b=not of_k))
-    y = draft.add(Softmax(), draft.add(Mul(factor=0.5), y))
-    y = draft.add(MatMul(of=(y, operand(draft, v, heads, of_v)), transpose_a=of_y, transpose_b=of_v))
-    y = draft.add(Transpose(permutation=(0, 2, 1, 3)), y) if heads > 1 else y
-    return draft.add(Reshape(shape=(-1, width)), y)
+    y = draft.add(model.MatMul(of=(rows, columns), transpose_a=of_q, transpose_b=not of_k))
+    y = draft.add(model.Softmax(), draft.add(model.Mul(factor=0.5), y))
+    y = draft.add(model.MatMul(of=(y, operand(draft, v, heads, of_v)), transpose_a=of_y, transpose_b=of_v))
+    y = draft.add(model.Transpose(permutation=(0, 2, 1, 3)), y) if heads > 1 else y
+    return draft.add(model.Reshape(shape=(-1, width)), y)
 
 
 def attention_half(draft, x):
@@ -188,9 +169,9 @@ def feed_forward_half(draft, x):
     normed, width = draft.norm(x), draft.draw.choice(WIDTHS)
     y = draft.dense(normed, width)
     if draft.draw.random() < 0.5:
-        y = draft.sum(draft.add(Silu(), y), draft.dense(normed, width), Multiply)
+        y = draft.sum(draft.add(model.Silu(), y), draft.dense(normed, width), model.Multiply)
     else:
-        y = draft.add(draft.draw.choice([Gelu(), Relu()]), y)
+        y = draft.add(draft.draw.choice([model.Gelu(), model.Relu()]), y)
     return draft.sum(x, draft.dense(y, draft.shape(x)[1]))
 
 
@@ -203,7 +184,7 @@ def any_part(draft, values):
         'dense': lambda: draft.dense(x, draw.choice(WIDTHS)),
         'pointwise': lambda: draft.pointwise(x),
         'sum': lambda: draft.sum(x, z),
-        'product': lambda: draft.sum(x, z, Multiply),
+        'product': lambda: draft.sum(x, z, model.Multiply),
         'turned': lambda: turned(draft, x),
         'reduced': lambda: reduced(draft, x),
         'convolved': lambda: as_images(draft, x if width >= 4 else draft.dense(x, 8)),
@@ -230,28 +211,28 @@ def random_draft(draw, world):
     sequence, samples = draw.choice([2, 4]), draw.choice([2, 4, world])
     width, kind = draw.choice(WIDTHS), draw.choice(['rows', 'images', 'pictures', 'sequences', 'tokens'])
     if kind == 'rows':
-        return Draft(draw, sequence * samples, (width,), sequence), INPUT
+        return Draft(draw, sequence * samples, (width,), sequence), model.INPUT
     if kind == 'images':
         draft = Draft(draw, sequence * samples, (2, width // 2), sequence)
-        return draft, draft.add(Flatten())
+        return draft, draft.add(model.Flatten())
     if kind == 'pictures':
         draft = Draft(
             draw, sequence * samples, (draw.choice([1, 3]), draw.choice([3, 4]), draw.choice([3, 5])), sequence
         )
-        return draft, convolved(draft, INPUT)
+        return draft, convolved(draft, model.INPUT)
     if kind == 'sequences':
         draft = Draft(draw, samples, (sequence, width), sequence)
-        return draft, draft.add(Reshape(shape=(-1, width)))
+        return draft, draft.add(model.Reshape(shape=(-1, width)))
     draft = Draft(draw, samples, (sequence,), sequence)
-    y = draft.add(Embedding(vocab=draw.choice(WIDTHS), width=width))
+    y = draft.add(model.Embedding(vocab=draw.choice(WIDTHS), width=width))
     y = draft.pointwise(y) if draw.random() < 0.3 else y
-    return draft, draft.add(Reshape(shape=(-1, width)), y)
+    return draft, draft.add(model.Reshape(shape=(-1, width)), y)
 
 
 def random_graph(draw, world, stages):
     """A draft of halves of blocks and random parts; a dense layer begins a stage and reads what crosses."""
     draft, x = random_draft(draw, world)
-    x = draft.dense(x, draw.choice(WIDTHS)) if x != INPUT or draw.random() < 0.5 else x
+    x = draft.dense(x, draw.choice(WIDTHS)) if x != model.INPUT or draw.random() < 0.5 else x
     halves = draw.choice([[attention_half, feed_forward_half], [random_half, random_half]])
     for stage, half in enumerate(draw.sample(halves, 2) if stages == 2 else halves):
         if stage and stages == 2:
@@ -259,8 +240,8 @@ def random_graph(draw, world, stages):
             x = draft.sum(x, y) if draw.random() < 0.5 else y
         x = half(draft, x)
     if draw.random() < 0.3:
-        y = draft.add(Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
-        pooled = Reduce(dims=(1,), mean=draw.random() < 0.5, keep=draw.random() < 0.3)
+        y = draft.add(model.Reshape(shape=(-1, draft.sequence, draft.shape(x)[1])), x)
+        pooled = model.Reduce(dims=(1,), mean=draw.random() < 0.5, keep=draw.random() < 0.3)
         draft.add(pooled, y) if draw.random() < 0.5 else y
     return draft
 
@@ -279,10 +260,10 @@ def strategy_of(draw, rule, world):
 
 def cut(draw, layer, shapes, world, share):
     """A layer with strategies, now and then; ``shapes``, of what it reads, of one copy of a micro-batch."""
-    if isinstance(layer, Reshape) or draw.random() > share:
+    if isinstance(layer, model.Reshape) or draw.random() > share:
         return layer
     strategy = strategy_of(draw, layer.axes('layer', *shapes), world)
-    if isinstance(layer, Dense):
+    if isinstance(layer, model.Dense):
         out = random_out_strategy(draw, strategy, shapes[0][0], layer.outputs)
         return replace(layer, strategy=strategy, out_strategy=out)
     return replace(layer, strategy=strategy)
@@ -290,10 +271,10 @@ def cut(draw, layer, shapes, world, share):
 
 def cut_network(draw, draft, world):
     """The network with random strategies and marks."""
-    shapes, share = network_shapes(draft.network, draft.rows), draw.choice([0.2, 0.6, 0.6, 1.0])
+    shapes, share = model.network_shapes(draft.network, draft.rows), draw.choice([0.2, 0.6, 0.6, 1.0])
     layers = []
-    for layer, reads in zip(draft.layers, reads_of(draft.network), strict=True):
-        marked = not isinstance(layer, Reshape | Flatten) and draw.random() < 0.25
+    for layer, reads in zip(draft.layers, model.reads_of(draft.network), strict=True):
+        marked = not isinstance(layer, model.Reshape | model.Flatten) and draw.random() < 0.25
         found = cut(draw, layer, [shapes[read] for read in reads], world, share)
         layers.append(replace(found, recompute=True) if marked else found)
     return replace(draft.network, layers=tuple(layers))
@@ -312,7 +293,7 @@ def random_loss(draw, last, world):
 
 def random_workload(draw, draft, plan, world):
     network = cut_network(draw, draft, world)
-    *_, last = network_shapes(network, draft.rows).values()
+    *_, last = model.network_shapes(network, draft.rows).values()
     return Workload(
         model=network,
         batch=draft.rows * plan.copies * plan.micro_batches,

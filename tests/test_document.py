@@ -15,20 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from simpar.document import (
-    Bytes,
-    Flops,
-    OneOf,
-    Rate,
-    Seconds,
-    Short,
-    build,
-    dump,
-    json_schema,
-    one_screen,
-    override,
-    read,
-)
+from simpar import document
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.units import UNITS, parse
 
@@ -37,23 +24,23 @@ FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Square:
-    side: Seconds
+    side: document.Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circle:
-    radius: Seconds = 1.0
+    radius: document.Seconds = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
     count: Annotated[int, Field(alias='number', ge=1, le=9, description='how many')] = 1
     share: float = 0.5
-    shapes: tuple[Annotated[Square | Circle, OneOf(square=Square, circle=Circle)], ...] = ()
-    sizes: Mapping[Literal['small', 'large'], Bytes] = field(default_factory=dict)
-    rate: Rate | None = None
-    peak: Flops | Literal['auto'] = 'auto'
-    inner: Annotated[Circle, Short('radius')] = Circle()
+    shapes: tuple[Annotated[Square | Circle, document.OneOf(square=Square, circle=Circle)], ...] = ()
+    sizes: Mapping[Literal['small', 'large'], document.Bytes] = field(default_factory=dict)
+    rate: document.Rate | None = None
+    peak: document.Flops | Literal['auto'] = 'auto'
+    inner: Annotated[Circle, document.Short('radius')] = Circle()
     even: bool = False
 
     def __post_init__(self) -> None:
@@ -63,11 +50,11 @@ class Paper:
 
 def load(path: Path, kind: type, *, overrides: tuple[str, ...] = (), error: Any = ScheduleError, **how: Any) -> Any:
     """A file as a dataclass, with no more problems than fit on a screen."""
-    tree = override(read(path, error=error), overrides)
+    tree = document.override(document.read(path, error=error), overrides)
     try:
-        return build(tree, kind, **how)
+        return document.build(tree, kind, **how)
     except ScheduleError as wrong:
-        raise error(one_screen(wrong.problems)) from None
+        raise error(document.one_screen(wrong.problems)) from None
 
 
 def paper(tmp_path: Path, text: str, *overrides: str, **how: Any) -> Paper:
@@ -86,7 +73,7 @@ def refused(tmp_path: Path, text: str, *overrides: str, **how: Any) -> list[str]
 def root(tmp_path: Path, text: str | bytes) -> Any:
     path = tmp_path / 'tree.yaml'
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read(path).root
+    return document.read(path).root
 
 
 # Text
@@ -167,10 +154,10 @@ def test_paths_that_are_no_files(tmp_path):
         (tmp_path / ('x' * 300), 'cannot be read: File name too long'),
     ):
         with pytest.raises(ScheduleError) as caught:
-            read(path)
+            document.read(path)
         assert str(caught.value) == f'{path}: {told}'
     with pytest.raises(ScheduleError, match=r'cannot be read: .*embedded null'):
-        read('a\0b')
+        document.read('a\0b')
 
 
 # Dataclasses
@@ -261,7 +248,9 @@ def test_prepare_and_check_and_the_error_of_the_caller(tmp_path):
 
 def test_settings_go_deep_and_into_lists(tmp_path):
     (tmp_path / 'tree.yaml').write_text('a: {b: 1}\nc: [1, {d: 2}]\n')
-    tree = override(read(tmp_path / 'tree.yaml'), ['a.x.y=[1, 2]', 'c.1.d=1e-6', 'c.0={e: on}', 'new=', 'a.b="1"'])
+    tree = document.override(
+        document.read(tmp_path / 'tree.yaml'), ['a.x.y=[1, 2]', 'c.1.d=1e-6', 'c.0={e: on}', 'new=', 'a.b="1"']
+    )
     assert tree.root == {'a': {'b': '1', 'x': {'y': [1, 2]}}, 'c': [{'e': 'on'}, {'d': 1e-6}], 'new': None}
     assert tree.where(('c', 1, 'd')) == '--set c.1.d=1e-6'
     assert tree.where(('c', 1)) == f'{tmp_path}/tree.yaml:2'
@@ -271,7 +260,9 @@ def test_settings_go_deep_and_into_lists(tmp_path):
 def test_all_settings_that_are_wrong_are_told(tmp_path):
     (tmp_path / 'tree.yaml').write_text('a: {b: 1}\nc: [1]\n')
     with pytest.raises(ScheduleError) as caught:
-        override(read(tmp_path / 'tree.yaml'), ['a', 'a.b.c=1', 'c.x=1', 'c.1=1', 'a={', 'a=*x', '=1'])
+        document.override(
+            document.read(tmp_path / 'tree.yaml'), ['a', 'a.b.c=1', 'c.x=1', 'c.1=1', 'a={', 'a=*x', '=1']
+        )
     assert [problem.what for problem in caught.value.problems] == [
         'not a key and a value',
         'a.b: not a mapping',
@@ -303,7 +294,7 @@ quantities = st.floats(0, 1e30, allow_subnormal=False)
     )
 )
 def test_what_is_dumped_is_read_as_the_same(value, tmp_path):
-    assert paper(tmp_path, json.dumps(dump(value))) == value
+    assert paper(tmp_path, json.dumps(document.dump(value))) == value
 
 
 @FUZZ
@@ -316,7 +307,10 @@ def test_what_is_dumped_is_read_as_the_same(value, tmp_path):
     kind=st.sampled_from(['side', 'rate', 'peak', 'small']),
 )  # fmt: skip
 def test_the_schema_accepts_the_quantities_that_are_read(text, kind):
-    properties = {**json_schema(Paper)['properties'], 'side': json_schema(Square)['properties']['side']}
+    properties = {
+        **document.json_schema(Paper)['properties'],
+        'side': document.json_schema(Square)['properties']['side'],
+    }
     properties |= {'small': properties['sizes']['additionalProperties']}
     pattern = next(one['pattern'] for one in [properties[kind], *properties[kind].get('anyOf', [])] if 'pattern' in one)
     name = {'side': 'time', 'rate': 'rate', 'peak': 'flops', 'small': 'size'}[kind]

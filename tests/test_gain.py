@@ -8,19 +8,8 @@ import numpy as np
 import pytest
 from worked import worked_costs, worked_program
 
-from simpar import cli
+from simpar import cli, comparison
 from simpar.case import load_case, on_net
-from simpar.comparison import (
-    Gain,
-    compare,
-    comparison_to_dict,
-    gain_line,
-    gain_of,
-    gain_to_dict,
-    render_gain,
-    side_of,
-    verdict,
-)
 from simpar.engine import simulate
 from simpar.hardware.net import parse_net
 from simpar.metrics import metrics
@@ -75,7 +64,7 @@ def test_figures_of_a_measurement_are_those_of_the_step_that_counts():
     told = simulate(PROGRAM, worked_costs(PROGRAM), steps=3)
     seen = disturbed(disturbed(run(7), 3, 5.0), 6, 9.0)
     assert seen.step == 65
-    side = side_of('plan', told, seen, compare(told, seen))
+    side = comparison.side_of('plan', told, seen, comparison.compare(told, seen))
     for figure in ('step', 'compute', 'exposed', 'idle', 'overlap'):
         assert getattr(side.measured, figure) == pytest.approx(getattr(side.predicted, figure), abs=1e-9), figure
     assert side.measured.compute + side.measured.exposed + side.measured.idle == pytest.approx(56, abs=1e-9)
@@ -88,22 +77,24 @@ def test_the_gain_is_of_the_same_steps_that_are_shown():
     }
     plan, seen = to_saved(told['new'], worked_costs(PROGRAM, **SLOW)), to_saved(disturbed_all(run(6, **SLOW), 4.0))
     old = to_saved(told['old'], worked_costs(PROGRAM))
-    gain = gain_of(
+    gain = comparison.gain_of(
         replace(plan, baseline=old), replace(seen, name='new', baseline=replace(to_saved(run(6)), name='old'))
     )
     assert gain.predicted == pytest.approx(56 / 44 - 1)
     assert gain.measured == pytest.approx(56 / 48 - 1)
-    assert gain_line(gain) == 'new: measured 16.7 % faster than old, predicted 27.3 % faster'
-    told = gain_to_dict(gain)
+    assert comparison.gain_line(gain) == 'new: measured 16.7 % faster than old, predicted 27.3 % faster'
+    told = comparison.gain_to_dict(gain)
     assert told['gain']['points'] == pytest.approx(100 * (56 / 44 - 56 / 48))
     assert told['step']['measured'] == pytest.approx(48)
     assert told['baseline']['step']['measured'] == pytest.approx(56)
-    rows = [line.split('  ')[0] for line in render_gain(gain, colour=False).splitlines()]
+    rows = [line.split('  ')[0] for line in comparison.render_gain(gain, colour=False).splitlines()]
     assert {'gain: baseline / step - 1', 'step', 'overlap', 'exposed communication', 'computing'} <= set(rows)
 
 
 def judged(told, seen, costs=None):
-    return verdict(Gain(plan=side_of('plan', told, seen, compare(told, seen, costs=costs))))
+    return comparison.verdict(
+        comparison.Gain(plan=comparison.side_of('plan', told, seen, comparison.compare(told, seen, costs=costs)))
+    )
 
 
 def test_the_verdict_says_what_agrees_what_does_not_and_why():
@@ -114,11 +105,11 @@ def test_the_verdict_says_what_agrees_what_does_not_and_why():
     slow = judged(told, run(5, slow={1: 0.5}), costs)
     assert slow.startswith('The step (predicted 56 s, measured 100 s), the overlap (100 % and 52 %) and exposed')
     assert 'do not agree: rank 1 computes 2.00 times as long as predicted, all others wait' in slow
-    side = side_of('plan', told, run(5), compare(told, run(5)))
+    side = comparison.side_of('plan', told, run(5), comparison.compare(told, run(5)))
     ranks = tuple(replace(one, compute=one.compute / 2, idle=one.idle + one.compute / 2) for one in side.measured.ranks)
     other = replace(side, measured=replace(side.measured, ranks=ranks))
-    assert 'errors that cancel: computing is predicted' in verdict(Gain(plan=other))
-    assert verdict(Gain(plan=side), 'another machine') == 'another machine'
+    assert 'errors that cancel: computing is predicted' in comparison.verdict(comparison.Gain(plan=other))
+    assert comparison.verdict(comparison.Gain(plan=side), 'another machine') == 'another machine'
 
 
 def disturbed_all(trace, seconds):
@@ -131,25 +122,25 @@ def disturbed_all(trace, seconds):
 def test_a_baseline_of_another_batch_is_compared_by_the_sample():
     told = simulate(PROGRAM, worked_costs(PROGRAM), steps=3)
     seen = run(4)
-    one = side_of('64', told, seen, compare(told, seen), samples=64)
-    assert Gain(plan=one, baseline=replace(one, samples=32)).measured == pytest.approx(1.0)
-    assert Gain(plan=one).measured is None
+    one = comparison.side_of('64', told, seen, comparison.compare(told, seen), samples=64)
+    assert comparison.Gain(plan=one, baseline=replace(one, samples=32)).measured == pytest.approx(1.0)
+    assert comparison.Gain(plan=one).measured is None
 
 
 def test_networks_that_differ_are_said_first_and_nothing_is_blamed():
     """The diagnosis would find slow messages, and say nothing of the flag that was left out."""
     told = replace(to_saved(simulate(PROGRAM, worked_costs(PROGRAM), steps=3), worked_costs(PROGRAM)), net='none')
     seen = replace(to_saved(run(5, slow={1: 0.5})), net='paced:5 MB/s,2ms')
-    found = compare(told, seen)
+    found = comparison.compare(told, seen)
     assert found.diagnosis is None
-    assert comparison_to_dict(found)['networks'] == {'predicted': 'none', 'measured': 'paced:5 MB/s,2ms'}
-    first = ' '.join(render_gain(gain_of(told, seen), colour=False).splitlines()[:2])
+    assert comparison.comparison_to_dict(found)['networks'] == {'predicted': 'none', 'measured': 'paced:5 MB/s,2ms'}
+    first = ' '.join(comparison.render_gain(comparison.gain_of(told, seen), colour=False).splitlines()[:2])
     assert first.startswith('The networks differ: the prediction is for no shaped network')
     assert 'predict with `simpar run --net paced:5 MB/s,2ms`' in first
     # The same network in other words, and a file that does not say its own.
     for net in ('paced:40mbit,2000us', ''):
-        assert compare(replace(told, net=net), seen).networks is None
-        assert compare(replace(told, net=net), seen).diagnosis is not None
+        assert comparison.compare(replace(told, net=net), seen).networks is None
+        assert comparison.compare(replace(told, net=net), seen).diagnosis is not None
 
 
 def test_run_predicts_on_the_network_that_measure_shapes(job, tmp_path, capsys, json_of):

@@ -17,18 +17,7 @@ from simpar.model.library.experts import Experts
 from simpar.model.model import FromModule
 from simpar.plans import Plan
 from simpar.profiles import load_stack, stack_names
-from simpar.schedule import load_schedule, schedule_schema
-from simpar.schedule.checks import (
-    ABSENT,
-    ABSENT_LAYERS,
-    ABSENT_ORDERS,
-    KEYS,
-    LAYERS,
-    VALUES,
-    key_term,
-    plain,
-    value_term,
-)
+from simpar.schedule import checks, load_schedule, schedule_schema
 from simpar.schedule.contents import ClusterReference, Contents, Planner
 from simpar.workload import OPTIMIZERS, Transformer, Workload
 
@@ -134,18 +123,18 @@ def words(table):
 
 
 def test_the_tables_say_one_thing_of_each_word_and_write_keys_that_there_are():
-    assert len(words(KEYS)) + len(words(ABSENT)) > 300
-    for many in ([*words(KEYS), *words(ABSENT)], [*words(LAYERS), *ABSENT_LAYERS.split()]):
+    assert len(words(checks.KEYS)) + len(words(checks.ABSENT)) > 300
+    for many in ([*words(checks.KEYS), *words(checks.ABSENT)], [*words(checks.LAYERS), *checks.ABSENT_LAYERS.split()]):
         assert sorted({word for word in many if many.count(word) > 1}) == []
-        assert [word for word in many if plain(word) != word] == []
-    written = {text.split(':')[0].split(',')[0] for text in KEYS}
+        assert [word for word in many if checks.plain(word) != word] == []
+    written = {text.split(':')[0].split(',')[0] for text in checks.KEYS}
     assert written <= known_keys()
     layers = {key.split('.')[-1] for key in known_keys() if key.startswith('workload.network')}
-    assert {re.split('[:,]', text)[0] for text in LAYERS} <= layers
+    assert {re.split('[:,]', text)[0] for text in checks.LAYERS} <= layers
     pages = orders() + ''.join(
         (ROOT / 'docs' / name).read_text() for name in ('keys.md', 'proofs/all_keys.md', 'proofs/keys_network.md')
     )
-    for text in VALUES:
+    for text in checks.VALUES:
         key, value = text.split()
         assert re.search(rf'(^|\W){re.escape(value)}(\W|$)', pages), text
         assert any(known.endswith(f'.{key}') for known in known_keys())
@@ -160,10 +149,10 @@ def test_no_key_of_ours_is_called_absent_or_otherwise_where_it_stands():
     for known in known_keys():
         *above, name = known.split('.')
         if above[:2] != ['workload', 'network']:
-            told = key_term((*above, name))
+            told = checks.key_term((*above, name))
             assert told is None or not told.what.startswith('not modelled'), known
     plan = {known.split('.')[1] for known in known_keys() if known.startswith('plan.')}
-    assert not plan & set(words(ABSENT))
+    assert not plan & set(words(checks.ABSENT))
 
 
 SAID = read_csv(Path(__file__).with_name('unknown_words.csv'))
@@ -183,11 +172,11 @@ def test_what_is_unknown_is_told_by_what_it_means(what):
 
 
 def test_orders_that_are_not_modelled_are_said_so():
-    for word in ABSENT_ORDERS.split():
-        assert value_term(('plan', 'order'), word).what.startswith('not modelled')
+    for word in checks.ABSENT_ORDERS.split():
+        assert checks.value_term(('plan', 'order'), word).what.startswith('not modelled')
 
 
 def test_the_documentation_lists_all_that_is_called_not_modelled():
     text = (ROOT / 'docs' / 'proofs' / 'not_modelled.md').read_text()
-    for what in ABSENT:
+    for what in checks.ABSENT:
         assert what in text, what

@@ -7,23 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar import pipeline
 from simpar.errors import ScheduleError
-from simpar.pipeline import (
-    ORDERS,
-    Order,
-    check_order,
-    draw,
-    faults,
-    loop,
-    named_order,
-    parse_action,
-    with_communication,
-)
 
 
 def order(*rows, placement=None, micro_batches=2, pieces=1):
-    actions = tuple(tuple(parse_action(word) for word in row.split()) for row in rows)
-    return Order(actions, placement or loop(len(rows)), micro_batches, pieces)
+    actions = tuple(tuple(pipeline.parse_action(word) for word in row.split()) for row in rows)
+    return pipeline.Order(actions, placement or pipeline.loop(len(rows)), micro_batches, pieces)
 
 
 RIGHT = ('0F0 0F1 0B0 0B1', '1F0 1B0 1F1 1B1')
@@ -31,13 +21,13 @@ SENT = ('0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1', '1RECV_F0 1F0 1RE
 
 
 def told(wrong):
-    return [f'{fault.rank}.{fault.position} {fault.what}' for fault in faults(wrong)]
+    return [f'{fault.rank}.{fault.position} {fault.what}' for fault in pipeline.faults(wrong)]
 
 
 def test_right_orders_pass():
-    assert faults(order(*RIGHT)) == ()
-    assert faults(order(*SENT)) == ()
-    assert check_order(order(*RIGHT)) == order(*RIGHT)
+    assert pipeline.faults(order(*RIGHT)) == ()
+    assert pipeline.faults(order(*SENT)) == ()
+    assert pipeline.check_order(order(*RIGHT)) == order(*RIGHT)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +83,7 @@ def test_an_overlap_of_what_needs_each_other_is_found():
 
 
 def test_pieces_of_a_sequence_need_each_other_in_turn():
-    assert faults(order('0F0 0F1 0B1 0B0', pieces=2)) == ()
+    assert pipeline.faults(order('0F0 0F1 0B1 0B0', pieces=2)) == ()
     assert told(order('0F0 0F1 0B0 0B1', pieces=2)) == [
         '0.2 0B0 waits for ever for the input gradient of stage 0, micro-batch 1'
     ]
@@ -106,7 +96,7 @@ def test_a_stage_on_a_rank_that_is_not_there():
 def test_all_faults_are_told_at_once_with_a_drawing():
     wrong = order('0F0 0F1 0B0 0F1', '1F0 1B0 1F1 1B1')
     with pytest.raises(ScheduleError) as raised:
-        check_order(wrong, 'my order')
+        pipeline.check_order(wrong, 'my order')
     assert str(raised.value).splitlines() == [
         'my order, rank 0, step 3: 0F1 for the second time, first on rank 0, step 1',
         'my order, rank 0, step 4: stage 0 lacks B of micro-batch 1',
@@ -121,8 +111,8 @@ def test_all_faults_are_told_at_once_with_a_drawing():
 
 
 def test_the_drawing_leaves_out_what_is_far_away():
-    order = named_order('1f1b', 2, 8)
-    assert draw(order, {(1, 2), (0, 9), (1, 9)}, around=1).splitlines() == [
+    order = pipeline.named_order('1f1b', 2, 8)
+    assert pipeline.draw(order, {(1, 2), (0, 9), (1, 9)}, around=1).splitlines() == [
         '         Rank 0 Rank 1',
         'Step 01: 0F1    1B0',
         'Step 02: 0B0    1F1    <-- here, rank 1',
@@ -134,30 +124,30 @@ def test_the_drawing_leaves_out_what_is_far_away():
     ]
 
 
-@given(st.sampled_from(sorted(ORDERS)), st.integers(0, 2**32), st.booleans())
+@given(st.sampled_from(sorted(pipeline.ORDERS)), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
-    right = named_order(name, 3, 6)
-    right = with_communication(right) if sent else right
+    right = pipeline.named_order(name, 3, 6)
+    right = pipeline.with_communication(right) if sent else right
     chance = random.Random(seed)
     rows = [list(row) for row in right.actions]
     rank = chance.randrange(3)
     at = chance.randrange(len(rows[rank]))
     taken = rows[rank].pop(at)
-    assert faults(replace(right, actions=tuple(map(tuple, rows))))
+    assert pipeline.faults(replace(right, actions=tuple(map(tuple, rows))))
     rows[(rank + 1) % 3].append(taken)
-    assert faults(replace(right, actions=tuple(map(tuple, rows))))
+    assert pipeline.faults(replace(right, actions=tuple(map(tuple, rows))))
     rows[(rank + 1) % 3].pop()
     rows[rank][at:at] = [taken, taken]
-    assert faults(replace(right, actions=tuple(map(tuple, rows))))
+    assert pipeline.faults(replace(right, actions=tuple(map(tuple, rows))))
 
 
 def test_an_order_that_communicates_gets_no_more_sends():
     with pytest.raises(ScheduleError, match='has sends and receives already'):
-        with_communication(order(*SENT))
+        pipeline.with_communication(order(*SENT))
 
 
 @pytest.mark.parametrize('receive', ['early', 'late'])
 def test_an_order_that_cannot_end_gets_no_sends(receive):
     with pytest.raises(ScheduleError, match='ranks wait for each other'):
-        with_communication(order('0F0 0B0 0F1 0B1', '1F0 1F1 1B0 1B1'), receive)
+        pipeline.with_communication(order('0F0 0B0 0F1 0B1', '1F0 1F1 1B0 1B1'), receive)
