@@ -19,7 +19,7 @@ from simpar.case import load_case
 from simpar.lower import lower
 from simpar.pipeline import ORDERS
 from simpar.plans import Plan
-from simpar.workload import AdamW
+from simpar.workload import AdamW, Transformer, Workload
 
 pytestmark = pytest.mark.torch
 WORLD = 4
@@ -105,3 +105,17 @@ def test_the_cases_cover_every_order():
     assert {(plan.pipeline, plan.copies, plan.receive) for plan in plans} >= {
         (pipeline, copies, receive) for pipeline in (2, 4) for copies, receive in ((1, 'late'), (2, 'early'))
     }
+
+
+def test_a_stage_hands_on_several_values_in_one_message(pool):
+    """A module of further tokens alone on a stage: the stage of the loss gets its hidden state and the model's."""
+    model = Transformer(
+        layers=3, hidden=16, heads=4, ffn=24, vocab=24, sequence=8, init_std=0.3, norm='rms_norm', activation='swiglu',
+        bias=(), position='rotary', mtp_layers=1, mtp_loss=0.3,
+    )  # fmt: skip
+    workload = Workload(model=model, batch=8, optimizer=AdamW(learning_rate=0.01, epsilon=1e-3))
+    plan = Plan(pipeline=4, stages=(2, 1, 1, 0), micro_batches=4, data=1)
+    program = lower(workload, plan, WORLD)
+    assert max(len(op.reads) for op in program.op_classes if op.kind == 'send') == 2
+    worst, _ = trained(pool, program, workload, plan, steps=2)
+    assert worst.error <= 1e-5, worst

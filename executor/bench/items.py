@@ -17,6 +17,7 @@ from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.model.library.gpt import Transformer
+from simpar.model.model import AHEAD
 from simpar.plans import Plan
 from simpar.program import COLLECTIVES, OpClass, Partition, Phase, Program, ProgramBuilder, Tensor
 from simpar.workload import Adam, Workload
@@ -299,7 +300,9 @@ def _initial(tensor: Tensor, operator: str) -> str:
     if not tensor.dtype.startswith('int'):
         given = tensor.kind in ('parameter', 'state')
         return tensor.initial if given else 'ones' if operator in LOGARITHMS else DRAWN
-    return tensor.initial if tensor.initial.startswith(('tokens:', 'classes:')) else 'classes:2'
+    # Any tokens do: whether ranks hold them in another order or further on changes no time.
+    drawn = tensor.initial.partition('@')[0].partition(AHEAD)[0]
+    return drawn if drawn.startswith(('tokens:', 'classes:')) else 'classes:2'
 
 
 def _written(program: Program, op: OpClass, name: str) -> Tensor:

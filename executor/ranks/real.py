@@ -65,11 +65,11 @@ class Transport(Protocol):
 
 
 def transfer(
-    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: torch.Tensor | None
+    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Carry out a communication; returns what this rank gets.
 
-    Arguments: ``received``, memory for what comes, of a receive or an exchange of neighbours.
+    Arguments: ``received``, memory for what comes, of a receive.
     """
     if op.operator == COPY:
         return [tensor.clone() for tensor in reads]
@@ -100,21 +100,32 @@ def transfer(
 
 
 def _pass(
-    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: torch.Tensor | None
+    op: OpClass, transport: Transport, reads: list[torch.Tensor], received: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """A send, a receive, or both among neighbours, of one tensor."""
+    """A send or a receive of what one stage hands to another, or both among neighbours, of one tensor."""
     size, position = transport.size, transport.position
     if op.kind == 'send':
-        transport.exchange([(_flat(reads[0]), (position + op.peer) % size)], [])
+        transport.exchange([(_message(reads), (position + op.peer) % size)], [])
         return []
     if op.operator == 'send_recv':
-        received = torch.empty_like(reads[0], memory_format=torch.contiguous_format)
+        made = torch.empty_like(reads[0], memory_format=torch.contiguous_format)
         ahead, behind = (position + 1) % size, (position - 1) % size
-        transport.exchange([(_flat(reads[0]), ahead)], [(received.view(-1), behind)])
-        return [received]
-    assert received is not None
-    transport.exchange([], [(received.view(-1), (position + op.peer) % size)])
-    return [received]
+        transport.exchange([(_flat(reads[0]), ahead)], [(made.view(-1), behind)])
+        return [made]
+    come = _message(received)
+    transport.exchange([], [(come, (position + op.peer) % size)])
+    if len(received) == 1:
+        return received
+    parts = come.split([tensor.nbytes for tensor in received])
+    # A clone begins where its type may begin.
+    return [part.clone().view(one.dtype).view(one.shape) for part, one in zip(parts, received, strict=True)]
+
+
+def _message(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The flat memory of a tensor; of several, of whatever types, their bytes in one."""
+    if len(tensors) == 1:
+        return _flat(tensors[0])
+    return torch.cat([_flat(tensor).view(torch.uint8) for tensor in tensors])
 
 
 def _together(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -505,11 +516,14 @@ class Computation:
 
     def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
         """Carry out a collective, send or receive, and keep what comes."""
-        received = None
+        received: list[torch.Tensor] = []
         if slot.op.kind == 'recv':
-            target = self._start.program.tensor[slot.op.writes[0]]
-            shape, dtype = self._start.program.local_shape(target), torch_dtype(target.dtype, self._start.dtype)
-            received = torch.empty(shape, dtype=dtype, device=self.where.device)
+            program = self._start.program
+            received = [
+                torch.empty(program.local_shape(one), dtype=torch_dtype(one.dtype, self._start.dtype),
+                            device=self.where.device)
+                for one in map(program.tensor.__getitem__, slot.op.writes)
+            ]  # fmt: skip
         self.keep(slot, transfer(slot.op, transport, self.reads(slot, step), received))
 
     def keep(self, slot: Slot, results: list[torch.Tensor]) -> None:
