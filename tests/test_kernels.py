@@ -139,7 +139,7 @@ def test_attention(groups, queries, causal, monkeypatch):
         found, lse = run('attention', 'F', qkv, results=2, **attributes)
         close(found, y)
         close(run('attention', 'I', dy, qkv, found, lse, **attributes), dqkv)
-        monkeypatch.setattr('executor.kernels.attention.flash_kernel', lambda *_: '')
+        monkeypatch.setattr('executor.kernels.attention.fused', lambda *_: '')
     scores = run('attention_scores', 'F', qkv, **attributes)
     assert scores.shape == (2, groups * queries, 5, 5)
     probability = run('softmax', 'F', scores, causal=causal)

@@ -20,7 +20,6 @@ class Kind:
         graphs: the class of its module that keeps what is issued, to be issued again by one call; empty: none.
         queues: the variable by which its driver is told how many work queues to use; empty: none.
         tried: where this has been run.
-        attention: torch's fused kernel for attention there; empty: attention is products and a softmax.
         note: what a reader of a run's answer must know.
     """
 
@@ -33,21 +32,18 @@ class Kind:
     pins: bool = False
     graphs: str = ''
     queues: str = ''
-    attention: str = ''
     note: str = ''
 
 
-FLASH: Final = '_scaled_dot_product_flash_attention_for_cpu'
-"""Virtual accelerators compute on the CPU, too."""
 NOTE: Final = 'virtual accelerators show values and order; their times are those of a simulation in Python'
 _ROWS: Final = (
-    Kind('cpu', 'executor.devices.blocking', 'gloo', 'in the test suite', numbered=False, attention=FLASH),
+    Kind('cpu', 'executor.devices.blocking', 'gloo', 'in the test suite', numbered=False),
     Kind(
         'cuda', 'torch.cuda', 'nccl', 'built, not run',
         pins=True, graphs='CUDAGraph', queues='CUDA_DEVICE_MAX_CONNECTIONS',
     ),
     Kind('npu', 'torch.npu', 'hccl', 'built, not run', needs='torch_npu', pins=True),
-    Kind('virtual', 'executor.virtual', 'virtual', 'in the test suite', graphs='Graph', attention=FLASH, note=NOTE),
+    Kind('virtual', 'executor.virtual', 'virtual', 'in the test suite', graphs='Graph', note=NOTE),
 )  # fmt: skip
 KINDS: Final = {kind.name: kind for kind in _ROWS}
 

@@ -250,6 +250,7 @@ class Issuer:
     transports: Mapping[tuple[str, str], Transport]
     watch: Watch | None = None
     memory_of: ClassVar[type[DeviceMemory]] = DeviceMemory
+    computation_of: ClassVar[type[Computation]] = Computation
 
     def __post_init__(self) -> None:
         start, device, role = self.start, self.device, self.start.program.role(self.start.rank)
@@ -262,7 +263,7 @@ class Issuer:
         self._ends = [slots[-1].position for slots in self.order.streams if slots]
         self.memory = self.memory_of(start, device, clocks(role))
         where = replace(context(start.program, start.rank), device=device.name)
-        self.computation = Computation(start, self.memory, where)
+        self.computation = self.computation_of(start, self.memory, where)
         self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in self.slots]
         self._marks: dict[int, Marks] = {}
         self._before: list[Any] = []

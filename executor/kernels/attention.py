@@ -1,8 +1,8 @@
 """Attention with grouped queries; backward from the saved log-sum-exp, as in FlashAttention-2 (Dao 2023, 3.1.2).
 
-Torch's fused kernel does it where there is one (``flash_kernel``). Else scores are held in full, [sequence, sequence]
-for each head: the arithmetic is flash attention's, its memory is not. Unfused attention has scores, softmax and the
-product with the values as ops of their own.
+Torch's fused kernel does it where there is one (devices/kernels.csv). Else scores are held in full, [sequence,
+sequence] for each head: the arithmetic is flash attention's, its memory is not. Unfused attention has scores, softmax
+and the product with the values as ops of their own.
 B batch, S sequence, G groups (key/value heads on this rank), Q queries of a group, D head_dim of queries and keys.
 Values may have other features.
 """
@@ -14,36 +14,35 @@ from math import sqrt
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
-from executor.devices import KINDS
+from executor.devices.fused import fused
 from executor.draws import on_device
-from executor.kernels.context import Context, document_of, held, in_order, in_slice, left, mask_of, position, rows, wide
+from executor.kernels.context import Context, begin_of, held, in_order, in_slice, left, mask_of, position, rows, wide
 from simpar.program import OpClass
 
 Tensors = list[torch.Tensor]
-ASKS_MORE: Final = frozenset({'window', 'softcap', 'documents', 'balanced', 'value_dim', 'dropout', 'alibi'})
-"""Attributes that torch's kernels do not know."""
+FLASH: Final = '_scaled_dot_product_flash_attention'
+EFFICIENT: Final = '_scaled_dot_product_efficient_attention'
+ALIGNED: Final = 32
+"""A multiple of so many queries the efficient kernel keeps log-sum-exps for."""
 
 
-def flash_kernel(op: OpClass, qkv: torch.Tensor) -> str:
-    """The name of torch's kernel for an op on the device of what it reads; empty: there is none."""
-    kind = KINDS.get(qkv.device.type)
-    return '' if kind is None or ASKS_MORE & op.attributes.keys() else kind.attention
-
-
-def flash_forward(
+def fused_forward(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y [B, H, S, D] and lse [B, H, S].
 
     Arguments: ``q`` [B, H, S, D], ``k`` and ``v`` [B, G, S, D], where H is a multiple of G.
     """
-    k, v = _for_all(k, q), _for_all(v, q)
-    y, lse = _aten(name)(q, k, v, 0.0, causal, scale=scale)[:2]
-    return y, lse
+    if name != FLASH:
+        k, v = _for_all(k, q), _for_all(v, q)
+    how = (None, True, 0.0, causal) if name == EFFICIENT else (0.0, causal)
+    y, lse = _aten(name)(q, k, v, *how, scale=scale)[:2]
+    return y, lse[..., : q.shape[2]]
 
 
-def flash_backward(
+def fused_backward(
     name: str,
     dy: torch.Tensor,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -57,8 +56,21 @@ def flash_backward(
     Arguments: ``tensors``, q, k and v as the forward read them.
     """
     q, k, v = tensors
-    everywhere = _for_all(k, q), _for_all(v, q)
-    dq, dk, dv = _aten(f'{name}_backward')(dy, q, *everywhere, y, wide(lse), 0.0, causal, scale=scale)
+    everywhere = (k, v) if name == FLASH else (_for_all(k, q), _for_all(v, q))
+    lse, backward = wide(lse), _aten(f'{name}_backward')
+    # The state of a generator, which nobody asks for without dropout.
+    state = q.new_empty(2, dtype=torch.int64)
+    if name == FLASH:
+        sizes = (None, None, q.shape[2], k.shape[2])
+        found = backward(dy, q, *everywhere, y, lse, *sizes, 0.0, causal, state, state, scale=scale)
+    elif name == EFFICIENT:
+        # Rows that are not there must add nothing: the exponential of minus infinity.
+        lse = functional.pad(lse, (0, -lse.shape[-1] % ALIGNED), value=float('inf'))
+        wanted = [True, True, True, False]
+        found = backward(dy, q, *everywhere, None, y, lse, state, state, 0.0, wanted, causal, scale=scale)
+    else:
+        found = backward(dy, q, *everywhere, y, lse, 0.0, causal, scale=scale)
+    dq, dk, dv = found[:3]
     return dq, _of_group(dk, k), _of_group(dv, v)
 
 
@@ -84,9 +96,9 @@ def _of_group(dk: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 def attention_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """qkv[, keys of dropout] → y, lse [B, G, Q, S]."""
     qkv, *keys = tensors
-    if name := flash_kernel(op, qkv):
+    if name := _in_order(op, qkv):
         q, k, v = split(op, qkv)
-        y, lse = flash_forward(name, by_head(op, q), k, v, bool(op.attributes['causal']), scale_of(op))
+        y, lse = fused_forward(name, by_head(op, q), k, v, bool(op.attributes['causal']), scale_of(op))
         return [y.transpose(1, 2).flatten(2), lse]
     # The backward has lse alone and forms the probabilities in the same way.
     y, lse = _whole(op, where, qkv, keys).forward()
@@ -97,15 +109,20 @@ def attention_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     """dy, qkv, y, lse[, keys of dropout] → dqkv."""
     dy, qkv, y, lse, *keys = tensors
     dy_heads, y_heads = heads(op, dy), heads(op, y)
-    if name := flash_kernel(op, qkv):
+    if name := _in_order(op, qkv):
         q, k, v = split(op, qkv)
         dy, y, lse = by_head(op, dy_heads), by_head(op, y_heads), lse.reshape(q.shape[0], -1, k.shape[2])
         causal = bool(op.attributes['causal'])
-        dq, dk, dv = flash_backward(name, dy, (by_head(op, q), k, v), y, lse, causal, scale_of(op))
+        dq, dk, dv = fused_backward(name, dy, (by_head(op, q), k, v), y, lse, causal, scale_of(op))
         return [merge(op, dq.reshape(q.shape), dk, dv)]
     part = _whole(op, where, qkv, keys)
     dq, dkv = part.backward(dy_heads, y_heads, lse.reshape(part.q.shape[:-1]))
     return split_dx(op, where, [join(op, dq), dkv])
+
+
+def _in_order(op: OpClass, qkv: torch.Tensor) -> str:
+    """The fused kernel for whole sequences that are held in their own order; empty: none."""
+    return '' if 'balanced' in op.attributes else fused('attention', op, qkv)
 
 
 def _whole(op: OpClass, where: Context, qkv: torch.Tensor, keys: Tensors) -> Part:
@@ -152,15 +169,34 @@ def scale_of(op: OpClass) -> float:
     return float(op.attributes.get('scale', 0)) or 1 / sqrt(float(op.attributes['head_dim']))
 
 
-def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """[queries, keys], true where a token must not see another, from which tokens these are."""
+def first_seen(op: OpClass, queries: torch.Tensor) -> torch.Tensor:
+    """The first token that each of some may see: of its document, and of its window."""
     window = int(op.attributes.get('window', 0))
-    hidden = queries.unsqueeze(1) < keys
-    if window:
-        hidden |= queries.unsqueeze(1) >= keys + window
-    if 'documents' not in op.attributes:
-        return hidden
-    return hidden | (document_of(op, queries).unsqueeze(1) != document_of(op, keys))
+    begin = begin_of(op, queries)
+    return torch.maximum(begin, queries - window + 1) if window else begin
+
+
+def unseen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[queries, keys], true where a token must not see another.
+
+    Arguments: ``like``, on whose device it is made: two vectors go there, not their pairs.
+    """
+    own, there = on_device(queries, like).unsqueeze(1), on_device(keys, like)
+    hidden = own < there
+    if {'window', 'documents'} & op.attributes.keys():
+        hidden |= there < on_device(first_seen(op, queries), like).unsqueeze(1)
+    return hidden
+
+
+def seen(op: OpClass, queries: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which queries see any key, and which keys any query sees; keys and queries in any order."""
+    # The nearest key at or before a query is seen if any is; of queries at or behind a key the nearest sees farthest.
+    every, asking = keys.sort().values, queries.sort().values
+    before = torch.searchsorted(every, queries, right=True) - 1
+    behind = torch.searchsorted(asking, keys)
+    rows = (before >= 0) & (every[before.clamp(min=0)] >= first_seen(op, queries))
+    nearest = asking[behind.clamp(max=len(asking) - 1)]
+    return rows, (behind < len(asking)) & (first_seen(op, nearest) <= keys)
 
 
 def values_of(op: OpClass) -> int:
@@ -206,7 +242,7 @@ def _hidden(op: OpClass, where: Context, scores: torch.Tensor) -> torch.Tensor:
     another document."""
     # Heads of context ranks see a sequence in the order in which these hold it.
     rows, keys = scores.shape[-2:]
-    return on_device(unseen(op, held(op, where, rows), in_order(op, keys)), scores)
+    return unseen(op, held(op, where, rows), in_order(op, keys), scores)
 
 
 def softmax_dx(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
@@ -290,11 +326,8 @@ def part_forward(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     q, kv, *more = tensors
     before, keys = _before_and_keys(op, more)
     part = Part(op, where, q, kv, keys)
-    # Rows that see nothing keep the log of an empty sum, and give nothing.
-    y_rows, lse_rows = part.forward()
-    y = wide(q).new_zeros(*part.q.shape[:-1], values_of(op))
-    lse = wide(q).new_full(part.q.shape[:-1], float('-inf'))
-    y[:, :, part.rows], lse[:, :, part.rows] = y_rows.to(y.dtype), lse_rows
+    y, lse = part.forward()
+    y = wide(y)
     if before:
         y, lse = _joined(op, y, lse, heads(op, before[0]), before[1].reshape(lse.shape))
     return [join(op, y), lse.reshape(lse.shape[0], lse.shape[1], int(op.attributes['queries']), -1)]
@@ -335,19 +368,24 @@ class Part:
     ) -> None:
         self.op, self.where, self.keys = op, where, keys
         queries, self.q = int(op.attributes['queries']), _queries(op, q)
+        self.causal = bool(op.attributes['causal'])
         self.k, self.v = _keys_and_values(op, kv)
         own, there = places or self._places(q.shape[1], kv.shape[1])
-        hidden = unseen(op, own, there) if op.attributes['causal'] else own.new_zeros(len(own), len(there)).bool()
-        # What a whole row or column hides is left out, as a kernel skips its blocks.
-        seen, columns = ~hidden.all(1), ~hidden.all(0)
-        self.places = own[seen], there[columns]
+        every = (torch.ones_like(one, dtype=torch.bool) for one in (own, there))
+        shown = seen(op, own, there) if self.causal else every
+        # What a whole row or column hides is left out, as a kernel skips its blocks; what is left stands in order.
+        order = own.argsort(), there.argsort()
+        rows, columns = (at[there_is[at]] for at, there_is in zip(order, shown, strict=True))
+        self.places = own[rows], there[columns]
         # Numbers, not masks, and found on the host: a device would have to be asked how many a mask picks.
-        self.rows, self.columns = (
-            on_device(picked.nonzero().flatten(), q) for picked in (seen.repeat(queries), columns)
+        self._rows = (torch.arange(queries).unsqueeze(1) * len(own) + rows).flatten()
+        self.rows, self.columns = _picked(self._rows, queries * len(own), q), _picked(columns, len(there), q)
+        # A fused kernel has masks that hide nothing, or all that is behind a token.
+        self._square = self.causal and torch.equal(*self.places)
+        whole = (
+            not self.causal or self._square or (len(rows) > 0 and bool(self.places[1].max() <= self.places[0].min()))
         )
-        # Queries of a group lie below one another, so the mask repeats.
-        shown = hidden if seen.all() else hidden[seen]
-        self.hidden = on_device(shown if columns.all() else shown[:, columns], q).repeat(queries, 1)
+        self._name = fused('attention', op, q) if whole and len(rows) else ''
 
     def _places(self, own: int, there: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of queries and of keys."""
@@ -387,33 +425,58 @@ class Part:
         if 'alibi' in self.op.attributes:
             queries, groups = int(self.op.attributes['queries']), self.q.shape[1]
             heads = slopes_of(self.op, self.where, groups * queries).unflatten(0, (groups, queries))
-            rows = heads.repeat_interleave(self.q.shape[2] // queries, 1)[:, self.rows.cpu(), None]
+            rows = heads.repeat_interleave(self.q.shape[2] // queries, 1)[:, self._rows, None]
             scores = scores + on_device(rows * self.places[1], scores).to(scores.dtype)
-        return scores.masked_fill(self.hidden, float('-inf')), slope
+        if self.causal:
+            # Queries of a group lie below one another, so the mask repeats.
+            hidden = unseen(self.op, *self.places, scores).repeat(int(self.op.attributes['queries']), 1)
+            scores = scores.masked_fill(hidden, float('-inf'))
+        return scores, slope
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Result and log-sum-exp of the rows that see something."""
-        scores, _ = self._scores()
-        lse = scores.logsumexp(-1)
-        probability = self._dropped((scores - lse.unsqueeze(-1)).exp().to(self.v.dtype))
-        return probability @ self.v[:, :, self.columns], lse
+        """Result and log-sum-exp; rows that see nothing keep the log of an empty sum, and give nothing."""
+        q, k, v = self.q[:, :, self.rows], self.k[:, :, self.columns], self.v[:, :, self.columns]
+        if self._name:
+            y, lse = fused_forward(self._name, by_head(self.op, q), k, v, self._square, scale_of(self.op))
+            y_rows, lse_rows = by_group(self.op, y), by_group(self.op, lse)
+        else:
+            scores, _ = self._scores()
+            lse_rows = scores.logsumexp(-1)
+            y_rows = self._dropped((scores - lse_rows.unsqueeze(-1)).exp().to(v.dtype)) @ v
+        if isinstance(self.rows, slice):
+            return y_rows, lse_rows
+        y = self.v.new_zeros(*self.q.shape[:-1], self.v.shape[-1])
+        lse = lse_rows.new_full(self.q.shape[:-1], float('-inf'))
+        y[:, :, self.rows], lse[:, :, self.rows] = y_rows, lse_rows
+        return y, lse
 
     def backward(self, dy: torch.Tensor, y: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """dq [B, G, Q × S, D], dkv [B, S, G × (D + values)].
 
         Arguments: ``lse`` over all keys, also those of other ops.
         """
-        scores, slope = self._scores()
-        dq, dk, dv = self.q.new_zeros(self.q.shape), self.k.new_zeros(self.k.shape), self.v.new_zeros(self.v.shape)
-        dy_rows = dy[:, :, self.rows]
+        op, dy_rows, y_rows, lse_rows = self.op, dy[:, :, self.rows], y[:, :, self.rows], lse[:, :, self.rows]
         q, k, v = self.q[:, :, self.rows], self.k[:, :, self.columns], self.v[:, :, self.columns]
-        probability = (scores - lse[:, :, self.rows].unsqueeze(-1)).exp().to(v.dtype)
-        ours = (dy_rows * y[:, :, self.rows]).sum(-1, keepdim=True)
-        dscores, scale = probability * (self._dropped(dy_rows @ v.mT) - ours) * slope, scale_of(self.op)
-        dq[:, :, self.rows] = dscores @ k * scale
-        dk[:, :, self.columns] = dscores.mT @ q * scale
-        dv[:, :, self.columns] = self._dropped(probability).mT @ dy_rows
+        if self._name:
+            dy, y, lse = (by_head(op, one) for one in (dy_rows, y_rows.to(dy.dtype), lse_rows))
+            how = self._square, scale_of(op)
+            dq_heads, *others = fused_backward(self._name, dy, (by_head(op, q), k, v), y, lse, *how)
+            found = (by_group(op, dq_heads), *others)
+        else:
+            scores, slope = self._scores()
+            probability = (scores - lse_rows.unsqueeze(-1)).exp().to(v.dtype)
+            ours = (dy_rows * y_rows).sum(-1, keepdim=True)
+            dscores = probability * (self._dropped(dy_rows @ v.mT) - ours) * slope
+            found = dscores @ k * scale_of(op), dscores.mT @ q * scale_of(op), self._dropped(probability).mT @ dy_rows
+        dq, dk, dv = self.q.new_zeros(self.q.shape), self.k.new_zeros(self.k.shape), self.v.new_zeros(self.v.shape)
+        dq[:, :, self.rows], dk[:, :, self.columns], dv[:, :, self.columns] = found
         return dq, torch.cat([dk.transpose(1, 2), dv.transpose(1, 2)], -1).flatten(2)
+
+
+def _picked(numbers: torch.Tensor, count: int, like: torch.Tensor) -> torch.Tensor | slice:
+    """What picks some of so many places of a tensor, on its device: a slice where these are all, in order."""
+    everything = len(numbers) == count and torch.equal(numbers, torch.arange(count))
+    return slice(None) if everything else on_device(numbers, like)
 
 
 def _before_and_keys(op: OpClass, more: Tensors) -> tuple[Tensors, Tensors]:

@@ -94,8 +94,8 @@ def places(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
 
     Arguments: ``tokens`` of a sample on this rank.
     """
-    own, lengths = held(op, where, tokens), _lengths(op)
-    return own if lengths is None else own - (lengths.cumsum(0) - lengths)[_document(lengths, own)]
+    own = held(op, where, tokens)
+    return own - begin_of(op, own)
 
 
 def held(op: OpClass, where: Context, tokens: int) -> torch.Tensor:
@@ -116,19 +116,14 @@ def in_order(op: OpClass, tokens: int) -> torch.Tensor:
     return in_slice(op, 0, tokens, 1)
 
 
-def document_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
-    """The number of the document of each of some tokens; all 0 where there is one."""
-    lengths = _lengths(op)
-    return torch.zeros_like(tokens) if lengths is None else _document(lengths, tokens)
-
-
-def _lengths(op: OpClass) -> torch.Tensor | None:
+def begin_of(op: OpClass, tokens: torch.Tensor) -> torch.Tensor:
+    """Where the document of each of some tokens begins; all 0 where there is one."""
     text = str(op.attributes.get('documents', ''))
-    return torch.tensor([int(length) for length in text.split()]) if text else None
-
-
-def _document(lengths: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return torch.searchsorted(lengths.cumsum(0), tokens, right=True)
+    if not text:
+        return torch.zeros_like(tokens)
+    lengths = torch.tensor([int(length) for length in text.split()])
+    ends = lengths.cumsum(0)
+    return (ends - lengths)[torch.searchsorted(ends, tokens, right=True)]
 
 
 # Dropout: the mask of a rank's shard, and what it leaves.

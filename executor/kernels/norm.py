@@ -8,6 +8,7 @@ from math import ceil, floor, log, pi
 import torch
 from torch.nn import functional
 
+from executor.devices.fused import fused
 from executor.draws import on_device
 from executor.kernels.attention import values_of
 from executor.kernels.context import Context, places, rows, wide
@@ -61,6 +62,8 @@ def gain_norm_dw(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> li
 def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """x, gain → y, rstd."""
     x, gain = tensors
+    if fused('rms_norm', op, x):
+        return list(torch.ops.aten._fused_rms_norm(x, x.shape[-1:], gain, float(op.attributes['epsilon'])))
     # Squares of 16-bit numbers overflow early.
     rstd = (wide(x).square().mean(-1, keepdim=True) + float(op.attributes['epsilon'])).rsqrt()
     return [x * rstd * gain, rstd]
@@ -68,6 +71,11 @@ def rms_forward(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> lis
 
 def rms_dx(op: OpClass, where: Context, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """dy, x, gain, rstd → dx."""
+    dy, x, gain, rstd = tensors
+    if fused('rms_norm', op, x):
+        shape, column = x.shape[-1:], (*x.shape[:-1], 1)
+        wanted = [True, False]
+        return [torch.ops.aten._fused_rms_norm_backward(dy, x, shape, rstd.reshape(column), gain, wanted)[0]]
     dy, x, gain, rstd = map(wide, tensors)
     normalised, scaled = x * rstd, dy * gain
     return [rstd * (scaled - normalised * (scaled * normalised).mean(-1, keepdim=True))]

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from executor.devices.fused import fused
 from executor.kernels.context import Context, position, rows, wide
 from executor.validate import dims_of
 from simpar.program import OpClass
@@ -203,14 +204,45 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     2019, algorithm 2.
     """
     operands = _operands(op, tensors)
-    m, v = operands.states
     # Where steps may be skipped, the bias correction counts updates, not steps.
     step = where.step + 1 if operands.count is None else operands.count.add_(1).double().reshape(())
+    gradients = _like(operands.gradients, operands.states[0]) if operands.plain else operands.scaled()
+    exact, (m, _) = operands.exact, operands.states
+    # One kernel takes weights and states of one dtype.
+    alike = exact[0].dtype == m[0].dtype and fused('adam', op, m[0])
+    (_fused_adam if alike else _composed_adam)(op, operands, gradients, step)
+    return operands.cast()
+
+
+def _fused_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | torch.Tensor) -> None:
+    """One kernel for all weights of the op."""
+    (m, v), attributes = operands.states, op.attributes
+    exact = [weight.view(state.shape) for weight, state in zip(operands.exact, m, strict=True)]
+    number = step.float() if isinstance(step, torch.Tensor) else torch.full((), float(step), device=exact[0].device)
+    torch.ops.aten._fused_adamw_(
+        exact,
+        gradients,
+        m,
+        v,
+        [],
+        [number] * len(exact),
+        lr=float(attributes['learning_rate']),
+        beta1=float(attributes['beta1']),
+        beta2=float(attributes['beta2']),
+        weight_decay=float(attributes.get('weight_decay', 0.0)),
+        eps=float(attributes['epsilon']),
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _composed_adam(op: OpClass, operands: _Operands, gradients: Tensors, step: int | torch.Tensor) -> None:
+    """A kernel for each product and sum of all weights."""
+    m, v = operands.states
     rate, decay = float(op.attributes['learning_rate']), float(op.attributes.get('weight_decay', 0.0))
     if decay:
         # Decoupled decay comes first, as in torch's AdamW.
         torch._foreach_mul_(operands.exact, 1 - rate * decay)
-    gradients = _like(operands.gradients, m) if operands.plain else operands.scaled()
     beta1, beta2 = float(op.attributes['beta1']), float(op.attributes['beta2'])
     torch._foreach_lerp_(m, gradients, 1 - beta1)
     torch._foreach_mul_(v, beta2)
@@ -221,7 +253,6 @@ def adam(op: OpClass, where: Context, tensors: Tensors) -> Tensors:
     torch._foreach_add_(denominator, float(op.attributes['epsilon']))
     change = torch._foreach_div(m, denominator)
     operands.change(change, rate / (1 - beta1**step))
-    return operands.cast()
 
 
 def _operands(op: OpClass, tensors: Tensors) -> _Operands:

@@ -507,12 +507,16 @@ class Computation:
         if op.phase == 'U' and self.remembered in (None, step):
             # Before the kernel runs, since an update may change or free its gradients.
             self._remember(slot, reads)
-        results = self._bound[slot.index](where or self.at(slot, step), reads)
+        results = self.run_kernel(slot.index, where or self.at(slot, step), reads)
         # What is made again in the backward counted in the forward.
         if op.part == 'F' and op.operator in LOSSES:
             # A clone: the loss may be reduced in place over ranks, or freed.
             self.losses[step][(op.writes[0], *slot.part)] = results[0].clone()
         self.keep(slot, results)
+
+    def run_kernel(self, index: int, where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the kernel of an op class gives."""
+        return self._bound[index](where, reads)
 
     def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
         """Carry out a collective, send or receive, and keep what comes."""

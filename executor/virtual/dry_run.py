@@ -8,7 +8,7 @@ collectives are those of virtual accelerators, whose tasks do nothing.
 import datetime
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,15 +22,17 @@ from torch.overrides import TorchFunctionMode
 
 from executor import virtual
 from executor.devices import KINDS
+from executor.devices.fused import dtypes
 from executor.devices.issue import INPUT, DeviceMemory, Issuer, storage
 from executor.devices.open import Device, device_module
 from executor.draws import Batch
+from executor.kernels import Context
 from executor.ranks.collectives import Messages
-from executor.ranks.real import Native, Start, device_transports
+from executor.ranks.real import Computation, Native, Start, device_transports
 from executor.ranks.request import Request
 from executor.tensors import persistent, torch_dtype
 from executor.virtual.engine import Pool, state
-from executor.virtual.tensor import READ_BY_HOST, flat, form_of, touches, written
+from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
 from executor.virtual.transport import VirtualTransport, ends_of, exchanged, gathered, reduced, scattered, watch_of
 from executor.walk import Slot
 from simpar.errors import ProgramError
@@ -66,7 +68,8 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         self.collectives = 0
         self.slot: Slot | None = None
         self.end: VirtualTransport | None = None
-        self._plain = False
+        self.changed: set[int] = set()
+        self.deriving = self._plain = self._without_device = False
         self._sends: list[tuple[torch.Tensor, int]] = []
         self._receives: list[tuple[torch.Tensor, int]] = []
 
@@ -89,6 +92,8 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
     ) -> Any:
         """One operation: issued to the current stream of its device, or done at once on the host."""
         kwargs = dict(kwargs or {})
+        if self._without_device:
+            return func(*args, **kwargs)
         if self._plain:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace == 'c10d':
@@ -100,6 +105,8 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         leaves, shape = flat(args, kwargs)
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         named = [torch.device(leaf).type for leaf in leaves if isinstance(leaf, torch.device)]
+        if self.deriving and ('meta' in named or any(hasattr(leaf, 'twin') for leaf in leaves)):
+            return self._twice(func, leaves, shape)
         if not fakes and self.kind not in named:
             return func(*args, **kwargs)
         ours = [leaf for leaf in fakes if leaf.device.type == self.kind]
@@ -111,6 +118,52 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         if ours or results:
             self._issue(func, leaves, shape, ours, results)
         return found
+
+    def bare(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What autograd, which asks for a device, sees of a tensor: its form; ``twin`` is the tensor."""
+        self._without_device = True
+        try:
+            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device='meta')
+        finally:
+            self._without_device = False
+        found.twin = tensor
+        return found
+
+    def _twice(self, func: Any, leaves: list[Any], shape: Any) -> Any:
+        """An operation of a derivative: on what autograd sees, and on the tensors of the device that stand behind."""
+        here = torch.device(self.kind, state.device)
+        seen, behind = list(leaves), list(leaves)
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                seen[place] = leaf if hasattr(leaf, 'twin') else self.bare(leaf)
+                behind[place] = seen[place].twin
+            elif isinstance(leaf, torch.device):
+                behind[place] = here
+        args, kwargs = unflat(seen, shape)
+        found = func(*args, **kwargs)
+        args, kwargs = unflat(behind, shape)
+        with self:
+            twins = func(*args, **kwargs)
+        for one, twin in zip(*((of,) if isinstance(of, torch.Tensor) else of for of in (found, twins)), strict=True):
+            if isinstance(one, torch.Tensor):
+                one.twin = twin
+        return found
+
+    def again(self, known: Folded, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a kernel gave before for tensors of the same forms, as one task."""
+        queue = state.current_queue(torch.device('virtual', known.device.index))
+        pool = state.pool_of(torch.device('virtual', known.device.index), queue)
+        beside = pool.lease(known.beside, queue) if known.beside else None
+        results = []
+        for size, stride, _, dtype in known.forms:
+            with self.plain():
+                one = torch.empty_strided(size, stride, dtype=dtype, device=known.device)
+            one.lease, one.form = pool.lease(one.untyped_storage().nbytes(), queue), form_of(one)
+            results.append(one)
+        self.calls.update(known.calls)
+        queue.issue('a kernel as before', _nothing, touches(reads, results))
+        del beside
+        return results
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.device.type == self.kind
@@ -131,7 +184,10 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         changed = written(func, leaves, shape)
         if not fresh and not changed:
             return
-        self.calls[func._schema.name.partition('::')[2], _dtype(leaves, results)] += 1
+        self.changed.update(storage(leaves[place]) for place in changed if self._is_ours(leaves[place]))
+        name = func._schema.name.partition('::')[2]
+        # A fused kernel computes in the dtype of its operands, whatever statistics it reads.
+        self.calls[name, _dtype(leaves[:1] if name in dtypes(self.kind) else leaves, results)] += 1
         reads = [one for place, one in enumerate(leaves) if self._is_ours(one) and place not in changed]
         writes = [leaves[place] for place in changed if self._is_ours(leaves[place])]
         queue.issue(str(func), _nothing, touches(reads, [*writes, *fresh]))
@@ -184,13 +240,19 @@ GUARDED: Final = {torch.Tensor.copy_: aten.copy_.default, torch.Tensor.__invert_
 class Indexed(TorchFunctionMode):  # type: ignore[misc]
     """Brackets, copies, numbers, derivatives: torch's own methods ask for a device first, and there is none."""
 
+    def __init__(self, mode: FakeDevices) -> None:
+        super().__init__()
+        self.mode = mode
+
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Brackets around a tensor on a device, and copies of it; all else as it is."""
         if func in NUMBERS and state.issuing and args[0].device.type != 'cpu':
             raise ProgramError(f'a number is {READ}')
-        if func is torch.Tensor.requires_grad_ and args[0].device.type == 'cuda' and not torch.backends.cuda.is_built():
-            # Torch's autograd would end the process, not raise.
-            raise RuntimeError("its derivative is autograd's, which asks a torch without cuda for a device")
+        if func is torch.Tensor.requires_grad_ and isinstance(args[0], FakeTensor):
+            self.mode.deriving = True
+            return self.mode.bare(args[0]).requires_grad_()
+        if func is torch.autograd.grad:
+            return self._derivatives(*args, **(kwargs or {}))
         if func in GUARDED:
             return GUARDED[func](*args, **(kwargs or {}))
         if func is torch.Tensor.contiguous:
@@ -203,6 +265,15 @@ class Indexed(TorchFunctionMode):  # type: ignore[misc]
             return aten.index.Tensor(part, places) if picks else part
         value = args[2] if isinstance(args[2], torch.Tensor) else torch.full((), args[2], dtype=part.dtype)
         return aten.index_put_.default(part, places, value) if picks else aten.copy_.default(part, value, True)
+
+    def _derivatives(self, of: Any, by: Any, grad_outputs: Any, **how: Any) -> list[torch.Tensor]:
+        """Those of autograd, which sees tensors without a device; what it leaves out is zero."""
+        weights = [
+            self.mode.bare(one) for one in ([grad_outputs] if isinstance(grad_outputs, torch.Tensor) else grad_outputs)
+        ]
+        found = torch.autograd.grad(of, by, weights, **how)
+        self.mode.deriving = False
+        return [torch.zeros_like(one.twin) if d is None else d.twin for one, d in zip(by, found, strict=True)]
 
 
 def _part(x: torch.Tensor, index: tuple[Any, ...]) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -285,10 +356,58 @@ class Counted(DeviceMemory):
             del self._uses[key]
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a kernel asked for, of tensors of some forms.
+
+    Arguments: ``forms`` of its results; ``beside``, the most bytes that it held beside these.
+    """
+
+    device: torch.device
+    forms: tuple[Form, ...]
+    calls: Counter[Call]
+    beside: int
+
+
+class FoldedComputation(Computation):
+    """Kernels that a rank asks for again, of tensors of the same forms, are issued as one task."""
+
+    mode: FakeDevices
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._known: dict[Hashable, Folded | None] = {}
+
+    def run_kernel(self, index: int, where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the kernel of an op class gives; the first of each kind is issued call by call."""
+        op, program = self._start.program.op_classes[index], self._start.program
+        attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != 'site')
+        forms = tuple(program.local_shape(program.tensor[name]) for name in op.writes + op.accumulates)
+        key = op.operator, op.phase, op.dtype, attributes, forms, tuple(map(form_of, reads))
+        known = self._known.get(key)
+        if known is not None:
+            return self.mode.again(known, reads)
+        pool, calls = state.pools[where.device.index], self.mode.calls.copy()
+        begun, peak, pool.peak = pool.allocated, pool.peak, pool.allocated
+        self.mode.changed.clear()
+        results = super().run_kernel(index, where, reads)
+        inside, pool.peak = pool.peak - begun, max(peak, pool.peak)
+        before, made = set(map(storage, reads)), set(map(storage, results))
+        whole = all(one.storage_offset() == 0 and one.untyped_storage().nbytes() == one.nbytes for one in results)
+        # One that changes what it reads, or gives a part of it, is issued in full each time.
+        if results and whole and len(made) == len(results) and not before & (made | self.mode.changed):
+            beside = inside - sum(one.nbytes for one in results)
+            self._known[key] = Folded(
+                where.device, tuple(map(form_of, results)), self.mode.calls - calls, max(beside, 0)
+            )
+        return results
+
+
 class DryIssuer(Issuer):
     """A host whose device has no numbers."""
 
     memory_of = Counted
+    computation_of = FoldedComputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +500,8 @@ class DryRun:
 def kernels(kind: str) -> dict[str, frozenset[str]]:
     """Operation → dtypes for which a kind of device has kernels; empty: that is not known of the kind."""
     rows = read_csv(Path(__file__).parent.parent / 'devices' / 'dtypes.csv')
-    return {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
+    found = {name: frozenset(row[kind].split()) for row in rows if kind in row for name in row['operations'].split()}
+    return {**found, **dtypes(kind)} if found else {}
 
 
 def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: type[DryIssuer] = DryIssuer) -> DryRun:
@@ -446,12 +566,14 @@ def _issued(
         mode.slot, mode.end = slot, ends.get((slot.op.partition, streams[slot.stream]))
         touch(slot, step, stream)
 
-    with mode, Indexed(), torch.no_grad(), warnings.catch_warnings():
+    with mode, Indexed(mode), torch.no_grad(), warnings.catch_warnings():
         # Newer names of collectives are not in every torch that is supported.
         warnings.simplefilter('ignore', FutureWarning)
         with mode.plain():
             start = _start(program, request, rank)
         host = issuer(start, device, transports, watch)
+        assert isinstance(host.computation, FoldedComputation)
+        host.computation.mode = mode
         for stream, name in zip(host.streams, streams, strict=True):
             stream.queue.name = f'{name} of rank {rank}'
         host.begin(state.engine.now, STEPS - 1)

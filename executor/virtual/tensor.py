@@ -163,7 +163,7 @@ def _put(
         elif isinstance(leaf, torch.device):
             real[place] = CPU
     touches += [Touch(id(tensor.lease.block), *_bytes(tensor.form), True) for _, tensor in fresh]
-    args, kwargs = _unflat(real, shape)
+    args, kwargs = unflat(real, shape)
     targets = [(place, tensor.cells) for place, tensor in fresh]
 
     def run() -> None:
@@ -180,7 +180,7 @@ def _tried(func: Any, leaves: list[Any], shape: Any, forms: list[Any]) -> Made:
         _zeros(form) if isinstance(form, Form) else CPU if isinstance(leaf, torch.device) else leaf
         for form, leaf in zip(forms, leaves, strict=True)
     ]
-    args, kwargs = _unflat(zeros, shape)
+    args, kwargs = unflat(zeros, shape)
     found = func(*args, **kwargs)
     several = type(found) if isinstance(found, tuple | list) else None
     results: list[Any] = []
@@ -222,7 +222,7 @@ def _on_host(func: Any, leaves: list[Any], shape: Any) -> Any:
     queue.touch_all(touches(ours, []), f'{func} for the host')
     found: list[Any] = []
     real = [leaf.cells if isinstance(leaf, VirtualTensor) else leaf for leaf in leaves]
-    args, kwargs = _unflat(real, shape)
+    args, kwargs = unflat(real, shape)
     queue.put(f'{func} for the host', lambda: found.append(func(*args, **kwargs)))
     queue.engine.wait_for(dict(queue.known), lambda: bool(found))
     return found[0]
@@ -267,7 +267,8 @@ def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     return leaves, (len(args), tuple(kwargs), tuple(lengths))
 
 
-def _unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
+def unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The inverse of ``flat``."""
     count, names, lengths = shape
     values: list[Any] = []
     at = 0
@@ -279,7 +280,7 @@ def _unflat(leaves: list[Any], shape: Any) -> tuple[list[Any], dict[str, Any]]:
 
 def written(func: Any, leaves: list[Any], shape: Any) -> frozenset[int]:
     """Numbers of the arguments that an operation changes."""
-    args, kwargs = _unflat(list(range(len(leaves))), shape)
+    args, kwargs = unflat(list(range(len(leaves))), shape)
     found = set[int]()
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
