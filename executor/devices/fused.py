@@ -1,7 +1,5 @@
 """Fused kernels of torch: which one an operator has on a kind of device, as kernels.csv says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -55,6 +55,19 @@ aten = torch.ops.aten
 c10d = torch.ops.c10d
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a kernel asked for, of tensors of some forms.
+
+    Arguments: ``forms`` of its results; ``beside``, the most bytes that it held beside these.
+    """
+
+    device: torch.device
+    forms: tuple[Form, ...]
+    calls: Counter[Call]
+    beside: int
+
+
 class FakeDevices(FakeTensorMode):  # type: ignore[misc]
     """Tensors on a device have no numbers; those of the host stay real, for shapes follow from some of them.
 
@@ -354,19 +367,6 @@ class Counted(DeviceMemory):
         self._live += size * (bool(self._uses[key]) - bool(before))
         if not self._uses[key]:
             del self._uses[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """What a kernel asked for, of tensors of some forms.
-
-    Arguments: ``forms`` of its results; ``beside``, the most bytes that it held beside these.
-    """
-
-    device: torch.device
-    forms: tuple[Form, ...]
-    calls: Counter[Call]
-    beside: int
 
 
 class FoldedComputation(Computation):
