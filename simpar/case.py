@@ -42,6 +42,8 @@ _LONGEST: Final = 40
 """Letters of a value in what a plan is called."""
 
 
+SLOW: Final = 2.0
+"""How many times faster 16 bits are where an answer in fp32 that nobody asked for is said to be one."""
 _TIGHT: Final = 0.9
 """Share of a device's memory from which a reserve decides whether a plan fits."""
 _PRESETS: Final = ('plan.zero', 'plan.hsdp')
@@ -164,7 +166,18 @@ class Case:
     def left_out(self) -> tuple[str, ...]:
         """What the user's files say and no prediction reads."""
         swept = 'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'
-        return (*([swept] if self.schedule.sweep is not None else []), *self.schedule.notes)
+        return (*([swept] if self.schedule.sweep is not None else []), *self._slow_precision(), *self.schedule.notes)
+
+    def _slow_precision(self) -> Iterator[str]:
+        """That nobody asked for fp32, where models are trained several times as fast in 16 bits."""
+        device, known = self.cluster.profile.device, ('workload', 'precision') in self.schedule.origins
+        rates = {dtype: rate.value for dtype, rate in {**device.vector, **device.matrix}.items()}
+        quick = max(('bf16', 'fp16'), key=lambda dtype: rates.get(dtype, 0.0))
+        if not known and 'fp32' in rates and (times := rates.get(quick, 0.0) / rates['fp32']) > SLOW:
+            yield (
+                f'no precision is given: products are in fp32, in which {device.name} is {times:.0f} times as slow as '
+                f'in {quick}; write workload.precision: {quick}'
+            )
 
     def _in_8_bits(self) -> Iterator[str]:
         device = self.cluster.profile.device

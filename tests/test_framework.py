@@ -174,3 +174,16 @@ def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, cap
     told = capsys.readouterr().out
     assert 'Your schedule is not as megatron-te is by default: plan.exchange is separate, not fused' in told
     assert told.index('Your schedule is not') < told.index('computing')
+
+
+@pytest.mark.parametrize(('profile', 'quick'), [('h100-sxm-8', 'bf16'), ('v100-sxm2-8', 'fp16'), ('cpu-gloo', '')])
+def test_an_answer_in_fp32_that_nobody_asked_for_says_so_first_where_16_bits_are_faster(profile, quick):
+    file = {
+        'simpar': 1,
+        'cluster': {'profile': profile, 'devices': 1},
+        'workload': {'network': [{'dense': {'in': 64, 'out': 64}}], 'loss': 'mse', 'batch': 8},
+    }
+    said = [note for note in load_case(file).left_out if note.startswith('no precision is given')]
+    assert [note.rpartition(' ')[2] for note in said] == [quick] * bool(quick)
+    told = {**file, 'workload': {**file['workload'], 'precision': 'fp32'}}
+    assert not load_case(told).left_out
