@@ -171,7 +171,7 @@ class Case:
     def _slow_precision(self) -> Iterator[str]:
         """That nobody asked for fp32, where models are trained several times as fast in 16 bits."""
         device, known = self.cluster.profile.device, ('workload', 'precision') in self.schedule.origins
-        rates = {dtype: rate.value for dtype, rate in {**device.vector, **device.matrix}.items()}
+        rates = {str(dtype): rate.value for dtype, rate in {**device.vector, **device.matrix}.items()}
         quick = max(('bf16', 'fp16'), key=lambda dtype: rates.get(dtype, 0.0))
         if not known and 'fp32' in rates and (times := rates.get(quick, 0.0) / rates['fp32']) > SLOW:
             yield (
