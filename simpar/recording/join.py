@@ -264,8 +264,8 @@ LITTLE: Final = 0.1
 """An op of which others ran beside a smaller part is alone; one of which they ran beside all but that is within."""
 
 
-SLOWEST: Final = 0.05
-"""A speed beside others below which the machine was busy with something else."""
+SLOWEST: Final = 0.2
+"""A speed beside others below which the machine was busy with something else, so that nothing is told."""
 FEW: Final = 8
 """Gaps between launches below which nothing is told of the host."""
 ENOUGH: Final = 4
@@ -438,8 +438,8 @@ def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
     for kind, each in sums.items():
         alone, within, beside = map(sum, zip(*each, strict=True))
         # What was not beside the other ran at full speed.
-        speeds[kind] = min(1.0, max(SLOWEST, 1 - (within - alone) / beside))
-    return speeds
+        speeds[kind] = min(1.0, 1 - (within - alone) / beside)
+    return {kind: speed for kind, speed in speeds.items() if speed >= SLOWEST}
 
 
 def _by_names(program: Program, recording: RankTrace) -> list[TorchOp]:
