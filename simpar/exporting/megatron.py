@@ -28,7 +28,7 @@ def flags(values: Values, source: Source) -> list[Said]:
     """The flags of Megatron-LM, or of MindSpeed beside them. Raises ``ScheduleError`` for a model that has none."""
     need_transformer(values, source.name)
     said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values), *_experts(values)]
-    said += _training(values)
+    said += [*_training(values), *_states(values, source)]
     said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
     said += [*_tiles(values, source), *_pairs(values, source)]
     said += _window(values, source)
@@ -123,10 +123,14 @@ def _experts(values: Values) -> Iterator[Said]:
         yield say('moe-layer-freq', every, (f'{T}.experts.every',))
     loss, keys = values.model('experts.aux_loss'), (f'{T}.experts.aux_loss', f'{T}.experts.aux_group')
     kind = {'rank': 'aux_loss', 'sample': 'seq_aux_loss'}.get(values.model('experts.aux_group', 'rank'), 'aux_loss')
-    yield say('moe-router-load-balancing-type', kind if loss else 'none', keys)
+    if values.model('experts.sweeps'):
+        kind, loss, keys = 'sinkhorn', 0, (f'{T}.experts.sweeps', f'{T}.experts.normalise')
+    yield say('moe-router-load-balancing-type', kind if loss or kind == 'sinkhorn' else 'none', keys)
     if loss:
         yield say('moe-aux-loss-coeff', loss, keys[:1])
     yield Said('moe-token-dispatcher-type', 'alltoall', ('plan.expert',), 'PLAN')
+    if values.plan('expert_ranks') == 'tensor' and values.plan('tensor') > 1:
+        yield Said('expert-tensor-parallel-size', 1, ('plan.expert_ranks',), 'PLAN')
 
 
 def _biases(said: list[Said], values: Values, source: Source) -> Iterator[Said]:
@@ -154,6 +158,19 @@ def _training(values: Values) -> Iterator[Said]:
     yield say('global-batch-size', values.work('batch'), ('workload.batch',))
     if values.work('fp8', 'none') != 'none':
         yield say('fp8-recipe', 'tensorwise', ('workload.fp8',))
+
+
+def _states(values: Values, source: Source) -> Iterator[Said]:
+    """Master weights and moments of fewer bits."""
+    key, say = 'workload.optimizer.adamw', partial(Said, part='TRAINING')
+    shares, moments = (values.every.get(f'{key}.{name}') for name in ('master_weights', 'moments'))
+    if shares == 'shared':
+        name = 'reuse-fp32-param' if source is MINDSPEED else 'use-precision-aware-optimizer'
+        yield say(name, True, (f'{key}.master_weights',))
+    if moments == 'bf16' and source is MINDSPEED:
+        yield say('o2-optimizer', True, (f'{key}.moments',))
+    elif shares == 'shared' and moments in ('bf16', 'fp16'):
+        yield from (say(name, moments, (f'{key}.moments',)) for name in ('exp-avg-dtype', 'exp-avg-sq-dtype'))
 
 
 def _launch(values: Values) -> Iterator[Said]:
