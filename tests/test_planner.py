@@ -278,6 +278,23 @@ def test_sums_that_hosts_wait_for_behind_each_backward_are_known_and_never_too_l
         assert not refusals
 
 
+def test_gradients_of_experts_that_no_other_rank_holds_lie_in_no_buffer_of_shards():
+    """They come with the first backward, so that they do not stand beside the activations of all forwards."""
+    schedule = load_schedule(
+        {
+            'simpar': 1,
+            'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
+            'workload': {'transformer': MODELS[3] | {'layers': 8}, 'batch': 32, 'precision': 'bf16'},
+            'plan': {'tensor': 4, 'expert': 2, 'pipeline': 2, 'micro_batches': 4, 'order': 'gpipe', 'zero': 3},
+        }
+    )
+    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
+    path = (0,) * len(space.values)
+    _, held, _ = least(Judge(space, cluster_of(space.base)), path)
+    peak = predicted(space.schedule(path)).peak
+    assert 0.9 * peak < held <= peak
+
+
 def test_full_gradients_of_a_micro_batch_are_held_until_its_backward_ends():
     """A stage whose shards are summed behind its backward holds more than shards."""
     schedule = load_schedule(

@@ -65,6 +65,14 @@ class Shares:
             self.late and other.late,
         )
 
+    def always(self, dense: Standing, experts: Standing) -> float:
+        """Bytes of gradients that lie in a buffer, between steps, too."""
+        if not self.contiguous:
+            return 0.0
+        held = self.bytes(dense, experts).gradient
+        # Where shards lie in it, what is not sharded has no buffer: experts that no other rank holds.
+        return held - experts.gradient if self.gradient > 1 == self.experts else held
+
     def whole(self, dense: Standing, experts: Standing) -> float:
         """Bytes of full gradients at the end of a backward, beside what there is of them all the time."""
         if not self.late or self.gradient == 1:
@@ -105,7 +113,7 @@ def least_standing(sample: Sample, stages: list[list[int]], placement: Sequence[
         standing = standing_of(sample, stages, stage)
         held = shares.bytes(*standing)
         # A micro-batch comes to all stages of a rank before it goes back through one of them.
-        total[rank] += held.parameter + held.state + held.gathered + held.gradient * shares.contiguous
+        total[rank] += held.parameter + held.state + held.gathered + shares.always(*standing)
         whole[rank] = max(whole[rank], shares.whole(*standing))
     return max(total[rank] + whole[rank] for rank in total)
 
@@ -125,7 +133,8 @@ def _of_rank(
     activations, gradients, casts = (np.zeros(len(found.kind)) for _ in range(3))
     for place, stage in enumerate(mine):
         activations += found.live[place] * kept[stage].total + found.later[place] * kept[stage].waits
-        gradients += (found.gradients[place] | shares.contiguous) * standing[stage].gradient
+        always = shares.always(*standing_of(sample, stages, stage))
+        gradients += np.where(found.gradients[place], standing[stage].gradient, always)
         casts += found.casts[place] * standing[stage].gathered
     more = _more(found, mine, kept, sample, peaks=peaks)
     if shares.late:
