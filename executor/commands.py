@@ -467,9 +467,10 @@ def check_numerics(options: argparse.Namespace) -> int:
 def dry_run_job(options: argparse.Namespace) -> int:
     """Issue two steps without devices; raises ``RunFailed`` that names what would fail on them."""
     # It imports parts of torch that no other verb needs.
-    from executor.virtual.dry_run import dry_run
+    from executor.virtual.dry_run import check_time, dry_run
 
     case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
+    check_time(case.program, parse_limit(options.limit))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)
     except (ProgramError, Deadlock) as error:

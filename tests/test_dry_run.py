@@ -8,12 +8,13 @@ from op_tables import recorded
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor import kernels
-from executor.virtual.dry_run import DryIssuer, dry_run
+from executor.virtual.dry_run import DryIssuer, check_time, dry_run
 from executor.virtual.engine import Race
 from simpar.case import load_case
-from simpar.errors import ProgramError
+from simpar.errors import Infeasible, ProgramError
 from simpar.lower import lower
 from simpar.plans import Plan
+from simpar.size import LIMIT, Limit
 from simpar.torch_module import from_module
 from simpar.workload import AdamW, Sgd, Transformer, Workload
 
@@ -118,3 +119,9 @@ def test_derivatives_of_autograd_are_issued_call_by_call():
     found = dry_run(lower(Workload(model=module.model, batch=16, loss='mse'), Plan(data=2), 2))
     assert (found.wrong, found.calls['tanh_backward', 'float32'] > 0) == ([], True)
     assert [one.device for one in found.bytes] == [one.program for one in found.bytes]
+
+
+def test_what_takes_too_long_is_refused_before_anything_is_issued(parallel):
+    check_time(parallel, LIMIT)
+    with pytest.raises(Infeasible, match=r'ops takes at least .*fewer micro-batches.*--limit \d+s'):
+        check_time(parallel, Limit(seconds=1e-2))

@@ -35,11 +35,12 @@ from executor.virtual.engine import Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
 from executor.virtual.transport import VirtualTransport, ends_of, exchanged, gathered, reduced, scattered, watch_of
 from executor.walk import Slot
-from simpar.errors import ProgramError
+from simpar.errors import Infeasible, ProgramError
 from simpar.files import read_csv
 from simpar.memory import memory, sequential
 from simpar.program import OpClass, Program
-from simpar.units import format_size
+from simpar.size import Limit
+from simpar.units import format_size, format_time
 
 WHOLE: Final = 16
 """Ranks up to which all are issued; of more, those that differ."""
@@ -49,6 +50,8 @@ ROOM: Final = 100
 """Tasks of a slot at most, in the mean: no host waits before all have issued."""
 WITHIN: Final = 0.01
 """How far bytes may be from those that the program says."""
+SECONDS: Final = 2e-3
+"""An op takes at least so long: examples/transformer_h100.yaml has 34,000, and took 81 CPU seconds on a shared core."""
 Call = tuple[str, str]
 """An operation of torch and the dtype in which it computes."""
 aten = torch.ops.aten
@@ -532,6 +535,17 @@ def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: ty
     engine.races.check()
     issued = tuple(_bytes_of(program, issuers))
     return DryRun(kind, tuple(ranks), program.world, mode.calls, mode.collectives, issued)
+
+
+def check_time(program: Program, limit: Limit) -> None:
+    """Raises ``Infeasible`` where issuing a program takes longer than a limit, whatever its ops are."""
+    count = sum(len(program.role(rank)) for rank in representatives(program)) * STEPS
+    if count * SECONDS > limit.seconds:
+        raise Infeasible(
+            f'plan: a dry run of {count:,} ops takes at least {format_time(count * SECONDS)}, the limit is '
+            f'{format_time(limit.seconds)}; take fewer micro-batches, copies, tiles or layers, or raise it, '
+            f'e.g. --limit {2 * round(count * SECONDS)}s'
+        )
 
 
 def representatives(program: Program) -> list[int]:
