@@ -84,6 +84,14 @@ def written(rows):
     return Order(tuple(tuple(map(parse_action, row.split())) for row in rows), (0, 1), 3)
 
 
+@pytest.mark.parametrize('zero', [0, 1, 2, 3])
+@pytest.mark.parametrize(('order', 'chunks', 'tensor'), [('1f1b', 1, 2), ('interleaved-1f1b', 2, 1)])
+def test_a_tied_weight_travels_in_a_message_of_each_of_its_two_stages(order, chunks, tensor, zero):
+    """The first stage's message has other weights beside it, the last stage's has not: they were one op by name."""
+    plan = replace(PLAN, order=order, chunks=chunks, tensor=tensor, zero=zero, copies=1, fusion='stage')
+    compare(lower(GPT, plan, 4 * tensor), GPT, plan, seed=1)
+
+
 def test_an_overlap_interleaves_its_micro_batches():
     """Where a collective cuts them, ops of both take turns: a forward's, a backward's, a forward's ..."""
     plan = Plan(pipeline=2, tensor=2, micro_batches=3)

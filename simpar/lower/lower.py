@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, ProgramError
 from simpar.lower.graph.chunks import sequence_chunks_fit
 from simpar.lower.graph.loss import sum_loss
 from simpar.lower.graph.record import Recorded, record
@@ -227,8 +228,13 @@ class _Assembly:
         for name, tensor in self.tape.tensors.items():
             if name not in self.tape.replaced and (touched is None or name in touched):
                 builder.add_tensor(tensor)
-        # Pipeline ranks issue ops of the same name that are equal; the table has each once.
-        for op in {op.name: op for found in finished for op in found.ops()}.values():
+        # Pipeline ranks issue ops of the same name that are equal but for their stage; the table has each once.
+        once: dict[str, OpClass] = {}
+        for op in chain.from_iterable(found.ops() for found in finished):
+            if (other := once.get(op.name, op)) is not op and replace(other, stage=op.stage) != op:
+                raise ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
+            once[op.name] = op
+        for op in once.values():
             builder.add_op_class(op)
         ranks = np.arange(self.mesh.world).reshape(self.mesh.pipeline, -1)
         for place, found in enumerate(finished):

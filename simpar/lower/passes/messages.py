@@ -466,6 +466,14 @@ class Reductions:
         tape = self._tape
         return {tape.tensors[name].like: op.stage for op in tape.ops for name in op.accumulates}
 
+    def _stage_of(self, parameter: str) -> int:
+        """The stage whose message has its gradient."""
+        if self._plan.fusion != 'stage':
+            return self._adds[parameter]
+        # A tied weight is in a message of its first stage there, and of its last stage here: unlike ones, so that they
+        # need names of their own.
+        return min(stage for stage in self._stages if parameter in self._added[stage])
+
     @cached_property
     def _added(self) -> dict[int, set[str]]:
         """By stage, the parameters whose gradients it adds to."""
@@ -534,8 +542,8 @@ class Reductions:
 
     def _buckets(self, parameters: Sequence[str], stage: int = -1) -> dict[str, list[str]]:
         if stage < 0 and self._plan.fusion == 'stage':
-            of = dict.fromkeys(sorted(self._adds[name] for name in parameters))
-            each = [self._buckets([name for name in parameters if self._adds[name] == one], one) for one in of]
+            of = dict.fromkeys(sorted(map(self._stage_of, parameters)))
+            each = [self._buckets([name for name in parameters if self._stage_of(name) == one], one) for one in of]
             return {bucket: members for found in each for bucket, members in found.items()}
         size = optimizer_parallel.message_sizes(self._tape, self._plan, self._shards, parameters)
         several = stage >= 0 and self._tape.mesh.stages > 1
@@ -556,7 +564,7 @@ class Reductions:
             reduce='sum',
             reads=names,
             writes=names,
-            stage=self._adds[first],
+            stage=self._stage_of(first),
         )
 
     def _reduce_scatter(self, bucket: str, shards: Sequence[optimizer_parallel.Shard], *, sliced: bool) -> OpClass:
@@ -578,7 +586,7 @@ class Reductions:
             accumulates=sharded if sliced else (),
             frees=names,
             attributes=optimizer_parallel.split_dims(shards),
-            stage=self._adds[shards[0].parameters[0]],
+            stage=self._stage_of(shards[0].parameters[0]),
         )
 
 
