@@ -109,6 +109,8 @@ def _recompute(values: Values) -> Iterator[Said]:
     if wanted not in ('none', (), []):
         communicates = values.plan('recompute_communication')
         yield Said('recompute_config.mp_comm_recompute', communicates, ('plan.recompute_communication',))
+    if values.plan('recompute_inputs') == 'sharded':
+        yield Said('recompute_config.recompute_slice_activation', True, ('plan.recompute_inputs',))
     patterns = [] if isinstance(wanted, str) else list(wanted)
     full, some = 'recompute_config.recompute', 'recompute_config.select_recompute'
     of_layers = [one.split('.', 1) for one in patterns if one.startswith('layer') and '*' not in one.split('.')[0]]
