@@ -3,7 +3,6 @@
 A launcher that is recognised in part is refused: else every process of its would run the whole job by itself.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -96,6 +95,7 @@ class Launch:
         hosts: the names of the hosts, rank by rank, where the launcher tells them.
         per_host: how many ranks it has started on each host, 0 where it does not tell.
         noun: what meets, ranks or hosts.
+        started: the launcher's own number of this rank, where a placement gives it another.
     """
 
     by: str
@@ -108,16 +108,16 @@ class Launch:
     hosts: tuple[str, ...] = field(default=(), compare=False)
     per_host: int = field(default=0, compare=False)
     noun: str = field(default='rank', compare=False)
+    started: int | None = field(default=None, compare=False)
 
     def placed(self, placement: Placement | None) -> 'Launch':
         """The same process as the rank of a plan that is on its device: a launcher numbers devices, host by host."""
         if placement is None:
             return self
         devices = placement.devices(np.arange(self.world))
-        # Where the launcher does not tell, devices of a host are counted from its own numbers.
-        os.environ.setdefault('LOCAL_RANK', str(self.rank))
         hosts = tuple([self.where(device) for device in devices.tolist()])
-        return replace(self, rank=int(np.argsort(devices)[self.rank]), hosts=hosts, per_host=0)
+        rank = int(np.argsort(devices)[self.rank])
+        return replace(self, rank=rank, started=self.rank, hosts=hosts, per_host=0)
 
     def where(self, rank: int) -> str:
         """What a rank's host is called; empty where nobody knows."""

@@ -270,7 +270,7 @@ class External:
         """The rank, with the groups that the program needs."""
         if self._ready is None:
             world = self._program.world
-            where = (self._status, self._timeout, self._clock, self._machines())
+            where = (self._status, self._timeout, self._clock, self._machines(), self._launch.started)
             self._ready = Rank(self._rank, world, self._base, net, *where)
         # Programs may follow one another; one that is known is not loaded again.
         self._ready.load(self._program)

@@ -78,6 +78,7 @@ class Rank:
         timeout: seconds after which a message that does not come has failed.
         status: learns what every stream does.
         machines: what runs the ops of streams that are threads.
+        started: its launcher's number of it, where that is another; devices of a host are counted by it.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class Rank:
     timeout: float
     clock: Clock
     machines: Machines
+    started: int | None = None
 
     def __post_init__(self) -> None:
         # Longer than the watchdog's, which names rank and op, while gloo says only that time is up.
@@ -97,7 +99,7 @@ class Rank:
         self._channels: dict[str, dict[tuple[str, str], Channel]] = {}
         self._communicators: Groups = {}
         self._held: dict[str, torch.Tensor] | None = None
-        self._local = int(os.environ.get('LOCAL_RANK', self.rank))
+        self._local = int(os.environ.get('LOCAL_RANK', self.rank if self.started is None else self.started))
 
     def load(self, program: Program) -> None:
         """Open the channels that a program needs; all ranks must have the same program."""

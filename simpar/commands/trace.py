@@ -39,8 +39,8 @@ def trace_command(options: argparse.Namespace) -> int:
     changes = [] if schedule else [change_of(text) for text in options.what_if]
     traces = read_traces(options.recording, _names(options.communication), host=schedule is not None)
     found = _of_schedule(options, traces) if schedule else what_if(traces, changes) if changes else None
-    told = _other_plan if schedule else _changed
-    lines = (*(told(options.what_if, found) if found else ()), *trace_lines(traces))
+    answer = _answer(options.what_if, found, scaled=schedule is not None) if found else ()
+    lines = (*answer, *trace_lines(traces))
     print_answer(
         options,
         lambda: trace_to_dict(traces) | ({'what_if': asdict(found)} if found else {}),
@@ -49,15 +49,24 @@ def trace_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _changed(words: Sequence[str], found: WhatIf) -> Iterator[str]:
-    """The answer to what is asked, and how far it goes."""
-    change = found.changed / found.replayed - 1
-    yield (
-        f'With {", ".join(words)} a step would take {format_time(found.changed)} in place of '
-        f'{format_time(found.replayed)} ({change:+.1%}); {found.chosen} kernels and messages are changed.'
+def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[str]:
+    """The answer to what is asked, and how far it goes.
+
+    Arguments: ``scaled``, whether both steps are predictions, which the recorded step scales.
+    """
+    change, error = found.changed / found.replayed - 1, found.replayed / found.recorded - 1
+    before = found.recorded if scaled else found.replayed
+    how = (
+        ', as the ops of the recording are predicted to make it.'
+        if scaled
+        else f'; {found.chosen} kernels and messages are changed.'
     )
-    error = found.replayed / found.recorded - 1
-    yield f'It is {LIMITS}. Without a change the replay is {error:+.1%} off the recording.'
+    after = format_time(before * (1 + change))
+    yield f'With {", ".join(words)} a step would take {after} in place of {format_time(before)} ({change:+.1%}){how}'
+    if scaled:
+        yield f'Without a change the prediction is {error:+.1%} off the recording, by which both are scaled.'
+    else:
+        yield f'It is {LIMITS}. Without a change the replay is {error:+.1%} off the recording.'
     yield ''
 
 
@@ -78,17 +87,6 @@ def _of_schedule(options: argparse.Namespace, traces: Sequence[RankTrace]) -> Wh
         after = load_case(options.schedule, [mine, *options.what_if]).predict().step
     chosen = sum(line.program for line in found.lines)
     return WhatIf(recorded=found.step, replayed=before, changed=after, chosen=chosen)
-
-
-def _other_plan(words: Sequence[str], found: WhatIf) -> Iterator[str]:
-    change = found.changed / found.replayed - 1
-    yield (
-        f'With {", ".join(words)} a step would take {format_time(found.recorded * (1 + change))} in place of '
-        f'{format_time(found.recorded)} ({change:+.1%}), as the ops of the recording are predicted to make it.'
-    )
-    error = found.replayed / found.recorded - 1
-    yield f'Without a change the prediction is {error:+.1%} off the recording, by which both are scaled.'
-    yield ''
 
 
 def _names(pattern: str | None) -> re.Pattern[str] | None:
