@@ -69,7 +69,8 @@ plan: {PLANS[kind]}
 
 def recorded(folder: Path, small: dict[str, int], rounds: int, steps: int) -> dict[str, list[list[float]]]:
     """Run all trainings in turn; seconds of their steps by round."""
-    told = [(TRAININGS[name][0], shape_of(name, small)) for name in TRAININGS]
+    first = {name for name, _ in PAIRS}
+    told = [(TRAININGS[name][0], shape_of(name, small), name in first) for name in TRAININGS]
     program = Path(__file__).with_name('recorded_pairs.py')
     command = [sys.executable, str(program), str(folder), json.dumps(told), str(rounds), str(steps)]
     subprocess.run(command, check=True)
@@ -131,7 +132,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    found = rows(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 16, 5)
+    found = rows(folder, QUICK if options.quick else SHAPE, 4 if options.quick else 10, 8)
     above = sum(abs(float(row[4].rstrip('%'))) > 100 * MOST for row in found)
     end = f'{len(found) - above} of {len(found)} within {MOST:.0%}.'
     print(end)

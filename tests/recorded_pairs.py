@@ -1,7 +1,8 @@
 """Trainings in plain torch, in turns on two ranks, timed and recorded: DDP, FSDP2, and tensor parallelism by hand.
 
-python tests/recorded_pairs.py FOLDER '[["ddp", {"layers": 2, ...}], ...]' ROUNDS RECORDED
-writes FOLDER/N/rankR.json, a recording of each training and rank, and FOLDER/steps.json with rank 0's seconds by round.
+python tests/recorded_pairs.py FOLDER '[["ddp", {"layers": 2, ...}, true], ...]' ROUNDS RECORDED
+writes FOLDER/N/rankR.json, a recording of each training where that is true and of each rank, and FOLDER/steps.json with
+rank 0's seconds by round.
 """
 
 import json
@@ -154,7 +155,7 @@ def main(rank, folder, trainings, rounds, recorded):
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group('gloo', rank=rank, world_size=2)
     torch.manual_seed(0)
-    steps = [stepper(kind, **shape) for kind, shape in trainings]
+    steps = [stepper(kind, **shape) for kind, shape, _ in trainings]
     seconds = [[] for _ in steps]
     # DDP makes its buckets in the first step, and FSDP2 its groups.
     for step in steps * 2:
@@ -168,7 +169,9 @@ def main(rank, folder, trainings, rounds, recorded):
                 step()
                 times.append(time.perf_counter() - began)
             mine.append(times[1:])
-    for number, step in enumerate(steps):
+    for number, (step, (*_, kept)) in enumerate(zip(steps, trainings, strict=True)):
+        if not kept:
+            continue
         where = folder / str(number)
         where.mkdir(exist_ok=True)
         step()

@@ -169,6 +169,22 @@ def test_a_sum_of_gloo_is_what_it_was_called_for_and_copies_belong_to_messages(t
     assert [op.seconds for op in (first, copies, second)] == pytest.approx([20e-6, 50e-6, 10e-6])
 
 
+def test_a_thread_computes_beside_a_message_that_it_does_not_wait_for(tmp_path):
+    """Behind a product a bias takes 30 us beside a message, which is waited for 20 us behind that."""
+    product, floats = {'Input Dims': [[8, 4], [4, 2]]}, {'Input type': ['float']}
+    events = [
+        ('aten::mm', 'cpu_op', 0, 10, product),
+        ('autograd::engine::evaluate_function: AddmmBackward0', 'cpu_op', 10, 60, {}),
+        ('aten::sum', 'cpu_op', 15, 30, {}),
+        ('gloo:all_reduce', 'cpu_op', 10, 55, {'Input Dims': [[1000]], **floats}),
+        ('aten::mm', 'cpu_op', 70, 10, product),
+    ]
+    (trace,) = read_traces(made(tmp_path, 'a.json', events, rank=0, world_size=2), host=True)
+    first, second = compute_ops(trace)
+    # 10 alone, 30 of the bias, 5 when the message is over; of 25 us beside it nothing was computed.
+    assert (first.seconds, second.seconds) == (pytest.approx(45e-6), pytest.approx(10e-6))
+
+
 def test_an_op_counts_as_it_is_alone_where_it_was_and_its_speed_beside_others_is_told(tmp_path):
     """Products of 10 us alone take 25 us beside an all-reduce."""
     shapes, floats = {'Input Dims': [[8, 4], [4, 2]]}, {'Input type': ['float']}

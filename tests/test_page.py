@@ -129,9 +129,13 @@ def test_memory_adds_up_to_the_peak(pages):
 
 
 @pytest.mark.skipif(BROWSER is None, reason='no Chromium here (Debian: apt install chromium)')
-def test_a_browser_draws_it(pages, tmp_path):
+@pytest.mark.parametrize('what', ['answer', 'recording'])
+def test_a_browser_draws_it(what, pages, tmp_path):
     path = tmp_path / 'page.html'
     path.write_text(pages['pipeline_h100'][1], encoding='utf-8')
+    if what == 'recording':
+        folder = Path(__file__).parent / 'recorded' / 'kineto_cases' / 'straggler4'
+        assert cli.main(['trace', str(folder), '--html', str(path)]) == 0
     words = ['--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=3000', '--dump-dom', path.as_uri()]
     done = subprocess.run([BROWSER, *words], capture_output=True, text=True, check=True, timeout=60)
     # The script says so at its very end: nothing failed before.

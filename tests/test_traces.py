@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sqlite3
 from collections import defaultdict
 from dataclasses import replace
@@ -106,13 +107,14 @@ def test_plain_msprof_has_the_same_columns_by_other_names(tmp_path: Path) -> Non
     ('head', 'times'),
     [
         ('Step ID,Name,Type,Accelerator Core,Start Time(us),Duration(us)', ('1700000000000010.5', '20.25')),
+        ('Step Id,Name,Type,accelerator core,Duration(ms),Start Time(us)', ('0.02025', '1700000000000010.5')),
         ('step,OP NAME,op type,task type,Task Start Time (ns),Task Duration (ns)', ('1700000000000010500', '20250')),
         ('"Step Id","Kernel Name","Type","Accelerator Core","Start Time(ms)","Duration(ms)"', ('17.0105', '0.02025')),
     ],
 )
 def test_columns_of_other_versions_are_told_by_name_and_unit(tmp_path: Path, head: str, times: tuple[str, str]) -> None:
     """In any case, with units in brackets, packed or not; cores by their older names."""
-    rows = [head, '7,one,MatMulV2,KERNEL_AICORE', '7,hcom_allReduce__1_2_3,hcom_allReduce_,']
+    rows = [head, '7,one,MatMulV2,Kernel_AiCore', '7,hcom_allReduce__1_2_3,hcom_allReduce_,']
     text = '\n'.join([rows[0], *(','.join([row, *times]) for row in rows[1:])])
     (tmp_path / 'kernel_details_0.csv.gz').write_bytes(gzip.compress(text.encode()))
     (trace,) = read_traces(tmp_path)
@@ -136,6 +138,8 @@ def test_what_communicates_is_told_by_whole_names() -> None:
         'void deep_ep::elastic::dispatch_impl<8>', 'alltoall_on_stream_kernel<float>', 'CudaIpcBarrierAllKernel',
         'void aiter::allreduce_fusion_kernel_1stage<bf16, 8>', 'twoshotAllreduceKernel', 'rocshmem_barrier',
     ):  # fmt: skip
+        assert kind_of(name) == 'communication', name
+    for name in ('xccl:all_reduce', 'mcclDevKernel_AllGather'):
         assert kind_of(name) == 'communication', name
     for name in ('prepDispatch_kernel', 'block_reduce_all', 'grid_barrier_kernel', 'cublas_multishmem_gemm'):
         assert kind_of(name) == 'compute', name
@@ -222,6 +226,33 @@ def test_clocks_of_hosts_need_not_agree(tmp_path: Path) -> None:
     assert culprit.seconds == pytest.approx(0.4e-3, rel=1e-3)
 
 
+def test_ranks_of_a_recording_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
+    """Rank 1 computes 0.4 ms longer; its peers, whose clocks are seconds apart, wait as long for its message."""
+    folder = shifted(tmp_path / 'job', {0: (1.0, 0.0), 1: (1.4, 3e6), 2: (1.0, -2e6 + 5e6)})
+    assert main(['trace', str(folder), '--html', str(tmp_path / 'new' / 'ranks.html')]) == 0
+    page = (tmp_path / 'new' / 'ranks.html').read_text(encoding='utf-8')
+    assert not re.search(r'(src|href)=|https?://|@import', page)
+    assert 'rank 1 makes the others wait' in page
+    found = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    (side,) = found['sides']
+    ends = []
+    for group, waits in zip(side['groups'], (0.4e-3, 0.0, 0.4e-3), strict=True):
+        (row,) = group['rows']
+        kinds = [side['ops'][op][1] for op in row['op']]
+        assert kinds == ['F', 'communication']
+        assert [wait * found['unit'] for wait in row['wait']] == pytest.approx([0.0, waits], abs=1e-8)
+        assert row['begin'][0] == 0
+        ends.append(row['begin'][1] + row['wait'][1] + row['run'][1])
+    assert len(set(ends)) == 1
+    assert ends[0] == side['step']
+
+
+def test_no_page_is_drawn_of_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals = MSPROF / 'ddp8_level1' / 'rank0_ascend_pt' / OUTPUT / 'step_trace_time.csv'
+    assert main(['trace', str(totals), '--html', str(tmp_path / 'a.html')]) == 2
+    assert '--html: no kernel of a device was recorded' in capsys.readouterr().err
+
+
 def test_the_command_names_the_rank_in_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(['trace', str(CASES / 'straggler4')]) == 0
     first = capsys.readouterr().out.splitlines()[0]
@@ -239,15 +270,16 @@ def _database(path: Path, table: str) -> Path:
 def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
     """Each with what to do instead."""
     cases = {
-        'is a database of Nsight Systems': _database(tmp_path / 'report.sqlite', 'CUPTI_ACTIVITY_KIND_KERNEL'),
+        'cannot be read: no such table: StringIds': _database(tmp_path / 'report.sqlite', 'CUPTI_ACTIVITY_KIND_KERNEL'),
         "is Ascend's analysis.db": MSPROF / 'ddp8_level1_db' / 'rank0_ascend_pt' / OUTPUT / 'analysis.db',
         "is Ascend's communication.json": MSPROF / 'ddp8_level1' / 'rank0_ascend_pt' / OUTPUT / 'communication.json',
-        'is an execution trace of PyTorch': _written(
+        'is an execution trace of PyTorch': written(
             tmp_path / 'et.json', b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}'
         ),
-        'is a pickle': _written(tmp_path / 'nccl_trace_rank_0', b'\x80\x05\x95abc'),
-        "is a dump of PyTorch's flight recorder": _written(tmp_path / 'fr.json', b'{"pg_config": {}, "entries": []}'),
-        'is no recording': _written(tmp_path / 'notes.txt', b'hello'),
+        'is a pickle': written(tmp_path / 'weights_0', b'\x80\x05\x95abc'),
+        'does not say its rank': written(tmp_path / 'fr.json', b'{"pg_config": {}, "entries": []}'),
+        'is no whole dump': written(tmp_path / 'fr_1.json', b'{"pg_config": {}, "entries": [{}]}'),
+        'is no recording': written(tmp_path / 'notes.txt', b'hello'),
         'is not there': tmp_path / 'nothing',
         'holds no recording': tmp_path / 'empty',
     }
@@ -257,7 +289,7 @@ def test_what_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
             read_traces(path)
 
 
-def _written(path: Path, data: bytes) -> Path:
+def written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
 
@@ -271,6 +303,7 @@ def _written(path: Path, data: bytes) -> Path:
         (lambda text: text.replace('1700000000881410.320', '9' * 30), 'no number of microseconds'),
         (lambda text: text.replace(',50.621,', ',-50.621,'), 'a duration below 0'),
         (lambda text: text.replace('op_0000', '"op\r_0000'), 'no row|is no table|no number'),
+        (lambda text: 'Duration(us),' + text.replace('\n', '\n1,'), 'has more than one column Duration'),
     ],
 )
 def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, words: str) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.case import load_case
-from simpar.commands.common import print_answer
+from simpar.commands.common import make_folders, print_answer
 from simpar.errors import Problem, ScheduleError
+from simpar.files import write_atomically
 from simpar.recording.readers import joined, write_measured
 from simpar.traces import Culprit, Figures, RankTrace, Waits, culprit_of, figures, read_traces, step_figures, waits_of
 from simpar.traces.blame import LEAST, Cause
+from simpar.traces.flight import FLIGHT, Stuck, stuck_of
 from simpar.traces.replay import LIMITS, WhatIf, change_of, what_if
 from simpar.traces.summary import whole
 from simpar.traces.table import COMMUNICATION
@@ -41,12 +43,26 @@ def trace_command(options: argparse.Namespace) -> int:
     found = _of_schedule(options, traces) if schedule else what_if(traces, changes) if changes else None
     answer = _answer(options.what_if, found, scaled=schedule is not None) if found else ()
     lines = (*answer, *trace_lines(traces))
+    if options.html:
+        _write_page(options.html, traces)
     print_answer(
         options,
         lambda: trace_to_dict(traces) | ({'what_if': asdict(found)} if found else {}),
         lambda: ''.join(f'{line}\n' for line in lines),
     )
     return 0
+
+
+def _write_page(path: Path, traces: Sequence[RankTrace]) -> None:
+    """The ranks' timelines; the one that makes others wait is among them."""
+    from simpar.page import ranks_page
+
+    if not any(trace.on_device for trace in traces):
+        raise ScheduleError(Problem('--html', 'no kernel of a device was recorded', 'leave it out'))
+    culprit = culprit_of(traces)
+    make_folders(path)
+    headline = sentence_of(traces, culprit, waits_of(traces))
+    write_atomically(path, ranks_page(traces, f'{headline}.', culprit.ranks if culprit else ()))
 
 
 def _answer(words: Sequence[str], found: WhatIf, *, scaled: bool) -> Iterator[str]:
@@ -99,6 +115,8 @@ def _names(pattern: str | None) -> re.Pattern[str] | None:
 
 def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Mapping[int, Waits]) -> str:
     """Who makes whom wait, first."""
+    if any(trace.format == FLIGHT for trace in traces):
+        return _hangs(traces, stuck_of(traces))
     if culprit:
         return _blamed(culprit)
     if len(traces) == 1:
@@ -106,6 +124,24 @@ def sentence_of(traces: Sequence[RankTrace], culprit: Culprit | None, waits: Map
     if not waits:
         return 'no collective of one rank was found on another, so nobody can be said to wait for another'
     return f'no single rank makes the others wait {LEAST:.0%} of a step'
+
+
+def _hangs(traces: Sequence[RankTrace], stuck: Stuck | None) -> str:
+    """Which rank a job that hangs waits for."""
+    silent = sorted(set(range(max(trace.world for trace in traces))) - {trace.rank for trace in traces})
+    missing = f'; of {_ranks(silent)} there is no dump' if silent else ''
+    if stuck is None:
+        return f'every collective in the dumps is over: no rank waits for another in one{missing}'
+    what = f'{stuck.call.name}, number {stuck.call.number} of group {stuck.group}'
+    if stuck.absent:
+        return f'{_ranks(stuck.absent)} did not come to {what}, in which {_ranks(stuck.waiting)} waits{missing}'
+    if stuck.other:
+        return f'{_ranks(stuck.other)} came with {stuck.differs} to {what} on {_ranks(stuck.waiting)}{missing}'
+    return f'all ranks with a dump came to {what}, and it does not end{missing}: look for a link or a dead peer'
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f'rank {ranks[0]}' if len(ranks) == 1 else f'each of ranks {", ".join(map(str, ranks))}'
 
 
 def _blamed(one: Culprit) -> str:
@@ -129,6 +165,9 @@ def trace_lines(traces: Sequence[RankTrace]) -> Iterator[str]:
     """The answer as text: the sentence, a row a step, and what the reader must know."""
     yield f'{sentence_of(traces, culprit_of(traces), waits_of(traces))}.'
     yield ''
+    if all(trace.format == FLIGHT for trace in traces):
+        yield 'A flight recorder tells who came to which collective, not how long anything took.'
+        return
     heads = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
     yield f'{"rank":>4} {"step":>8} ' + ' '.join(f'{head:>13}' for head in heads)
     for trace in traces:
@@ -150,6 +189,13 @@ def _notes(traces: Sequence[RankTrace]) -> Iterator[str]:
         silent = trace.kernels is not None and not (trace.kernels.kind == COMMUNICATION).any()
         if silent and (trace.world or len(traces)) > 1:
             yield f'Rank {trace.rank}: no kernel is called communication; name them by --communication REGEX.'
+    if len(traces) > 2 and any(_ungrouped(trace) for trace in traces):
+        yield 'Collectives do not say their group: waits are told as if all ranks were one group.'
+
+
+def _ungrouped(trace: RankTrace) -> bool:
+    kernels = trace.kernels
+    return kernels is not None and bool(((kernels.kind == COMMUNICATION) & (kernels.group == '')).any())
 
 
 def trace_to_dict(traces: Sequence[RankTrace]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
 const unit = data.unit;
-const COLOURS = {F: '#0072B2', R: '#F0E442', B: '#009E73', I: '#009E73', W: '#E69F00', U: '#CC79A7', communication: '#8d9299', exposed: '#D55E00'};
-const NAMES = {F: 'forward', R: 'recomputed', I: 'backward', W: 'gradients of weights', U: 'update', communication: 'communication', exposed: 'exposed communication'};
+const COLOURS = {compute: '#0072B2', copy: '#56B4E9', F: '#0072B2', R: '#F0E442', B: '#009E73', I: '#009E73', W: '#E69F00', U: '#CC79A7', communication: '#8d9299', exposed: '#D55E00'};
+const NAMES = {compute: 'computation', copy: 'copies', F: 'forward', R: 'recomputed', I: 'backward', W: 'gradients of weights', U: 'update', communication: 'communication', exposed: 'exposed communication'};
 const LAYERS = ['#0072B2', '#56B4E9', '#009E73', '#E69F00', '#CC79A7', '#8C8C8C', '#D55E00', '#8B5A2B', '#6A51A3', '#B5BD4C', '#4D4D4D', '#2FA4A0', '#B9C4CC'];
+const computes = op => op[1] !== 'communication' && op[1] !== 'copy';
 const tip = document.getElementById('tip');
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -71,7 +72,7 @@ for (const side of [...data.sides].reverse()) {
   for (const group of side.groups) {
     rows.push({heading: group.label + (group.merged ? ' (ops that follow one another are one bar)' : ''), small: true, height: 20, side});
     for (const row of group.rows) {
-      const compute = row.op.some(op => side.ops[op][1] !== 'communication');
+      const compute = row.op.some(op => computes(side.ops[op]));
       rows.push({...row, side, compute, height: (compute ? ROW : THIN + 4) + GAP});
     }
   }
@@ -80,7 +81,7 @@ for (const side of [...data.sides].reverse()) {
 for (const side of data.sides) for (const group of side.groups) {
   const busy = [];
   for (const row of group.rows) row.begin.forEach((begin, at) => {
-    if (side.ops[row.op[at]][1] !== 'communication') busy.push([begin + row.wait[at], begin + row.wait[at] + row.run[at]]);
+    if (computes(side.ops[row.op[at]])) busy.push([begin + row.wait[at], begin + row.wait[at] + row.run[at]]);
   });
   busy.sort((one, other) => one[0] - other[0]);
   const merged = [];
@@ -276,61 +277,9 @@ for (const [what, share] of data.path) {
   document.getElementById('path').append(line);
 }
 
-/* Memory: plan and baseline beside each other, on one scale. */
-const canvas = document.getElementById('bytes');
-const layers = data.memory[0].layers.map(layer => layer.name);
-const colour = name => LAYERS[layers.indexOf(name) % LAYERS.length];
-const highest = Math.max(...data.memory.map(side => side.peak.bytes));
-const device = data.memory[0].device, tallest = device < 2 * highest ? Math.max(device, highest) : highest;
-const H = 230, SIDE = 58;
-function drawBytes() {
-  const [draw, width] = fitted(canvas, H + 46), wide = width / data.memory.length;
-  draw.font = '11px system-ui, sans-serif';
-  data.memory.forEach((side, index) => {
-    const from = index * wide + SIDE, span = wide - SIDE - 14;
-    const x = time => from + time / longest * span, y = held => 26 + H - held / (1.06 * tallest) * H;
-    const floor = side.times.map(() => 0);
-    for (const layer of side.layers) {
-      draw.fillStyle = colour(layer.name);
-      draw.beginPath();
-      draw.moveTo(x(side.times[0]), y(floor[0]));
-      const tops = floor.map((held, at) => held + layer.bytes[at]);
-      side.times.forEach((time, at) => { draw.lineTo(x(time), y(tops[at])); draw.lineTo(x(side.times[at + 1] ?? side.step), y(tops[at])); });
-      for (let at = side.times.length - 1; at >= 0; at--) { draw.lineTo(x(side.times[at + 1] ?? side.step), y(floor[at])); draw.lineTo(x(side.times[at]), y(floor[at])); }
-      draw.fill();
-      tops.forEach((held, at) => { floor[at] = held; });
-    }
-    draw.fillStyle = style('--text');
-    draw.textAlign = 'left';
-    draw.font = 'bold 12px system-ui, sans-serif';
-    draw.fillText(side.name + ': ' + bytes(side.peak.bytes) + ' at its peak', from, 14);
-    draw.font = '11px system-ui, sans-serif';
-    if (device <= tallest) { draw.fillStyle = COLOURS.exposed; draw.fillRect(from, y(device), span, 1.5); draw.fillText('device: ' + bytes(device), from + 4, y(device) + 12); }
-    draw.fillStyle = style('--soft');
-    draw.textAlign = 'right';
-    for (let tick = 0; tick <= 4; tick++) draw.fillText(bytes(Math.round(tallest * tick / 4)), from - 6, y(tallest * tick / 4) + 4);
-    draw.textAlign = 'left';
-    draw.save();
-    draw.beginPath();
-    draw.rect(from - 20, 0, span + 40, H + 60);
-    draw.clip();
-    axis(draw, [0, longest], from, from + span, H + 27);
-    draw.restore();
-  });
-}
-canvas.addEventListener('pointerleave', () => { tip.hidden = true; });
-canvas.addEventListener('pointermove', event => {
-  const box = canvas.getBoundingClientRect(), wide = box.width / data.memory.length;
-  const index = Math.min(data.memory.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / wide))), side = data.memory[index];
-  const time = (event.clientX - box.left - index * wide - SIDE) / (wide - SIDE - 14) * longest, at = before(side.times, time);
-  if (at < 0 || time > side.step) { tip.hidden = true; return; }
-  const held = side.layers.map(layer => [layer.bytes[at], layer.name]).filter(one => one[0]).sort((one, other) => other[0] - one[0]);
-  showTip(event, [bytes(held.reduce((sum, one) => sum + one[0], 0)) + ' at ' + seconds(time), ...held.slice(0, 8).map(one => one[1] + ' ' + bytes(one[0]))]);
-});
-legend(document.getElementById('bytes-legend'), layers.map(name => [name, colour(name)]));
-document.getElementById('bytes-words').textContent = data.memory[0].words;
-
-function all() { drawSteps(); drawBytes(); }
+const drawn = [drawSteps];
+if (data.memory.length) memory();
+const all = () => drawn.forEach(draw => draw());
 addEventListener('resize', all);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', all);
 all();

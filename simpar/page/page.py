@@ -236,7 +236,7 @@ def _moments(total: Any) -> Any:
     return np.array([part[int(np.argmax(total[part]))] for part in parts])
 
 
-_HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent
 _MOST_PARTS: Final = 12
 """Parts of the critical path that are told apart."""
 
@@ -273,14 +273,14 @@ def answer_page(
         'path': list(prediction.critical_path.shares.items())[:_MOST_PARTS],
         'memory': [memory_of(side, layers, unit) for side in sides],
     }
-    text = Template((_HERE / 'page.html').read_text(encoding='utf-8'))
+    text = Template((HERE / 'page.html').read_text(encoding='utf-8'))
     headline = headline or report.answer(prediction, exact=False)
     notes = [*prediction.notes, *notes]
     return text.substitute(
         title=html.escape(headline),
         headline=html.escape(headline),
-        style=(_HERE / 'page.css').read_text(encoding='utf-8'),
-        script=(_HERE / 'page.js').read_text(encoding='utf-8'),
+        style=(HERE / 'page.css').read_text(encoding='utf-8'),
+        script=''.join((HERE / name).read_text(encoding='utf-8') for name in ('page.js', 'memory.js')),
         lines=''.join(_lines_of(prediction, about)),
         measured=f'<div><h2>Predicted and measured</h2>{measured}</div>' if measured else '',
         overlaps=f'<div><h2>Which overlap pays</h2>{overlaps}</div>' if overlaps else '',

@@ -149,7 +149,7 @@ def compute_ops(recording: RankTrace) -> Iterator[TorchOp]:
     """
     host = [] if recording.host is None else list(recording.host.rows(recording.origin))
     known = _known(recording, host)
-    yield from _by_kernels(recording, host, known) if recording.on_device else _by_threads(recording, known)
+    yield from _by_kernels(recording, host, known) if recording.on_device else _by_threads(recording, host, known)
 
 
 def _known(recording: RankTrace, host: Sequence[Row]) -> _Known:
@@ -168,13 +168,15 @@ def _known(recording: RankTrace, host: Sequence[Row]) -> _Known:
     return found
 
 
-def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:
+def _by_threads(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:
     """The seconds of each op until the next one; what a thread waits for a collective is not its own."""
-    waits = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
+    talks = np.array([(each.start, each.end) for each, _ in _talking(recording)]).reshape(-1, 2)
     threads: dict[str, _Known] = defaultdict(list)
     for each, key in known:
         threads[each.stream].append((each, key))
-    for ops in threads.values():
+    for thread, ops in threads.items():
+        # Beside a message that it did not wait for, a thread computes.
+        waits = minus(talks, np.array(_inmost(host, thread)).reshape(-1, 2))
         for (each, key), (behind, _) in pairwise(ops):
             # A message is waited for within what is done for it.
             begin = each.start if key[0] == MESSAGES else each.end
@@ -182,6 +184,17 @@ def _by_threads(recording: RankTrace, known: _Known) -> Iterator[TorchOp]:
             yield TorchOp(key, each.start, each.start, each.start, begin + length(minus(gap, waits)), each.end)
         last, key = ops[-1]
         yield TorchOp(key, last.start, last.start, last.start, last.end, last.end)
+
+
+def _inmost(host: Sequence[Row], thread: str) -> list[tuple[float, float]]:
+    """When a thread was in an op of torch that calls no other: these wait for no message."""
+    mine = sorted((each for each in host if each.stream == thread), key=lambda each: (each.start, -each.end))
+    pairs = zip(mine, (*mine[1:], None), strict=True)
+    return [
+        (each.start, each.end)
+        for each, behind in pairs
+        if each.name.startswith('aten::') and (behind is None or behind.start >= each.end)
+    ]
 
 
 def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Iterator[TorchOp]:

@@ -1,10 +1,9 @@
 """Recordings of profilers as tables of kernels, whatever wrote them; how busy ranks were, and who made whom wait."""
 
-from simpar.traces.blame import Culprit, culprit_of
+from simpar.traces.blame import Culprit, Waits, culprit_of, waits_of
 from simpar.traces.formats import is_trace, read_traces
 from simpar.traces.summary import Figures, figures, step_figures
 from simpar.traces.table import Kernels, RankTrace
-from simpar.traces.waits import Waits, waits_of
 
 __all__ = [
     'Culprit', 'Figures', 'Kernels', 'RankTrace', 'Waits', 'culprit_of', 'figures', 'is_trace', 'read_traces',

@@ -5,17 +5,22 @@ import gzip
 import io
 import json
 import re
+import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 import msgspec
 
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular
-from simpar.traces.stream import Plain, Stream
-from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, RankTrace, kernels_of
+from simpar.traces.stream import Plain, Stream, opened
+from simpar.traces.table import COMMUNICATION, COMPUTE, NO_STEP, Listed, RankTrace
 
 MOST_BYTES: Final = 2**31
 COMPUTING: Final = frozenset({
@@ -26,6 +31,7 @@ COMPUTING: Final = frozenset({
 TALKING: Final = frozenset({'HCCL', 'COMMUNICATION'})
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     # What is read: its name in kernel_details.csv, then in msprof's op_summary.csv, whatever its case; units behind it.
+    'device': ('Device_id', 'Device Id'),
     'name': ('Name', 'Op Name', 'Kernel Name'),
     'type': ('Type', 'Op Type'),
     'core': ('Accelerator Core', 'Task Type'),
@@ -37,6 +43,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     'results': ('Output Shapes', 'Output Shape'),
 }
 NEEDED: Final = ('name', 'begin', 'lasts')
+_TIMES: Final = ('begin', 'lasts')
 TOTALS: Final[Mapping[str, str]] = {
     # A figure of ours: its column in step_trace_time.csv.
     'span': 'Stage',
@@ -50,6 +57,7 @@ UNITS: Final = {'': 1000, 'us': 1000, 'ns': 1, 'ms': 1_000_000}
 """Nanoseconds of the units that stand in brackets behind a column of times."""
 _MOST_DIGITS: Final = 16
 """Of microseconds since 1970, until the year 2286; nanoseconds of them are integers of 64 bits."""
+_NO_STEPS: Final = frozenset({'', 'N/A'})
 _GROUP = re.compile(r'__(\d+)_\d+(?:_\d+)?$')
 _RANK = re.compile(r'_(\d+)$')
 
@@ -60,6 +68,8 @@ def nanoseconds(text: str, unit: int = 1000) -> int:
     Arguments: ``unit``, nanoseconds of what the text counts. Raises ``ValueError`` for what is no number.
     """
     whole, _, part = text.strip().partition('.')
+    if unit == 1000 and len(part) == 3 and (whole + part).isdecimal() and len(whole) <= _MOST_DIGITS:
+        return int(whole + part)
     digits = whole.removeprefix('-')
     if not digits.isdecimal() or len(digits) > _MOST_DIGITS + 3 * (unit == 1) or (part and not part.isdecimal()):
         raise ValueError(f'no number of microseconds: {text!r}')
@@ -99,63 +109,131 @@ def text_of(path: Path) -> str:
         raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
 
 
-def rows_of(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a CSV file, each cell without blanks around it."""
+@contextmanager
+def rows_of(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
+    """Head and rows of a CSV file, ``.gz`` or not, row by row; without the byte order mark that some exports have."""
     try:
-        lines = list(csv.reader(io.StringIO(text_of(path), newline='')))
+        with opened(path) as file, io.TextIOWrapper(cast('IO[bytes]', file), encoding='utf-8-sig', newline='') as text:
+            lines = filter(None, csv.reader(text))
+            head, first = next(lines, []), next(lines, None)
+            if first is None:
+                raise ScheduleError(Problem(str(path), 'has no row', 'record at least one step'))
+            yield [cell.strip() for cell in head], chain([first], lines)
     except csv.Error as error:
         raise ScheduleError(Problem(str(path), f'is no table: {error}', 'export it again')) from None
-    if len(lines) < 2:
-        raise ScheduleError(Problem(str(path), 'has no row', 'record at least one step'))
-    return [cell.strip() for cell in lines[0]], [line for line in lines[1:] if line]
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
 
 
-def read_kernel_details(path: Path) -> RankTrace:
-    """Of ``kernel_details.csv``, or of msprof's ``op_summary_*.csv``: a row a kernel."""
-    head, lines = rows_of(path)
-    place, unit = columns_of(head)
-    lacking = [COLUMNS[key][0] for key in NEEDED if key not in place]
-    if lacking:
-        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+def read_kernel_details(path: Path) -> list[RankTrace]:
+    """Of ``kernel_details.csv``, or of msprof's ``op_summary_*.csv``: a row a kernel.
+
+    A rank's, or, where rows of several devices are in one table, as msprof has them, a recording of each device.
+    """
     steps: dict[str, int] = {}
-    rows, strange = [], set[str]()
-    for number, line in enumerate(lines, 2):
-        cells = {key: line[place[key]].strip() if place.get(key, len(line)) < len(line) else '' for key in COLUMNS}
-        try:
-            begin, lasts = nanoseconds(cells['begin'], unit['begin']), duration(cells['lasts'], unit['lasts'])
-        except ValueError as error:
-            what = f'{error}; write it as the export has it'
-            raise ScheduleError(Problem(f'{path}:{number}', what)) from None
-        core, name = cells['core'], cells['name']
-        talks = core in TALKING or name.startswith('hcom_') or cells['type'].startswith('hcom_')
-        if not talks and core and core not in COMPUTING:
-            strange.add(core)
-            continue
-        step = steps.setdefault(cells['step'], len(steps)) if cells['step'] else NO_STEP
-        group = _GROUP.search(name)
-        kind = COMMUNICATION if talks else COMPUTE
-        own = (
-            name,
-            cells['type'],
-            cells['stream'],
-            group[1] if group and talks else '',
-            cells['shapes'],
-            cells['results'],
+    devices: dict[str, Listed] = defaultdict(Listed)
+    strange: set[str] = set()
+    # What is told of rows that differ by their times alone: their table, and what they do; None of what is left out.
+    seen: dict[tuple[str, ...], tuple[Listed, int] | None] = {}
+    with rows_of(path) as (head, lines):
+        place, unit = _places(path, head)
+        # What has no column stands behind the last one, where each row gets a cell that is empty.
+        most = len(head)
+        others_of = itemgetter(*(place.get(key, most) for key in COLUMNS if key not in _TIMES))
+        begin_at, lasts_at = (place[key] for key in _TIMES)
+        for number, line in enumerate(lines, 2):
+            line[most:] = ['']
+            others = others_of(line) if len(line) > most else others_of([*line, *[''] * most])
+            if others not in seen:
+                seen[others] = _told(others, steps, devices, strange)
+            if (found := seen[others]) is None:
+                continue
+            rows, code = found
+            try:
+                begin = nanoseconds(line[begin_at], unit['begin'])
+                rows.add(begin, begin + duration(line[lasts_at], unit['lasts']), code)
+            except (ValueError, IndexError) as error:
+                what = (
+                    f'{error}' if isinstance(error, ValueError) else 'no number of microseconds: the row is too short'
+                )
+                raise ScheduleError(Problem(f'{path}:{number}', what, 'write it as the export has it')) from None
+    tables = [(rank, rows.kernels()) for rank, rows in _ranks(path, devices, strange)]
+    stepless = sum(int((table.step == NO_STEP).sum()) for _, table in tables)
+    left = (f'{stepless} tasks of no step are left out',) if steps and stepless else ()
+    return [
+        RankTrace(
+            source=str(path),
+            format='kernel_details.csv',
+            rank=rank,
+            kernels=table,
+            steps=tuple(steps),
+            notes=(*not_known(strange), *left),
         )
-        rows.append((begin, begin + lasts, kind, step, *own))
-    notes = (f'tasks of {", ".join(sorted(strange))} neither compute nor communicate',) if strange else ()
-    return RankTrace(
-        source=str(path), format='kernel_details.csv', rank=0, kernels=kernels_of(rows), steps=tuple(steps), notes=notes
-    )
+        for rank, table in tables
+    ]
+
+
+def _told(
+    cells: Sequence[str], steps: dict[str, int], devices: Mapping[str, Listed], strange: set[str]
+) -> tuple[Listed, int] | None:
+    """The table of a row's device, and the row's number there but for its times; None where it is of neither kind.
+
+    Arguments: ``cells`` in the order of ``COLUMNS``; ``steps`` and ``strange`` are filled.
+    """
+    device, name, kind, core, stream, step, shapes, results = map(str.strip, cells)
+    core = core.upper()
+    talks = core in TALKING or name.startswith('hcom_') or kind.startswith('hcom_')
+    if not talks and core and core not in COMPUTING:
+        strange.add(core)
+        return None
+    at = steps.setdefault(step, len(steps)) if step not in _NO_STEPS else NO_STEP
+    group = _GROUP.search(name) if talks else None
+    what, rows = COMMUNICATION if talks else COMPUTE, devices[device]
+    return rows, rows.code(what, at, name, kind, stream, group[1] if group else '', shapes, results)
+
+
+def _places(path: Path, head: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Where each column stands, and the nanoseconds of its unit; those that are needed once."""
+    place, unit = columns_of(head)
+    if lacking := [COLUMNS[key][0] for key in NEEDED if key not in place]:
+        raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+    if twice := [head[place[key]] for key in NEEDED if head.count(head[place[key]]) > 1]:
+        what = f'has more than one column {", ".join(twice)}'
+        raise ScheduleError(Problem(str(path), what, 'leave the one out that is not of the export'))
+    return place, unit
+
+
+def _ranks(path: Path, devices: Mapping[str, Listed], strange: Collection[str]) -> list[tuple[int, Listed]]:
+    """The rows of each device, by its number; of one device alone, rank 0."""
+    if not devices:
+        what = f'has no task that computes or communicates, but {", ".join(sorted(strange))}'
+        raise ScheduleError(Problem(str(path), what, 'record at least one step on the device'))
+    named = [rows for device, rows in devices.items() if device]
+    if len(named) < 2:
+        # What says no device is of the only one.
+        only, *others = devices.values()
+        for rows in others:
+            only.extend(rows)
+        return [(0, only)]
+    if not all(device.isdecimal() for device in devices):
+        what = 'has several devices, and rows that name none'
+        raise ScheduleError(Problem(str(path), what, 'export it again'))
+    return sorted((int(device), rows) for device, rows in devices.items())
+
+
+def not_known(cores: Collection[str]) -> tuple[str, ...]:
+    """What is said of tasks of cores that are not known to compute."""
+    return (f'tasks of {", ".join(sorted(cores))} neither compute nor communicate',) if cores else ()
 
 
 def read_step_times(path: Path) -> list[RankTrace]:
     """Of ``step_trace_time.csv``: the profiler's own totals, a rank's or, of a cluster's analysis, each rank's."""
-    head, lines = rows_of(path)
+    ranks: dict[int, list[tuple[str, dict[str, float]]]] = {}
+    with rows_of(path) as (head, rows):
+        lines = list(rows)
     lacking = [column for column in TOTALS.values() if column not in head]
     if lacking:
         raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
-    ranks: dict[int, list[tuple[str, dict[str, float]]]] = {}
     for number, line in enumerate(lines, 2):
         cells = dict(zip(head, line, strict=False))
         if cells.get('Type', 'rank').strip() != 'rank':
@@ -222,17 +300,23 @@ def read_trace_view(path: Path) -> RankTrace:
                 process[event.pid] = str(event.told.name)
             elif event.name == 'thread_name':
                 lanes[event.pid, event.tid] = str(event.told.name)
+    hardware = [pid for pid, name in process.items() if name == _HARDWARE]
+    if len(hardware) > 1:
+        what = f'shows {len(hardware)} devices in one file'
+        raise ScheduleError(Problem(str(path), what, 'give op_summary_*.csv, or export each device by itself'))
     marked = sorted(
         (_lasting(path, event)[0], found[1]) for event in lasting if (found := _STEP.fullmatch(str(event.name)))
     )
-    rows = list(_tasks(path, lasting, process, lanes, [begin for begin, _ in marked]))
-    if not rows:
+    rows = Listed()
+    for task in _tasks(path, lasting, process, lanes, [begin for begin, _ in marked]):
+        rows.add(*task[:2], rows.code(*task[2:]))
+    if not rows.begin:
         raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
     return RankTrace(
         source=str(path),
         format='trace_view.json',
         rank=0,
-        kernels=kernels_of(rows),
+        kernels=rows.kernels(),
         steps=tuple(name for _, name in marked),
     )
 

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.interval_sets import union
 from simpar.traces.summary import figures, whole
-from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Kernels, RankTrace
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NANOSECOND, Ints, Kernels, RankTrace, Texts
 
 LEAST: Final = 0.02
 """Of a step: what costs less is named of nobody."""
@@ -314,3 +314,74 @@ def vary_together(forward: Floats, backward: Floats) -> bool:
     if len(forward) < 4 or not forward.any() or np.std(forward) < UNEVEN * np.mean(forward) or not np.std(backward):
         return False
     return bool(np.corrcoef(forward, backward)[0, 1] >= TOGETHER)
+
+
+# How long ranks waited in collectives of several recordings, joined, and who came last to them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Of a rank, seconds of all whole steps.
+
+    Arguments:
+        caused: how much earlier its collectives would begin, had it come when the one before it came.
+        waited: for the last rank of each collective.
+        own: of its collectives, from the last rank's arrival to the end.
+    """
+
+    caused: float = 0.0
+    waited: float = 0.0
+    own: float = 0.0
+
+
+class Meeting(NamedTuple):
+    """The collectives that ranks of a group have in common, in order, on the clock of the first of them.
+
+    Arguments: ``rows`` of each rank's kernels; ``begin``, ``end``, shape [ranks, collectives], nanoseconds; ``shift``,
+    how much later each rank's own clock is, shape [ranks].
+    """
+
+    ranks: tuple[int, ...]
+    rows: tuple[NDArray[np.int64], ...]
+    begin: Ints
+    end: Ints
+    shift: Ints
+
+
+def meetings_of(tables: Mapping[int, Kernels]) -> Iterator[Meeting]:
+    """The n-th collective of a group on one rank meets the n-th on the others.
+
+    Clocks are set by the ends of what ranks have in common, for a collective ends at once on all. Groups whose
+    recordings hold different numbers of collectives, or other ones, are left out.
+    """
+    groups: dict[str, dict[int, NDArray[np.int64]]] = defaultdict(dict)
+    for rank, kernels in tables.items():
+        talks = np.flatnonzero(kernels.kind == COMMUNICATION)
+        for group in dict.fromkeys(kernels.group[talks].tolist()):
+            groups[str(group)][rank] = talks[kernels.group[talks] == group]
+    for rows in groups.values():
+        if len(rows) > 1 and len({_names(tables[rank].name[mine]) for rank, mine in rows.items()}) == 1:
+            end = np.array([tables[rank].end[mine] for rank, mine in rows.items()])
+            begin = np.array([tables[rank].begin[mine] for rank, mine in rows.items()])
+            shift = np.median(end - end[0], axis=1).astype(np.int64)
+            both = (begin - shift[:, None], end - shift[:, None])
+            yield Meeting(tuple(rows), tuple(rows.values()), *both, shift)
+
+
+def waits_of(traces: Sequence[RankTrace]) -> dict[int, Waits]:
+    """The waits of each rank in collectives of whole steps."""
+    total: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    tables = {trace.rank: kernels for trace in traces if (kernels := whole(trace)) is not None}
+    for meeting in meetings_of(tables):
+        ordered = np.sort(meeting.begin, axis=0)
+        last = ordered[-1]
+        for rank, begin, end in zip(meeting.ranks, meeting.begin, meeting.end, strict=True):
+            caused = np.where(begin == last, last - ordered[-2], 0).sum()
+            own = np.maximum(end - np.maximum(last, begin), 0).sum()
+            for place, value in enumerate((caused, (last - begin).sum(), own)):
+                total[rank][place] += float(value) * NANOSECOND
+    return {rank: Waits(caused=one[0], waited=one[1], own=one[2]) for rank, one in total.items()}
+
+
+def _names(names: Texts) -> tuple[str, ...]:
+    return tuple(_family(name) for name in names.tolist())

@@ -10,7 +10,8 @@ from typing import Final
 
 from simpar.errors import Problem, ScheduleError
 from simpar.traces import ascend
-from simpar.traces.ascend_db import read_database, tables_of
+from simpar.traces.databases import NSYS, read_database, read_nsys, tables_of
+from simpar.traces.flight import KEY, read_dump
 from simpar.traces.kineto import read_kineto
 from simpar.traces.table import RankTrace
 
@@ -35,14 +36,12 @@ _DEEPEST: Final = 3
 _HEAD: Final = 2**16
 # What a recording of another tool is, by what stands in its beginning or by a table: its name, and what to do.
 _OTHERS: Final = (
-    (re.compile(rb'"pg_config"'), "a dump of PyTorch's flight recorder", 'record the job by torch.profiler'),
     (re.compile(rb'"schema"\s*:\s*"\d+\.\d+\.\d+(-chakra)?'), 'an execution trace of PyTorch, without device times',
      'record with torch.profiler.profile, and give its Kineto JSON'),
     (re.compile(rb'"p2p"|"Communication Time Info"'), "Ascend's communication.json, which has sizes alone",
      'give the folder of the rank, which also holds kernel_details.csv'),
 )  # fmt: skip
 _TABLES: Final = (
-    ('CUPTI_ACTIVITY_KIND_KERNEL', 'a database of Nsight Systems', 'record by torch.profiler'),
     ('StepTraceTime', "Ascend's analysis.db, which has totals alone", 'give ascend_pytorch_profiler_*.db beside it'),
 )
 
@@ -79,11 +78,11 @@ def read_traces(path: Path, extra: re.Pattern[str] | None = None, *, host: bool 
 def _of_folder(path: Path, extra: re.Pattern[str] | None) -> Iterator[RankTrace]:
     folders = list(_folders(path))
     for place, folder in enumerate(folders):
-        trace = _of_rank(folder, extra)
-        rank = ascend.rank_of(folder)
-        # A folder without a rank's number keeps its place among the others.
-        number = rank if rank is not None else trace.rank or place
-        yield replace(trace, rank=number, world=trace.world or ascend.world_of(folder))
+        traces, rank = _of_rank(folder, extra), ascend.rank_of(folder)
+        for trace in traces:
+            # A folder without a rank's number keeps its place among the others; of several devices each has its own.
+            number = trace.rank if len(traces) > 1 else rank if rank is not None else trace.rank or place
+            yield replace(trace, rank=number, world=trace.world or ascend.world_of(folder))
     if not folders:
         for file in _files(path):
             if _format(file, _head(file)):
@@ -112,12 +111,16 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.is_file())
 
 
-def _of_rank(folder: Path, extra: re.Pattern[str] | None) -> RankTrace:
-    """The recording of a rank's folder: its first export in the order of preference."""
+def _of_rank(folder: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
+    """The recording of a rank's folder: its first export in the order of preference; of several, the newest."""
     for inner in (OUTPUT, 'mindstudio_profiler_output'):
         for pattern in _PREFERRED:
-            for file in sorted((folder / inner).glob(pattern)):
-                return _of_file(file, extra)[0]
+            files = sorted((folder / inner).glob(pattern))
+            if any('_slice_' in file.name for file in files):
+                what = f'{files[0].name} and others are slices of one table'
+                raise ScheduleError(Problem(str(folder), what, 'join them into one CSV, or export the database'))
+            for file in files[-1:]:
+                return _of_file(file, extra)
     what = f'has none of {", ".join(_PREFERRED)} in {OUTPUT}'
     raise ScheduleError(Problem(str(folder), what, "run the profiler's analyse() on it first"))
 
@@ -128,13 +131,20 @@ def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
     if kind == 'kineto':
         return [read_kineto(path, extra)]
     if kind == 'kernels':
-        return [ascend.read_kernel_details(path)]
+        return ascend.read_kernel_details(path)
     if kind == 'steps':
         return ascend.read_step_times(path)
     if kind == 'view':
         return [ascend.read_trace_view(path)]
-    if kind == 'database':
-        return [read_database(path)]
+    try:
+        if kind == 'database':
+            return read_database(path)
+        if kind == 'nsys':
+            return read_nsys(path, extra)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ScheduleError(Problem(str(path), f'holds a row without times: {error}', 'export it again')) from None
+    if kind == 'dump':
+        return [read_dump(path)]
     raise ScheduleError(_refusal(path, head) or Problem(str(path), 'is no recording that is read', f'give {READ}'))
 
 
@@ -150,11 +160,14 @@ def _format(path: Path, head: bytes) -> str:
     """Which reader takes a file; empty for none."""
     first = head.lstrip(b'\xef\xbb\xbf').split(b'\n', 1)[0]
     if head.startswith(b'SQLite format 3'):
-        return 'database' if 'COMPUTE_TASK_INFO' in tables_of(path) else ''
+        tables = tables_of(path)
+        return 'nsys' if NSYS in tables else 'database' if 'COMPUTE_TASK_INFO' in tables else ''
     if b'Ascend Hardware' in head:
         return 'view'
     if any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')):
         return 'kineto'
+    if KEY.search(head) and head.lstrip()[:1] in (b'{', b'\x80'):
+        return 'dump'
     if set(ascend.NEEDED) <= set(ascend.columns_of(first.decode('utf-8', 'replace').replace('"', '').split(','))[0]):
         return 'kernels'
     if b'Communication(Not Overlapped)' in first and b'Stage' in first:
@@ -168,7 +181,7 @@ def _refusal(path: Path, head: bytes) -> Problem | None:
         tables = tables_of(path)
         known: Sequence[tuple[str, str]] = [(what, instead) for table, what, instead in _TABLES if table in tables]
     elif head.startswith(b'\x80') and b'\n' not in head[:2]:
-        known = [('a pickle, whose reading could run code', 'write the dump as JSON, or record by torch.profiler')]
+        known = [('a pickle, and no dump of a flight recorder', 'record by torch.profiler, and give its Kineto JSON')]
     else:
         known = [(what, instead) for pattern, what, instead in _OTHERS if pattern.search(head)]
     return Problem(str(path), f'is {known[0][0]}', known[0][1]) if known else None

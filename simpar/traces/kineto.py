@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -61,6 +61,7 @@ class _Event(msgspec.Struct, gc=False):
     ph: Plain = ''
     cat: Plain = None
     name: Plain = None
+    pid: Any = None
     tid: Any = None
     ts: Any = None
     dur: Any = 0
@@ -124,8 +125,16 @@ def _read(path: Path, extra: re.Pattern[str] | None, kind: type[_Event]) -> Rank
         marks=tuple((begin, end) for _, begin, end in steps),
         # What a device was told in the last of several steps runs on when the profiler has stopped.
         cut=len(steps) - 1 if len(steps) > 1 and len(kernels) else NO_STEP,
-        notes=() if len(kernels) else ('no device was recorded',),
+        notes=tuple(_said(made.devices)),
     )
+
+
+def _said(devices: Set[str]) -> Iterator[str]:
+    if not devices:
+        yield 'no device was recorded'
+    if len(devices) > 1:
+        names = ', '.join(sorted(devices)[:8])
+        yield f'what ran on devices {names} counts together: figures are of their union, not of one device'
 
 
 def _steps(host: Kernels) -> list[tuple[str, int, int]]:
@@ -161,6 +170,11 @@ def _tell_phases(kernels: Kernels, host: Kernels, launch: Ints) -> None:
             kernels.type[rows] = np.where(own, 'F', 'B')
 
 
+def kind_of_kernel(name: str, extra: re.Pattern[str] | None) -> int:
+    """What a kernel does by its name. Arguments: ``extra``, further names of communication."""
+    return COMMUNICATION if extra and extra.search(name) else _KINDS.get(kind_of(name), COMPUTE)
+
+
 class _Columns:
     """The columns of a table, batch by batch."""
 
@@ -174,14 +188,20 @@ class _Columns:
         self.shapes: dict[bytes, str] = {b'': ''}
         self.kinds: dict[tuple[Any, Any], int] = {}
         self.gloo: set[Any] = set()
+        self.devices: set[str] = set()
 
     def add(self, batch: Sequence[_Event]) -> None:
         """Append what lasts."""
         rows = [event for event in batch if event.ph == 'X' and event.cat not in _NOBODY]
+        if any(event.ph == 'B' and str(event.cat).lower() in DEVICE for event in batch):
+            what = 'has kernels as begins and ends apart'
+            raise ScheduleError(Problem(str(self.path), what, 'write it by torch.profiler, an event for each kernel'))
         args = [event.args if isinstance(event.args, _Arguments) else _BARE for event in rows]
         begin, lasts = self._times(rows, batch)
         kind = np.fromiter((self._kind(event.cat, event.name) for event in rows), np.int64, len(rows))
         self.seen += len(batch)
+        # What runs on a device is drawn in a process of this device.
+        self.devices.update({str(rows[at].pid) for at in np.flatnonzero(kind != HOST).tolist()})
         ranks, size = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         types, groups = [''] * len(rows), [''] * len(rows)
         for at in np.flatnonzero(kind == COMMUNICATION).tolist():
@@ -243,7 +263,7 @@ class _Columns:
             return HOST
         if place in _COPIES:
             return COPY
-        return COMMUNICATION if self.extra and self.extra.search(name) else _KINDS.get(kind_of(name), COMPUTE)
+        return kind_of_kernel(name, self.extra)
 
     def _times(self, rows: Sequence[_Event], batch: Sequence[_Event]) -> tuple[Ints, Ints]:
         """Begins and durations in whole nanoseconds."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +21,14 @@ Texts = NDArray[np.object_]
 NANOSECOND: Final = 1e-9
 _UNTOLD: Final[Mapping[str, int]] = {'step': NO_STEP, 'correlation': -1}
 """What stands in a column of numbers of which a file says nothing; 0 in the others."""
+
+
+class Call(NamedTuple):
+    """A collective that a rank came to: the how-manieth of its group, what it does and of what, whether it is over."""
+
+    number: int
+    name: str
+    over: bool
 
 
 class Row(NamedTuple):
@@ -92,15 +101,48 @@ _TEXTS: Final = frozenset({'name', 'type', 'stream', 'group', 'shapes', 'results
 _NAMES: Final = tuple(one.name for one in fields(Kernels))
 
 
-def kernels_of(rows: Sequence[tuple[int, int, int, int, str, str, str, str, str, str]]) -> Kernels:
-    """Kernels of rows in the order of the columns above, up to ``results``, sorted by begin."""
-    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 10
-    return table_of(dict(zip(_NAMES, columns, strict=False)))
+class Listed:
+    """Rows, one after the other; what is alike of them but their times is held once."""
+
+    def __init__(self) -> None:
+        self.begin, self.end, self.codes = array('q'), array('q'), array('q')
+        self.known: dict[tuple[Any, ...], int] = {}
+
+    def code(self, *told: Any) -> int:
+        """The number of what rows have in common. Arguments: as the columns above, from ``kind`` to ``results``."""
+        return self.known.setdefault(told, len(self.known))
+
+    def add(self, begin: int, end: int, code: int) -> None:
+        """One more row."""
+        self.begin.append(begin)
+        self.end.append(end)
+        self.codes.append(code)
+
+    def extend(self, others: Listed) -> None:
+        """All rows of another table."""
+        told = list(others.known)
+        for begin, end, code in zip(others.begin, others.end, others.codes, strict=True):
+            self.add(begin, end, self.code(*told[code]))
+
+    def kernels(self) -> Kernels:
+        """All of them, sorted by begin."""
+        codes = np.array(self.codes, dtype=np.int64)
+        columns: dict[str, Any] = {'begin': self.begin, 'end': self.end}
+        for name, told in zip(_NAMES[2:10], zip(*self.known, strict=True), strict=False):
+            each = np.empty(len(told), dtype=np.object_ if name in _TEXTS else np.int64)
+            each[:] = told
+            columns[name] = each[codes]
+        return table_of(columns)
 
 
 def table_of(columns: Mapping[str, Sequence[Any]]) -> Kernels:
-    """Kernels of columns, sorted by begin; ``begin`` and ``end`` must be there."""
+    """Kernels of columns, sorted by begin; ``begin`` and ``end`` must be there.
+
+    Raises ``ValueError`` for a row that ends before it begins, and what numpy raises of what is no number.
+    """
     begin, end = (np.asarray(columns[name], dtype=np.int64) for name in ('begin', 'end'))
+    if (end < begin).any():
+        raise ValueError('a row ends before it begins')
     order = np.lexsort((end, begin))
     made: dict[str, Any] = {}
     for name in _NAMES:
@@ -129,6 +171,7 @@ class RankTrace:
         marks: begin and end of each step in nanoseconds, where the file says both.
         cut: the index of a step that the profiler cut off, ``NO_STEP`` for none.
         totals: the profiler's own figures by step, where the file has them: name of the figure → nanoseconds.
+        calls: of a flight recorder, the collectives of each group that the rank came to.
         notes: what the reader took for granted.
     """
 
@@ -143,6 +186,7 @@ class RankTrace:
     marks: tuple[tuple[int, int], ...] = ()
     cut: int = NO_STEP
     totals: tuple[dict[str, float], ...] = ()
+    calls: Mapping[str, tuple[Call, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,162 @@
+"""The page of a recording: the ranks' timelines of one step side by side, on one clock."""
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from string import Template
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.page.page import HERE, MOST_SPANS, TICKS
+from simpar.traces import Figures, RankTrace, figures
+from simpar.traces.blame import Meeting, meetings_of
+from simpar.traces.summary import whole
+from simpar.traces.table import COMMUNICATION, COPY, NANOSECOND, Ints, Kernels
+from simpar.units import format_time
+
+Columns = dict[str, Any]
+_PHASE = re.compile(r'([FBIWUR])\d*')
+_HEADS: Final = ('span', 'computing', 'communication', 'exposed', 'overlapped', 'copies', 'idle')
+
+
+def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] = ()) -> str:
+    """An HTML page that stands alone: the last whole step that all ranks have, a row for each stream.
+
+    A message is a thin line while it waits for the last of its ranks, and a bar when it runs.
+    Arguments: ``headline``, a sentence; ``first``, ranks that are shown in any case.
+    Does not show: more ranks than ``MOST_SPANS`` kernels have; it says how many.
+    """
+    name, tables = _step(traces)
+    ranks = sorted(tables, key=lambda rank: (rank not in first, rank))
+    many = np.cumsum([len(tables[rank]) for rank in ranks])
+    shown = sorted(ranks[: max(2, int((many <= MOST_SPANS).sum()))])
+    meetings = list(meetings_of(tables))
+    clock = _clocks(tables, meetings)
+    begin = min(int(tables[rank].begin.min()) - clock[rank] for rank in tables)
+    end = max(int(tables[rank].end.max()) - clock[rank] for rank in tables)
+    unit = max(1, end - begin) / TICKS
+    last = _arrivals(tables, meetings, clock)
+    ops: dict[tuple[str, str, str], int] = {}
+    side = {
+        'name': f'step {name}' if name else 'the recording',
+        'step': round((end - begin) / unit),
+        'boxes': [],
+        'groups': [
+            {
+                'label': f'rank {rank}',
+                'merged': False,
+                'rows': list(_rows(tables[rank], last[rank] - begin, begin + clock[rank], unit, ops)),
+            }
+            for rank in shown
+        ],
+        'left': 0,
+        'ops': [[*op, ''] for op in ops],
+    }
+    left = len(tables) - len(shown)
+    return Template((HERE / 'ranks.html').read_text(encoding='utf-8')).substitute(
+        headline=html.escape(headline),
+        style=(HERE / 'page.css').read_text(encoding='utf-8'),
+        script=(HERE / 'page.js').read_text(encoding='utf-8'),
+        figures=_table({rank: figures(tables[rank]) for rank in sorted(tables)}),
+        left=f'{left} more ranks are not drawn.' if left else '',
+        data=json.dumps(
+            {'unit': unit * NANOSECOND, 'sides': [side], 'path': [], 'memory': []}, separators=(',', ':')
+        ).replace('<', '\u003c'),
+    )
+
+
+def _step(traces: Sequence[RankTrace]) -> tuple[str, dict[int, Kernels]]:
+    """Name and kernels of the last step that all ranks have; of all that was recorded where they have none."""
+    tables = {trace.rank: kernels for trace in traces if (kernels := whole(trace)) is not None and len(kernels)}
+    steps = [
+        [name for at, name in enumerate(trace.steps) if (tables[trace.rank].step == at).any()]
+        for trace in traces
+        if trace.rank in tables
+    ]
+    common = [name for name in steps[0] if all(name in mine for mine in steps)] if steps else []
+    if not common:
+        return '', tables
+    of_step = {
+        trace.rank: tables[trace.rank].of(tables[trace.rank].step == trace.steps.index(common[-1]))
+        for trace in traces
+        if trace.rank in tables
+    }
+    return common[-1], of_step
+
+
+def _clocks(tables: Mapping[int, Kernels], meetings: Sequence[Meeting]) -> dict[int, int]:
+    """How much later each rank's clock is; of ranks that meet nobody, as if all began together."""
+    known: dict[int, int] = {}
+    for rank, kernels in tables.items():
+        if rank in known:
+            continue
+        known[rank] = int(kernels.begin.min())
+        waiting = [rank]
+        while waiting:
+            base = waiting.pop()
+            for one in meetings:
+                if base in one.ranks:
+                    own = int(one.shift[one.ranks.index(base)])
+                    shifts = dict(zip(one.ranks, one.shift.tolist(), strict=True))
+                    new = {other: known[base] + shift - own for other, shift in shifts.items() if other not in known}
+                    known |= new
+                    waiting += new
+    return known
+
+
+def _arrivals(tables: Mapping[int, Kernels], meetings: Sequence[Meeting], clock: Mapping[int, int]) -> dict[int, Ints]:
+    """When the last rank of each kernel's collective came, on the common clock; its own begin for all others."""
+    found = {rank: kernels.begin - clock[rank] for rank, kernels in tables.items()}
+    for one in meetings:
+        came = np.max([found[rank][rows] for rank, rows in zip(one.ranks, one.rows, strict=True)], axis=0)
+        for rank, rows in zip(one.ranks, one.rows, strict=True):
+            until = tables[rank].end[rows] - clock[rank]
+            found[rank][rows] = np.clip(came, found[rank][rows], until)
+    return found
+
+
+def _rows(
+    kernels: Kernels, start: Ints, origin: int, unit: float, ops: dict[tuple[str, str, str], int]
+) -> Iterator[Columns]:
+    """The streams of a rank, those that compute first; ``ops`` is filled with the names of what runs on them."""
+    computes = {
+        stream: bool((kernels.kind[kernels.stream == stream] != COMMUNICATION).any())
+        for stream in set(kernels.stream.tolist())
+    }
+    for stream in sorted(computes, key=lambda one: (not computes[one], one)):
+        mine = np.flatnonzero(kernels.stream == stream)
+        begin, run, end = (
+            (times[mine] - at) / unit for times, at in ((kernels.begin, origin), (start, 0), (kernels.end, origin))
+        )
+        ticks: list[NDArray[np.int64]] = [np.rint(times).astype(np.int64) for times in (begin, run, end)]
+        told = zip(*(column[mine].tolist() for column in (kernels.name, kernels.kind, kernels.type)), strict=True)
+        nothing = [-1] * len(mine)
+        yield {
+            'label': f'stream {stream}' if stream else 'messages',
+            'begin': ticks[0].tolist(),
+            'wait': (ticks[1] - ticks[0]).tolist(),
+            'run': (ticks[2] - ticks[1]).tolist(),
+            'op': [ops.setdefault(_op(*one), len(ops)) for one in told],
+            'copy': nothing,
+            'micro_batch': nothing,
+        }
+
+
+def _op(name: str, kind: int, told: str) -> tuple[str, str, str]:
+    """Name, what colours it, and its operator."""
+    if kind == COMMUNICATION:
+        return name, 'communication', told
+    phase = _PHASE.fullmatch(told)
+    return name, 'copy' if kind == COPY else phase[1].replace('B', 'I') if phase else 'compute', '' if phase else told
+
+
+def _table(found: Mapping[int, Figures]) -> str:
+    heads = ''.join(f'<th>{head}</th>' for head in ('rank', *_HEADS))
+    rows = (
+        f'<tr><td>{rank}</td>{"".join(f"<td>{format_time(getattr(one, head))}</td>" for head in _HEADS)}</tr>'
+        for rank, one in found.items()
+    )
+    return f'<table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

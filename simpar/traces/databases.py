@@ -1,0 +1,267 @@
+"""What profilers export as SQLite: Ascend's (torch_npu, MindSpore, msprof), and Nsight Systems'."""
+
+import re
+import sqlite3
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from sys import intern
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.errors import Problem, ScheduleError
+from simpar.traces.ascend import COMPUTING, not_known
+from simpar.traces.kineto import kind_of_kernel
+from simpar.traces.table import COMMUNICATION, COMPUTE, COPY, NO_STEP, Ints, Listed, RankTrace, table_of
+
+NEEDED: Final = ('TASK', 'COMPUTE_TASK_INFO', 'STRING_IDS')
+_COMPUTE: Final = """
+select task.deviceId, task.startNs, task.endNs, name.value, type.value, task.streamId, core.value, shapes.value,
+    results.value
+from COMPUTE_TASK_INFO info join TASK task on task.globalTaskId = info.globalTaskId
+left join STRING_IDS name on name.id = info.name left join STRING_IDS type on type.id = {opType}
+left join STRING_IDS core on core.id = {taskType} left join STRING_IDS shapes on shapes.id = {inputShapes}
+left join STRING_IDS results on results.id = {outputShapes}
+"""
+NO_DEVICE: Final = -1
+Row = tuple[int, int, int, int, str, str, str, str, str, str]
+_OPTIONAL: Final = ('opType', 'taskType', 'inputShapes', 'outputShapes')
+"""Columns that older databases lack."""
+_COMMUNICATION: Final = """
+select {device}, op.startNs, op.endNs, name.value, op.groupName, groups.value
+from COMMUNICATION_OP op left join STRING_IDS name on name.id = op.opName
+left join STRING_IDS groups on groups.id = op.groupName
+"""
+
+
+def tables_of(path: Path) -> frozenset[str]:
+    """The tables of a SQLite file. Raises ``ScheduleError`` where it is none."""
+    with closing(_open(path)) as data:
+        return frozenset(name for (name,) in _asked(path, data, "select name from sqlite_master where type = 'table'"))
+
+
+def read_database(path: Path) -> list[RankTrace]:
+    """The kernels and steps of a rank's database; of msprof's, which has all devices of a host, those of each device.
+
+    Raises ``ScheduleError`` where several devices have collectives, which do not say whose they are.
+    """
+    tables = tables_of(path)
+    lacking = [name for name in NEEDED if name not in tables]
+    if lacking:
+        raise ScheduleError(Problem(str(path), f'has no table {", ".join(lacking)}', 'export it again with CANN'))
+    with closing(_open(path)) as data:
+        steps = (
+            _asked(path, data, 'select id, startNs from STEP_TIME order by startNs') if 'STEP_TIME' in tables else []
+        )
+        rank = _asked(path, data, 'select rankId from RANK_DEVICE_MAP') if 'RANK_DEVICE_MAP' in tables else []
+        begins = [int(begin) for _, begin in steps]
+        strange: set[str] = set()
+        by_device: dict[int, Listed] = defaultdict(Listed)
+        for device, row in _rows(path, data, begins, 'COMMUNICATION_OP' in tables, strange):
+            # Collectives come last; those that name no device are of the only one.
+            rows = by_device[next(iter(by_device)) if device == NO_DEVICE and len(by_device) == 1 else device]
+            rows.add(*row[:2], rows.code(*row[2:]))
+    devices = sorted(device for device in by_device if device >= 0)
+    if not by_device:
+        raise ScheduleError(Problem(str(path), 'has no task of a device', 'record at least one step on the device'))
+    if len(devices) > 1 and NO_DEVICE in by_device:
+        what = f'has collectives of devices {", ".join(map(str, devices))} together'
+        raise ScheduleError(Problem(str(path), what, 'give op_summary_*.csv, or export each device by itself'))
+    return [
+        RankTrace(
+            source=str(path),
+            format='database',
+            rank=device if len(devices) > 1 else int(rank[0][0]) if rank else 0,
+            kernels=by_device[device].kernels(),
+            steps=tuple(str(name) for name, _ in steps),
+            notes=not_known(strange),
+        )
+        for device in devices or [NO_DEVICE]
+    ]
+
+
+def _rows(
+    path: Path, data: sqlite3.Connection, begins: list[int], talks: bool, strange: set[str]
+) -> Iterator[tuple[int, Row]]:
+    """Kernels and collectives, with their device. Arguments: ``strange`` is filled with cores that are not known."""
+
+    def step(begin: int) -> int:
+        # Without steps that is NO_STEP.
+        return bisect_right(begins, begin) - 1
+
+    there = {name for _, name, *_ in _asked(path, data, 'pragma table_info(COMPUTE_TASK_INFO)')}
+    question = _COMPUTE.format(**{name: f'info.{name}' if name in there else 'null' for name in _OPTIONAL})
+    for device, begin, end, name, kind, stream, core, shapes, results in _each(path, data, question):
+        if core is None or core in COMPUTING:
+            which = NO_DEVICE if device is None else int(device)
+            told = (name or '', kind or '', str(stream), '', shapes or '', results or '')
+            yield which, (begin, end, COMPUTE, step(begin), *told)
+        else:
+            strange.add(str(core))
+    has = talks and any(name == 'deviceId' for _, name, *_ in _asked(path, data, 'pragma table_info(COMMUNICATION_OP)'))
+    question = _COMMUNICATION.format(device='op.deviceId' if has else NO_DEVICE)
+    for device, begin, end, name, group, named in _each(path, data, question) if talks else ():
+        yield int(device), (begin, end, COMMUNICATION, step(begin), name or '', '', '', str(named or group), '', '')
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Read only: nothing is written beside the file either."""
+    try:
+        return sqlite3.connect(f'{path.resolve().as_uri()}?mode=ro&immutable=1', uri=True)
+    except sqlite3.Error as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error}')) from None
+
+
+def _asked(path: Path, data: sqlite3.Connection, question: str) -> list[tuple[Any, ...]]:
+    return list(_each(path, data, question))
+
+
+def _each(path: Path, data: sqlite3.Connection, question: str) -> Iterator[tuple[Any, ...]]:
+    try:
+        yield from data.execute(question)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise ScheduleError(Problem(str(path), f'cannot be read: {error}', 'export it again')) from None
+
+
+# Nsight Systems (nsys export --type sqlite): docs.nvidia.com/nsight-systems, SQLite Export Schema Reference.
+
+NSYS: Final = 'CUPTI_ACTIVITY_KIND_KERNEL'
+"""The table by which such a database is told."""
+_GPU: Final = """
+select deviceId, globalPid, start, "end", correlationId, {bytes}, streamId, {name}, {shapes} from {table}
+where "end" > 0
+"""
+# Times of 0 are those that could not be collected (CUPTI, CUpti_ActivityKernel).
+_RUNS: Final = (
+    # Of each table of a device: which columns hold bytes, a name and a grid.
+    (NSYS, '0', 'demangledName', "'[' || gridX || ', ' || gridY || ', ' || gridZ || ']'"),
+    ('CUPTI_ACTIVITY_KIND_MEMCPY', 'bytes', "'memcpy'", "''"),
+    ('CUPTI_ACTIVITY_KIND_MEMSET', 'bytes', "'memset'", "''"),
+    ('CUPTI_ACTIVITY_KIND_GRAPH_TRACE', '0', "'CUDA graph'", "''"),
+)
+_COPIES: Final = frozenset({'memcpy', 'memset'})
+_RANGES: Final = """
+select range.start, range."end", range.globalTid, coalesce(range.text, name.value) from NVTX_EVENTS range
+left join StringIds name on name.id = range.textId where range."end" is not null order by range.start
+"""
+_CALLS: Final = (
+    'select correlationId, globalTid, start from CUPTI_ACTIVITY_KIND_RUNTIME where correlationId is not null'
+)
+_STEP = re.compile(r'(?:ProfilerStep#|iteration|step)\W*(\d+)', re.IGNORECASE)
+_IN_NAME = re.compile(r'rank[_-]?(\d+)', re.IGNORECASE)
+_PROCESS: Final = 2**24
+"""Of an id of a thread the lower 24 bits are the thread's own; the rest is its process."""
+
+
+class _Place:
+    """What ran on a device for a process, in columns."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, array[int]] = {name: array('q') for name in ('begin', 'end', 'correlation', 'bytes')}
+        self.texts: dict[str, list[str]] = {name: [] for name in ('stream', 'name', 'shapes')}
+
+    def add(self, *row: Any) -> None:
+        """A row: numbers, then texts, as the columns above."""
+        for column, number in zip(self.numbers.values(), row[:4], strict=True):
+            column.append(number)
+        for told, text in zip(self.texts.values(), row[4:], strict=True):
+            told.append(intern(str(text)))
+
+
+def read_nsys(path: Path, extra: re.Pattern[str] | None = None) -> list[RankTrace]:
+    """The kernels of each process and device of a database of Nsight Systems; steps are NVTX ranges ``step 3``.
+
+    Arguments: ``extra``, further names of communication.
+    Does not model which group a collective is of, which the database does not say.
+    """
+    there = tables_of(path)
+    found: dict[tuple[int, int], _Place] = defaultdict(_Place)
+    with closing(_open(path)) as data:
+        texts = dict(_asked(path, data, 'select id, value from StringIds'))
+        gpus = dict(_asked(path, data, 'select id, name from TARGET_INFO_GPU')) if 'TARGET_INFO_GPU' in there else {}
+        calls = np.array(
+            _asked(path, data, _CALLS) if 'CUPTI_ACTIVITY_KIND_RUNTIME' in there else [], dtype=np.int64
+        ).reshape(-1, 3)
+        ranges = _asked(path, data, _RANGES) if 'NVTX_EVENTS' in there else []
+        for table, size, name, grid in _RUNS:
+            question = _GPU.format(table=table, bytes=size, name=name, shapes=grid)
+            for device, process, *numbers, stream, named, shapes in (
+                _each(path, data, question) if table in there else ()
+            ):
+                found[process or 0, device].add(*numbers, stream, texts.get(named, named), shapes)
+    # A process may set memory of a device on which it runs no kernel.
+    places = sorted(place for place, mine in found.items() if set(mine.texts['name']) - _COPIES)
+    if not places:
+        raise ScheduleError(Problem(str(path), 'has no kernel of a device', 'record with nsys profile --trace=cuda'))
+    return [_of_place(path, places, place, found[place], calls, ranges, gpus, extra) for place in places]
+
+
+def _of_place(
+    path: Path,
+    places: Sequence[tuple[int, int]],
+    place: tuple[int, int],
+    mine: _Place,
+    calls: Ints,
+    ranges: Sequence[tuple[Any, ...]],
+    gpus: Mapping[int, str],
+    extra: re.Pattern[str] | None,
+) -> RankTrace:
+    """The recording of one process on one device; a file of one rank alone may say its number in its name."""
+    process, device = place
+    marks = _marks([one for one in ranges if one[2] - one[2] % _PROCESS == process])
+    devices = [other for _, other in places]
+    several, in_name = len(places) > 1, _IN_NAME.search(path.name)
+    by_place = device if len(set(devices)) == len(devices) else places.index(place)
+    launch = _launched(mine, calls[calls[:, 1] - calls[:, 1] % _PROCESS == process])
+    names = mine.texts['name']
+    kinds = {name: COPY if name in _COPIES else kind_of_kernel(name, extra) for name in set(names)}
+    graphs = ('a CUDA graph is one kernel here: record with --cuda-graph-trace=node',) if 'CUDA graph' in kinds else ()
+    by_device = ('the database does not say ranks: they are numbered by device',) if several else ()
+    columns: dict[str, Any] = {
+        'kind': [kinds[name] for name in names],
+        'launch': launch,
+        'step': _step_of(launch, [mark[1:] for mark in marks]),
+    }
+    return RankTrace(
+        source=str(path),
+        format='Nsight Systems',
+        rank=by_place if several else int(in_name[1]) if in_name else 0,
+        world=len(places) if several else 0,
+        device=str(gpus.get(device, '')),
+        kernels=table_of(columns | mine.numbers | mine.texts),
+        steps=tuple(step for step, _, _ in marks),
+        marks=tuple((start, until) for _, start, until in marks),
+        notes=(*graphs, *by_device),
+    )
+
+
+def _launched(mine: _Place, calls: Ints) -> Ints:
+    """When the host launched each row; its begin where nothing tells it. Arguments: ``calls`` of its process."""
+    begin, number = np.array(mine.numbers['begin']), np.array(mine.numbers['correlation'])
+    if not len(calls):
+        return begin
+    calls = calls[np.argsort(calls[:, 0], kind='stable')]
+    at = np.minimum(np.searchsorted(calls[:, 0], number), len(calls) - 1)
+    return np.where(calls[at, 0] == number, calls[at, 2], begin)
+
+
+def _marks(ranges: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
+    """Number, begin and end of each step, each once."""
+    found: dict[str, tuple[str, int, int]] = {}
+    for begin, end, _, text in ranges:
+        if step := _STEP.fullmatch(str(text).strip()):
+            found.setdefault(step[1], (step[1], begin, end))
+    return list(found.values())
+
+
+def _step_of(launch: Ints, marks: Sequence[tuple[int, int]]) -> Ints:
+    """The step that each kernel was launched in; ``NO_STEP`` between them."""
+    if not marks:
+        return np.full(len(launch), NO_STEP)
+    begin, end = np.array(marks, dtype=np.int64).T
+    at = np.searchsorted(begin, launch, side='right') - 1
+    return np.where((at >= 0) & (launch < end[at]), at, NO_STEP)
