@@ -176,6 +176,14 @@ def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, cap
     assert told.index('Your schedule is not') < told.index('computing')
 
 
+@pytest.mark.parametrize(('size', 'unlike'), [('200 KB', False), ('0.2 MB', False), ('300 KB', True)])
+def test_a_size_contradicts_the_framework_only_where_it_is_another_number_of_bytes(tmp_path, capsys, size, unlike):
+    file = tmp_path / 'plan.yaml'
+    file.write_text(json.dumps(schedule(stack='deepspeed', plan={'data': 16, 'zero': 3, 'shard_threshold': size})))
+    assert main(['run', str(file)]) == 0
+    assert (f'plan.shard_threshold is {size}, not 200 KB' in capsys.readouterr().out) == unlike
+
+
 @pytest.mark.parametrize(('profile', 'quick'), [('h100-sxm-8', 'bf16'), ('v100-sxm2-8', 'fp16'), ('cpu-gloo', '')])
 def test_an_answer_in_fp32_that_nobody_asked_for_says_so_first_where_16_bits_are_faster(profile, quick):
     file = {

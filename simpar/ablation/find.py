@@ -8,6 +8,7 @@ strategies that it found are kept, and so are predicted choices: the question is
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,7 @@ from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
 from simpar.resolve import Strategies, find_strategies
 from simpar.schedule import Schedule
+from simpar.units import format_size, parse
 from simpar.workload import Workload
 
 if TYPE_CHECKING:
@@ -381,7 +383,7 @@ def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Itera
     kernel = stack.model.get('attention')
     keys = {_ATTENTION: (kernel, getattr(facts.workload.model, 'attention', kernel))} if kernel else {}
     unlike = [
-        f'{key} is {_shown(mine)}, not {_shown(value)}'
+        f'{key} is {_shown(mine, value)}, not {_shown(value)}'
         for key, (value, mine) in {**plan, **keys}.items()
         if _plain(mine) != _plain(value)
     ]
@@ -396,8 +398,14 @@ def _inert(key: str, facts: Facts) -> bool:
 
 
 def _plain(value: object) -> object:
+    """A stack's value as a plan has it: bytes for a size, a list for a tuple."""
+    with suppress(ValueError):
+        return parse(value, 'size')
     return list(value) if isinstance(value, tuple) else value
 
 
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(_plain(value))
+def _shown(value: object, of: object = None) -> str:
+    """Arguments: ``of``, the stack's own: a size is written as one."""
+    if isinstance(value, float) and isinstance(_plain(of), float):
+        return format_size(value)
+    return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)

@@ -118,8 +118,8 @@ def _show(options: argparse.Namespace, prediction: Prediction, case: Case, notes
         for note in notes:
             print(f'Note: {note}')
     else:
-        # What the user's file says and no prediction reads stands before all other notes.
-        first = (*case.gaps, *case.left_out)
+        # What the user's file says and no prediction reads stands before all other notes; gaps stand in the headline.
+        first = case.left_out
         sys.stdout.write(brief(prediction, (*first, *(note for note in notes if note not in first))))
     if options.legend:
         print()
