@@ -24,7 +24,17 @@ from executor.bench.items import (
 )
 from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
-from executor.bench.rounds import STEPS, InOrder, Ran, Reporter, kernel_stretches, message_stretches, own_seconds
+from executor.bench.rounds import (
+    STEPS,
+    USUAL,
+    InOrder,
+    Ran,
+    Reporter,
+    beside,
+    kernel_stretches,
+    message_stretches,
+    own_seconds,
+)
 from executor.ranks.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
@@ -256,6 +266,30 @@ def test_an_op_has_what_passes_from_its_needs_to_the_message_that_waits_for_it()
     seconds = own_seconds(role, [0, 2, 4], Ran(arrive, end, end))[1]
     # From 9 to 11 and on to 11.5; from 13 to 14; from 14, in spite of the message that starts meanwhile, to 19.
     assert seconds.tolist() == [2.5, 1.0, 5.0]
+
+
+def test_an_op_has_no_part_of_the_message_before_on_the_stream_of_its_own():
+    """Two sends of a stage: the second is there at 2, and starts when the first is through, at 6."""
+    builder = ProgramBuilder(2, [Partition('all', np.array([[0, 1]], dtype=np.int32))])
+    builder.add_op_class(OpClass(name='op', kind='compute', operator='relu', phase='F', bytes=4.0))
+    message = {'kind': 'collective', 'operator': 'all_reduce', 'partition': 'all'}
+    builder.add_op_class(OpClass(name='message', phase='F', bytes=4.0, **message))
+    slots = [('op', 'compute', 0, 0), ('message', 'sends', 0, 0, (0,))]
+    slots += [('op', 'compute', 0, 0), ('message', 'sends', 0, 0, (2,))]
+    builder.add_role('all', range(2), slots, ('compute', 'sends'))
+    arrive = np.array([[0.0, 1.0, 1.0, 6.0], [20.0, 21.0, 21.0, 26.0]])
+    end = np.array([[1.0, 6.0, 2.0, 11.0], [21.0, 26.0, 22.0, 31.0]])
+    seconds = own_seconds(builder.build().roles[0], [0, 2], Ran(arrive, end, end))[1]
+    assert seconds[1] == 1.0
+
+
+def test_kernels_run_beside_the_messages_that_a_program_sends():
+    sums = beside(TINY, 1e6, [job(copies=2)])
+    assert set(sums) == {'all_reduce'}
+    assert len(sums['all_reduce']) <= USUAL
+    stages = beside(TINY, 1e6, [job(model=NETWORK, tensor=1, pipeline=2, micro_batches=2, copies=1)])
+    assert set(stages) == {'send_recv'}
+    assert set(beside(TINY, 1e6, [])) == set(TINY.beside)
 
 
 def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path):

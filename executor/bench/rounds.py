@@ -134,6 +134,8 @@ MOSTLY: Final = 0.5
 """Kernels must run for so much of the messages' time, and so much of their work be done meanwhile."""
 LEAST: Final = 0.01
 """Seconds of kernels in a step."""
+OUTLAST: Final = 3
+"""How many of the longest message kernels outlast."""
 LONGER: Final = 1.5
 TINY: Final = 1e-6
 """Seconds, in place of nothing."""
@@ -141,7 +143,7 @@ LARGEST: Final = 2**20
 SMALLEST: Final = 2**12
 """Bytes of messages."""
 USUAL: Final = 2
-"""How many sizes of a program's messages are tried."""
+"""How many messages of a program, of unlike operators or sizes, are tried."""
 BUSIEST: Final = 6
 """How many of the ops of programs are tried."""
 LEAST_FLOPS: Final = 10_000_000
@@ -164,34 +166,42 @@ class Stretch:
 
 
 def measure_overlap(
-    pool: Timer, sizes: bench.Sizes, largest: float, said: Said, programs: Sequence[Program]
+    pool: Timer, messages: Mapping[str, Sequence[int]], rounds: int, said: Said, programs: Sequence[Program]
 ) -> list[Stretch]:
     """Run kernels alone, collectives alone and both at once, in turns.
 
     Arguments:
-        largest: bytes of the largest message.
-        said: called ``2 × sizes.rounds`` times for each kind of collective.
-        programs: whose sizes messages have, if any communicate, and whose ops kernels are, if any are long enough.
+        messages: bytes of those of each operator, see ``beside``.
+        said: called ``2 × rounds`` times for each operator.
+        programs: whose ops kernels are, if any are long enough.
     """
-    size = int(min(max(largest, SMALLEST), LARGEST))
     found: list[Stretch] = []
     kinds: tuple[Kernels, ...] = ('matrix', 'memory')
-    for operator in sizes.beside:
-        messages = [bench.collective(operator, pool.world, part) for part in _usual(programs) or (size, size // 4)]
+    for operator, sizes in messages.items():
+        talking = [bench.collective(operator, pool.world, size) for size in sizes]
         for what in kinds:
-            pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), messages)
-            found += pair.measure(what, operator, sizes.rounds, said)
+            pair = _Pair(pool, busiest(what, programs, pool.world) or kernels(what), talking)
+            found += pair.measure(what, operator, rounds, said)
     return found
 
 
-def _usual(programs: Sequence[Program]) -> list[int]:
-    """The sizes of collectives in which programs send most bytes; the work that a message is has a part for each."""
-    sent: Counter[int] = Counter()
+def beside(sizes: bench.Sizes, largest: float, programs: Sequence[Program]) -> dict[str, list[int]]:
+    """Bytes of the messages that run beside kernels, by operator.
+
+    Those in which programs send most bytes; without programs that send, two sizes of what is usual. A send counts as an
+    exchange of two ranks: so both compute beside one. Arguments: ``largest``, bytes of the largest without programs.
+    """
+    sent: Counter[tuple[str, int]] = Counter()
     for program in programs:
         for op, times in _often(program):
-            if op.kind == 'collective':
-                sent[int(op.bytes)] += times * int(op.bytes)
-    return [size for size, _ in sent.most_common(USUAL)]
+            if op.kind in ('collective', 'send'):
+                operator = 'send_recv' if op.kind == 'send' else op.operator
+                sent[operator, int(op.bytes)] += times * int(op.bytes)
+    size = int(min(max(largest, SMALLEST), LARGEST))
+    found = {} if sent else {operator: [size, size // 4] for operator in sizes.beside}
+    for (operator, size), _ in sent.most_common(USUAL):
+        found.setdefault(operator, []).append(size)
+    return found
 
 
 def _often(program: Program) -> Iterator[tuple[OpClass, int]]:
@@ -283,7 +293,9 @@ class _Pair:
         """Both at once; messages last longer than kernels, so that they are there beside the last kernel."""
         alone = self._usual()
         totals = {stream: sum(alone[item.name] for item in items) for stream, items in self._items.items()}
-        times = max(1, round(LEAST / totals[bench.COMPUTE]))
+        # A message counts where kernels run from its start to its end, so they outlast several: paced ones are long.
+        longest = max(alone[item.name] for item in self._items[bench.COMMUNICATION])
+        times = max(1, round(max(LEAST, OUTLAST * longest) / totals[bench.COMPUTE]))
         # Kernels take longer beside messages than alone. Messages get a margin, so that the last kernel does not run
         # alone.
         lasting = LONGER * totals[bench.COMPUTE] * times
@@ -694,23 +706,25 @@ def own_seconds(role: Role, order: Sequence[int], ran: Ran) -> Times:
     seconds: Times = ran.end[:, order] - np.minimum(ready, ran.end[:, order])
     # Since when the rank's next op could run; that of a step's last op stands in the next step.
     then = np.roll(ready.ravel(), -1).reshape(ready.shape)
-    for slot, need in _senders(role, place):
+    for before_it, slot, need in _senders(role, place):
         at, arrived, end = place[need], ran.arrive[:, slot], ran.end[:, need]
-        # While another op computes, or another message is awaited, nothing waits for this one to start.
-        free = (then[:, at] >= arrived) & (latest(slot) <= end)
+        # While another op computes, or another message is awaited, nothing waits for this one to start. Nor while its
+        # stream is still busy: with the slot before, which of the first is the last one of the step before.
+        stream = np.roll(ran.end[:, before_it], 1) if before_it >= slot else ran.end[:, before_it]
+        free = (then[:, at] >= arrived) & (np.maximum(latest(slot), stream) <= end)
         seconds[:, at] += np.where(free, arrived - end, 0.0)
     return seconds
 
 
-def _senders(role: Role, computing: Container[int]) -> Iterator[tuple[int, int]]:
-    """Messages that are the first on their stream to wait for a compute op, and this op, their last need."""
+def _senders(role: Role, computing: Container[int]) -> Iterator[tuple[int, int, int]]:
+    """Messages that are the first on their stream to wait for a compute op: the slot before, theirs, and this op's."""
     taken = set()
     for slots in role.by_stream().rows():
-        for slot in slots:
+        for before, slot in zip((*slots[-1:], *slots), slots, strict=False):
             mine = [need for need in role.needs()[slot] if need in computing]
             if slot not in computing and mine and max(mine) not in taken:
                 taken.add(max(mine))
-                yield slot, max(mine)
+                yield before, slot, max(mine)
 
 
 def message_seconds(program: Program, costs: Costs) -> list[Times]:
