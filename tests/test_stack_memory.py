@@ -16,9 +16,9 @@ from simpar.predict import predict
 from simpar.profiles import load_stack
 from simpar.schedule import schedule_of
 from simpar.shipped import measured_folder
-from simpar.validate.megatron import options
 from simpar.validate.memory import measured, memory_of, memory_pairs, memory_score
 from simpar.validate.rows import read_rows
+from simpar.validate.settings import options
 from simpar.workload import Adam, Transformer, Workload
 
 MIB = 2**20

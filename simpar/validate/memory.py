@@ -13,8 +13,8 @@ from simpar.profiles import load_stack, stack_names
 from simpar.program import Program
 from simpar.schedule import schedule_of
 from simpar.validate.columns import stack_name
-from simpar.validate.megatron import megatron_tree, options
 from simpar.validate.rows import Row
+from simpar.validate.settings import options, plan_tree
 from simpar.validate.words import Skipped
 
 PEAK: Final = 'peak_allocated_bytes'
@@ -78,9 +78,8 @@ def memory_of(row: Row, without: Collection[str] = ()) -> RankMemory:
 
 def program_of(row: Row) -> Program:
     """The program of a row; raises ``Skipped`` for what is not modelled."""
-    tree = megatron_tree(row)
     # Any cluster: a program knows none, and its memory is taken in issue order.
-    schedule = schedule_of(Tree(root={**tree, 'cluster': 'a100-sxm-8'}, origins={(): row.name}))
+    schedule = schedule_of(Tree(root=plan_tree(row, 'a100-sxm-8'), origins={(): row.name}))
     return lower(schedule.workload, schedule.plan, row.whole('n_gpus'))
 
 

@@ -1,11 +1,12 @@
 """Settings: a published row as a schedule, or why there is none; and what is assumed where it is silent."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from simpar.importing.megatron import MEGATRON, stages_of
+from simpar.importing.settings import Setting, Settings
 from simpar.profiles import load_profile, profile_of_hardware
 from simpar.validate import columns
-from simpar.validate.megatron import megatron_tree
 from simpar.validate.recompute import recompute_of
 from simpar.validate.rows import VOCABULARY, Row
 from simpar.validate.words import Skipped, network_of, precision_of, year_of
@@ -18,11 +19,6 @@ POSITIONS: Final = {'rope': 'rotary', 'alibi': 'alibi', 'learned': 'learned'}
 """Words of a row's ``position_embedding``, and the position that each stands for."""
 UNREAD: Final = ('tp-comm-overlap', 'overlap-moe-expert-parallel-comm', 'use-ascend-coc', 'defer-embedding-wgrad')
 """Words of ``overlap_flags`` that mean an overlap which rows are not read with."""
-
-
-def reason(row: Row) -> str:
-    """Why a row is not predicted; empty where it is."""
-    return next((found for wrong in _REASONS if (found := wrong(row))), '')
 
 
 def assumed(row: Row) -> Iterator[str]:
@@ -54,20 +50,24 @@ def _unknown_hardware(row: Row) -> str:
     return '' if _profile(row) else f'no profile for {row.text("hardware") or "hardware that is not stated"}'
 
 
-def _incomplete(row: Row) -> str:
-    if not row.seconds:
-        return 'no step time'
-    if missing := columns.not_stated(
-        row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch')
-    ):
-        return missing
-    if 'do not score time' in row.text('notes'):
-        return 'marked: its time is not to be scored'
+def _untimed(row: Row) -> str:
+    return '' if row.seconds else 'no step time'
+
+
+def _unstated(row: Row) -> str:
+    return columns.not_stated(row, ('n_gpus', 'n_layers', 'hidden', 'heads', 'seq', 'micro_batch', 'global_batch'))
+
+
+def _partial(row: Row) -> str:
     return 'marked partial: of use as a ratio only' if row.text('completeness') == 'partial' else ''
 
 
+def _not_scored(row: Row) -> str:
+    return 'marked: its time is not to be scored' if 'do not score time' in row.text('notes') else ''
+
+
 def _not_modelled(row: Row) -> str:
-    """What simpar has no operators or axes for."""
+    """What simpar has no operators, axes or keys for."""
     if 'lora' in (row.text('model') + row.text('notes')).lower() or 'ptuning' in row.text('model').lower():
         return 'adapters'
     if row.whole('mtp_layers'):
@@ -76,9 +76,18 @@ def _not_modelled(row: Row) -> str:
         return 'not stated: topk'
     if row.whole('ep', 1) > 1 and row.whole('n_experts') < 2:
         return 'expert parallelism without experts'
-    if row.whole('ep', 1) > 1 and row.whole('etp', row.whole('tp', 1)) != row.whole('tp', 1):
+    tensor = row.whole('tp', 1)
+    if row.whole('ep', 1) > 1 and row.whole('etp', 1 if has_flags(row) else tensor) != tensor:
         return 'experts with another tensor degree than attention'
-    return ''
+    if not has_flags(row):
+        return ''
+    if missing := columns.not_stated(row, ('tp', 'pp', 'dp')):
+        return missing
+    if wrong := next(flags_of(row).unreadable(), None):
+        return f'--{wrong.by}: {wrong.what}'
+    if 'param-gather' in row.text('fp8'):
+        return 'fp8 with weights gathered in 8 bits'
+    return '' if row.text('optimizer') == 'adam' else f'{row.text("optimizer")} over layers, as Megatron has it'
 
 
 def _odd_batch(row: Row) -> str:
@@ -96,9 +105,13 @@ def _odd_nodes(row: Row) -> str:
     return f'{stated} devices a node, where the profile has {most}' if stated > most else ''
 
 
-_REASONS: Final[tuple[Callable[[Row], str], ...]] = (
-    _incomplete, _unknown_hardware, _not_modelled, _odd_batch, _odd_nodes,
-)  # fmt: skip
+_OF_A_PLAN: Final = (_partial, _unstated, _not_modelled, _odd_batch)
+_REASONS: Final = (_untimed, _unstated, _not_scored, *_OF_A_PLAN, _unknown_hardware, _odd_nodes)
+
+
+def reason(row: Row, rules: Sequence[Callable[[Row], str]] = _REASONS) -> str:
+    """Why a row is not predicted, by the first of some rules that says so; empty where it is."""
+    return next((found for rule in rules if (found := rule(row))), '')
 
 
 def _node(row: Row) -> int:
@@ -122,9 +135,20 @@ def cluster_of(row: Row) -> dict[str, Any]:
     return found
 
 
+def has_flags(row: Row) -> bool:
+    """Whether a row has flags of Megatron-LM, which say more than the columns that all sets have."""
+    return row.text('flags').startswith('--')
+
+
+def flags_of(row: Row) -> Settings:
+    """A row's flags of Megatron-LM, as import reads them; of other rows none, so that each has its default."""
+    words = [word.removeprefix('--').partition('=') for word in row.text('flags').split() if has_flags(row)]
+    return Settings([Setting(name, value if sign else True, '') for name, sign, value in words], MEGATRON.table)
+
+
 def workload_of(row: Row) -> dict[str, Any]:
-    """The workload of a row, by the columns that all sets have."""
-    tensor = row.whole('tp', 1)
+    """The workload of a row."""
+    flags = flags_of(row)
     model: dict[str, Any] = {
         'layers': row.whole('n_layers'),
         'hidden': row.whole('hidden'),
@@ -132,53 +156,89 @@ def workload_of(row: Row) -> dict[str, Any]:
         'vocab': row.whole('vocab', VOCABULARY),
         'sequence': row.whole('seq'),
         # Megatron's own padding, which every framework that splits a vocabulary has in some form.
-        'pad_vocab': 128 * tensor,
+        'pad_vocab': flags.number('make-vocab-size-divisible-by') * row.whole('tp', 1),
     }
     if row.text('ffn'):
         model['ffn'] = row.whole('ffn')
-    activation = columns.activation_of(row)
-    # Where a model of Ascend's tables has no word for it, three products of this width are its feed-forward.
-    if 'glu' in activation or (not activation and row.whole('ffn') % row.whole('hidden')):
-        model |= {'activation': activation or 'swiglu', 'norm': 'rms_norm', 'position': 'rotary', 'bias': []}
-    elif activation not in ('', 'gelu'):
-        model['activation'] = activation
-    if row.whole('qkv_bias') and 'bias' in model:
-        model['bias'] = ['qkv']
-    for word, position in POSITIONS.items():
-        if word in row.text('position_embedding'):
-            model['position'] = position
-    if row.text('untied_embeddings'):
+    if row.text('untied_embeddings') or has_flags(row):
         model['tied'] = not row.whole('untied_embeddings')
-    flags = row.text('overlap_flags')
-    if 'mindspeed' in row.text('framework').lower() and flags and 'flash-attn' not in flags:
-        model['attention'] = 'unfused'
+    for word, position in POSITIONS.items():
+        if word in row.text('position_embedding') and (position == 'rotary' or not has_flags(row)):
+            model['position'] = position
+    model |= _of_flags(row, flags) if has_flags(row) else _of_columns(row)
     model |= columns.attention_of(row)
     if row.whole('n_experts') > 1:
         model['experts'] = columns.experts_of(row)
+        if coefficient := flags.real('moe-aux-loss-coeff'):
+            model['experts']['aux_loss'] = coefficient
     precision = precision_of(row.text('dtype'))
     found = {'transformer': model, 'batch': row.whole('global_batch'), 'precision': precision.dtype}
-    return found if precision.fp8 == 'none' else {**found, 'fp8': precision.fp8}
+    if precision.fp8 != 'none':
+        found['fp8'] = precision.fp8
+    if has_flags(row):
+        found |= {
+            'gradients': row.text('grad_dtype') or 'fp32', 'optimizer': {'adam': {'master_weights': True}},
+            'clip_norm': 1.0,
+        }  # fmt: skip
+    return found
+
+
+def _of_flags(row: Row, flags: Settings) -> dict[str, Any]:
+    """Keys of a transformer, by flags of Megatron-LM."""
+    norm = {'norm': 'rms_norm'} if flags.text('normalization') == 'RMSNorm' else {}
+    # Experts have no biases.
+    biased = ['qkv', 'proj', *(['ffn'] if row.whole('n_experts') < 2 else [])]
+    return {
+        **norm,
+        'activation': columns.activation_of(row) or 'gelu',
+        'bias': biased if row.whole('bias_linear', 1) else [],
+        'attention': 'unfused' if flags.text('transformer-impl') == 'local' else 'flash',
+        'dropout': flags.real('hidden-dropout'),
+    }
+
+
+def _of_columns(row: Row) -> dict[str, Any]:
+    """Keys of a transformer, by the columns that all sets have."""
+    model: dict[str, Any] = {}
+    activation = columns.activation_of(row)
+    # Where a model of Ascend's tables has no word for it, three products of this width are its feed-forward.
+    if 'glu' in activation or (not activation and row.whole('ffn') % row.whole('hidden')):
+        model = {'activation': activation or 'swiglu', 'norm': 'rms_norm', 'position': 'rotary'}
+        model['bias'] = ['qkv'] if row.whole('qkv_bias') else []
+    elif activation not in ('', 'gelu'):
+        model['activation'] = activation
+    flags = row.text('overlap_flags')
+    if 'mindspeed' in row.text('framework').lower() and flags and 'flash-attn' not in flags:
+        model['attention'] = 'unfused'
+    return model
 
 
 def plan_of(row: Row) -> dict[str, Any]:
-    """The plan of a row, by the columns that all sets have."""
-    plan, pipeline = columns.degrees(row), row.whole('pp', 1)
-    copies = row.whole('interleave_copies', 1)
+    """The plan of a row."""
+    plan, flags, copies = columns.degrees(row), flags_of(row), row.whole('interleave_copies', 1)
     if copies > 1:
         plan |= {'copies': copies, 'micro_batches': max(1, plan['micro_batches'] // copies)}
     if recompute := recompute_of(row):
         plan['recompute'] = recompute
-    if pipeline > 1:
-        plan |= _pipeline(row, pipeline)
+    if row.whole('pp', 1) > 1:
+        plan |= _pipeline(row, flags)
     if columns.overlaps(row, 'grad-reduce'):
         plan |= {'reduce_gradients': 'overlapped', 'fusion': '40 MB'}
+    elif has_flags(row):
+        plan |= {'reduce_gradients': 'end', 'fusion': 'all'}
+    instances = flags.number('num-distributed-optimizer-instances')
+    if 'zero' in plan and instances > 1:
+        plan['shard_group'] = plan['data'] // instances
+        if instances * row.whole('ep', 1) == plan['data']:
+            # The ranks that share an expert are one in each instance.
+            plan['unsharded'] = ['*.experts.*']
     return plan
 
 
-def _pipeline(row: Row, pipeline: int) -> dict[str, Any]:
+def _pipeline(row: Row, flags: Settings) -> dict[str, Any]:
     chunks, layers = row.whole('vpp_chunks', 1), row.whole('n_layers')
     order = columns.order_of(row)
-    if not order and row.text('schedule').lower() not in ('', 'none'):
+    if not order and (has_flags(row) or row.text('schedule').lower() not in ('', 'none')):
         raise Skipped(f'schedule {row.text("schedule")[:40]!r}')
     order = order or ('interleaved-1f1b' if chunks > 1 else '1f1b')
     if order == 'zb-v':
@@ -186,21 +246,60 @@ def _pipeline(row: Row, pipeline: int) -> dict[str, Any]:
     plan: dict[str, Any] = {'order': order}
     if chunks > 1:
         plan['chunks'] = chunks
-    stages = pipeline * chunks
+    stages = row.whole('pp', 1) * chunks
+    if has_flags(row):
+        if columns.overlaps(row, 'p2p'):
+            # Messages of their own then, received ahead.
+            plan |= {'exchange': 'separate', 'receive': 'early'}
+        if counts := _stage_layers(row, flags, chunks):
+            plan['stages'] = counts
     # The first and the last stage may have a layer less, in place of embedding and head.
-    if layers % stages and (layers + 2) % stages == 0:
+    elif layers % stages and (layers + 2) % stages == 0:
         each = (layers + 2) // stages
         plan['stages'] = [each - 1, *([each] * (stages - 2)), each - 1]
     return plan
 
 
+def _stage_layers(row: Row, flags: Settings, chunks: int) -> list[int]:
+    """Layers of each stage where flags say them; empty: equal."""
+    said = {
+        'num-layers': row.whole('n_layers'), 'pipeline-model-parallel-size': row.whole('pp', 1),
+        'num-layers-per-virtual-pipeline-stage': 0, 'num-virtual-stages-per-pipeline-rank': chunks,
+    }  # fmt: skip
+    stages = stages_of(Settings([*flags.every, *(Setting(*one, '') for one in said.items())], flags.table))
+    if stages.by and stages.layers is None:
+        raise Skipped('layers that do not divide over stages')
+    return (stages.layers or []) if stages.by else []
+
+
+def options(row: Row) -> frozenset[str]:
+    """Options of a run that facts of a stack ask for."""
+    flags = flags_of(row)
+    local = flags.text('transformer-impl') == 'local'
+    told = {
+        # Its own environment: CUBLAS_WORKSPACE_CONFIG=:4096:8.
+        'deterministic': flags.on('deterministic-mode'),
+        'local': local,
+        'attention-auto': 'backend=auto' in row.text('attention_kind') and not local,
+        'no-mask': flags.on('no-create-attention-mask-in-dataloader'),
+        'softmax-unfused': flags.on('no-masked-softmax-fusion'),
+        'grouped': flags.on('moe-grouped-gemm'),
+        # Images lag the merge of pytorch/pytorch #175344 by two months.
+        'torch-2026': row.text('mem_date').removeprefix('<=') >= '2026-05',
+        'fused-loss': flags.on('cross-entropy-loss-fusion'),
+    }
+    return frozenset(name for name, holds in told.items() if holds)
+
+
 def schedule_tree(row: Row) -> dict[str, Any]:
     """The tree of a schedule file for a row; raises ``Skipped`` where it says too little, or what is not modelled."""
-    why = reason(row)
-    if why:
+    if why := reason(row):
         raise Skipped(why)
-    tree: dict[str, Any] = {'simpar': 1, 'cluster': cluster_of(row)}
-    if row.text('flags').startswith('--'):
-        # Megatron-LM's own flags say more than the columns that all sets have.
-        return tree | megatron_tree(row)
-    return columns.filled({**tree, 'workload': workload_of(row), 'plan': plan_of(row)}, row)
+    return plan_tree(row, cluster_of(row))
+
+
+def plan_tree(row: Row, cluster: object) -> dict[str, Any]:
+    """The same on any cluster, whatever is known of the row's step; raises ``Skipped``."""
+    if why := reason(row, _OF_A_PLAN):
+        raise Skipped(why)
+    return columns.filled({'simpar': 1, 'cluster': cluster, 'workload': workload_of(row), 'plan': plan_of(row)}, row)
