@@ -16,13 +16,16 @@ first condition that holds counts. ``as plan.zero`` stands for the rules of anot
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
 
+from simpar.errors import Problem
 from simpar.files import read_csv
 
 T = TypeVar('T')
@@ -94,6 +97,53 @@ def described(owner: str) -> Callable[[type[T]], type[T]]:
         return kind
 
     return with_fields
+
+
+# Conflicts: values of keys that do not go together, one row each in ``conflicts.csv``: under which key a problem stands
+# (``key``), when (``when``: conditions that all hold, ``plan.tensor = 1 & !plan.rows``), what is wrong, and what to
+# write instead; words in braces are values. ``of`` tells who asks, and so which values there are.
+
+_SIGNS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    '=': operator.eq, '!=': operator.ne, '<': operator.lt, '>': operator.gt, '>=': operator.ge,
+    'in': lambda item, values: item in values,
+}  # fmt: skip
+_Values = Mapping[str, object]
+
+
+def _reader(word: str) -> Callable[[_Values], Any]:
+    """What a dotted name stands for (None where a value has no such part), else the number or word itself."""
+    name, *parts = word.split('.')
+    own = int(word) if word.isdecimal() else word
+
+    def read(values: _Values) -> Any:
+        return reduce(lambda value, part: getattr(value, part, None), parts, values[name]) if name in values else own
+
+    return read
+
+
+def _condition(text: str) -> Callable[[_Values], bool]:
+    left, sign, right = (*text.removeprefix('!').split(' '), '', '')[:3]
+    one, other, compared, wanted = _reader(left), _reader(right), _SIGNS.get(sign), not text.startswith('!')
+    if compared is None:
+        return lambda values: bool(one(values)) == wanted
+    return lambda values: compared(one(values), other(values))
+
+
+_CONFLICTS: Final = tuple(
+    (row['of'], tuple(map(_condition, row['when'].split(' & '))), row)
+    for row in read_csv(Path(__file__).with_name('conflicts.csv'))
+)
+
+
+def conflicts_of(asks: str, **values: object) -> Iterator[Problem]:
+    """What does not go together, by the table of conflicts.
+
+    Arguments: ``asks``, whose rows count; ``values`` that these rows speak of, e.g. ``plan``.
+    """
+    for of, conditions, row in _CONFLICTS:
+        if of == asks and all(holds(values) for holds in conditions):
+            key, what, instead = (row[column].format(**values) for column in ('key', 'what', 'instead'))
+            yield Problem(tuple(key.split('.')), what, instead)
 
 
 _LONGEST = 40

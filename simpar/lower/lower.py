@@ -15,11 +15,11 @@ from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes,
 from simpar.lower.issue import Issue, Issued, Streams, slots_of
 from simpar.lower.passes.fp8 import cast_weights, in_fp8
 from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
-from simpar.lower.passes.offload import STATES, offload_conflicts, offload_of, with_states_on_host
+from simpar.lower.passes.offload import STATES, offload_of, with_states_on_host
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
 from simpar.lower.passes.recompute import recompute_of
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
-from simpar.lower.roles import StageOps, issued, overlap_conflicts, overlap_of, stages_of, with_passes
+from simpar.lower.roles import StageOps, issued, overlap_of, plan_conflicts, stages_of, with_passes
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
 from simpar.pipeline.checks import check_order, order_of_rows
@@ -76,8 +76,7 @@ def lower(
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
             raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    of_plan = (*conflicts(plan), *overlap_conflicts(plan), *offload_conflicts(plan))
-    for problem in (*of_plan, *sequence_chunks_fit(workload, plan)):
+    for problem in (*conflicts(plan), *plan_conflicts(plan), *sequence_chunks_fit(workload, plan)):
         raise Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
     plan = with_passes(plan)

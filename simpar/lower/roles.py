@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Problem
+from simpar.keys import conflicts_of
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
 from simpar.lower.passes.offload import Offload, is_fetch, offloaded
@@ -92,21 +93,9 @@ def passes_beside(passes: Sequence[str], said: Mapping[str, Any]) -> tuple[str, 
     return (*passes, *(name for name, is_on in on.items() if is_on and name not in passes))
 
 
-def overlap_conflicts(plan: Plan) -> Iterator[Problem]:
-    """Keys that say otherwise than a pass that is listed."""
-    if GRAD_COMM in plan.overlap and plan.reduce_gradients == 'end':
-        yield Problem(
-            ('plan', 'reduce_gradients'), f'end, but {GRAD_COMM} is among plan.overlap', 'leave out one of both'
-        )
-    if OPT_SHARD in plan.overlap and not plan.prefetch:
-        yield Problem(('plan', 'prefetch'), f'0, but {OPT_SHARD} is among plan.overlap', 'write 1 or more')
-    if plan.pairs != 'none' and plan.order in AUTOMATIC and not plan.rows:
-        what = f'{plan.pairs}, but {plan.order} has no forward beside a backward'
-        yield Problem(('plan', 'pairs'), what, 'write none, or order: 1f1b')
-    for key, asks in (('pairs', plan.pairs != 'none'), ('weight_gradients', plan.weight_gradients != 'joint')):
-        if asks and plan.sequence_chunks > 1:
-            what = f'{getattr(plan, key)} with {plan.sequence_chunks} sequence chunks'
-            yield Problem(('plan', key), what, f'leave out one of {key} and sequence_chunks')
+def plan_conflicts(plan: Plan) -> Iterator[Problem]:
+    """Keys of a plan that do not go together, by the table of conflicts."""
+    return conflicts_of('plan', plan=plan, automatic=AUTOMATIC)
 
 
 def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:

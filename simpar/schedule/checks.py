@@ -11,14 +11,13 @@ from typing import Final, NamedTuple
 from simpar.document import Key
 from simpar.errors import Problem, ScheduleError, divisors, multiple
 from simpar.files import read_csv
-from simpar.keys import ROWS
+from simpar.keys import ROWS, conflicts_of
 from simpar.lower.graph.chunks import sequence_chunks_fit
 from simpar.lower.graph.record import SHOWN, has_strategies, matches
 from simpar.lower.graph.stages import has_two_homes, order_of_a_half, two_homes_fit
-from simpar.lower.passes.offload import offload_conflicts
 from simpar.lower.passes.optimizer_parallel import conflicts
 from simpar.lower.passes.recompute import attention_cores
-from simpar.lower.roles import overlap_conflicts
+from simpar.lower.roles import plan_conflicts
 from simpar.model import Conv2d, Dense, Operator, Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
@@ -207,8 +206,10 @@ def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: Plan) -> Iterat
 
 def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    yield from _loss_fits(workload)
-    yield from _context(workload, plan)
+    for name in workload.loss_strategies if workload.loss_operators != 'one' else ():
+        if name not in LOSS_OPERATORS:
+            what, instead = f'{name} is no operator of the loss', f'write one of {", ".join(LOSS_OPERATORS)}'
+            yield Problem(('workload', 'loss_strategies', name), what, instead)
     yield from _whole_batches(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
@@ -225,44 +226,6 @@ def _named(workload: Workload, plan: Plan) -> Iterator[Problem]:
     for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
         for pattern in (one for one in given if not any(matches(name, one) for name in names)):
             yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')
-
-
-def _loss_fits(workload: Workload) -> Iterator[Problem]:
-    """Operators of the loss, and strategies for them or for the loss as one."""
-    strategies, operators = ('workload', 'loss_strategies'), ('workload', 'loss_operators')
-    # Strategies of its operators would be read by nobody, silently.
-    if workload.loss_operators == 'one':
-        if workload.loss_strategies:
-            yield Problem(strategies, 'the loss is one operator', 'write loss_operators: mindspore-2.10 beside them')
-        return
-    if workload.loss != 'cross-entropy':
-        yield Problem(operators, f'{workload.loss} is one operator', 'write one, or loss: cross-entropy')
-    if workload.loss_strategy:
-        what = 'is that of a loss of one operator'
-        yield Problem(('workload', 'loss_strategy'), what, 'write loss_strategies, e.g. {sum: [[1, 1]]}')
-    for name in workload.loss_strategies:
-        if name not in LOSS_OPERATORS:
-            instead = f'write one of {", ".join(LOSS_OPERATORS)}'
-            yield Problem((*strategies, name), f'{name} is no operator of the loss', instead)
-
-
-def _context(workload: Workload, plan: Plan) -> Iterator[Problem]:
-    """Context ranks share the sequence of a transformer; searches know no such ranks."""
-    key = ('plan', 'context')
-    if plan.context == 1:
-        return
-    if not isinstance(workload.model, Transformer):
-        what = 'a network has no sequence that is known through all of its layers'
-        yield Problem(key, what, 'write 1 and strategies that split its dims, or a transformer')
-    elif plan.search != 'none':
-        what = (
-            'searches of strategies know no ranks that share a sequence: attention over these has no strategy that '
-            'they could split it by'
-        )
-        yield Problem(key, what, 'write 1, or leave search out; simpar plan searches degrees with context')
-    if workload.loss_operators != 'one':
-        what = 'operators of the loss take rows of samples and tokens together, which context ranks do not share'
-        yield Problem(('workload', 'loss_operators'), what, 'write one, or context 1')
 
 
 def _whole_batches(workload: Workload, plan: Plan) -> Iterator[Problem]:
@@ -320,8 +283,6 @@ def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
 def _fusion(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if isinstance(plan.fusion, float) and not plan.fusion > 0:
         yield Problem(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
-    if plan.fusion_ids and plan.fusion != 'ids':
-        yield Problem(('plan', 'fusion_ids'), 'ids are not asked for', 'write fusion: ids too')
     layers = workload.model.trained_layers
     if plan.fusion == 'ids' and plan.fusion_ids and len(plan.fusion_ids) != layers:
         what = f'lists {len(plan.fusion_ids)} ids, but {layers} layers have parameters'
@@ -440,16 +401,13 @@ def check(contents: Contents) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
     yield from workload.model.problems(_asked(workload, plan))
+    yield from conflicts_of('schedule', workload=workload, plan=plan, model=workload.model)
     yield from _optimizer(workload)
-    yield from _in_8_bits(workload)
-    yield from _forward_alone(workload)
-    yield from _sequence_parallel(plan)
-    yield from _experts(workload, plan)
+    yield from _experts(plan)
     yield from pipeline_fits(workload, plan)
     yield from shards_fit(workload, plan)
     yield from recompute_fits(workload, plan)
-    yield from overlap_conflicts(plan)
-    yield from offload_conflicts(plan)
+    yield from plan_conflicts(plan)
     yield from search_fits(workload, plan)
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
@@ -493,42 +451,10 @@ def _optimizer(workload: Workload) -> Iterator[Problem]:
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 
-def _in_8_bits(workload: Workload) -> Iterator[Problem]:
-    if workload.fp8 != 'none' and workload.precision == 'fp64':
-        yield Problem(
-            ('workload', 'fp8'), 'products in 8 bits beside fp64 are of no use', 'write none, or precision: bf16'
-        )
-
-
-def _forward_alone(workload: Workload) -> Iterator[Problem]:
-    if workload.phase == 'forward' and getattr(workload.model, 'dropout', None):
-        what = 'nothing is dropped where nothing is trained (phase forward)'
-        yield Problem(('workload', workload.model.key, 'dropout'), what, 'write dropout: 0')
-
-
-def _experts(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def _experts(plan: Plan) -> Iterator[Problem]:
     """Ranks that share experts; a strategy would have to say how tokens get to them."""
     kind, within = plan.expert_ranks, {'context': plan.context, 'tensor': plan.context * plan.tensor}
     ranks = plan.data * within.get(kind, 1)
     if ranks % plan.expert:
         what = f'{plan.expert} does not divide {"data" if kind == "data" else f"the {kind} and data ranks,"} {ranks}'
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(ranks)}')
-    if kind == 'tensor' and plan.tensor > 1 and plan.expert > 1 and not plan.sequence_parallel:
-        what = 'tensor ranks hold the same tokens without sequence_parallel, so that none of them has its own to send'
-        yield Problem(('plan', 'expert_ranks'), what, 'write sequence_parallel: true, or another')
-    if plan.shared_experts == 'overlapped' and plan.pairs != 'none':
-        what = 'pairs hide the same all-to-alls, and each layer ends at them'
-        yield Problem(('plan', 'shared_experts'), what, 'write behind, or pairs: none')
-    model = workload.model
-    if isinstance(model, Transformer) and model.experts is not None and plan.search != 'none':
-        what = 'searches of strategies know no experts: where a token goes is no layout that they could split'
-        instead = 'leave it out, and write data, tensor, expert, or strategies; simpar plan searches these degrees'
-        yield Problem(('plan', 'search'), what, instead)
-
-
-def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
-    key = ('plan', 'sequence_parallel')
-    if not plan.sequence_parallel:
-        return
-    if plan.tensor == 1:
-        yield Problem(key, 'there is nothing to split over with tensor 1', 'write false, or tensor above 1')

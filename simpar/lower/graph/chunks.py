@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simpar.errors import Problem
+from simpar.keys import conflicts_of
 from simpar.layout import TensorLayout
 from simpar.lower.graph.context import TOKENS, ContextSplit, Core
 from simpar.lower.tape import Tape, Value
@@ -55,22 +56,7 @@ def sequence_chunks_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
 
 
 def _unbuilt(workload: Workload, model: Transformer, plan: Plan) -> Iterator[Problem]:
-    inside = ('workload', model.key)
-    if model.experts is not None:
-        what = 'not built beside sequence_chunks: routers fill experts by whole samples'
-        yield Problem((*inside, 'experts'), what, 'leave them out, or write plan.sequence_chunks: 1')
-    if model.mtp_layers:
-        what = 'not built beside sequence_chunks: the last token of a chunk is told by the next one'
-        yield Problem((*inside, 'mtp_layers'), what, 'write 0, or plan.sequence_chunks: 1')
-    if plan.context > 1:
-        what = 'not built beside sequence_chunks: both share out the tokens of a sample'
-        yield Problem(('plan', 'context'), what, 'write 1, or plan.sequence_chunks: 1')
-    if plan.strategies or plan.layouts or plan.search != 'none':
-        what = 'strategies do not know chunks of a sequence'
-        yield Problem(KEY, what, 'write 1, or data and tensor in place of strategies')
-    if workload.loss_operators != 'one':
-        what = 'not built beside sequence_chunks: its mean counts the tokens of whole samples'
-        yield Problem(('workload', 'loss_operators'), what, 'write one, or plan.sequence_chunks: 1')
+    yield from conflicts_of('sequence_chunks', workload=workload, model=model, plan=plan)
     attends = [node.operator for node in model.nodes if isinstance(node.operator, Attention)]
     if not attends:
         what = 'unfused attention over chunks is not built'

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from simpar.errors import Infeasible, Problem
+from simpar.keys import conflicts_of
 from simpar.layout import Axis, TensorLayout, merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
@@ -16,7 +17,7 @@ from simpar.pipeline.order import Order
 from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v
 from simpar.plans import Plan
 from simpar.program import BYTES, OpClass, Partition, Phase
-from simpar.workload import Transformer, Workload
+from simpar.workload import Workload
 
 
 def stage_of_layer(layers: int, stages: int, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,14 +108,7 @@ def two_homes_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if plan.micro_batches < 2 * plan.pipeline:
         what = f'{plan.micro_batches} micro-batches, but dualpipe needs two for each of {plan.pipeline} pipeline ranks'
         yield Problem(('plan', 'micro_batches'), what, f'write at least {2 * plan.pipeline}')
-    if plan.stages == 'balanced':
-        yield Problem(('plan', 'stages'), 'not yet beside dualpipe', 'write counts, or leave it out')
-    if not isinstance(workload.model, Transformer) or plan.search != 'none':
-        what = 'dualpipe is built for a transformer whose strategies are given, not searched'
-        yield Problem(('plan', 'order'), what, 'write dualpipe-v with half the pipeline ranks and twice the data ranks')
-    elif workload.model.dropout:
-        what = 'not yet beside dualpipe: both directions would draw masks of their own'
-        yield Problem(('workload', 'transformer', 'dropout'), what, 'write 0, or order: dualpipe-v')
+    yield from conflicts_of('dualpipe', plan=plan, model=workload.model)
 
 
 def order_of_a_half(plan: Plan) -> Order:

@@ -7,13 +7,13 @@ of two layers at most, however slow the link is. A copy is a collective of one r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.errors import Infeasible, Problem
+from simpar.errors import Infeasible
 from simpar.lower.issue import Issue
 from simpar.lower.passes.recompute import layers_of
 from simpar.lower.tape import Tape
@@ -51,21 +51,6 @@ def offload_of(plan: Plan, graph: Graph) -> Offload | None:
     if any(node.operator.recompute for node in graph.nodes):
         raise Infeasible('plan.offload: activations beside layers with recompute: true; leave out one of both')
     return Offload(layers_of(graph), plan.offload_layers)
-
-
-def offload_conflicts(plan: Plan) -> Iterator[Problem]:
-    """What offload of activations is not modelled beside."""
-    if ACTIVATIONS not in plan.offload:
-        return
-    for key, has, remedy in (
-        ('recompute', plan.recompute != 'none', 'none'),
-        ('tiles', plan.tiles > 1, '1'),
-        ('pairs', plan.pairs != 'none', 'none'),
-        ('sequence_chunks', plan.sequence_chunks > 1, '1'),
-    ):
-        if has:
-            what = f'activations beside {key}: {getattr(plan, key)}, which is not modelled'
-            yield Problem(('plan', 'offload'), what, f'write {key}: {remedy}, or leave out one of both')
 
 
 def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], choice: Offload) -> list[OpClass]:

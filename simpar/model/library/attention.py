@@ -107,11 +107,6 @@ def _of_longrope(model: Transformer, long: LongRope) -> Iterator[Problem]:
 # its own tokens; those up to heads are split by heads.
 
 OF_HEADS: Final = 'attention (its groups of heads)'
-LATENT_KEYS: Final = ('kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim')
-"""All of these, or none."""
-MORE: Final = ('q_lora_rank', 'latent_epsilon')
-"""Keys of other attention that latent attention has in other words, or not."""
-
 Part = tuple[str, Operator, tuple[str, ...]]
 """Name, operator, and what it reads, in a layer."""
 
@@ -144,31 +139,12 @@ def _up(heads: Heads, features: int, inputs: int) -> Product:
 
 
 def latent_problems(model: Transformer) -> Iterator[Problem]:
-    """What of its keys does not fit together."""
+    """What of its keys does not fit together, beside what the table of conflicts has."""
     if not model.kv_lora_rank:
-        for key in (*LATENT_KEYS[1:], *MORE):
-            if getattr(model, key):
-                what = 'is of latent attention, and there is none without kv_lora_rank'
-                yield Problem((*FILE, key), what, 'add e.g. kv_lora_rank: 512, or leave it out')
         return
-    for key in LATENT_KEYS[1:]:
-        if not getattr(model, key):
-            what = f'latent attention (kv_lora_rank {model.kv_lora_rank}) needs {key}'
-            yield Problem((*FILE, key), what, f'add e.g. {key}: {64 if "rope" in key else 128}')
     if model.qk_rope_head_dim % 2:
         what = f'{model.qk_rope_head_dim} features cannot be turned in pairs'
         yield Problem((*FILE, 'qk_rope_head_dim'), what, 'write an even count')
-    if model.position != 'rotary':
-        what = f'latent attention turns part of its keys (got {model.position})'
-        yield Problem((*FILE, 'position'), what, 'write rotary')
-    if model.key_value_heads != model.heads:
-        what = f'latent attention makes keys and values for all {model.heads} heads (got {model.key_value_heads})'
-        yield Problem((*FILE, 'kv_heads'), what, 'leave kv_heads out')
     if model.head_dim not in (0, model.qk_nope_head_dim + model.qk_rope_head_dim):
         what = f'latent attention has heads of qk_nope_head_dim + qk_rope_head_dim features (got {model.head_dim})'
         yield Problem((*FILE, 'head_dim'), what, 'leave head_dim out')
-    if model.qk_norm:
-        yield Problem((*FILE, 'qk_norm'), 'latent attention normalises its latents instead', 'write false')
-    if model.rotary_share != 1:
-        what = 'latent attention turns qk_rope_head_dim features of a key'
-        yield Problem((*FILE, 'rotary_share'), what, 'leave rotary_share out')

@@ -160,8 +160,6 @@ def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iter
     Arguments: ``at``, where a file has it.
     """
     count, top_k = experts.count, experts.top_k
-    if top_k > count:
-        yield Problem((*at, 'top_k'), f'{top_k} of {count} experts', f'write at most {count}')
     if not any(map(experts.in_layer, range(layers))):
         yield Problem((*at, 'first_dense'), f'none of {layers} layers has experts', 'write a smaller one, or every: 1')
     if count % experts.groups:
@@ -179,11 +177,3 @@ def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iter
     if top_k <= count and experts.imbalance > count / top_k:
         what = f'{experts.imbalance:g} times the mean is more than all tokens'
         yield Problem((*at, 'imbalance'), what, f'write at most {count / top_k:g}')
-    if experts.capacity and experts.imbalance != 1:
-        what = 'stands beside capacity, which fills every expert alike'
-        yield Problem((*at, 'imbalance'), what, 'leave one of them out')
-    if experts.sweeps and experts.aux_loss:
-        what = "stands beside aux_loss: Sinkhorn's balance has no loss"
-        yield Problem((*at, 'sweeps'), what, 'leave one of them out')
-    if experts.shared_gate and not experts.shared:
-        yield Problem((*at, 'shared_gate'), 'there are no shared experts', 'write shared, or leave it out')

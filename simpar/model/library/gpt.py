@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from simpar.errors import Problem, divisors, multiple
-from simpar.keys import described
+from simpar.keys import conflicts_of, described
 from simpar.model.keys import Deviation
 from simpar.model.library.attention import (
     FILE,
@@ -500,10 +500,9 @@ class Transformer(Model):
         return chain(
             _sizes(self),
             _parts(self),
+            conflicts_of('transformer', model=self, asked=asked),
             latent_problems(self),
-            _further_problems(self),
             _mixture(self, asked),
-            _asked(asked),
             _degrees(self, asked),
         )
 
@@ -528,24 +527,6 @@ def _parts(model: Transformer) -> Iterator[Problem]:
     if not isinstance(model.documents, int) and sum(model.documents) != model.sequence:
         what = f'documents of {sum(model.documents)} tokens in all, but a sample has {model.sequence}'
         yield Problem((*FILE, 'documents'), what, f'write lengths that add up to {model.sequence}, or one for all')
-    if model.parallel and (model.post_norms or not model.pre_norms):
-        key = 'post_norms' if model.post_norms else 'pre_norms'
-        yield Problem(
-            (*FILE, key), 'a parallel layer has norms before its halves alone', f'leave {key} or parallel out'
-        )
-    if model.parallel_norms and not model.parallel:
-        yield Problem((*FILE, 'parallel_norms'), 'the layers are not parallel', 'leave it out, or write parallel: true')
-    if not model.pre_norms and not model.post_norms:
-        yield Problem((*FILE, 'pre_norms'), 'layers without any norm', 'write post_norms: true, or leave it out')
-    if not model.norm_bias and model.norm == 'rms_norm':
-        yield Problem((*FILE, 'norm_bias'), 'rms_norm has no bias anyway', 'leave it out')
-    if model.position == 'alibi' and model.kv_lora_rank:
-        yield Problem((*FILE, 'position'), 'not yet: alibi of latent attention', 'write rotary')
-    if not model.pre_norms and model.kv_lora_rank:
-        yield Problem((*FILE, 'pre_norms'), 'not yet: latent attention without a norm before it', 'leave it out')
-    if model.position == 'learned' and 0 < model.positions < model.sequence:
-        what = f'{model.sequence} tokens, but only {model.positions} positions'
-        yield Problem((*FILE, 'sequence'), what, f'write at most {model.positions}')
     if not model.head_dim and not model.kv_lora_rank and model.hidden % model.heads:
         # Told already; features of a head are not known.
         return
@@ -558,31 +539,10 @@ def _parts(model: Transformer) -> Iterator[Problem]:
         yield Problem((*FILE, 'rotary_share'), what, 'write a larger share, e.g. 1')
 
 
-def _further_problems(model: Transformer) -> Iterator[Problem]:
-    """What stands in the way of modules that predict further tokens; of positions, Megatron-LM has rotary or none."""
-    if not model.mtp_layers:
-        return
-    at = (*FILE, 'mtp_layers')
-    if model.mtp_layers >= model.sequence:
-        yield Problem(at, f'{model.mtp_layers} tokens further than any of {model.sequence}', 'write fewer')
-    if model.position in ('learned', 'alibi'):
-        what = f'not yet: multi-token prediction with {model.position} positions'
-        yield Problem(at, what, 'write 0, or position: rotary')
-    beside = {
-        'documents': bool(model.packed),
-        'embedding_norm': model.embedding_norm,
-        'a head in bias': 'head' in model.bias,
-    }
-    for key in (key for key, has in beside.items() if has):
-        yield Problem(at, f'not yet: multi-token prediction beside {key}', f'write 0, or leave {key} out')
-
-
 def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Experts, and the ranks that share them."""
     experts, at = model.experts, (*FILE, 'experts')
     if experts is None:
-        if asked.expert > 1:
-            yield Problem(('plan', 'expert'), 'the transformer has no experts', 'leave it out, or write experts')
         return
     yield from mixture_problems(experts, at, model.layers)
     if 'ffn' in model.bias and all(map(experts.in_layer, range(model.layers))):
@@ -606,20 +566,11 @@ def _mixture(model: Transformer, asked: Asked) -> Iterator[Problem]:
         yield Problem(('plan', 'expert'), what, f'write one of {divisors(experts.count)}')
 
 
-def _asked(asked: Asked) -> Iterator[Problem]:
-    if asked.loss != 'cross-entropy':
-        yield Problem(('workload', 'loss'), f'a transformer has no {asked.loss}', 'write cross-entropy')
-    if asked.data == 'mnist':
-        yield Problem(('workload', 'data'), 'mnist is no text for a transformer', 'write random')
-
-
 def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
     """Context ranks must hold equal chunks of a sequence, each split by tensor ranks, and where they exchange heads, of
     these."""
     if asked.context == 1:
         return
-    if model.position == 'alibi':
-        yield Problem(('plan', 'context'), 'not yet: ranks that share a sequence with alibi', 'write 1')
     inner = asked.tensor if asked.sequence_parallel else 1
     if model.sequence % (asked.chunks * inner):
         within = f', and each of these by tensor {inner}' if inner > 1 else ''
@@ -628,9 +579,6 @@ def _context(model: Transformer, asked: Asked) -> Iterator[Problem]:
         )
         instead = multiple(model.sequence, asked.chunks * inner).removeprefix('write ')
         yield Problem(('plan', 'context'), what, f'write another degree, or a sequence that is {instead}')
-    if model.attention == 'unfused' and model.dropout and not asked.by_heads:
-        what = 'not yet: dropout of probabilities that unfused attention has of a part of the tokens'
-        yield Problem((*FILE, 'dropout'), what, 'write 0, attention: flash, or plan.context_kind: all_to_all')
     if asked.by_heads and model.heads % (asked.context * asked.tensor):
         what = (
             f'heads {model.heads} cannot be exchanged among context {asked.context} × tensor {asked.tensor} ranks: '
