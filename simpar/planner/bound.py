@@ -57,10 +57,7 @@ def stage_span(sample: Sample, stages: list[list[int]], stage: int, kind: str, *
 def pieces_of(sample: Sample, stages: list[list[int]], stage: int, kind: str, *, slowed: bool) -> tuple[Span, Span]:
     """The same up to the stage's last layer, and from there on; stages of as many layers of each kind share it."""
     key = (kind, slowed, *alike(sample, stages, stage))
-    if key not in sample.known:
-        sample.known[key] = _pieces_of(sample, stages, stage, kind, slowed=slowed)
-    found: tuple[Span, Span] = sample.known[key]
-    return found
+    return sample.once(key, lambda: _pieces_of(sample, stages, stage, kind, slowed=slowed))
 
 
 def alike(sample: Sample, stages: list[list[int]], stage: int) -> tuple[bool, bool, int, int]:
@@ -393,10 +390,7 @@ class _Least:
 
     def __call__(self, kind: str, stage: int, slowed: bool) -> Doing:
         key = ('doing', kind, slowed, self._alike[stage])
-        found: Doing | None = self._sample.known.get(key)
-        if found is None:
-            found = self._sample.known[key] = self._doing(kind, stage, slowed)
-        return found
+        return self._sample.once(key, lambda: self._doing(kind, stage, slowed))
 
     def _doing(self, kind: str, stage: int, slowed: bool) -> Doing:
         # The parts of a backward are told apart by what they compute.
@@ -459,17 +453,14 @@ def sums_of(sample: Sample, stages: list[list[int]], placement: Sequence[int], t
 
 def _of_stage(sample: Sample, stages: list[list[int]], stage: int) -> tuple[float, ...]:
     """The same of one stage and micro-batch; stages of as many layers of each kind share it."""
-    key = ('sums', *alike(sample, stages, stage))
-    found: tuple[float, ...] | None = sample.known.get(key)
-    if found is None:
+
+    def sums() -> tuple[float, ...]:
         alone, slowed = (
             [stage_span(sample, stages, stage, kind, slowed=slow) for kind in ('F', 'B')] for slow in (False, True)
         )
-        found = sample.known[key] = (
-            sum(one.busy for one in alone),
-            sum(one.busy for one in slowed),
-            sum(one.load for one in alone),
-            sum(one.wire for one in alone),
-            sum(one.issued for one in alone),
-        )
-    return found
+        each = [
+            (one.busy, other.busy, one.load, one.wire, one.issued) for one, other in zip(alone, slowed, strict=True)
+        ]
+        return tuple(map(sum, zip(*each, strict=True)))
+
+    return sample.once(('sums', *alike(sample, stages, stage)), sums)

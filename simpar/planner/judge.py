@@ -28,7 +28,7 @@ from simpar.planner.bound import held_up, least_busy, least_mean, least_slowed, 
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Made, Sample, Samples
 from simpar.planner.space import KEYS, ORDER_RULE, Judged, Refusal, Space
-from simpar.planner.ways import End, Ways
+from simpar.planner.ways import End, Laid, Ways
 from simpar.plans import Plan
 from simpar.predict import at_full_clocks
 from simpar.schedule import Schedule
@@ -159,7 +159,7 @@ class Judge:
         def step(end: End, exposed: Sequence[float]) -> float:
             return max(map(self._ways.alone, sums, slowed, end.behind, exposed))
 
-        return self._ways.ending(plan, sample, layers, clock.placement, self._sent(sample, plan), often, step)
+        return self._ways.ending(Laid(plan, sample, layers, clock, self._sent(sample, plan)), often, step)
 
     def _walked(self, plan: Plan) -> Judged:
         """The same with what the order makes ranks wait for."""
@@ -172,7 +172,7 @@ class Judge:
         def step(end: End, _: Sequence[float]) -> float:
             return clock.period(held_up(works, end.exposed), self._ways.tail(end))
 
-        return self._ways.ending(plan, sample, layers, clock.placement, self._sent(sample, plan), clock.ended, step)
+        return self._ways.ending(Laid(plan, sample, layers, clock, self._sent(sample, plan)), clock.ended, step)
 
     def _in_order(self, plan: Plan, sample: Sample) -> tuple[Timed, list[list[int]]]:
         """A plan's order, ready to be timed, and the layers of its stages."""
@@ -197,10 +197,8 @@ class Judge:
         if sample is None:
             return Judged()
         clock, layers = self._in_order(plan, sample)
-        most, sent = max(self._space.values_of('copies')), self._sent(sample, plan)
-        return self._ways.in_order(
-            plan, sample, layers, clock, lambda: self._acted(sample, layers, clock), sent, peaks=False, copies=most
-        )
+        most, laid = max(self._space.values_of('copies')), Laid(plan, sample, layers, clock, self._sent(sample, plan))
+        return self._ways.in_order(laid, lambda: self._acted(sample, layers, clock), peaks=False, copies=most)
 
     def _acted(self, sample: Sample, layers: list[list[int]], clock: Timed) -> dict[Work, Lasts]:
         """Least seconds of actions in an order, for any copies and tiles that are still open."""
@@ -216,14 +214,12 @@ class Judge:
         if sample is None:
             return Judged()
         clock, layers = self._in_order(plan, sample)
-        travel = self._travel(sample, plan)
+        laid = Laid(plan, sample, layers, clock, self._travel(sample, plan))
 
         def works() -> dict[Work, Lasts]:
-            return least_works(sample, layers, clock, travel)
+            return least_works(sample, layers, clock, laid.travel)
 
-        if leaf:
-            return self._ways.one(plan, sample, layers, clock, works, travel)
-        return self._ways.in_order(plan, sample, layers, clock, works, travel, peaks=True, copies=1)
+        return self._ways.one(laid, works) if leaf else self._ways.in_order(laid, works, peaks=True, copies=1)
 
     @property
     def _layers(self) -> int:
@@ -265,14 +261,14 @@ class Judge:
         """Seconds of a message between two stages, where that is least."""
         if sample.send is None or plan.pipeline == 1:
             return 0.0
-        key = ('travel', plan.pipeline)
-        if key not in sample.known:
-            block = self._space.world // plan.pipeline
-            pairs = [(rank * block, (rank + 1) % plan.pipeline * block) for rank in range(plan.pipeline)]
+        send, block = sample.send, self._space.world // plan.pipeline
+        pairs = [(rank * block, (rank + 1) % plan.pipeline * block) for rank in range(plan.pipeline)]
+
+        def least() -> float:
             # Neighbours may have links of different speeds: in one ring, or through the host.
-            costs = [self._collectives.cost(sample.send, pair) for pair in pairs]
-            sample.known[key] = min(cost.alpha + cost.transfer for cost in costs)
-        return float(sample.known[key])
+            return min(cost.alpha + cost.transfer for cost in (self._collectives.cost(send, pair) for pair in pairs))
+
+        return sample.once(('travel', plan.pipeline), least)
 
 
 def _depth(space: Space, key: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from simpar.planner.space import Few, Space, few_of
 from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
 from simpar.session import Session
+
+T = TypeVar('T')
 
 
 def outermost(topology: Topology, world: int) -> str:
@@ -331,6 +333,13 @@ class Sample:
     whole: dict[tuple[int, str, bool], Block] = field(default_factory=dict)
     mixed: dict[tuple[int, str, bool], Block] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What is worked out of it by a key, the first time that it is asked for."""
+        if key not in self.known:
+            self.known[key] = make()
+        found: T = self.known[key]
+        return found
 
     @property
     def stages(self) -> int:

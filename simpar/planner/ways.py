@@ -190,10 +190,7 @@ def _kept(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _
     layers = stages[stage]
     ends = (stage == 0, stage == len(stages) - 1)
     key = ('kept', ends, len(layers), sum(layer < sample.few.edge for layer in layers), copies)
-    if key not in sample.known:
-        sample.known[key] = _kept_by(sample, stages, stage, copies)
-    found: _Kept = sample.known[key]
-    return found
+    return sample.once(key, lambda: _kept_by(sample, stages, stage, copies))
 
 
 def _kept_by(sample: Sample, stages: list[list[int]], stage: int, copies: int) -> _Kept:
@@ -227,8 +224,8 @@ def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[St
     layers, edge, end = stages[stage], sample.few.edge, sample.stages - 1
     first, last = stage == 0, stage == len(stages) - 1
     early = sum(layer < edge for layer in layers)
-    key = ('standing', first, last, early, len(layers))
-    if key not in sample.known:
+
+    def standing() -> tuple[Standing, Standing]:
         found = [Standing(), Standing()]
         own = (0, early), (max(0, end - 1), len(layers) - early)
         rest = [sample.held[here].rest for here, there in ((0, first), (end, last)) if there]
@@ -237,22 +234,23 @@ def standing_of(sample: Sample, stages: list[list[int]], stage: int) -> tuple[St
             found = [one.plus(more, count) for one, more in zip(found, pair, strict=True)]
         if first and last:
             found[0] = found[0].plus(twice(sample), -1)
-        sample.known[key] = found[0], found[1]
-    standing: tuple[Standing, Standing] = sample.known[key]
-    return standing
+        return found[0], found[1]
+
+    return sample.once(('standing', first, last, early, len(layers)), standing)
 
 
 def twice(sample: Sample) -> Standing:
     """Bytes of what the first and the last stage both hold, once where one rank holds both: tied weights."""
-    if 'twice' not in sample.known:
+
+    def held() -> Standing:
         first, last = sample.held[0].alone, sample.held[-1].alone
         sums = dict.fromkeys(STANDING, 0.0)
         for (name, kind), size in first.items():
             if (name, kind) in last:
                 sums[kind] += min(size, last[name, kind])
-        sample.known['twice'] = Standing(**sums)
-    found: Standing = sample.known['twice']
-    return found
+        return Standing(**sums)
+
+    return sample.once('twice', held)
 
 
 # Wires: what a plan sends of weights and gradients, and the least of all ways to shard them.
@@ -326,14 +324,11 @@ class Wires:
         if plan.hsdp != 'off' or any(getattr(plan, key) for key in OWN) or not sum(layers):
             return NO_WIRE
         key = ('wire', way, plan.data, plan.pipeline, layers, micro_batches, again)
-        found: Wire | None = sample.known.get(key)
-        if found is None:
 
-            def stream(held: Standing, each: int, count: int) -> Wire:
-                return self._stream(plan, way, held, each, count if again else 1, micro_batches)
+        def stream(held: Standing, each: int, count: int) -> Wire:
+            return self._stream(plan, way, held, each, count if again else 1, micro_batches)
 
-            found = sample.known[key] = self._streams(plan, way, sample, layers, stream)
-        return found
+        return sample.once(key, lambda: self._streams(plan, way, sample, layers, stream))
 
     def behind(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], *, shards: bool = True) -> float:
         """Least seconds of the sums of gradients that a rank surely begins behind all of its computation.
@@ -342,17 +337,16 @@ class Wires:
         """
         if not sums_late(plan):
             return 0.0
-        key = ('behind', way, plan.data, plan.pipeline, layers, shards)
-        found: float | None = sample.known.get(key)
-        if found is None:
 
-            def stream(held: Standing, each: int, _: int) -> Wire:
-                sums, of_shards = self._sums(plan, way, held, each)
-                return sums.beside(of_shards) if shards else sums
+        def stream(held: Standing, each: int, _: int) -> Wire:
+            sums, of_shards = self._sums(plan, way, held, each)
+            return sums.beside(of_shards) if shards else sums
 
+        def seconds() -> float:
             sums = self._streams(plan, way, sample, layers, stream) if sum(layers) else NO_WIRE
-            found = sample.known[key] = max(sums.seconds, sums.load) * SURELY
-        return found
+            return max(sums.seconds, sums.load) * SURELY
+
+        return sample.once(('behind', way, plan.data, plan.pipeline, layers, shards), seconds)
 
     def _streams(self, plan: Plan, way: Way, sample: Sample, layers: tuple[int, int], stream: Stream) -> Wire:
         """What is sent of all weights and of those of experts, each in a stream, where it is not in one."""
@@ -418,6 +412,24 @@ class Wires:
 Stages = list[list[int]]
 
 
+class Laid(NamedTuple):
+    """A plan and its order.
+
+    Arguments: ``stages``, the layers of each; ``travel``, seconds of the last message behind an action.
+    """
+
+    plan: Plan
+    sample: Sample
+    stages: Stages
+    clock: Timed
+    travel: float
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What ends of steps depend on, beside the way of sharding."""
+        return self.plan.pipeline, self.plan.data, self.clock.placement, self.travel
+
+
 SLICED: Final = 2
 """The ZeRO stage from which on gradients are summed for each micro-batch."""
 
@@ -472,59 +484,43 @@ class Ways:
         self._contiguous = framework is not None and framework.contiguous
 
     def ending(
-        self,
-        plan: Plan,
-        sample: Sample,
-        stages: Stages,
-        placement: Sequence[int],
-        travel: float,
-        often: Mapping[tuple[str, int], int],
-        step: Callable[[End, Sequence[float]], float],
+        self, laid: Laid, often: Mapping[tuple[str, int], int], step: Callable[[End, Sequence[float]], float]
     ) -> Judged:
         """The least of all ways that leave room for weights and states.
 
-        Arguments: ``travel``, seconds of the last message behind an action; ``often``, how many actions of each kind
-        and stage a host waits behind; ``step``, seconds of a step, by how it ends and by what is exposed of each rank.
+        Arguments: ``often``, how many actions of each kind and stage a host waits behind; ``step``, seconds of a step,
+        by how it ends and by what is exposed of each rank.
         """
-        key = ('ends', plan.pipeline, plan.data, tuple(placement), travel)
-        if key not in sample.known:
-            sample.known[key] = self._ends(plan, sample, stages, placement, travel)
-        ends, least = sample.known[key]
+        ends, least = laid.sample.once(('ends', *laid.key), lambda: self._ends(laid))
         if not ends:
             return Judged(0.0, self._too_much(least), least)
-        return Judged(min(step(one, one.of_ranks(placement, often)) for one in ends))
+        return Judged(min(step(one, one.of_ranks(laid.clock.placement, often)) for one in ends))
 
-    def _ends(
-        self, plan: Plan, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
-    ) -> tuple[list[End], float]:  # fmt: skip
+    def _ends(self, laid: Laid) -> tuple[list[End], float]:
         """What ends steps and backwards, none beaten by another; and the least bytes of all ways."""
         held = {
-            shares: least_standing(sample, stages, placement, shares)
-            for shares in {self._shares(plan, way) for way in self._open}
+            shares: least_standing(laid.sample, laid.stages, laid.clock.placement, shares)
+            for shares in {self._shares(laid.plan, way) for way in self._open}
         }
-        fit = [way for way in self._open if held[self._shares(plan, way)] <= self._device]
+        fit = [way for way in self._open if held[self._shares(laid.plan, way)] <= self._device]
         ends: list[End] = []
         for way in fit:
-            end = self._end(plan, way, sample, stages, placement, travel)
+            end = self._end(laid, way)
             if not any(one.beats(end) for one in ends):
                 ends = [*(one for one in ends if not end.beats(one)), end]
         return ends, min(held.values())
 
-    def _end(
-        self, plan: Plan, way: Way, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
-    ) -> End:  # fmt: skip
+    def _end(self, laid: Laid, way: Way) -> End:
         """Of a way; of ways that end alike, one."""
-        key = ('end', way, plan.pipeline, plan.data, tuple(placement), travel)
-        if key not in sample.known:
-            behind, exposed = self._ending(plan, way, sample, stages, placement, travel)
-            same = ('end', behind, tuple(exposed.items()))
-            sample.known[key] = sample.known.setdefault(same, End(behind, exposed))
-        found: End = sample.known[key]
-        return found
 
-    def _ending(
-        self, plan: Plan, way: Way, sample: Sample, stages: Stages, placement: Sequence[int], travel: float
-    ) -> tuple[tuple[float, ...], dict[tuple[str, int], float]]:  # fmt: skip
+        def end() -> End:
+            behind, exposed = self._ending(laid, way)
+            return laid.sample.once(('end', behind, tuple(exposed.items())), lambda: End(behind, exposed))
+
+        return laid.sample.once(('end', way, *laid.key), end)
+
+    def _ending(self, laid: Laid, way: Way) -> tuple[tuple[float, ...], dict[tuple[str, int], float]]:
+        plan, sample, stages, placement = laid.plan, laid.sample, laid.stages, laid.clock.placement
         alone = [_counts(sample, [stage], (0,))[0] for stage in stages]
         behind = [inf] * (max(placement) + 1)
         # Where gradients are sharded, each stage's are summed behind its own backward: of one stage all the same.
@@ -534,7 +530,7 @@ class Ways:
             behind[rank] = min(behind[rank], self._wires.behind(plan, way, sample, counts))
         if not self.hosts_wait(plan):
             return tuple(behind), {}
-        sent = {kind: travel if hands_on(sample, kind) else 0.0 for kind in 'FBI'}
+        sent = {kind: laid.travel if hands_on(sample, kind) else 0.0 for kind in 'FBI'}
         exposed = {(kind, stage): seconds for kind, seconds in sent.items() for stage in range(len(stages))}
         if way.zero >= SLICED:
             sums = [self._wires.behind(plan, way, sample, counts, shards=False) for counts in alone]
@@ -587,27 +583,16 @@ class Ways:
         return Judged(max(seconds, most))
 
     def in_order(
-        self,
-        plan: Plan,
-        sample: Sample,
-        stages: Stages,
-        clock: Timed,
-        works: Callable[[], Mapping[Work, Lasts]],
-        travel: float,
-        *,
-        peaks: bool,
-        copies: int,
-    ) -> Judged:
-        """The least of all ways with which a plan fits.
-
-        Arguments: ``works``, least seconds of what an order does; ``travel``, of the last message behind an action.
-        """
+        self, laid: Laid, works: Callable[[], Mapping[Work, Lasts]], *, peaks: bool, copies: int
+    ) -> Judged:  # fmt: skip
+        """The least of all ways with which a plan fits. Argument: ``works``, least seconds of what an order does."""
+        plan, sample, stages, clock, _ = laid
         # What all of them together share out holds least: if that is too much, no way fits.
         shares = reduce(Shares.at_most, (self._shares(plan, one) for one in self._open))
         least = least_bytes(sample, stages, clock, shares, peaks=peaks, copies=copies, enough=self._device)
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        steps = self._steps(plan, self._open, sample, stages, clock, works(), travel)
+        steps = self._steps(laid, self._open, works())
         # Where messages make no difference, what shards most is asked first: it fits if anything does.
         pairs = sorted(zip(steps, self._open, strict=True), key=lambda pair: (pair[0], -pair[1].zero, pair[1].group))
         least = inf
@@ -621,23 +606,16 @@ class Ways:
             least = min(least, known[shares])
         return Judged(0.0, self._too_much(least), least)
 
-    def one(
-        self,
-        plan: Plan,
-        sample: Sample,
-        stages: Stages,
-        clock: Timed,
-        works: Callable[[], Mapping[Work, Lasts]],
-        travel: float,
-    ) -> Judged:
+    def one(self, laid: Laid, works: Callable[[], Mapping[Work, Lasts]]) -> Judged:
         """The same of a plan whose way is chosen."""
+        plan, sample, stages, clock, _ = laid
         way = Way(plan.zero, plan.shard_group)
         least = least_bytes(sample, stages, clock, self._shares(plan, way))
         if least > self._device:
             return Judged(0.0, self._too_much(least), least)
-        (step,) = self._steps(plan, [way], sample, stages, clock, works(), travel)
+        (step,) = self._steps(laid, [way], works())
         seconds = [wire.seconds for wire in self._of_ranks(plan, way, sample, _counts(sample, stages, clock.placement))]
-        end = self._end(plan, way, sample, stages, clock.placement, travel)
+        end = self._end(laid, way)
         if plan.pipeline == 1 and len(stages) == 1:
             step = max(step, least_alone(sample, stages, clock, max(seconds), sample.speeds, end.behind[0]))
         elif any(seconds):
@@ -647,20 +625,12 @@ class Ways:
             step = max(step, least_sharing(sample, stages, clock, seconds, sample.speeds, idle))
         return Judged(step, None, least)
 
-    def _steps(
-        self,
-        plan: Plan,
-        ways: Sequence[Way],
-        sample: Sample,
-        stages: Stages,
-        clock: Timed,
-        works: Mapping[Work, Lasts],
-        travel: float,
-    ) -> list[float]:
+    def _steps(self, laid: Laid, ways: Sequence[Way], works: Mapping[Work, Lasts]) -> list[float]:
         """Least seconds of a step by its way; arguments as of ``in_order``."""
+        plan, sample, stages, clock, _ = laid
         sums = sums_of(sample, stages, clock.placement, plan.micro_batches)
         counts = _counts(sample, stages, clock.placement)
-        ends = [self._end(plan, way, sample, stages, clock.placement, travel) for way in ways]
+        ends = [self._end(laid, way) for way in ways]
         known = {end: clock.period(held_up(works, end.exposed), self.tail(end)) for end in dict.fromkeys(ends)}
         steps: Floats = np.array([known[end] for end in ends])
         each = [
