@@ -15,32 +15,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from executor.checkpoint import latest
-from executor.cluster import Launch, detect, meeting
-from executor.cluster.external import REFUSAL, common_clock, launched, refuse_external, store_of, wall_clocks
-from executor.devices import KINDS
-from executor.draws import module_of
-from executor.numerics import check
+from executor import checkpoint, devices, draws, numerics, state, train, validate
+from executor.cluster import Launch, detect, external, meeting
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
 from executor.ranks.watchdog import columns, many
-from executor.state import FIRST_STEADY, Execution, Perform, by_module, in_turns, save_state
-from executor.train import train
-from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
+from simpar import hardware, predict, size, trace_files, units
 from simpar.case import Case, load_case, on_net
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
-from simpar.hardware import Placement
-from simpar.predict import under_load
 from simpar.program import Program
-from simpar.size import parse_limit
 from simpar.trace import PERCENTILE, Trace, joined
-from simpar.trace_files import save_trace, to_saved
-from simpar.units import format_size, format_time
 
 EMULATED = 'emulated compute shows dependencies, streams and communication, not compute'
 
@@ -61,7 +50,7 @@ class Job:
     case: Case | None = None
 
     @property
-    def placement(self) -> Placement | None:
+    def placement(self) -> hardware.Placement | None:
         """Which device a rank is on; raises ``ScheduleError`` where the baseline has another."""
         found = {one.case.cluster.placement if one.case else None for one in self.all}
         if len(found) > 1:
@@ -87,11 +76,11 @@ def run_job(options: argparse.Namespace) -> int:
         job = load_job(options)
         # Before any process is started: gloo would abort or hang on what this finds.
         for one in job.all:
-            validate(one.program)
+            validate.validate(one.program)
         launch = launch and launch.placed(job.placement)
     except SimparError as error:
         if launch is not None:
-            refuse_external(launch, str(error))
+            external.refuse_external(launch, str(error))
         raise
     if options.nproc and options.nproc != job.program.world:
         raise RunFailed(f'the job is for {job.program.world} ranks, not for --nproc {options.nproc}')
@@ -122,7 +111,7 @@ def _check_state(options: argparse.Namespace) -> None:
         what = 'a training with checkpoints has no such flag'
         if problems := [Problem(flag, what, 'leave it out') for flag, given in useless.items() if given]:
             raise ScheduleError(problems)
-        if (found := latest(options.checkpoint)) and not options.resume:
+        if (found := checkpoint.latest(options.checkpoint)) and not options.resume:
             instead = 'write --resume to go on from it, or name another folder'
             raise ScheduleError(Problem('--checkpoint', f'{found} is there already', instead))
     if options.tensorboard and find_spec('tensorboard') is None:
@@ -141,21 +130,21 @@ def _train(options: argparse.Namespace, launch: Launch | None, job: Job) -> int:
     """Train from one checkpoint to the next; rank 0, or the parent of the ranks, prints how it went."""
     assert job.case is not None
     speaks = launch is None or launch.rank == 0
-    begun = latest(options.checkpoint)
+    begun = checkpoint.latest(options.checkpoint)
     if speaks:
         _say(_found(options, launch, job.program))
         from_where = f'goes on from {begun}' if begun else 'begins anew'
         _say(f'checkpoints: {options.checkpoint}, every {options.every} steps; {from_where}')
-    result = train(
+    result = train.train(
         job.case, steps=options.steps, seed=options.seed, dtype=options.dtype, timeout=options.timeout,
         checkpoint=options.checkpoint, every=options.every, device=options.device, transport=options.transport,
     )  # fmt: skip
     if not speaks:
         return 0
     if options.save_state:
-        kept = by_module(result) if options.module else result
-        save_state(options.save_state, kept, program=job.program.hash, seed=options.seed)
-    last = latest(options.checkpoint)
+        kept = state.by_module(result) if options.module else result
+        state.save_state(options.save_state, kept, program=job.program.hash, seed=options.seed)
+    last = checkpoint.latest(options.checkpoint)
     if options.json:
         told = {'program': job.program.hash, 'ranks': job.program.world, 'losses': list(result.losses)}
         print(json.dumps({**told, 'from': str(begun or ''), 'checkpoint': str(last)}, ensure_ascii=False))
@@ -199,12 +188,13 @@ def load_job(options: argparse.Namespace) -> Job:
         return Job(program, _function(options.costs)(program) if emulated else None)
     # On the same network as the prediction: costs say how much of a link a collective can take.
     case = on_net(
-        load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options)), options.net
+        load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options)),
+        options.net,
     )
 
     def job_of(one: Case) -> Job:
         queues = one.cluster.queues_asked
-        costs = price(one.program, under_load(one.program, one.cluster)) if emulated or queues else None
+        costs = price(one.program, predict.under_load(one.program, one.cluster)) if emulated or queues else None
         if costs and costs.work_queues:
             # Streams that share a queue may hang where each alone would not: this raises ``Deadlock``.
             simulate(one.program, costs, steps=2)
@@ -221,11 +211,11 @@ def _function(reference: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     return getattr(importlib.import_module(module), name)
 
 
-def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
+def _alone(options: argparse.Namespace, job: Job) -> tuple[state.Execution, ...]:
     """Run on ranks that this process starts, or on virtual accelerators in it."""
     if in_one_process(options):
 
-        def virtual(program: Program, request: Request) -> Execution:
+        def virtual(program: Program, request: Request) -> state.Execution:
             return VirtualWorld(program, request, options.order).run(keep=request.keep)
 
         return _performed(options, job, virtual)
@@ -236,29 +226,29 @@ def _alone(options: argparse.Namespace, job: Job) -> tuple[Execution, ...]:
         return _performed(options, job, pool.perform)
 
 
-def _performed(options: argparse.Namespace, job: Job, perform: Perform) -> tuple[Execution, ...]:
+def _performed(options: argparse.Namespace, job: Job, perform: state.Perform) -> tuple[state.Execution, ...]:
     if not options.measured:
         return (perform(job.program, request_of(options, job)),)
     runs = [(one.program, request_of(options, one)) for one in job.all]
-    return in_turns(runs, options.measured, perform)
+    return state.in_turns(runs, options.measured, perform)
 
 
-def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[Execution, ...]:
+def _among(options: argparse.Namespace, launch: Launch, job: Job) -> tuple[state.Execution, ...]:
     """Run as one of the ranks that a launcher has started: the plan alone, for which they were started."""
     request = request_of(options, job)
     timing = (options.net, options.timeout, options.meet)
-    with launched(launch, job.program, *timing, check=not options.no_preflight) as perform:
+    with external.launched(launch, job.program, *timing, check=not options.no_preflight) as perform:
         execution = perform(request, None)
     if execution is None:
         return ()
     measured = options.measured
-    return (replace(execution, trace=joined([execution.trace], FIRST_STEADY)) if measured else execution,)
+    return (replace(execution, trace=joined([execution.trace], state.FIRST_STEADY)) if measured else execution,)
 
 
 def _found(options: argparse.Namespace, launch: Launch | None, program: Program) -> str:
     """Say in one line what will run where."""
     where = f'{program.world} ranks on this machine' if launch is None else str(launch)
-    device = '' if options.device == 'cpu' else f'; device {options.device} ({KINDS[options.device].tried})'
+    device = '' if options.device == 'cpu' else f'; device {options.device} ({devices.KINDS[options.device].tried})'
     return f'executor: {where}; program {program.hash[:12]}; compute {options.compute}; network {options.net}{device}'
 
 
@@ -266,20 +256,20 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
+def _show(options: argparse.Namespace, executions: Sequence[state.Execution]) -> None:
     execution = executions[0]
     trace = execution.trace
     for path, one in zip((options.save, options.save_baseline), executions, strict=False):
         if path:
-            save_trace(path, replace(to_saved(one.trace), net=options.net.flag))
+            trace_files.save_trace(path, replace(trace_files.to_saved(one.trace), net=options.net.flag))
     if options.save_state:
-        kept = by_module(execution) if options.module else execution
-        save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
+        kept = state.by_module(execution) if options.module else execution
+        state.save_state(options.save_state, kept, program=trace.program.hash, seed=options.seed)
     emulated = trace.origin == 'emulated'
     notes = [
         *dict.fromkeys(note for one in executions for note in one.notes),
         *([EMULATED] if emulated else []),
-        *filter(None, [KINDS[options.device].note]),
+        *filter(None, [devices.KINDS[options.device].note]),
         *_in_8_bits(trace.program, emulated=emulated),
     ]
     if options.json:
@@ -296,14 +286,14 @@ def _show(options: argparse.Namespace, executions: Sequence[Execution]) -> None:
         return
     # What is measured is told beside the prediction.
     if not options.measured:
-        print(f'cold step {format_time(trace.cold_step)}{_steady(trace)}')
+        print(f'cold step {units.format_time(trace.cold_step)}{_steady(trace)}')
     if execution.losses:
         print(f'loss {execution.losses[0]:.6g}, after {len(execution.losses)} steps {execution.losses[-1]:.6g}')
     for note in notes:
         print(f'note: {note}')
 
 
-def _log(folder: Path, case: Case, execution: Execution) -> None:
+def _log(folder: Path, case: Case, execution: state.Execution) -> None:
     """Each measured step and loss for TensorBoard, and under the same name, so in the same chart, what is predicted."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -334,8 +324,8 @@ def _steady(trace: Trace) -> str:
         return ''
     # The first step opens connections and warms caches; it is told, but not mixed with the others.
     steps = trace.step_times[trace.warm()].tolist()
-    spread = f'{format_time(min(steps))} to {format_time(max(steps))}'
-    step = format_time(trace.step_times[trace.that_counts])
+    spread = f'{units.format_time(min(steps))} to {units.format_time(max(steps))}'
+    step = units.format_time(trace.step_times[trace.that_counts])
     return f', then {step} a step ({PERCENTILE:.0f}th percentile of {len(steps)}, {spread})'
 
 
@@ -355,7 +345,7 @@ def preflight_hosts(options: argparse.Namespace) -> int:
     except ScheduleError as error:
         # Hosts that can read their job need not wait for one that cannot.
         with suppress(SimparError, RuntimeError):
-            meeting.refuse(store_of(launch, REFUSAL), own, len(hosts), str(error).splitlines()[0])
+            meeting.refuse(external.store_of(launch, external.REFUSAL), own, len(hosts), str(error).splitlines()[0])
         raise
     except RuntimeError as error:
         raise RunFailed(f'host {own} ({hosts[own]}): {str(error).splitlines()[0]}') from error
@@ -363,7 +353,7 @@ def preflight_hosts(options: argparse.Namespace) -> int:
 
 def _program(options: argparse.Namespace, hosts: int) -> Program:
     program = load_job(options).program
-    validate(program)
+    validate.validate(program)
     if program.world % hosts:
         what = f'{hosts} hosts cannot share {program.world} ranks alike'
         raise ScheduleError(Problem('--hosts', what, 'name as many as divide the ranks'))
@@ -377,14 +367,14 @@ def _met(options: argparse.Namespace, launch: Launch, hosts: list[str], program:
     print(
         f'preflight: host {own} of {count}; all meet at {where} within {options.meet:g} s', file=sys.stderr, flush=True
     )
-    store = store_of(launch, options.meet)
+    store = external.store_of(launch, options.meet)
     wanted = meeting.asked(program, request_of(options, Job(program, None)), options.net)
     cards = meeting.shake_hands(store, launch, wanted, options.meet)
     places = meeting.places_of(cards, [range(first, first + each) for first in range(0, program.world, each)])
     needs = meeting.bytes_of_ranks(program, options.dtype)
     notes = meeting.preflight(store, own, cards, places, needs)
-    clock, _ = common_clock(store, own, count)
-    walls = wall_clocks(store, own, count, clock)
+    clock, _ = external.common_clock(store, own, count)
+    walls = external.wall_clocks(store, own, count, clock)
     notes += meeting.clocks_apart(places, {index * each: wall for index, wall in enumerate(walls)})
     if own == 0:
         _show_json(places, needs, notes) if options.json else _show_places(places, needs, notes)
@@ -425,7 +415,7 @@ def _show_json(places: list[meeting.Place], needs: list[int], notes: tuple[str, 
 def _devices(place: meeting.Place) -> str:
     """``8 of cuda, 79.1 GB free, driver 12080, version of NCCL 2.27.3``."""
     found = place.devices
-    parts = [f'{found.count} of {found.kind}', *([f'{format_size(min(found.free))} free'] if found.free else [])]
+    parts = [f'{found.count} of {found.kind}', *([f'{units.format_size(min(found.free))} free'] if found.free else [])]
     parts += [f'driver {found.driver}'] if found.driver else []
     return ', '.join([*parts, *(f'{topic} {version}' for topic, version in found.versions.items())])
 
@@ -433,8 +423,8 @@ def _devices(place: meeting.Place) -> str:
 def _show_places(places: list[meeting.Place], needs: list[int], notes: tuple[str, ...]) -> None:
     rows: list[tuple[str, ...]] = [('host', 'ranks', 'cores', 'memory needed', 'free')]
     for place in places:
-        need = format_size(sum(needs[rank] for rank in place.ranks))
-        free = format_size(place.host.free) if place.host.free else 'unknown'
+        need = units.format_size(sum(needs[rank] for rank in place.ranks))
+        free = units.format_size(place.host.free) if place.host.free else 'unknown'
         rows.append((place.host.name, many('rank', place.ranks), str(place.host.cores), need, free))
     if places[0].devices.kind:
         rows = [(*row, cell) for row, cell in zip(rows, ['devices', *map(_devices, places)], strict=True)]
@@ -449,8 +439,8 @@ def _show_places(places: list[meeting.Place], needs: list[int], notes: tuple[str
 
 def check_numerics(options: argparse.Namespace) -> int:
     """Train in process, compare with the unsharded model; raises ``NumericsWrong`` where they differ."""
-    case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
-    report = check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
+    case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
+    report = numerics.check(case.program, case.schedule.workload, case.schedule.plan, options.steps, options.seed)
     worst = report.worst
     if options.json:
         found = {'program': case.program.hash, 'compared': len(report.deviations), 'tolerance': report.tolerance}
@@ -469,8 +459,8 @@ def dry_run_job(options: argparse.Namespace) -> int:
     # It imports parts of torch that no other verb needs.
     from executor.virtual.dry_run import check_time, dry_run
 
-    case = load_case(options.job, options.set, limit=parse_limit(options.limit), module=module_of(options))
-    check_time(case.program, parse_limit(options.limit))
+    case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
+    check_time(case.program, size.parse_limit(options.limit))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)
     except (ProgramError, Deadlock) as error:

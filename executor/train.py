@@ -12,17 +12,12 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from executor import checkpoint as checkpoints
+from executor import draws, inprocess, state, tensors, validate
 from executor.checkpoint import Contents, Trained, Written, contents_of, finish, read_rank, write_rank
-from executor.cluster import Launch, detect
-from executor.cluster.external import launched, refuse_external
-from executor.draws import Batch, keep
-from executor.inprocess import InProcess
+from executor.cluster import Launch, detect, external
 from executor.options import Wanted
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
-from executor.state import Finish, Result, by_module
-from executor.tensors import TORCH
-from executor.validate import validate
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
 from simpar.errors import Problem, ScheduleError
@@ -48,7 +43,7 @@ def shape_of(program: Program, tensor: Tensor) -> tuple[int, ...]:
     return (first * program.micro_batches, *rest)
 
 
-def checked(program: Program, step: int, given: Any) -> Batch:
+def checked(program: Program, step: int, given: Any) -> draws.Batch:
     """A batch by the names of the program's inputs.
 
     Raises ``ScheduleError`` with everything that does not fit.
@@ -83,7 +78,7 @@ def _unfit(program: Program, tensor: Tensor, value: Any) -> str:
         return f'is {type(value).__name__}, not a tensor'
     if tuple(value.shape) != shape_of(program, tensor):
         return f'has shape {list(value.shape)}, not {list(shape_of(program, tensor))}'
-    if value.is_floating_point() != TORCH[tensor.dtype].is_floating_point:
+    if value.is_floating_point() != tensors.TORCH[tensor.dtype].is_floating_point:
         return f'is {str(value.dtype).removeprefix("torch.")}, not {tensor.dtype}'
     how, _, number = tensor.initial.partition('@')[0].partition(':')
     # Beyond the vocabulary, kernels would read other memory.
@@ -117,21 +112,21 @@ def ended(step: int, steps: int) -> ScheduleError:
 
 # What runs the stretches of a training: all ranks in this process, a pool of them, or one that a launcher started.
 
-Perform = Callable[[Request], Result]
+Perform = Callable[[Request], state.Result]
 Runner = AbstractContextManager[Perform]
 
 
 @contextmanager
 def in_process(program: Program) -> Iterator[Perform]:
     """All ranks in this process."""
-    machine: InProcess | None = None
+    machine: inprocess.InProcess | None = None
 
-    def perform(request: Request) -> Result:
+    def perform(request: Request) -> state.Result:
         nonlocal machine
         stretch = request.stretch or Stretch()
         if machine is None:
-            dtype = TORCH[request.dtype] if request.dtype else None
-            machine = InProcess(program, request.seed, dtype, first=stretch.first)
+            dtype = tensors.TORCH[request.dtype] if request.dtype else None
+            machine = inprocess.InProcess(program, request.seed, dtype, first=stretch.first)
             if stretch.source:
                 folder = Path(stretch.source)
                 contents = contents_of(folder)
@@ -149,7 +144,7 @@ def on_virtual(program: Program) -> Iterator[Perform]:
     """All ranks on virtual accelerators of this process."""
     held: list[dict[str, torch.Tensor]] | None = None
 
-    def perform(request: Request) -> Result:
+    def perform(request: Request) -> state.Result:
         nonlocal held
         world = VirtualWorld(program, request, held=held)
         result = world.run(keep=request.keep)
@@ -170,22 +165,22 @@ def of_pool(pool: Pool, program: Program) -> Iterator[Perform]:
 @contextmanager
 def of_launch(launch: Launch, program: Program, timeout: float) -> Iterator[Perform]:
     """The one rank that this process is; the ranks that are not 0 get empty results."""
-    with launched(launch, program, Net(), timeout) as perform:
-        yield lambda request: perform(request, _finish_of(program, request)) or Result((), {}, {})
+    with external.launched(launch, program, Net(), timeout) as perform:
+        yield lambda request: perform(request, _finish_of(program, request)) or state.Result((), {}, {})
 
 
-def _save(program: Program, request: Request, result: Result, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
+def _save(program: Program, request: Request, result: state.Result, held: Sequence[Mapping[str, torch.Tensor]]) -> None:
     """Write the checkpoint of a stretch, if one is due, of what all ranks hold."""
     folder = Path(request.stretch.save if request.stretch else '')
     _join(program, request, result, (write_rank(folder, program, rank, own) for rank, own in enumerate(held)))
 
 
-def _finish_of(program: Program, request: Request) -> Finish:
+def _finish_of(program: Program, request: Request) -> state.Finish:
     """What makes the checkpoint of a stretch whole, if one is due."""
     return lambda result, ranks: _join(program, request, result, (Written.read(one.written) for one in ranks))
 
 
-def _join(program: Program, request: Request, result: Result, written: Iterable[Written]) -> None:
+def _join(program: Program, request: Request, result: state.Result, written: Iterable[Written]) -> None:
     stretch = request.stretch
     if stretch and stretch.save:
         contents = Contents(
@@ -220,7 +215,7 @@ def train(
     every: int = 10,
     device: str = 'cpu',
     transport: str = '',
-) -> Result:
+) -> state.Result:
     """Train a schedule for some steps.
 
     Arguments:
@@ -253,7 +248,7 @@ def train(
     if steps < 1 or every < 1:
         raise ScheduleError(Problem('steps' if steps < 1 else 'every', f'is {min(steps, every)}', 'write at least 1'))
     if module is not None:
-        keep(module.weights)
+        draws.keep(module.weights)
     case = _case(file, overrides, module)
     program = case.program
     root = None if checkpoint is None else Path(checkpoint)
@@ -270,9 +265,9 @@ def train(
     except ScheduleError as error:
         # The other ranks wait for this one.
         if launch is not None:
-            refuse_external(launch, str(error))
+            external.refuse_external(launch, str(error))
         raise
-    return by_module(result) if module else result
+    return state.by_module(result) if module else result
 
 
 def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module: Imported | None) -> Case:
@@ -287,7 +282,7 @@ def _case(file: str | os.PathLike[str] | Case, overrides: Sequence[str], module:
 
 
 def _runner(program: Program, launch: Launch | None, timeout: float, wanted: Wanted, *, processes: bool) -> Runner:
-    validate(program)
+    validate.validate(program)
     if wanted.in_one_process:
         return on_virtual(program)
     if launch is not None:
@@ -309,7 +304,7 @@ class _Training:
     every: int
     wanted: Wanted
 
-    def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> Result:
+    def run(self, runner: Runner, data: Iterable[Given] | None, *, first: bool) -> state.Result:
         """Train. Arguments: ``first``, whether this process speaks for the run."""
         trained = Trained.of(self.case, self.dtype, own=data is not None)
         begun = self._begun(trained, first=first)
@@ -320,8 +315,8 @@ class _Training:
         source = str(checkpoints.folder_of(self.root, done)) if self.root and begun else ''
         if begun and done >= self.steps:
             whole = checkpoints.parameters_of(Path(source), begun, self.case.program)
-            return Result(losses[: self.steps], whole if first else {}, {})
-        last = Result((), {}, {})
+            return state.Result(losses[: self.steps], whole if first else {}, {})
+        last = state.Result((), {}, {})
         with runner as perform:
             while done < self.steps:
                 count = min(self._length(done, data is not None), self.steps - done)
@@ -335,7 +330,7 @@ class _Training:
                 )  # fmt: skip
                 last = perform(request)
                 losses, done, source = losses + last.losses, until, ''
-        return Result(losses, last.parameters, last.gradients)
+        return state.Result(losses, last.parameters, last.gradients)
 
     def _begun(self, trained: Trained, *, first: bool) -> Contents | None:
         """What the last checkpoint holds; None where there is none."""
@@ -364,7 +359,7 @@ class _Training:
             return self.every - done % self.every
         return FEW if given else self.steps
 
-    def _batches(self, data: Iterator[Given], done: int, count: int) -> tuple[Batch, ...]:
+    def _batches(self, data: Iterator[Given], done: int, count: int) -> tuple[draws.Batch, ...]:
         found = tuple(checked(self.case.program, done + at, one) for at, one in enumerate(islice(data, count)))
         if len(found) < count:
             raise ended(done + len(found), self.steps)

@@ -10,20 +10,16 @@ from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Any, Final
 
-from simpar.ablation import unchanged_baseline, unlike_stack, unused_of_cluster, without_effect
-from simpar.ablation.rules import Facts, facts_of, inert_keys
-from simpar.cost.compute import FP8
-from simpar.cost.price import Models, mode_notes
+from simpar import errors, numbers, plans, units
+from simpar.ablation import rules, unchanged_baseline, unlike_stack, unused_of_cluster, without_effect
+from simpar.cost import compute, price
 from simpar.document import Source
-from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.hardware import Cluster, Placement, Profile
 from simpar.hardware.net import Net, parse_net
 from simpar.lazy import card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
-from simpar.numbers import SHOWN, Decisive, Side, decisive, pricing_with
 from simpar.pipeline.checks import read_csv, rows_of
-from simpar.plans import Plan
 from simpar.predict import Prediction, Told, predict
 from simpar.profiles import NONE, cluster, load_profile, load_stack, shaped
 from simpar.program import Program
@@ -35,7 +31,6 @@ from simpar.schedule.schedule import told_apart, with_changes
 from simpar.session import Session
 from simpar.size import LIMIT, Limit, check_size
 from simpar.throughput import Throughput, throughput
-from simpar.units import format_count, format_size
 from simpar.workload import Sgd, Workload
 
 _LONGEST: Final = 40
@@ -64,7 +59,7 @@ class Case:
     """
 
     schedule: Schedule
-    plan: Plan
+    plan: plans.Plan
     cluster: Cluster
     program: Program
     strategies: Strategies
@@ -110,7 +105,7 @@ class Case:
     @property
     def about(self) -> str:
         """The model and the batch, in words."""
-        return f'{format_count(self.parameters)} parameters, batch {self.workload.batch}'
+        return f'{units.format_count(self.parameters)} parameters, batch {self.workload.batch}'
 
     @property
     def throughput(self) -> Throughput:
@@ -140,7 +135,7 @@ class Case:
         return (
             *([links.format(', '.join(changed))] if changed else []),
             *self.left_out,
-            *mode_notes(self.cluster, self.program),
+            *price.mode_notes(self.cluster, self.program),
             *self._in_8_bits(),
             *self._untrained(),
             *self.schedule.workload.model.notes,
@@ -150,7 +145,7 @@ class Case:
     def beside_stack(self) -> tuple[str, ...]:
         """What the file has otherwise than its framework, and which framework a rule chose; told before all else."""
         stack = self.cluster.stack
-        facts = facts_of(self.schedule, self.workload, self.plan, self.program)
+        facts = rules.facts_of(self.schedule, self.workload, self.plan, self.program)
         chosen = f'The file names no framework: {stack.name} is the default here (cluster.stack).' if stack else ''
         default = (chosen,) if chosen and self.schedule.framework_is_default else ()
         return (*self.gaps, *default, *unlike_stack(self.schedule, stack, facts))
@@ -181,7 +176,7 @@ class Case:
 
     def _in_8_bits(self) -> Iterator[str]:
         device = self.cluster.profile.device
-        if self.workload.fp8 != 'none' and FP8 not in device.matrix:
+        if self.workload.fp8 != 'none' and compute.FP8 not in device.matrix:
             yield f'{device.name} has no rate for fp8: products are priced in more bits, casts as they stand'
 
     def _untrained(self) -> Iterator[str]:
@@ -202,18 +197,18 @@ class Case:
         case = _one(schedule, self.session)
         return case.program, case.cluster
 
-    def what_decides(self, most: int = SHOWN) -> tuple[Decisive, ...]:
+    def what_decides(self, most: int = numbers.SHOWN) -> tuple[numbers.Decisive, ...]:
         """The numbers whose range could turn the sign of the gain, or move it most; what tells each.
 
         Example: ``[one.line for one in case.what_decides()]``.
         """
-        return decisive(self.sides, most)
+        return numbers.decisive(self.sides, most)
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[numbers.Side, ...]:
         """Program, cluster and batch of the plan, and of its baseline."""
         both = (self, self.baseline) if self.baseline else (self,)
-        return tuple(Side(one.program, one.cluster, one.workload.batch) for one in both)
+        return tuple(numbers.Side(one.program, one.cluster, one.workload.batch) for one in both)
 
     def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
@@ -230,8 +225,8 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
             progress=progress,
-            pricing=pricing_with(self.factors) if self.factors else None,
-            models=self.session.once(Models),
+            pricing=numbers.pricing_with(self.factors) if self.factors else None,
+            models=self.session.once(price.Models),
         )
         if prediction.spread:
             prediction = replace(prediction, spread=prediction.spread.narrowed(self.known, prediction.streaming))
@@ -316,7 +311,7 @@ def _one(schedule: Schedule, session: Session, hardware: Cluster | None = None) 
     )  # fmt: skip
 
 
-def choices(schedule: Schedule, hardware: Cluster, session: Session | None = None) -> tuple[Strategies, Plan]:
+def choices(schedule: Schedule, hardware: Cluster, session: Session | None = None) -> tuple[Strategies, plans.Plan]:
     """The strategies, with the workload that they are in, and the plan, both with every choice made.
 
     Argument: ``session``, as of ``case_of``.
@@ -334,7 +329,7 @@ def with_order(schedule: Schedule) -> Schedule:
     order = read_csv(schedule.folder / plan.order)
     problems = [problem.at(schedule.where('plan.order')) for problem in counts_fit(plan, order, ('plan', 'order'))]
     if problems:
-        raise ScheduleError(problems)
+        raise errors.ScheduleError(problems)
     return replace(schedule, plan=replace(plan, rows=rows_of(order)))
 
 
@@ -353,8 +348,8 @@ def cluster_of(schedule: Schedule) -> Cluster:
             spread=wanted.spread,
             expansion_mode=wanted.expansion_mode or '',
         )
-    except ProfileError as error:
-        raise ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
+    except errors.ProfileError as error:
+        raise errors.ScheduleError([_at(schedule, problem) for problem in error.problems]) from None
 
 
 def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
@@ -364,8 +359,8 @@ def _without_reserve(schedule: Schedule, profile: Profile) -> Profile:
         return profile
     left = memory.size.value - reserve
     if left <= 0:
-        what = f'{format_size(reserve)} of {format_size(memory.size.value)} leave nothing'
-        raise ProfileError(Problem('cluster', f'reserve: {what}', 'write less, e.g. 4 GB'))
+        what = f'{units.format_size(reserve)} of {units.format_size(memory.size.value)} leave nothing'
+        raise errors.ProfileError(errors.Problem('cluster', f'reserve: {what}', 'write less, e.g. 4 GB'))
     size = replace(memory.size, value=left)
     return replace(profile, device=replace(profile.device, memory=replace(memory, size=size, context=None)))
 
@@ -386,8 +381,8 @@ def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
     """What is kept free; where nothing is and the peak is near, that this may be too little."""
     reserve, size = case.schedule.cluster.reserve, prediction.device_memory
     if reserve:
-        told = f'{format_size(reserve)} of each device are reserved (cluster.reserve), {format_size(size)} are left'
-        return (told,)
+        kept, left = units.format_size(reserve), units.format_size(size)
+        return (f'{kept} of each device are reserved (cluster.reserve), {left} are left',)
     share = prediction.memory.peak / size
     if _TIGHT <= share <= 1 and not prediction.room.context:
         what = "the framework's context, workspaces and fragmentation are not counted; cluster.reserve: 4 GB keeps room"
@@ -395,7 +390,7 @@ def _kept_free(case: Case, prediction: Prediction) -> tuple[str, ...]:
     return ()
 
 
-def _at(schedule: Schedule, problem: Problem) -> Problem:
+def _at(schedule: Schedule, problem: errors.Problem) -> errors.Problem:
     """A problem of the cluster as one of the schedule; problems inside of a profile's file keep their place."""
     if problem.where != 'cluster':
         return problem
@@ -447,7 +442,7 @@ def written_out(case: Case) -> dict[str, Any]:
     tree['plan'] = {
         key: value
         for key, value in tree['plan'].items()
-        if key not in unused and (value not in _ALL or getattr(Plan(), key) != getattr(settled.plan, key))
+        if key not in unused and (value not in _ALL or getattr(plans.Plan(), key) != getattr(settled.plan, key))
     }
     workload = {key: _without_empty(key, value) for key, value in tree['workload'].items()}
     tree['workload'] = {key: value for key, value in workload.items() if value not in _ALL}
@@ -459,7 +454,7 @@ def written_out(case: Case) -> dict[str, Any]:
 def _settled(case: Case) -> Schedule:
     """The schedule with the values of all choices, and defaults where no value has an effect."""
     plan = settled_plan(case.workload, case.plan)
-    plan = replace(plan, **{key: getattr(Plan(), key) for key in _inert(case)})
+    plan = replace(plan, **{key: getattr(plans.Plan(), key) for key in _inert(case)})
     mine = case.schedule.cluster
     cluster = replace(mine, devices=case.cluster.devices, stack=mine.stack or NONE)
     return replace(case.schedule, workload=settled_workload(case.workload), plan=plan, cluster=cluster)
@@ -467,10 +462,10 @@ def _settled(case: Case) -> Schedule:
 
 def _inert(case: Case) -> frozenset[str]:
     """Keys of the plan of which no value has an effect; those of a search, when it is done."""
-    facts = Facts(
+    facts = rules.Facts(
         program=case.program, workload=case.workload, plan=case.plan, workload_asked=case.workload, asked=case.plan
     )
-    return frozenset(key.removeprefix('plan.') for key in inert_keys(facts) if key.startswith('plan.'))
+    return frozenset(key.removeprefix('plan.') for key in rules.inert_keys(facts) if key.startswith('plan.'))
 
 
 def _without_empty(key: str, value: Any) -> Any:

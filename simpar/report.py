@@ -10,14 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from simpar import interval, keys, metrics, profiles, units
 from simpar.headline import headline, headline_of_rates, maybe_too_large, run_by, short_time, too_large
-from simpar.interval import LEVEL, Interval
-from simpar.keys import without_effect_json, without_effect_line
 from simpar.memory import beside_summary, memory_to_dict, peak_summary
-from simpar.metrics import RankMetrics, StepMetrics, by_stages, is_pipeline
 from simpar.predict import ROWS, Prediction
-from simpar.profiles import NONE
-from simpar.units import format_count, format_size, format_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,11 +37,11 @@ def render(prediction: Prediction, *, colour: bool | None = None, width: int = 1
     """
     baseline = prediction.baseline
     parts: list[RenderableType] = [answer(prediction), *prediction.beside_stack, *interval_lines(prediction)]
-    parts += [line for line in (without_effect_line(prediction.without_effect),) if line]
+    parts += [line for line in (keys.without_effect_line(prediction.without_effect),) if line]
     parts += ['', figures(prediction)]
     if baseline:
         parts += ['', why(prediction, baseline)]
-    if is_pipeline(prediction.program):
+    if metrics.is_pipeline(prediction.program):
         parts += ['', _stages(prediction)]
     parts += ['', streams(prediction)]
     parts += ['', prediction.critical_path.summary]
@@ -66,7 +62,7 @@ def brief(prediction: Prediction, notes: Sequence[str] = (), *, colour: bool | N
     # What a file has otherwise than its framework changes what the headline is of.
     otherwise = [line for line in prediction.beside_stack if not line.startswith(_BY_RULE)]
     lines = [answer(prediction, exact=False), *otherwise, *interval_lines(prediction), '']
-    every = [line for line in (without_effect_line(prediction.without_effect),) if line]
+    every = [line for line in (keys.without_effect_line(prediction.without_effect),) if line]
     every = [*notes, *every, *prediction.notes, *(line for line in prediction.beside_stack if line not in otherwise)]
     told = [why_in_words(prediction, baseline)] if baseline else []
     if every:
@@ -81,7 +77,7 @@ def six(prediction: Prediction) -> Table:
     sides = [prediction, *([prediction.baseline] if prediction.baseline else [])]
     rows = table('', *(side.name for side in sides))
     steady = [side.metrics.steady for side in sides]
-    idle = 'bubble and idle' if is_pipeline(prediction.program) else 'idle'
+    idle = 'bubble and idle' if metrics.is_pipeline(prediction.program) else 'idle'
     parts = (('computing', 'compute'), ('exposed communication', 'exposed'), (idle, 'idle'))
     rows.add_row('step', *(short_time(side.step) for side in sides))
     for name, figure in parts:
@@ -89,13 +85,13 @@ def six(prediction: Prediction) -> Table:
         if max(shares) >= _SHOWN:
             times = (short_time(getattr(m, figure)) for m in steady)
             rows.add_row(name, *(f'{time} {share * 100:3.0f} %' for time, share in zip(times, shares, strict=True)))
-    rows.add_row('memory at the peak', *(format_size(float(f'{side.memory.peak:.3g}')) for side in sides))
+    rows.add_row('memory at the peak', *(units.format_size(float(f'{side.memory.peak:.3g}')) for side in sides))
     if any(side.memory.host for side in sides):
-        rows.add_row('on the host', *(format_size(float(f'{side.memory.host:.3g}')) for side in sides))
+        rows.add_row('on the host', *(units.format_size(float(f'{side.memory.host:.3g}')) for side in sides))
     known = [side.throughput.rate(side.step) for side in sides if side.throughput]
     if len(known) == len(sides) and prediction.throughput:
         unit = f'{prediction.throughput.unit} a second'
-        rows.add_row(unit, *(format_count(float(f'{rate:.3g}')) for rate in known))
+        rows.add_row(unit, *(units.format_count(float(f'{rate:.3g}')) for rate in known))
     return rows
 
 
@@ -194,11 +190,11 @@ def to_dict(prediction: Prediction) -> dict[str, Any]:
         'format': FORMAT,
         'simpar': __version__,
         **_answer(prediction),
-        'stack': prediction.stack or NONE,
+        'stack': prediction.stack or profiles.NONE,
         'beside_stack': list(prediction.beside_stack),
         'gain': prediction.gain,
         'gain_noise': prediction.gain_noise,
-        'without_effect': without_effect_json(prediction.without_effect),
+        'without_effect': keys.without_effect_json(prediction.without_effect),
         'explanation': [
             {'effect': row.effect, 'seconds': row.seconds, 'baseline': row.baseline, 'step': row.step}
             for row in prediction.explanation
@@ -215,8 +211,8 @@ def interval_lines(prediction: Prediction) -> Iterator[str]:
     if found is None:
         yield 'No interval: no published step was scored.'
         return
-    low, high, lacking = format_time(found.low), format_time(found.high), found.spread.lacking
-    yield f'{LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
+    low, high, lacking = units.format_time(found.low), units.format_time(found.high), found.spread.lacking
+    yield f'{interval.LEVEL * 100:.0f} % of such steps lie within {low} to {high}: {found.spread.words}.'
     if lacking and not found.spread.anchored:
         device, bound = found.spread.device, f'a step bound by the {found.spread.bound}'
         own = {'framework': prediction.stack, 'device': device, 'bound': bound}
@@ -243,8 +239,8 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
     """Predictions side by side, figure by figure; means over the ranks."""
     rows = table('', *(side.name for side in sides))
     steady = [side.metrics.steady for side in sides]
-    rows.add_row('step', *(format_time(side.step) for side in sides))
-    rows.add_row('first step, from cold', *(format_time(side.cold_step) for side in sides))
+    rows.add_row('step', *(units.format_time(side.step) for side in sides))
+    rows.add_row('first step, from cold', *(units.format_time(side.cold_step) for side in sides))
     rows.add_row('computing', *(_of(m.compute, m.step) for m in steady))
     rows.add_row('exposed communication', *(_of(m.exposed, m.step) for m in steady))
     # A single communicator's share is the whole of the row above; several that run at once sum to more.
@@ -253,7 +249,7 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
             rows.add_row(f'  while {name} runs', *(_of(_exposed_by(m).get(name, 0.0), m.step) for m in steady))
     # Where no rank waits in a collective, idle and bubble are one figure and stand in one row.
     differ = any(m.bubble != m.idle for m in steady)
-    staged = [is_pipeline(side.program) for side in sides]
+    staged = [metrics.is_pipeline(side.program) for side in sides]
     if differ or not all(staged):
         rows.add_row('idle', *(_of(m.idle, m.step) for m in steady))
     if differ or any(staged):
@@ -262,7 +258,7 @@ def figures_of(sides: Sequence[Prediction]) -> Table:
     if any(m.host >= _SHOWN * m.step for m in steady):
         rows.add_row('waiting for the host', *(_of(m.host, m.step) for m in steady))
     rows.add_row('overlap', *(_share(m.overlap) for m in steady))
-    rows.add_row('memory at the peak', *(format_size(side.memory.peak) for side in sides))
+    rows.add_row('memory at the peak', *(units.format_size(side.memory.peak) for side in sides))
     for name, figures in _rates(sides):
         rows.add_row(name, *figures)
     return rows
@@ -274,7 +270,7 @@ def _rates(sides: Sequence[Prediction]) -> Iterator[tuple[str, list[str]]]:
     if len(known) < len(sides):
         return
     unit = known[0][0].unit
-    yield f'{unit} a second', [format_count(each.rate(step)) for each, step in known]
+    yield f'{unit} a second', [units.format_count(each.rate(step)) for each, step in known]
     shares = [each.mfu(step) for each, step in known]
     yield (
         'model TFLOP/s a device, MFU',
@@ -289,14 +285,14 @@ def why(prediction: Prediction, baseline: Prediction) -> Table:
     """The gain in seconds that add up."""
     rows = table('why', 'saves', prediction.name, baseline.name)
     for row in prediction.explanation:
-        rows.add_row(row.effect, _signed(row.seconds), format_time(row.step), format_time(row.baseline))
+        rows.add_row(row.effect, _signed(row.seconds), units.format_time(row.step), units.format_time(row.baseline))
     rows.add_row('together', _signed(baseline.step - prediction.step), '', '', style='bold')
     return rows
 
 
 def streams(prediction: Prediction) -> Table:
     """The streams: of a pipeline their means over the ranks, else those of the ranks that differ."""
-    return _mean_streams(prediction) if is_pipeline(prediction.program) else _streams(prediction)
+    return _mean_streams(prediction) if metrics.is_pipeline(prediction.program) else _streams(prediction)
 
 
 def _streams(prediction: Prediction) -> Table:
@@ -347,7 +343,7 @@ def _stages(prediction: Prediction) -> Table:
         rows.add_row(
             f'{number}: stage{"s" if len(place["stages"]) > 1 else ""} {stages}',
             *(_of(place[figure], step) for figure in ('compute', 'exposed', 'bubble')),
-            format_size(place['memory']),
+            units.format_size(place['memory']),
         )
     return rows
 
@@ -356,9 +352,9 @@ def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
     """Means over the ranks that do the same stages, in seconds, and the highest memory of them in bytes."""
     program, steady = prediction.program, prediction.metrics.steady
     places = []
-    for stages, roles in by_stages(program).items():
+    for stages, roles in metrics.by_stages(program).items():
         mine = tuple(rank for rank in steady.ranks if any(program.role(rank.rank) is role for role in roles))
-        window = StepMetrics(step=steady.step, ranks=mine)
+        window = metrics.StepMetrics(step=steady.step, ranks=mine)
         figures = {name: getattr(window, name) for name in ('compute', 'exposed', 'idle', 'bubble')}
         memory = max(prediction.memory.rank(rank.rank).peak_bytes for rank in mine)
         ranks = sum(rank.ranks for rank in mine)
@@ -366,8 +362,8 @@ def pipeline_ranks(prediction: Prediction) -> list[dict[str, Any]]:
     return places
 
 
-def _interval(found: Interval | None) -> dict[str, Any] | None:
-    return {'share': LEVEL, 'low': found.low, 'high': found.high, **asdict(found.spread)} if found else None
+def _interval(found: interval.Interval | None) -> dict[str, Any] | None:
+    return {'share': interval.LEVEL, 'low': found.low, 'high': found.high, **asdict(found.spread)} if found else None
 
 
 def _answer(prediction: Prediction) -> dict[str, Any]:
@@ -386,7 +382,7 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
         'grades': prediction.grades,
         'fits': prediction.fits,
         'throughput': _throughput(prediction),
-        'pipeline': pipeline_ranks(prediction) if is_pipeline(prediction.program) else None,
+        'pipeline': pipeline_ranks(prediction) if metrics.is_pipeline(prediction.program) else None,
         'memory': memory_to_dict(prediction.memory, prediction.room),
         'notes': list(prediction.notes),
     }
@@ -411,7 +407,7 @@ def _throughput(prediction: Prediction) -> dict[str, Any] | None:
     }
 
 
-def _window(window: StepMetrics) -> dict[str, Any]:
+def _window(window: metrics.StepMetrics) -> dict[str, Any]:
     """Means over the ranks, and every rank that differs."""
     return {
         'seconds': window.step,
@@ -427,7 +423,7 @@ def _window(window: StepMetrics) -> dict[str, Any]:
     }
 
 
-def _rank(rank: RankMetrics) -> dict[str, Any]:
+def _rank(rank: metrics.RankMetrics) -> dict[str, Any]:
     return {
         'rank': rank.rank,
         'stands_for': rank.ranks,
@@ -446,7 +442,7 @@ def _rank(rank: RankMetrics) -> dict[str, Any]:
     }
 
 
-def _exposed_by(window: StepMetrics) -> dict[str, float]:
+def _exposed_by(window: metrics.StepMetrics) -> dict[str, float]:
     """Mean seconds exposed by communicator."""
     names: Iterator[str] = (name for rank in window.ranks for name in rank.exposed_by)
     return {name: window.mean(lambda rank, name=name: rank.exposed_by.get(name, 0.0)) for name in dict.fromkeys(names)}  # type: ignore[misc]
@@ -458,7 +454,7 @@ def _finite(value: float) -> float | None:
 
 def _of(seconds: float, total: float) -> str:
     """Seconds and their share of a step."""
-    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
+    return f'{units.format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _share(value: float) -> str:
@@ -471,4 +467,4 @@ def _percent(share: float) -> str:
 
 
 def _signed(seconds: float) -> str:
-    return f'{"+" if seconds > 0 else "-"}{format_time(abs(seconds))}' if seconds else '0'
+    return f'{"+" if seconds > 0 else "-"}{units.format_time(abs(seconds))}' if seconds else '0'

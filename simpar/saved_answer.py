@@ -14,16 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from simpar import __version__
+from simpar import __version__, errors, predict, profiles, units
 from simpar.case import Case, written_out
-from simpar.errors import Problem, ScheduleError
 from simpar.hardware.profile import figures_of
 from simpar.headline import change_in_words
-from simpar.predict import Prediction
-from simpar.profiles import COLUMNS, load_stack
 from simpar.sweep.journal import source_content
 from simpar.trace_files import SavedTrace
-from simpar.units import format_size, format_time
 
 FORMAT: Final = 'simpar difference 1'
 Part = Literal['simpar', 'profile', 'schedule']
@@ -35,7 +31,7 @@ _SHORTEST: Final = 1e-3
 """Of the larger step: what changed by a smaller share is left out of the operators."""
 
 
-def to_answer(case: Case, prediction: Prediction) -> dict[str, Any]:
+def to_answer(case: Case, prediction: predict.Prediction) -> dict[str, Any]:
     """What the prediction of a case rests on, and its figures, as plain values."""
     steady = prediction.metrics.steady
     rate = prediction.throughput.rate(prediction.step) if prediction.throughput else None
@@ -65,12 +61,12 @@ def _schedule(case: Case) -> dict[str, Any]:
 def _profile(case: Case) -> dict[str, Any]:
     """Every number of profile and stack, and what its tables hold."""
     profile, named = case.cluster.profile, case.schedule.cluster
-    tables = {kind: getattr(profile.tables, kind) for kind in COLUMNS}
+    tables = {kind: getattr(profile.tables, kind) for kind in profiles.COLUMNS}
     told: dict[str, Any] = {'profile': case.schedule.cluster.profile}
     told |= {key: figure.value for key, figure in figures_of(profile)}
     told |= {f'tables.{kind}': _digest(Path(table.file)) for kind, table in tables.items() if table is not None}
     if named.has_stack:
-        told |= {'stack': named.stack} | _flat(dataclasses.asdict(load_stack(named.stack)), 'stack')
+        told |= {'stack': named.stack} | _flat(dataclasses.asdict(profiles.load_stack(named.stack)), 'stack')
     return told
 
 
@@ -156,7 +152,7 @@ def _answer(saved: SavedTrace, name: str) -> dict[str, Any]:
     instead = 'write it again with `simpar run FILE --save`'
     if saved.origin != 'simulated':
         instead = 'compare a prediction with a measurement by `simpar compare`'
-    raise ScheduleError(Problem(name, what, instead))
+    raise errors.ScheduleError(errors.Problem(name, what, instead))
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
@@ -188,7 +184,7 @@ def _moved(old: dict[str, float], new: dict[str, float]) -> dict[str, tuple[floa
 def render_difference(found: Difference) -> str:
     """The screen: steps, what changed, figures, operators."""
     old, new = found.steps
-    lines = [f'step: {format_time(old)} → {format_time(new)}, {change_in_words(old, new)}', _cause(found)]
+    lines = [f'step: {units.format_time(old)} → {units.format_time(new)}, {change_in_words(old, new)}', _cause(found)]
     for part in found.changed:
         changes = found.changes[part]
         lines += ['', f'{part}: {len(changes)} changed']
@@ -201,7 +197,7 @@ def render_difference(found: Difference) -> str:
     if found.operators:
         lines += ['', f'{"busy in a step":<36}{"old":>12}{"new":>12}']
         for name, pair in list(found.operators.items())[:8]:
-            lines.append(f'{name:<36}{format_time(pair[0]):>12}{format_time(pair[1]):>12}')
+            lines.append(f'{name:<36}{units.format_time(pair[0]):>12}{units.format_time(pair[1]):>12}')
     return ''.join(f'{line.rstrip()}\n' for line in lines)
 
 
@@ -232,8 +228,8 @@ def _figure(name: str, value: float | None) -> str:
     if value is None:
         return '-'
     if name == 'memory':
-        return format_size(value)
-    return f'{value:.4g}' if name == 'rate' else format_time(value)
+        return units.format_size(value)
+    return f'{value:.4g}' if name == 'rate' else units.format_time(value)
 
 
 def _shown(value: Any) -> str:

@@ -41,8 +41,13 @@ def imported(path: Path) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f'{path}: relative import'
-            names.add(node.module or '')
+            names |= _modules(node)
     return names
+
+
+def _modules(node: ast.ImportFrom) -> set[str]:
+    """What is imported: a name of a package may be a module."""
+    return {f'{node.module}.{alias.name}' for alias in node.names} & KNOWN or {node.module or ''}
 
 
 def imported_on_top(path: Path) -> set[str]:
@@ -52,8 +57,7 @@ def imported_on_top(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            modules = {f'{node.module}.{alias.name}' for alias in node.names}
-            names |= modules & KNOWN or {node.module}
+            names |= _modules(node)
     return names
 
 

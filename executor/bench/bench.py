@@ -10,24 +10,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from executor import devices, host
 from executor.bench import items, kinds, rounds
 from executor.bench.ranks import Journal, LaunchedPool, TimedPool, Timer
-from executor.cluster import Launch
-from executor.cluster.external import refuse_external
-from executor.cluster.meeting import software
-from executor.devices import in_threads
-from executor.host import this_host
+from executor.cluster import Launch, external, meeting
 from executor.options import Wanted, in_one_process
 from executor.ranks.request import Request
-from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
+from simpar import calibrate, files, profiles
 from simpar.case import load_case
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.errors import Problem, ScheduleError, SimparError
-from simpar.files import write_atomically
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
-from simpar.profiles import cluster, load_profile, shaped
 from simpar.program import Program
 
 
@@ -209,20 +204,20 @@ def bench_messages(
     }
 
 
-def calibrated(record: Record, folder: Path) -> tuple[Calibration, Cluster]:
+def calibrated(record: Record, folder: Path) -> tuple[calibrate.Calibration, Cluster]:
     """What a record becomes, written and read as a user's would be; the folder is made, and keeps its tables."""
     folder.mkdir()
     (folder / 'record.json').write_text(json.dumps(record), encoding='utf-8')
-    found = calibrate(load_record(folder / 'record.json'))
-    write_profile(folder / 'calibrated.yaml', found)
-    return found, cluster(load_profile(folder / 'calibrated.yaml'))
+    found = calibrate.calibrate(calibrate.load_record(folder / 'record.json'))
+    calibrate.write_profile(folder / 'calibrated.yaml', found)
+    return found, profiles.cluster(profiles.load_profile(folder / 'calibrated.yaml'))
 
 
 def given_cluster(ranks: int, net: Net) -> Cluster:
     """So many cores of the shipped profile, over the network: whose seconds emulated compute takes as given."""
-    profile = load_profile('cpu-gloo')
-    profile = shaped(profile, str(net), net.payload_rate, net.latency) if net.shaped else profile
-    return cluster(replace(profile, devices=ranks))
+    profile = profiles.load_profile('cpu-gloo')
+    profile = profiles.shaped(profile, str(net), net.payload_rate, net.latency) if net.shaped else profile
+    return profiles.cluster(replace(profile, devices=ranks))
 
 
 def _kinds(
@@ -285,7 +280,7 @@ def _notes(ranks: int, kernels: Sequence[rounds.Samples], cores: int) -> list[st
 
 
 def _shared(ranks: int, cores: int = 0) -> list[str]:
-    cores = cores or this_host().cores
+    cores = cores or host.this_host().cores
     return [f'{ranks} ranks shared {cores} cores'] if ranks > cores else []
 
 
@@ -306,7 +301,7 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
         journal = Journal(_folder(options), {**of, 'machine': kind}) if launch is None or launch.rank == 0 else None
     except (SimparError, OSError) as error:
         if launch is not None:
-            refuse_external(launch, str(error))
+            external.refuse_external(launch, str(error))
         raise
     try:
         if launch is not None:
@@ -326,7 +321,7 @@ def _checked(options: argparse.Namespace, launch: Launch | None) -> items.On:
     if problems:
         raise ScheduleError(problems)
     if options.profile:
-        require_profile_path(options.profile)
+        calibrate.require_profile_path(options.profile)
     net = parse_net(options.net)
     wanted = Wanted(options.device, options.transport, compute=options.compute, net=net)
     wanted.check(launch.by if launch else '', processes=True)
@@ -348,7 +343,7 @@ def _problems(options: argparse.Namespace, launch: Launch | None) -> Iterator[Pr
         yield Problem('--net', f'namespaces need ranks of their own, but {launch.by} has started them', 'leave it out')
     if in_one_process(options):
         yield Problem('--device virtual', 'each rank of a bench has a process of its own', 'add --transport gloo')
-    if in_threads(options.device, options.transport) and options.dtype != 'fp32':
+    if devices.in_threads(options.device, options.transport) and options.dtype != 'fp32':
         yield Problem('--dtype', 'processors are measured in fp32', 'leave it out, or choose a --device')
     for name, path in (('--output', options.output), ('--profile', options.profile)):
         if path and not path.absolute().parent.is_dir():
@@ -366,7 +361,7 @@ def _identity(options: argparse.Namespace, launch: Launch | None, programs: Sequ
     return {
         'ranks': str(launch.world if launch else options.ranks or OWN),
         'started by': launch.by if launch else 'itself',
-        **software(),
+        **meeting.software(),
         'sizes': options.sizes or ('quick' if options.quick else 'full'),
         'seed': str(options.seed),
         'network': options.net,
@@ -429,11 +424,11 @@ def _write(options: argparse.Namespace, record: Record, journal: Journal) -> Non
     """Write what was asked for; then the journal has done its work."""
     text = json.dumps(record) + '\n'
     if options.output:
-        write_atomically(options.output, text)
+        files.write_atomically(options.output, text)
     if options.profile:
         # Beside the runs, so that a record that makes no profile is not lost.
         kept = journal.folder / 'record.json'
-        write_atomically(kept, text)
-        for path in write_profile(options.profile, calibrate(load_record(kept))):
+        files.write_atomically(kept, text)
+        for path in calibrate.write_profile(options.profile, calibrate.calibrate(calibrate.load_record(kept))):
             print(f'wrote {path}')
     journal.remove()

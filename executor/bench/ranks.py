@@ -24,25 +24,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from executor import host, state
 from executor.bench.items import matmul, program_of
-from executor.cluster import Launch
-from executor.cluster.external import External, errors_of, store_of
-from executor.cluster.meeting import Place, places_of
-from executor.host import pin, sharpen_sleep
-from executor.ranks.emulated import EmulatedMachine
-from executor.ranks.pool import Pool
+from executor.cluster import Launch, external, meeting
+from executor.ranks import emulated, pool, real, streams, watchdog
 from executor.ranks.rank import Machines
-from executor.ranks.real import RealMachine, Start
 from executor.ranks.request import Compute, Outcome, Request
-from executor.ranks.streams import Work
-from executor.ranks.watchdog import Pulse, Store
-from executor.state import assemble_run
 from simpar.cost.costs import Costs
 from simpar.errors import Problem, RunFailed, ScheduleError
 from simpar.files import read_regular, remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
-from simpar.program import Program
-from simpar.program.text import format_program, parse_program
+from simpar.program import Program, text
 from simpar.trace import Times, Trace
 
 MOST_STEPS: Final = 64
@@ -94,7 +86,7 @@ def on_clock(trace: Trace) -> Timed:
     return Timed(trace, seconds, seconds)
 
 
-class TimedPool(Pool):
+class TimedPool(pool.Pool):
     """A pool of ranks with one thread for computation each.
 
     Arguments: ``request``, device, transport, dtype and scheduling; others as of ``Pool``.
@@ -140,14 +132,14 @@ def timed_machines(folder: Path, rank: int) -> Machines:
     return Machines(partial(TimedMachine, place), partial(TimedEmulation, place))
 
 
-class TimedMachine(RealMachine):
+class TimedMachine(real.RealMachine):
     """Real compute; leaves CPU times in the file ``place``."""
 
-    def __init__(self, place: Path, start: Start, *more: Any, **others: Any) -> None:
+    def __init__(self, place: Path, start: real.Start, *more: Any, **others: Any) -> None:
         super().__init__(start, *more, **others)
         self._cpu = mapped(place, (2, start.steps, len(start.program.role(start.rank))))
 
-    def run(self, work: Work, arrived: float) -> float:
+    def run(self, work: streams.Work, arrived: float) -> float:
         """As real compute does."""
         before = _cpu_times()
         end = super().run(work, arrived)
@@ -155,7 +147,7 @@ class TimedMachine(RealMachine):
         return end
 
 
-class TimedEmulation(EmulatedMachine):
+class TimedEmulation(emulated.EmulatedMachine):
     """Emulated compute; leaves CPU times of its messages in the file ``place``."""
 
     def __init__(self, place: Path, program: Program, costs: Costs, rank: int, *more: Any) -> None:
@@ -163,7 +155,7 @@ class TimedEmulation(EmulatedMachine):
         # It is not told how many steps will run; what is never written takes no room.
         self._cpu = mapped(place, (2, MOST_STEPS, len(program.role(rank))))
 
-    def communicate(self, work: Work, arrived: float) -> float:
+    def communicate(self, work: streams.Work, arrived: float) -> float:
         """As emulated compute does."""
         before = _cpu_times()
         end = super().communicate(work, arrived)
@@ -196,7 +188,7 @@ LEFT: Final = ('outcome', 'cpu')
 """Keys of each rank that rank 0 deletes behind every run, for they are large."""
 
 
-class LaunchedPool(External):
+class LaunchedPool(external.External):
     """Rank 0's end of a bench, and that of every other rank.
 
     Arguments:
@@ -218,17 +210,17 @@ class LaunchedPool(External):
         meet: float,
         machine: str = '',
     ) -> None:
-        sharpen_sleep()
+        host.sharpen_sleep()
         if request.threads:
             torch.set_num_threads(1)
         self._meeting = launch
         nothing = program_of([matmul(TINY, TINY, TINY, 'F')], launch.world)
-        with errors_of(launch):
+        with external.errors_of(launch):
             super().__init__(launch, nothing, timeout, wanted, meet)
         self.net = net
         self.world = launch.world
         self._request = request
-        places = places_of(self._cards, [(rank,) for rank in range(self.world)])
+        places = meeting.places_of(self._cards, [(rank,) for rank in range(self.world)])
         self.per_host = _per_host(places)
         self.hosts = len(places)
         self._folder = Path(tempfile.mkdtemp(prefix='simpar-'))
@@ -241,7 +233,7 @@ class LaunchedPool(External):
     def _machines(self) -> Machines:
         return timed_machines(self._folder, self._rank)
 
-    def _place(self, places: list[Place]) -> None:
+    def _place(self, places: list[meeting.Place]) -> None:
         """Keep to a core, where this host has enough; know which of its devices is this rank's."""
         mine = next(place for place in places if self._rank in place.ranks)
         self.cores = mine.host.cores
@@ -249,7 +241,7 @@ class LaunchedPool(External):
         os.environ.setdefault('LOCAL_RANK', str(local))
         os.environ.setdefault('LOCAL_WORLD_SIZE', str(len(mine.ranks)))
         if self._request.threads and len(mine.ranks) <= mine.host.cores:
-            pin(local)
+            host.pin(local)
 
     def _unlike(self, machine: str) -> tuple[str, ...]:
         """A note where ranks are on machines of several kinds, whose times a row mixes."""
@@ -260,12 +252,12 @@ class LaunchedPool(External):
     def __enter__(self) -> LaunchedPool:
         again = replace(self._meeting, served=True)
 
-        def connect() -> Store:
-            return dist.PrefixStore('bench', store_of(again))
+        def connect() -> watchdog.Store:
+            return dist.PrefixStore('bench', external.store_of(again))
 
         # One for the whole bench: between two runs, too, nobody waits for a host that is lost.
         hosts = [card.host.name for card in self._cards]
-        self._stack.enter_context(Pulse(connect, self._rank, hosts, 'over', when=''))
+        self._stack.enter_context(watchdog.Pulse(connect, self._rank, hosts, 'over', when=''))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -291,7 +283,7 @@ class LaunchedPool(External):
     def timed(self, program: Program, steps: int, costs: Costs | None = None, issue: str = 'eager') -> Timed:
         """Run a program on all ranks for some steps, back to back; see ``Timer``."""
         assert costs is None
-        self._say({'program': format_program(program), 'steps': steps, 'issue': issue})
+        self._say({'program': text.format_program(program), 'steps': steps, 'issue': issue})
         found: list[Times] = []
 
         def read(execution: object, outcomes: object) -> None:
@@ -324,13 +316,13 @@ class LaunchedPool(External):
                 if job['stop']:
                     raise RunFailed(f'rank 0 stopped: {job["stop"]}')
                 return
-            self._turn(parse_program(job['program']), job['steps'], job['issue'], None)
+            self._turn(text.parse_program(job['program']), job['steps'], job['issue'], None)
 
     # all
 
     def _turn(self, program: Program, steps: int, issue: str, finish: Any) -> Any:
         self._program = program
-        with errors_of(self._meeting):
+        with external.errors_of(self._meeting):
             execution = self.run(replace(self._request, steps=steps, issue=issue), self.net, finish)
         return execution.trace if execution else None
 
@@ -352,7 +344,7 @@ class LaunchedPool(External):
         return nullcontext()
 
 
-def _per_host(places: list[Place]) -> int:
+def _per_host(places: list[meeting.Place]) -> int:
     """Ranks of a host. Raises ``RunFailed`` where hosts have unlike numbers of them, or ranks lie scattered."""
     counts = {len(place.ranks) for place in places}
     if len(counts) > 1:
@@ -489,6 +481,6 @@ def _read(path: Path, program: Program, what: str) -> Timed | None:
                 return None
             take: Callable[[str, int], Any] = lambda name, rank: found[f'{name}{rank}']  # noqa: E731
             outcomes = [Outcome(take('arrive', rank), take('end', rank)) for rank in range(program.world)]
-            return Timed(assemble_run(program, outcomes, 'real').trace, found['thread'], found['process'])
+            return Timed(state.assemble_run(program, outcomes, 'real').trace, found['thread'], found['process'])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None

@@ -19,28 +19,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor import devices, state, tensors
 from executor.bench import items as bench
 from executor.bench.kinds import Price, low
 from executor.bench.ranks import Timed, Timer, mapped
-from executor.devices import KINDS
+from executor.ranks import real, request, streams
 from executor.ranks.pool import Pool
 from executor.ranks.rank import Machines
-from executor.ranks.real import RealMachine, Start
-from executor.ranks.request import Request
-from executor.ranks.streams import Work
-from executor.state import figures
-from executor.tensors import torch_dtype
-from simpar import __version__
+from simpar import __version__, interval_sets, plans, workload
 from simpar.cost.compute import MATRIX, NO_WORK
 from simpar.cost.costs import Costs
 from simpar.engine import simulate
-from simpar.interval_sets import Intervals, union
 from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
-from simpar.plans import Plan
 from simpar.program import OpClass, Phase, Program, Role
 from simpar.trace import Span, Times, Trace
-from simpar.workload import Workload
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -234,7 +227,7 @@ def kernels(what: Kernels) -> list[bench.Item]:
             bench.matmul(m, n, k, phase) for m, n, k in ((256, 512, 512), (128, 512, 1024)) for phase in ('F', 'I', 'W')
         ]
     model = Transformer(layers=1, hidden=512, heads=8, vocab=1024, sequence=256)
-    items = bench.program_items(lower(Workload(model=model, batch=4), Plan(), 1), 1, 'beside')
+    items = bench.program_items(lower(workload.Workload(model=model, batch=4), plans.Plan(), 1), 1, 'beside')
     return [item for item in items if item.ops[-1].operator in ('norm', 'gelu', 'residual')]
 
 
@@ -307,11 +300,11 @@ def _spans(trace: Trace, rank: int, first: int = WARM_UP) -> list[tuple[int, Spa
     return [(step, span) for step in range(first, trace.steps) for span in trace.spans(rank, step)]
 
 
-def _busy(trace: Trace, rank: int, kind: str) -> Intervals:
+def _busy(trace: Trace, rank: int, kind: str) -> interval_sets.Intervals:
     """When ops of a kind run on a rank, warm-ups included."""
     # Warm-up steps too: a message of a warm-up may still run when the first counted kernel starts.
     spans = [(span.start, span.end) for _, span in _spans(trace, rank, 0) if span.op.kind == kind]
-    return union(np.array(spans).reshape(-1, 2))
+    return interval_sets.union(np.array(spans).reshape(-1, 2))
 
 
 def kernel_stretches(run: Timed, alone: Mapping[str, float], *, shaped: bool) -> Iterator[float]:
@@ -359,11 +352,11 @@ def message_stretches(trace: Trace, alone: Mapping[str, float]) -> Iterator[floa
             yield both / (work - free)
 
 
-def _within(span: Span, busy: Intervals) -> bool:
+def _within(span: Span, busy: interval_sets.Intervals) -> bool:
     return len(busy) > 0 and bool(busy[0, 0] <= span.start and span.end <= busy[-1, 1])
 
 
-def covered(span: Span, busy: Intervals) -> float:
+def covered(span: Span, busy: interval_sets.Intervals) -> float:
     """Seconds of a span that lie in a union of intervals."""
     inside = np.clip(busy, span.start, span.end)
     return float((inside[:, 1] - inside[:, 0]).sum())
@@ -387,7 +380,7 @@ def table_rows(items: Sequence[bench.Item], samples: Sequence[Samples]) -> dict[
         # Wall time of all repeats, CPU time of quiet ones: their distance tells a reader how busy the machine was.
         # Of messages a step has many, one after the other: what they take in quick steps counts.
         low = None if computes or not found.quick else found.quick
-        row |= {'wall': figures(found.wall, low), 'cpu': figures(kept.cpu)}
+        row |= {'wall': state.figures(found.wall, low), 'cpu': state.figures(kept.cpu)}
         if computes:
             row['quiet'] = round(float(found.quiet.mean()), 3)
         tables[item.table].append(row)
@@ -396,7 +389,7 @@ def table_rows(items: Sequence[bench.Item], samples: Sequence[Samples]) -> dict[
 
 def overlap_rows(found: Sequence[Stretch]) -> list[dict[str, Any]]:
     """One row for everything that was measured beside something else; ``factor`` of its time alone."""
-    return [{'what': one.what, 'beside': one.beside, 'factor': figures(one.factor)} for one in found]
+    return [{'what': one.what, 'beside': one.beside, 'factor': state.figures(one.factor)} for one in found]
 
 
 def environment(ranks: int, net: str, on: bench.On = bench.CPU, per_host: int = 0) -> dict[str, Any]:
@@ -469,7 +462,7 @@ class Reporter:
 
 def of_device(timer: Timer, sizes: bench.Sizes, on: bench.On, reporter: Reporter) -> dict[str, Any]:
     """Rows of a record: what the host takes to issue an op, eagerly and captured, and the clock under load."""
-    modes = ['eager', *(['graph'] if KINDS[on.device].graphs else [])]
+    modes = ['eager', *(['graph'] if devices.KINDS[on.device].graphs else [])]
     reporter.part(f'launches: {" and ".join(modes)}', len(modes) * len(PHASES))
     launches = []
     for mode in modes:
@@ -492,7 +485,7 @@ def _launch(timer: Timer, mode: str, phase: Phase) -> dict[str, Any]:
     slopes = (many - few) / (MANY[1] - MANY[0])
     # Every rank has a host of its own; noise may make a short slope negative.
     op = np.maximum(slopes.ravel(), 1e-9)
-    return {'op': figures(op), 'step': figures(np.maximum((few - MANY[0] * slopes).ravel(), 1e-9))}
+    return {'op': state.figures(op), 'step': state.figures(np.maximum((few - MANY[0] * slopes).ravel(), 1e-9))}
 
 
 def _steps(run: Timed) -> Times:
@@ -514,8 +507,8 @@ def _under_load(timer: Timer, sizes: bench.Sizes) -> dict[str, Any]:
     return {
         'size': sizes.load,
         'seconds': sizes.load_seconds,
-        'early': figures(early.ravel()),
-        'late': figures(late.ravel()),
+        'early': state.figures(early.ravel()),
+        'late': state.figures(late.ravel()),
     }
 
 
@@ -530,10 +523,10 @@ STEPS: Final = 4
 """Steps of a run that count."""
 
 
-class AloneMachine(RealMachine):
+class AloneMachine(real.RealMachine):
     """Real compute without messages: what would come from other ranks is there at once, as small numbers."""
 
-    def __init__(self, folder: Path, start: Start, *more: Any, **others: Any) -> None:
+    def __init__(self, folder: Path, start: real.Start, *more: Any, **others: Any) -> None:
         super().__init__(start, *more, **others)
         slots = len(start.program.role(start.rank))
         self._cpu = mapped(_alone_file(folder, start.rank), (start.steps, slots))
@@ -541,7 +534,7 @@ class AloneMachine(RealMachine):
         pauses = _pauses(folder, start.program, start.rank)
         self._pauses = np.fromfile(pauses).tolist() if pauses.exists() else [0.0] * slots
 
-    def run(self, work: Work, arrived: float) -> float:
+    def run(self, work: streams.Work, arrived: float) -> float:
         """As real compute does, with the CPU time of the process at the end; for a message the thread sleeps.
 
         The same memory comes each time, for that of a message is no part of what is timed.
@@ -554,7 +547,7 @@ class AloneMachine(RealMachine):
         if slot.index not in self._came:
             named = [program.tensor[name] for name in slot.op.writes + slot.op.accumulates]
             self._came[slot.index] = [
-                torch.full(program.local_shape(one), 0.02).to(torch_dtype(one.dtype, self._start.dtype))
+                torch.full(program.local_shape(one), 0.02).to(tensors.torch_dtype(one.dtype, self._start.dtype))
                 for one in named
             ]
         self._clock.sleep_until(arrived + self._pauses[slot.position])
@@ -588,7 +581,7 @@ class AlonePool(Pool):
 
     def ran(self, program: Program, steps: int) -> list[Ran]:
         """Run so many steps; what each rank saw."""
-        trace = self.perform(program, Request(steps=steps, favour=self._favour)).trace
+        trace = self.perform(program, request.Request(steps=steps, favour=self._favour)).trace
         return [
             Ran(times.arrive_KS, times.end_KS, np.fromfile(_alone_file(self._folder, one)).reshape(steps, -1))
             for one, times in enumerate(trace.representatives)
@@ -681,7 +674,7 @@ def _row(name: str, ranks: Sequence[_Steps]) -> dict[str, Any]:
     if not count:
         return {}
     one = sum(weight * seconds for weight, seconds in low) / count
-    seconds = {'wall': figures(np.concatenate(wall), low=one), 'cpu': figures(np.concatenate(cpu))}
+    seconds = {'wall': state.figures(np.concatenate(wall), low=one), 'cpu': state.figures(np.concatenate(cpu))}
     return {'weight': count, **seconds, 'quiet': 1.0}
 
 

@@ -12,15 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from executor import draws, validate, walk
 from executor.devices.open import Device
-from executor.draws import Kept, constants
 from executor.kernels import Context, context
-from executor.ranks.real import Computation, FedMemory, Start, Transport
-from executor.ranks.request import Part
-from executor.ranks.streams import failure_of
+from executor.ranks import real, request, streams
 from executor.ranks.watchdog import RUNNING, THROUGH, Beat, Failure, Status
-from executor.validate import clocks
-from executor.walk import Order, Slot
 from simpar.program import Instance, OpClass, instance
 from simpar.trace import Times
 
@@ -74,13 +70,13 @@ class Dropped:
             self._waiting[owner] = [entry for entry in waiting if entry[1] >= position]
 
 
-class DeviceMemory(FedMemory):
+class DeviceMemory(real.FedMemory):
     """The tensors of one rank.
 
     Arguments: ``known``, what each slot knows to be over, see ``Dropped``.
     """
 
-    def __init__(self, start: Start, device: Device, known: NDArray[np.int64]) -> None:
+    def __init__(self, start: real.Start, device: Device, known: NDArray[np.int64]) -> None:
         super().__init__(start)
         self._first = start.first
         self._device = device
@@ -213,7 +209,7 @@ def storage(tensor: torch.Tensor) -> int:
 AHEAD: Final = 2
 """Steps that are issued before the host waits for the first of them."""
 
-Watch = Callable[['Slot', int, Any], None]
+Watch = Callable[[walk.Slot, int, Any], None]
 """Told of every op before it is issued: the slot, the step, the stream."""
 
 
@@ -245,23 +241,23 @@ class Issuer:
         watch: is told of every op.
     """
 
-    start: Start
+    start: real.Start
     device: Device
-    transports: Mapping[tuple[str, str], Transport]
+    transports: Mapping[tuple[str, str], real.Transport]
     watch: Watch | None = None
     memory_of: ClassVar[type[DeviceMemory]] = DeviceMemory
-    computation_of: ClassVar[type[Computation]] = Computation
+    computation_of: ClassVar[type[real.Computation]] = real.Computation
 
     def __post_init__(self) -> None:
         start, device, role = self.start, self.device, self.start.program.role(self.start.rank)
         self._module = device.module
-        self.order = Order(start.program, role)
+        self.order = walk.Order(start.program, role)
         self.slots = self.order.slots
         self._module.set_device(device.name)
         self.streams = [self._module.Stream(device.name) for _ in role.streams]
         self._copies = self._module.Stream(device.name)
         self._ends = [slots[-1].position for slots in self.order.streams if slots]
-        self.memory = self.memory_of(start, device, clocks(role))
+        self.memory = self.memory_of(start, device, validate.clocks(role))
         where = replace(context(start.program, start.rank), device=device.name)
         self.computation = self.computation_of(start, self.memory, where)
         self._channels = [(slot.op.partition, role.streams[slot.stream]) for slot in self.slots]
@@ -331,12 +327,12 @@ class Issuer:
                         self.computation.communicate(slot, step, transport)
                     self._recorded(slot, stream, marks)
 
-    def _wait_for_needs(self, slot: Slot, step: int, stream: Any, marks: Marks) -> None:
+    def _wait_for_needs(self, slot: walk.Slot, step: int, stream: Any, marks: Marks) -> None:
         """Have a stream wait for the ops of other streams that an op needs."""
         for at, need in slot.awaits(step):
             stream.wait_event(marks.end[need] if at == step else self._before[need])
 
-    def _recorded(self, slot: Slot, stream: Any, marks: Marks) -> None:
+    def _recorded(self, slot: walk.Slot, stream: Any, marks: Marks) -> None:
         """An op is issued."""
         marks.end[slot.position].record(stream)
         marks.issued.add(slot.position)
@@ -438,7 +434,7 @@ class DeviceRun:
                 self._issuer.issue(step)
             self._issuer.finish()
         except Exception as error:
-            self.failures.append(failure_of(self._rank, self._step, self._issuer.at, error))
+            self.failures.append(streams.failure_of(self._rank, self._step, self._issuer.at, error))
 
     def _report(self, state: int) -> None:
         """Tell the watchdog how far the device is: for each stream its first op that is not over."""
@@ -472,7 +468,7 @@ class Captured:
     marks: Marks
     inputs: list[torch.Tensor]
     number: torch.Tensor
-    losses: dict[Part, torch.Tensor]
+    losses: dict[request.Part, torch.Tensor]
     gradients: dict[str, torch.Tensor]
 
 
@@ -487,7 +483,7 @@ class GraphIssuer(Issuer):
         self._done: dict[int, Any] | None = None
         self._captured: dict[int, Captured] = {}
         self._tails: dict[int, Any] = {}
-        self._constants: Kept = {}
+        self._constants: draws.Kept = {}
         self._pool = self._module.graph_pool_handle()
         self._launches = self._module.Stream(self.device.name)
         self._needed = {need for slot in self.slots for need in slot.needs}
@@ -496,7 +492,7 @@ class GraphIssuer(Issuer):
     def issue(self, step: int) -> None:
         """Issue a step; the device need not have begun the one before."""
         if step < WARM:
-            with constants(self._constants, again=False):
+            with draws.constants(self._constants, again=False):
                 super().issue(step)
             return
         one = self._captured.get(step % AHEAD)
@@ -557,7 +553,7 @@ class GraphIssuer(Issuer):
         try:
             # Other threads may ask devices for what they like meanwhile.
             with (
-                constants(self._constants, again=True),
+                draws.constants(self._constants, again=True),
                 self._module.graph(graph, self._pool, self._launches, capture_error_mode='thread_local'),
             ):
                 self._fork_and_join(step, marks, number)
@@ -581,7 +577,7 @@ class GraphIssuer(Issuer):
         for stream in self.streams:
             self._launches.wait_stream(stream)
 
-    def _wait_for_needs(self, slot: Slot, step: int, stream: Any, marks: Marks) -> None:
+    def _wait_for_needs(self, slot: walk.Slot, step: int, stream: Any, marks: Marks) -> None:
         """Inside of a graph events are its own; what the step before has left is met by its end."""
         if self._done is None:
             super()._wait_for_needs(slot, step, stream, marks)
@@ -589,7 +585,7 @@ class GraphIssuer(Issuer):
         for need in slot.needs:
             stream.wait_event(self._done[need])
 
-    def _recorded(self, slot: Slot, stream: Any, marks: Marks) -> None:
+    def _recorded(self, slot: walk.Slot, stream: Any, marks: Marks) -> None:
         if self._done is not None and slot.position in self._done:
             self._done[slot.position].record(stream)
         super()._recorded(slot, stream, marks)

@@ -15,15 +15,11 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from executor.devices import Kind
-from executor.host import yield_to_communication
-from executor.ranks.collectives import Channel
-from executor.ranks.watchdog import RUNNING, THROUGH, WAITING, Beat, Failure, Status
-from executor.walk import Order, Slot
+from executor import devices, host, walk
+from executor.ranks import collectives, watchdog
+from simpar import errors, trace
 from simpar.engine.queues import queues_of
-from simpar.errors import RunFailed
 from simpar.program import COPY, Program, Role
-from simpar.trace import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +29,9 @@ class Work:
     Arguments: ``channel``, to the op's group, None for compute and copies to the host or back.
     """
 
-    slot: Slot
+    slot: walk.Slot
     step: int
-    channel: Channel | None = None
+    channel: collectives.Channel | None = None
 
 
 class Machine(Protocol):
@@ -89,7 +85,7 @@ def queues_by_slot(role: Role, queues: int) -> dict[int, Queue]:
     return found
 
 
-def set_queues(kind: Kind, queues: int, streams: int) -> tuple[str, ...]:
+def set_queues(kind: devices.Kind, queues: int, streams: int) -> tuple[str, ...]:
     """Have the driver of a kind of device use so many work queues, 0: nobody asks; a note that says what is in force.
 
     Raises ``RunFailed`` where its variable says another number: the driver reads it once in a process.
@@ -101,11 +97,11 @@ def set_queues(kind: Kind, queues: int, streams: int) -> tuple[str, ...]:
     found = os.environ.setdefault(kind.queues, str(queues))
     if found != str(queues):
         what = f'{kind.queues} is {found} in this process, and the plan has {queues} work queues'
-        raise RunFailed(f'{what}; write cluster.work_queues: {found}, or unset the variable')
+        raise errors.RunFailed(f'{what}; write cluster.work_queues: {found}, or unset the variable')
     return (f'{kind.queues}={queues}: streams share so many work queues of a device',)
 
 
-def _of_environment(kind: Kind, streams: int) -> tuple[str, ...]:
+def _of_environment(kind: devices.Kind, streams: int) -> tuple[str, ...]:
     """A note where the user's environment says how many there are, and they are too few for all streams."""
     found = os.environ.get(kind.queues, '') if kind.queues else ''
     if not found.isdecimal() or int(found) >= streams:
@@ -116,7 +112,7 @@ def _of_environment(kind: Kind, streams: int) -> tuple[str, ...]:
 # Streams: a thread for each, walking its own slots through all steps back to back, and waiting for needs in
 # between.
 
-Channels = Mapping[tuple[str, str], Channel]
+Channels = Mapping[tuple[str, str], collectives.Channel]
 """(partition, stream) → the rank's channel there."""
 
 
@@ -127,7 +123,7 @@ class Cancelled(Exception):
 class _Stream:
     """One stream's slots, and how many ops of it have finished."""
 
-    def __init__(self, index: int, name: str, slots: list[Slot]) -> None:
+    def __init__(self, index: int, name: str, slots: list[walk.Slot]) -> None:
         self.index = index
         self.name = name
         self.slots = slots
@@ -152,21 +148,21 @@ class Streams:
     steps: int
     machine: Machine
     channels: Channels
-    status: Status
+    status: watchdog.Status
     favour: bool = False
     queues: InitVar[int] = 0
 
     def __post_init__(self, queues: int) -> None:
         role = self.program.role(self.rank)
-        self._order = Order(self.program, role)
+        self._order = walk.Order(self.program, role)
         self._streams = [
             _Stream(index, name, slots)
             for index, (name, slots) in enumerate(zip(role.streams, self._order.streams, strict=True))
         ]
         self._queues = queues_by_slot(role, queues)
-        self.arrive_KS: Times = np.zeros((self.steps, len(role)))
-        self.end_KS: Times = np.zeros((self.steps, len(role)))
-        self.failures: list[Failure] = []
+        self.arrive_KS: trace.Times = np.zeros((self.steps, len(role)))
+        self.end_KS: trace.Times = np.zeros((self.steps, len(role)))
+        self.failures: list[watchdog.Failure] = []
         self._threads: list[threading.Thread] = []
 
     def begin(self, moment: float) -> None:
@@ -200,13 +196,13 @@ class Streams:
         torch.set_num_threads(torch.get_num_threads())  # OpenMP counts per thread, and starts every thread at all cores
         try:
             if self.favour and self._computes(stream):
-                yield_to_communication()
+                host.yield_to_communication()
             last = begin
             for step in range(self.steps):
                 for slot in stream.slots:
                     at = slot.position
                     last = self._one(stream, step, slot, last)
-            self._say(stream, THROUGH, step, at)
+            self._say(stream, watchdog.THROUGH, step, at)
         # Another stream has reported the failure; a second report would hide the cause.
         except Cancelled:
             pass
@@ -217,10 +213,10 @@ class Streams:
         # Computation that came before all else would starve the threads of gloo, which share its core.
         return any(slot.op.kind == 'compute' for slot in stream.slots)
 
-    def _one(self, stream: _Stream, step: int, slot: Slot, last: float) -> float:
+    def _one(self, stream: _Stream, step: int, slot: walk.Slot, last: float) -> float:
         """Wait for an op's needs, run it, and say that it has finished."""
         at = slot.position
-        self._say(stream, WAITING, step, at)
+        self._say(stream, watchdog.WAITING, step, at)
         # An op waits for the op before it on its stream, and for its needs.
         ready = max(last, self._wait_for_needs(step, slot))
         queue = self._queues.get(at)
@@ -231,7 +227,7 @@ class Streams:
         arrived = self.machine.arrive(work, ready)
         if queue:
             queue.leave(arrived)
-        self._say(stream, RUNNING, step, at)
+        self._say(stream, watchdog.RUNNING, step, at)
         end = self.machine.run(work, arrived)
         self.arrive_KS[step, at], self.end_KS[step, at] = arrived, end
         with stream.changed:
@@ -241,10 +237,10 @@ class Streams:
 
     def _say(self, stream: _Stream, state: int, step: int, slot: int) -> None:
         """Tell the watchdog what a stream does."""
-        beat = Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
+        beat = watchdog.Beat(stream.finished, state, step, slot, time.perf_counter_ns(), stream.thread)
         self.status.set(self.rank, stream.index, beat)
 
-    def _wait_for_needs(self, step: int, slot: Slot) -> float:
+    def _wait_for_needs(self, step: int, slot: walk.Slot) -> float:
         """Wait for a slot's needs; return when the last of them ended."""
         return max((self._wait_for(*need) for need in slot.awaits(step)), default=0.0)
 
@@ -269,7 +265,7 @@ class Streams:
             raise Cancelled
         return float(self.end_KS[step, need])
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: watchdog.Failure) -> None:
         self.failures.append(failure)
         waited = [stream.changed for stream in self._streams]
         for changed in (*waited, *(queue.changed for queue in self._queues.values())):
@@ -277,9 +273,9 @@ class Streams:
                 changed.notify_all()
 
 
-def failure_of(rank: int, step: int, slot: int, error: Exception) -> Failure:
+def failure_of(rank: int, step: int, slot: int, error: Exception) -> watchdog.Failure:
     """What a rank reports of an error in an op."""
-    return Failure(rank, step, slot, _in_short(error), _lost(error))
+    return watchdog.Failure(rank, step, slot, _in_short(error), _lost(error))
 
 
 def _in_short(error: Exception) -> str:

@@ -8,17 +8,13 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Final
 
+from simpar import errors, hardware
 from simpar.cost.compute import FP8
-from simpar.errors import SimparError
-from simpar.hardware import Placement
 from simpar.keys import ROWS, row_of
-from simpar.lower.graph.loss import TOTAL
-from simpar.lower.graph.record import has_strategies
-from simpar.lower.issue import CONTEXT
+from simpar.lower import issue, roles, tape
+from simpar.lower.graph import loss, record
 from simpar.lower.lower import order_of
 from simpar.lower.passes.recompute import JOIN, is_recomputed
-from simpar.lower.roles import overlap_of, with_passes
-from simpar.lower.tape import layer_of
 from simpar.pipeline.order import Order
 from simpar.plans import Plan
 from simpar.program import OpClass, Program
@@ -163,8 +159,8 @@ def says_the_choice(key: Key, workload: Workload, plan: Plan, world: int) -> boo
         return bool(key.value == _UNMARKED)
     other_workload, other = without_keys(workload, plan, [key])
     if key.rule == 'plan.overlap':
-        passes = replace(with_passes(other), overlap=plan.overlap)
-        return with_passes(plan) == passes and overlap_of(plan) == overlap_of(other)
+        passes = replace(roles.with_passes(other), overlap=plan.overlap)
+        return roles.with_passes(plan) == passes and roles.overlap_of(plan) == roles.overlap_of(other)
     row = row_of(key.rule)
     if row is None or not row.chosen:
         return False
@@ -172,7 +168,7 @@ def says_the_choice(key: Key, workload: Workload, plan: Plan, world: int) -> boo
         try:
             chosen = settled_plan(workload, other)
         # Without the key nothing can be chosen: so it does not say what would be chosen.
-        except SimparError:
+        except errors.SimparError:
             return False
         return _alike(getattr(chosen, key.field), getattr(plan, key.field))
     settled = settled_workload(other_workload)
@@ -231,7 +227,7 @@ class Facts:
     @cached_property
     def placed(self) -> bool:
         """Whether any rank is on another device than that of its number."""
-        return Placement.of(self.plan, self.program.world) is not None
+        return hardware.Placement.of(self.plan, self.program.world) is not None
 
     @cached_property
     def one_stage(self) -> bool:
@@ -247,14 +243,14 @@ class Facts:
     @cached_property
     def scatters_activations(self) -> bool:
         """Whether degrees alone make a sum of activations leave each rank a slice, as sequence parallelism does."""
-        if has_strategies(self.workload, self.plan):
+        if record.has_strategies(self.workload, self.plan):
             return False
         return any(op.operator == 'reduce_scatter' and op.phase == 'F' for op in self._communication)
 
     @cached_property
     def moves_activations(self) -> bool:
         """Whether strategies that a search found move activations, which without it and degrees no rank sends."""
-        asked = self.asked.tensor == 1 and not has_strategies(self.workload_asked, self.asked)
+        asked = self.asked.tensor == 1 and not record.has_strategies(self.workload_asked, self.asked)
         among = {op.phase for op in self._communication if op.kind == 'collective'}
         return asked and not self.gathered and bool(among & {'F', 'I'})
 
@@ -262,7 +258,7 @@ class Facts:
     def exchanges(self) -> bool:
         """Whether any redistribution is an all-to-all."""
         # Heads are exchanged among context ranks by another key.
-        return any(op.operator == 'all_to_all' and op.partition != CONTEXT for op in self._communication)
+        return any(op.operator == 'all_to_all' and op.partition != issue.CONTEXT for op in self._communication)
 
     @cached_property
     def sharded(self) -> bool:
@@ -292,7 +288,7 @@ class Facts:
     @cached_property
     def recomputed(self) -> frozenset[str]:
         """The layers of which an op runs again."""
-        return frozenset(layer_of(op.name) for op in self.program.op_classes if is_recomputed(op))
+        return frozenset(tape.layer_of(op.name) for op in self.program.op_classes if is_recomputed(op))
 
     @cached_property
     def tiled(self) -> bool:
@@ -302,7 +298,7 @@ class Facts:
     @cached_property
     def sums_loss(self) -> bool:
         """Whether the loss is summed for display."""
-        return TOTAL in self.program.tensor
+        return loss.TOTAL in self.program.tensor
 
     @cached_property
     def draws_weights(self) -> bool:
@@ -347,7 +343,7 @@ class Facts:
         rows = () if not self.asked.rows else self.plan.rows
         try:
             own, other = (order_of(plan) for plan in (self.plan, replace(self.plan, order=Plan().order, rows=rows)))
-        except SimparError:
+        except errors.SimparError:
             # It is left out, and what comes of it is looked at.
             return False
         return _passes(own) != _passes(other)

@@ -15,34 +15,23 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.calibrate import require_profile_path
+from simpar import calibrate, predict, profiles, schedule, size, trace_files, workload
 from simpar.case import Case, cluster_of, load_case
 from simpar.commands.common import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
-from simpar.cost.compute import DeviceCompute, StackCompute
-from simpar.cost.price import price
-from simpar.document import override
-from simpar.document.tree import parse
+from simpar.cost import compute, price
+from simpar.document import override, tree
 from simpar.errors import Infeasible, Problem, ScheduleError
 from simpar.files import write_atomically
 from simpar.huggingface.models import MODELS
-from simpar.importing.findings import MAPPED
+from simpar.importing import findings, mapping, read
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
-from simpar.importing.mapping import Import, listing, schedule_text
-from simpar.importing.read import imported
-from simpar.predict import step_of
-from simpar.profiles import profile_of_flag, stack_names
 from simpar.recording.join import Join, Joined, named, program_key
 from simpar.recording.readers import joined, measured_trace, write_measured, write_stack
-from simpar.schedule import check_against_cluster, load_schedule
-from simpar.size import Limit
-from simpar.trace_files import save_trace
-from simpar.traces import RankTrace, is_trace, read_traces
-from simpar.traces.kineto import KINETO
+from simpar.traces import RankTrace, is_trace, kineto, read_traces
 from simpar.units import format_time
-from simpar.workload import Transformer
 
-_ANY: Final = Limit(memory=float('inf'), seconds=float('inf'))
+_ANY: Final = size.Limit(memory=float('inf'), seconds=float('inf'))
 _OF_RECORDINGS: Final = {'--for': 'leave it out', '--save': 'write --output FILE for the schedule'}
 
 
@@ -55,21 +44,21 @@ def import_command(options: argparse.Namespace) -> int:
         what = f'is of recordings of a profiler, and {options.file} is none'
         raise ScheduleError([Problem(flag, what, _OF_RECORDINGS[flag]) for flag in useless])
     given, over = _given(options.set)
-    made = imported(
+    made = read.imported(
         options.file, given=given, profile=options.cluster or '', model=options.model or '', arguments=options.arguments
     )
     if options.model and options.output:
         # Paths in a schedule are from its folder.
         over['workload.model'] = os.path.relpath(options.model, options.output.parent)
     made = replace(made, values={**made.values, **over}, comments={**made.comments, **dict.fromkeys(over, '--set')})
-    _read_back(schedule_text(made, options.file.name), options)
+    _read_back(mapping.schedule_text(made, options.file.name), options)
     text = with_baseline(
-        made.values, lambda question: schedule_text(made, options.file.name, question), _beside(options)
+        made.values, lambda question: mapping.schedule_text(made, options.file.name, question), _beside(options)
     )
     if options.json:
         print_json(_import_json(made, text))
     else:
-        print(listing(made, full=options.full), file=sys.stderr)
+        print(mapping.listing(made, full=options.full), file=sys.stderr)
     if options.output:
         write_atomically(options.output, text)
     elif not options.json:
@@ -115,14 +104,14 @@ def _given(settings: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
         if not sign or not name.strip():
             raise ScheduleError(Problem(f'--set {setting[:60]}', 'not a name and a value', 'write e.g. --set NNODES=8'))
         if name.split('.')[0] in ('workload', 'plan', 'cluster'):
-            over[name.strip()] = override(parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
+            over[name.strip()] = override(tree.parse('{}', setting), [setting]).get(tuple(name.strip().split('.')))
         else:
             given[name.strip()] = value
     return given, over
 
 
-def _import_json(made: Import, text: str) -> dict[str, Any]:
-    mapped = sum(line.outcome == MAPPED for line in made.lines)
+def _import_json(made: mapping.Import, text: str) -> dict[str, Any]:
+    mapped = sum(line.outcome == findings.MAPPED for line in made.lines)
     return {
         'kind': made.kind, 'schedule': text, 'mapped': mapped, 'listed': len(made.lines) - mapped,
         'settings': [asdict(line) for line in made.lines], 'assumed': list(made.assumed), 'notes': list(made.notes),
@@ -173,11 +162,11 @@ def _useless_flags(options: argparse.Namespace) -> Iterator[Problem]:
         if given and not options.schedule:
             yield Problem(flag, f"a {what} is written of a schedule's ops", 'write --for SCHEDULE.yaml too')
     if options.output:
-        require_profile_path(options.output)
+        calibrate.require_profile_path(options.output)
 
 
 def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside:
-    case, torch = load_case(options.schedule), all(trace.format == KINETO for trace in traces)
+    case, torch = load_case(options.schedule), all(trace.format == kineto.KINETO for trace in traces)
     if options.save and not torch:
         what = 'a table of kernels does not say which layer each is of'
         raise ScheduleError(Problem('--save', what, 'leave it out'))
@@ -186,7 +175,7 @@ def _joined(options: argparse.Namespace, traces: Sequence[RankTrace]) -> _Beside
     if not options.save:
         return beside
     trace, saved = measured_trace(case.program, traces)
-    save_trace(options.save, trace)
+    trace_files.save_trace(options.save, trace)
     return replace(beside, saved=saved)
 
 
@@ -195,7 +184,7 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     if not found.lines:
         what, instead = f'holds no op of {options.schedule}', 'record with record_shapes=True; check the batch'
         raise ScheduleError(Problem(str(options.file), what, instead))
-    step, priced = step_of(case.program, case.cluster), _priced(case)
+    step, priced = predict.step_of(case.program, case.cluster), _priced(case)
     if not options.output:
         return _Beside(found, step, priced)
     source = f'{options.file.name}, recorded ops of {device}, read {datetime.now(timezone.utc):{DATE}}'
@@ -204,12 +193,12 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     )
     over = [f'cluster.profile={options.output.resolve()}']
     stack = case.cluster.stack
-    if found.issue and stack and stack.name in stack_names():
+    if found.issue and stack and stack.name in profiles.stack_names():
         files.append(options.output.with_name(f'{options.output.stem}.stack.yaml'))
         write_stack(files[-1], stack, found, source)
         over.append(f'cluster.stack={files[-1].resolve()}')
     again = load_case(options.schedule, over)
-    return _Beside(found, step, priced, tuple(files), step_of(again.program, again.cluster))
+    return _Beside(found, step, priced, tuple(files), predict.step_of(again.program, again.cluster))
 
 
 def _copies(case: Case) -> float:
@@ -217,13 +206,13 @@ def _copies(case: Case) -> float:
     profile, stack, program = case.cluster.profile, case.cluster.stack, case.program
     if stack is None:
         return 0.0
-    framework = StackCompute(DeviceCompute(profile), profile, stack)
+    framework = compute.StackCompute(compute.DeviceCompute(profile), profile, stack)
     return sum(framework.copied(program.op_classes[index]) for index in program.role(0).op_class.tolist())
 
 
 def _priced(case: Case) -> dict[Any, float]:
     """What the schedule's own cluster makes of each kind of op, in seconds."""
-    costs, program = price(case.program, case.cluster), case.program
+    costs, program = price.price(case.program, case.cluster), case.program
     found = {}
     for index, op in enumerate(program.op_classes):
         key = program_key(program, op)
@@ -288,7 +277,7 @@ def _joined_json(beside: _Beside) -> dict[str, Any]:
 
 def init_command(options: argparse.Namespace) -> int:
     """Write it where it is asked for, once it has been read back."""
-    profile = profile_of_flag(options.cluster, '--cluster')
+    profile = profiles.profile_of_flag(options.cluster, '--cluster')
     sizes, model = _sizes(options.model, options.sequence)
     firsts = first_schedules(
         sizes, profile, nodes=options.nodes, devices=0 if options.devices == profile.devices else options.devices or 0,
@@ -359,8 +348,8 @@ def _sizes(model: str, sequence: int) -> tuple[Mapping[str, Any], str]:
         known = f'one of {", ".join(MODELS)}, or a config.json'
         raise ScheduleError(Problem('--model', f'no known model ({model[:40]!r})', known))
     probe = {'simpar': 1, 'cluster': 'h100-sxm-8', 'workload': {'model': model, 'sequence': sequence, 'batch': 65536}}
-    network = load_schedule({**probe, 'plan': {'data': 8}}).workload.model
-    assert isinstance(network, Transformer)
+    network = schedule.load_schedule({**probe, 'plan': {'data': 8}}).workload.model
+    assert isinstance(network, workload.Transformer)
     return asdict(network), model
 
 
@@ -371,7 +360,7 @@ def with_baseline(values: Mapping[str, Any], text: Callable[[Question], str], ov
     ``key=value``, beside what it says.
     Raises ``ScheduleError`` where the schedule itself is wrong.
     """
-    world = cluster_of(load_schedule(text(NONE), overrides)).world
+    world = cluster_of(schedule.load_schedule(text(NONE), overrides)).world
     fitting = (one for one in questions(values, world) if _is_predicted(text(one), overrides))
     return text(next(fitting, NONE))
 
@@ -379,7 +368,7 @@ def with_baseline(values: Mapping[str, Any], text: Callable[[Question], str], ov
 def _is_predicted(text: str, overrides: Sequence[str]) -> bool:
     """Whether the baseline of a schedule is a schedule that fits its cluster."""
     try:
-        baseline = load_schedule(text, overrides).baseline()
-        return baseline is not None and bool(check_against_cluster(baseline, cluster_of(baseline).world))
+        baseline = schedule.load_schedule(text, overrides).baseline()
+        return baseline is not None and bool(schedule.check_against_cluster(baseline, cluster_of(baseline).world))
     except ScheduleError:
         return False

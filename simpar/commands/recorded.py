@@ -6,20 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simpar.calibrate import Calibration, calibrate, load_record, require_profile_path, write_profile
-from simpar.calibrate.figures import peak_of
-from simpar.chakra import is_chakra
+from simpar import chakra, profiles, recording, shipped, size, units
+from simpar.calibrate import Calibration, calibrate, figures, load_record, require_profile_path, write_profile
 from simpar.commands.common import Progress, need_torch, print_answer, waiting
 from simpar.errors import Problem, ScheduleError
-from simpar.profiles import load_profile, profile_of_flag
-from simpar.recording import chosen_ops, read_job, straggling
 from simpar.recording import replay as recording_text
-from simpar.shipped import measured_folder
-from simpar.size import parse_limit
-from simpar.units import format_rate, format_time
-from simpar.validate.memory import known_facts, memory_pairs
+from simpar.validate import memory, run
 from simpar.validate.rows import other_files, read_rows
-from simpar.validate.run import answers, outcomes
 from simpar.validate.text import memory_to_dict, render, render_memory, to_dict
 
 BENCH = (sys.executable, '-m', 'executor.bench')
@@ -46,7 +39,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
         found = calibrate(load_record(file))
     written = write_profile(options.output, found)
     # Read back at once: a profile that cannot be used should fail here, not in the next run.
-    load_profile(options.output)
+    profiles.load_profile(options.output)
     print_answer(options, lambda: profile_to_dict(found, written), lambda: render_profile(found, written))
     return 0
 
@@ -74,13 +67,14 @@ def render_profile(found: Calibration, written: list[Path]) -> str:
     """The answer for a person."""
     value = {key: number.value for key, number in found.numbers.items()}
     emulated = found.record.compute == 'emulated'
-    alpha = f'{format_time(value["links.latency"])} a step and {format_time(value["library.start"])} a collective'
+    latency, start = (units.format_time(value[key]) for key in ('links.latency', 'library.start'))
+    alpha = f'{latency} a step and {start} a collective'
     tables = ', '.join(f'{kind} {len(table.lines)} lines ({table.grade})' for kind, table in found.tables.items())
     compute = ', emulated compute' if emulated else ''
     lines = [
         f'{found.record.ranks} ranks of a {found.record.machine}, network {found.record.net}{compute}',
-        *([] if emulated else _computing(value, peak_of(found.record))),
-        f'  network          {format_rate(value["links.bandwidth"])}, {alpha}',
+        *([] if emulated else _computing(value, figures.peak_of(found.record))),
+        f'  network          {units.format_rate(value["links.bandwidth"])}, {alpha}',
         f'  spread           {_spread(found)}',
         *([] if emulated else [_beside(value)]),
         f'  tables           {tables}',
@@ -94,7 +88,7 @@ def render_profile(found: Calibration, written: list[Path]) -> str:
 def _computing(value: dict[str, float], peak: str) -> list[str]:
     return [
         f'  matrix products  up to {value[peak] / 1e9:.4g} GFLOP/s in {peak.rpartition(".")[2]}',
-        f'  memory           up to {format_rate(value["device.memory.bandwidth"])}',
+        f'  memory           up to {units.format_rate(value["device.memory.bandwidth"])}',
     ]
 
 
@@ -111,11 +105,11 @@ def validate_command(options: argparse.Namespace) -> int:
     """Predict every row, print the scores, draw where asked."""
     if options.memory:
         return _memory(options)
-    rows = read_rows(options.data or measured_folder(), options.only or '')
+    rows = read_rows(options.data or shipped.measured_folder(), options.only or '')
     if options.data and not options.only:
         _tell_others(options.data)
     with Progress() as progress:
-        found = answers(outcomes(rows, options.jobs, progress, parse_limit(options.limit)))
+        found = run.answers(run.outcomes(rows, options.jobs, progress, size.parse_limit(options.limit)))
     if options.plot:
         from simpar.plot import write_figure
         from simpar.validate.text import scatter
@@ -134,27 +128,27 @@ def _tell_others(folder: Path) -> None:
 
 def _memory(options: argparse.Namespace) -> int:
     """The same of bytes."""
-    without = known_facts(name.strip() for name in options.without.split(',') if name.strip())
-    rows = read_rows(options.data or measured_folder() / 'memory', options.only or '')
+    without = memory.known_facts(name.strip() for name in options.without.split(',') if name.strip())
+    rows = read_rows(options.data or shipped.measured_folder() / 'memory', options.only or '')
     with Progress() as progress:
-        pairs, skipped = memory_pairs(rows, without, progress)
+        pairs, skipped = memory.memory_pairs(rows, without, progress)
     print_answer(options, lambda: memory_to_dict(pairs, skipped), lambda: render_memory(pairs, skipped))
     return 0
 
 
 def replay_command(options: argparse.Namespace) -> int:
     """Read the recorded ops, replay them, tell what is lost."""
-    if is_chakra(options.file):
+    if chakra.is_chakra(options.file):
         return _chakra(options)
     if options.cluster:
         raise ScheduleError(Problem('--cluster', 'recorded ops have durations', 'leave it out'))
     if options.file.is_dir():
         what = 'a folder without Chakra traces, NAME.RANK.et'
         raise ScheduleError(Problem(str(options.file), what, 'name a file of recorded ops, or another folder'))
-    job = read_job(options.file)
-    scale = chosen_ops(job, options.scale)
+    job = recording.read_job(options.file)
+    scale = recording.chosen_ops(job, options.scale)
     with Progress() as progress:
-        found = straggling(job, scale, progress)
+        found = recording.straggling(job, scale, progress)
     print_answer(options, lambda: recording_text.to_dict(found), lambda: recording_text.render(found))
     return 0
 
@@ -165,7 +159,7 @@ def _chakra(options: argparse.Namespace) -> int:
 
     if options.scale:
         raise ScheduleError(Problem('--scale', 'it knows no ops of Chakra traces', 'leave it out'))
-    profile = profile_of_flag(options.cluster, '--cluster') if options.cluster else None
+    profile = profiles.profile_of_flag(options.cluster, '--cluster') if options.cluster else None
     with waiting('replaying Chakra traces'):
         found = replayed(options.file, profile)
     if found.silent:

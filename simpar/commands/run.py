@@ -16,32 +16,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from simpar import errors, files, pipeline, plans, predict, profiles
 from simpar.case import Case, check_memory, memory_notes, on_net, written_out
-from simpar.commands.common import (
-    SHORT,
-    Progress,
-    about,
-    case_waited_for,
-    check_picture,
-    make_folders,
-    most_seconds,
-    net_of,
-    predicted_net,
-    print_json,
-    schedule_text,
-    waiting,
-)
+from simpar.commands import common
 from simpar.cost.price import price
-from simpar.engine import simulate
-from simpar.engine.loop import events
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_csv, write_atomically
+from simpar.engine import loop, simulate
 from simpar.lower import lower
 from simpar.memory import memory
-from simpar.pipeline import StageTimes, automatic_order
-from simpar.plans import Plan
-from simpar.predict import Prediction, at_full_clocks
-from simpar.profiles import cluster, load_profile
 from simpar.throughput import Budget, parse_budget, run_line, run_to_dict, training_run
 from simpar.workload import Transformer, Workload
 
@@ -52,8 +33,8 @@ if TYPE_CHECKING:
 def run_command(options: argparse.Namespace) -> int:
     """Print the answer; write plot, trace files where asked; raise ``Infeasible`` where memory does not do."""
     budget = _budget(options.train)
-    net = net_of(options)
-    case = on_net(case_waited_for(options), net)
+    net = common.net_of(options)
+    case = on_net(common.case_waited_for(options), net)
     found = None
     if options.fit:
         from simpar.validate.fit import fitted_case, read_own_step
@@ -67,7 +48,7 @@ def run_command(options: argparse.Namespace) -> int:
     prediction = _predicted(case, options.steps)
     decides = case.what_decides() if options.decides else ()
     notes = (*case.notes, *memory_notes(case, prediction))
-    with waiting('writing'):
+    with common.waiting('writing'):
         written = _write(options, prediction, case, notes)
     if options.json:
         from simpar.report import to_dict
@@ -84,7 +65,7 @@ def run_command(options: argparse.Namespace) -> int:
         if budget:
             run = training_run(budget, case.throughput, prediction.step)
             answer['training'] = run_to_dict(budget, run)
-        print_json({**answer, 'written': written})
+        common.print_json({**answer, 'written': written})
     elif options.quiet:
         from simpar.report import answer as in_a_sentence
 
@@ -109,7 +90,7 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(options: argparse.Namespace, prediction: Prediction, case: Case, notes: tuple[str, ...]) -> None:
+def _show(options: argparse.Namespace, prediction: predict.Prediction, case: Case, notes: tuple[str, ...]) -> None:
     """Print the answer, in brief or in full, and what its words mean."""
     from simpar.report import brief, render
 
@@ -123,18 +104,18 @@ def _show(options: argparse.Namespace, prediction: Prediction, case: Case, notes
         sys.stdout.write(brief(prediction, (*first, *(note for note in notes if note not in first))))
     if options.legend:
         print()
-        for row in read_csv(Path(__file__).with_name('legend.csv')):
+        for row in files.read_csv(Path(__file__).with_name('legend.csv')):
             if row['stream'] != 'yes' or any(row['word'] in role.streams for role in case.program.roles):
                 print(f'{row["word"]:16} {row["meaning"]}')
 
 
-def _predicted(case: Case, steps: int) -> Prediction:
+def _predicted(case: Case, steps: int) -> predict.Prediction:
     # Without a baseline there is one simulation alone, of which no share can be told.
     if case.baseline is None:
-        with waiting('simulating') as told:
-            told.most = most_seconds(case.schedule)
+        with common.waiting('simulating') as told:
+            told.most = common.most_seconds(case.schedule)
             return case.predict(steps)
-    with Progress('simulations done', after=SHORT) as progress:
+    with common.Progress('simulations done', after=common.SHORT) as progress:
         return case.predict(steps, progress=progress)
 
 
@@ -142,10 +123,10 @@ def _budget(texts: Sequence[str]) -> Budget | None:
     try:
         return parse_budget(texts) if texts else None
     except ValueError as error:
-        raise ScheduleError(Problem('--train', str(error))) from None
+        raise errors.ScheduleError(errors.Problem('--train', str(error))) from None
 
 
-def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Case) -> list[str]:
+def _write_traces(options: argparse.Namespace, prediction: predict.Prediction, case: Case) -> list[str]:
     """Kineto files of the ranks and steps that were asked for."""
     from simpar.kineto import chosen_ranks, in_the_merged_file, write_kineto
 
@@ -153,7 +134,7 @@ def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Cas
     world = trace.program.world
     if wrong := [rank for rank in options.trace_ranks if rank >= world]:
         what = f'there is no rank {wrong[0]}'
-        raise ScheduleError(Problem('--trace-ranks', what, f'write ranks from 0 to {world - 1}'))
+        raise errors.ScheduleError(errors.Problem('--trace-ranks', what, f'write ranks from 0 to {world - 1}'))
     ranks = list(options.trace_ranks) or chosen_ranks(trace, 8)
     steps, merged = in_the_merged_file(trace, ranks)
     if (steps, merged) != (trace.steps, ranks):
@@ -165,21 +146,22 @@ def _write_traces(options: argparse.Namespace, prediction: Prediction, case: Cas
     return [str(path) for path in paths]
 
 
-def _write(options: argparse.Namespace, prediction: Prediction, case: Case, notes: Sequence[str]) -> list[str]:
+def _write(options: argparse.Namespace, prediction: predict.Prediction, case: Case, notes: Sequence[str]) -> list[str]:
     written: list[str] = []
     if options.plot:
         from simpar.plot import write_figure
 
-        check_picture(options.plot)
-        make_folders(options.plot)
+        common.check_picture(options.plot)
+        common.make_folders(options.plot)
         write_figure(options.plot, prediction.timeline())
         written.append(str(options.plot))
     if options.html:
         from simpar.page import answer_page
 
-        make_folders(options.html)
-        write_atomically(
-            options.html, answer_page(prediction, schedule=schedule_text(options), notes=notes, about=about(case))
+        common.make_folders(options.html)
+        files.write_atomically(
+            options.html,
+            answer_page(prediction, schedule=common.schedule_text(options), notes=notes, about=common.about(case)),
         )
         written.append(str(options.html))
     if options.trace:
@@ -192,19 +174,19 @@ def _write(options: argparse.Namespace, prediction: Prediction, case: Case, note
     if options.save:
         from simpar.trace_files import save_trace
 
-        make_folders(options.save)
+        common.make_folders(options.save)
         save_trace(options.save, _saved(options, prediction, case))
         written.append(str(options.save))
     return written
 
 
-def _saved(options: argparse.Namespace, prediction: Prediction, case: Case) -> SavedTrace:
+def _saved(options: argparse.Namespace, prediction: predict.Prediction, case: Case) -> SavedTrace:
     """Plan and baseline, with what they rest on, for `simpar compare` and `simpar diff`."""
     from simpar.saved_answer import to_answer
     from simpar.trace_files import to_saved
 
-    def saved(one: Prediction, of: Case) -> SavedTrace:
-        network = predicted_net(of, net_of(options))
+    def saved(one: predict.Prediction, of: Case) -> SavedTrace:
+        network = common.predicted_net(of, common.net_of(options))
         return replace(to_saved(one.trace, one.costs), name=one.name, samples=of.workload.batch, net=network)
 
     below = prediction.baseline and case.baseline and saved(prediction.baseline, case.baseline)
@@ -213,15 +195,15 @@ def _saved(options: argparse.Namespace, prediction: Prediction, case: Case) -> S
 
 def resolve_command(options: argparse.Namespace) -> int:
     """Print the schedule; relative paths in it are from the current folder."""
-    case = case_waited_for(options)
-    with waiting('writing choices'):
+    case = common.case_waited_for(options)
+    with common.waiting('writing choices'):
         tree = written_out(case)
     if options.json:
-        print_json(tree)
+        common.print_json(tree)
     else:
         yaml.safe_dump(tree, sys.stdout, sort_keys=False, allow_unicode=True, width=120)
     limit = case.cluster.profile.device.sustained
-    if limit is not None and at_full_clocks(case.cluster) is not case.cluster:
+    if limit is not None and predict.at_full_clocks(case.cluster) is not case.cluster:
         print(
             f'what is left open is priced at the sustained clock, {limit.value:g} of the full one; '
             'run takes the clock of its step',
@@ -239,13 +221,13 @@ def warmup_command(options: argparse.Namespace) -> int:
 
     begun = time.monotonic()
     workload = Workload(model=Transformer(layers=8, hidden=64, heads=4, vocab=64, sequence=32), batch=128)
-    program = lower(workload, Plan(tensor=2, pipeline=2, data=2, micro_batches=64), 8)
-    _ = memory(simulate(program, price(program, cluster(load_profile('h100-sxm-8'))))).peak
-    automatic_order(2, StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
+    program = lower(workload, plans.Plan(tensor=2, pipeline=2, data=2, micro_batches=64), 8)
+    _ = memory(simulate(program, price(program, profiles.cluster(profiles.load_profile('h100-sxm-8'))))).peak
+    pipeline.automatic_order(2, pipeline.StageTimes.uniform(2, 1.0, 1.0, 1.0), 2)
     seconds = time.monotonic() - begun
     if options.json:
         print(json.dumps({'seconds': round(seconds, 3)}))
-    elif is_kept(events.compiled):
+    elif is_kept(loop.events.compiled):
         print(f'The machines are compiled ({seconds:.1f} s); from now on they are loaded from the disk.')
     else:
         print(f'The machines are compiled ({seconds:.1f} s), but no folder could be written: set NUMBA_CACHE_DIR.')

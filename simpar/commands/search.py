@@ -9,37 +9,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from simpar.commands.common import (
-    PICTURES,
-    Line,
-    Progress,
-    about,
-    case_waited_for,
-    check_picture,
-    graph_of,
-    make_folders,
-    print_answer,
-    schedule_text,
-    waiting,
-)
-from simpar.commands.exporting import export_target, tell, write_export
+from simpar import files, throughput, units
+from simpar.commands import common, exporting
 from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
 from simpar.exporting.export import export
-from simpar.files import write_atomically
 from simpar.page import answer_page
-from simpar.planner import Answer, Planning, load_planning
-from simpar.planner.plan import Planned, explained, sizes
-from simpar.planner.render import render, render_sizes, saved, sizes_to_dict, to_dict
-from simpar.sweep import Sweep, SweepAnswer, load_sweep, table
+from simpar.planner import Answer, Planning, load_planning, plan, render
+from simpar.sweep import Sweep, SweepAnswer, load_sweep, table, why_not
 from simpar.sweep.table import as_markdown, side_by_side
-from simpar.sweep.why_not import why_not
-from simpar.throughput import parse_budget
-from simpar.units import format_time
 
 
 def sweep_command(options: argparse.Namespace) -> int:
     """Print the table; write CSV and plot where asked; raise ``Infeasible`` where no row can be."""
-    sweep = load_sweep(options.file, options.set, options.sweep, module=graph_of(options))
+    sweep = load_sweep(options.file, options.set, options.sweep, module=common.graph_of(options))
     # Before the work: a wrong suffix should not cost a sweep of minutes.
     _check_outputs(options)
     answer = _swept(options, sweep)
@@ -47,7 +29,7 @@ def sweep_command(options: argparse.Namespace) -> int:
     if options.markdown:
         sys.stdout.write(side_by_side(answer, options.across) if options.across else as_markdown(answer))
     else:
-        print_answer(
+        common.print_answer(
             options,
             lambda: {**table.to_dict(answer), 'written': written},
             lambda: table.render(answer) + ''.join(f'wrote {name}\n' for name in written),
@@ -60,7 +42,7 @@ def sweep_command(options: argparse.Namespace) -> int:
 
 def _swept(options: argparse.Namespace, sweep: Sweep) -> SweepAnswer:
     """The answer; what ends the work before says how many rows are kept."""
-    with Progress() as progress:
+    with common.Progress() as progress:
         try:
             return sweep.predict(
                 options.jobs, progress, journal=_journal(options), scheduler=options.scheduler or '', note=progress.note
@@ -78,7 +60,7 @@ def _journal(options: argparse.Namespace) -> Path | None:
     return named or (table.with_name(f'{table.name}.rows') if table else None)
 
 
-def _rows_kept(options: argparse.Namespace, progress: Progress) -> str:
+def _rows_kept(options: argparse.Namespace, progress: common.Progress) -> str:
     journal = _journal(options)
     if journal is None:
         return 'no row is kept; with --csv or --journal the same command would go on from the finished ones'
@@ -91,14 +73,14 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """Before the work: a journal of its own, pictures of a kind that can be drawn, folders for everything."""
     if options.journal and options.journal in (options.csv, options.plot):
         raise ScheduleError(Problem('--journal', 'is the file of another output', 'write another name'))
-    check_picture(options.plot)
-    make_folders(options.plot, options.csv, options.journal)
+    common.check_picture(options.plot)
+    common.make_folders(options.plot, options.csv, options.journal)
 
 
 def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
     written: list[str] = []
     if options.csv:
-        write_atomically(options.csv, table.as_csv(answer))
+        files.write_atomically(options.csv, table.as_csv(answer))
         # The table has all that it had; a journal that the user names stays, for sweeps to come.
         if not options.journal and (journal := _journal(options)):
             journal.unlink(missing_ok=True)
@@ -114,19 +96,23 @@ def _write_sweep(options: argparse.Namespace, answer: SweepAnswer) -> list[str]:
 
 def why_not_command(options: argparse.Namespace) -> int:
     """Print sets of overlaps, the best first; raise ``Infeasible`` where none fits."""
-    make_folders(options.html)
-    case = case_waited_for(options)
-    with waiting('predicting sets of overlaps'):
-        found = why_not(case)
+    common.make_folders(options.html)
+    case = common.case_waited_for(options)
+    with common.waiting('predicting sets of overlaps'):
+        found = why_not.why_not(case)
     if options.html:
         best = found.case or case
         page = answer_page(
-            best.predict(), schedule=schedule_text(options), notes=best.notes, about=about(best), overlaps=found.html
+            best.predict(),
+            schedule=common.schedule_text(options),
+            notes=best.notes,
+            about=common.about(best),
+            overlaps=found.html,
         )
-        write_atomically(options.html, page)
+        files.write_atomically(options.html, page)
     wrote = f'wrote {options.html}\n' if options.html else ''
     warnings = ''.join(f'Note: {line}\n' for line in (*case.beside_stack, *case.left_out))
-    print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
+    common.print_answer(options, found.to_dict, lambda: found.render() + warnings + wrote)
     sys.stdout.flush()
     if found.best is None and found.verdicts:
         raise Infeasible('no set of overlaps fits; the table says why')
@@ -140,17 +126,17 @@ _OFTEN: Final = 0.5
 def plan_command(options: argparse.Namespace) -> int:
     """Print the answer; write what is asked for; raise ``Infeasible`` where no plan fits."""
     _check_flags(options)
-    planning = load_planning(options.file, options.set, module=graph_of(options))
-    make_folders(options.save, options.journal, options.plot)
+    planning = load_planning(options.file, options.set, module=common.graph_of(options))
+    common.make_folders(options.save, options.journal, options.plot)
     if options.devices:
         return _sizes(options, planning)
     answer = _searched(options, planning)
-    found = Planned(answer=answer) if options.brief else _explained(options, answer)
+    found = plan.Planned(answer=answer) if options.brief else _explained(options, answer)
     written = _write_plan(options, planning, answer)
-    print_answer(
+    common.print_answer(
         options,
-        lambda: to_dict(answer, found.why, found.robustness),
-        lambda: render(answer, found.why, found.robustness) + ''.join(f'wrote {path}\n' for path in written),
+        lambda: render.to_dict(answer, found.why, found.robustness),
+        lambda: render.render(answer, found.why, found.robustness) + ''.join(f'wrote {path}\n' for path in written),
     )
     sys.stdout.flush()
     if answer.best is None and answer.complete:
@@ -163,13 +149,13 @@ def _check_flags(options: argparse.Namespace) -> None:
     problems = []
     if options.save and options.save.suffix not in ('.yaml', '.yml'):
         problems.append(Problem('--save', f'not a schedule (got {options.save})', 'write a name that ends in .yaml'))
-    if options.plot and options.plot.suffix not in PICTURES:
-        problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(PICTURES)}'))
+    if options.plot and options.plot.suffix not in common.PICTURES:
+        problems.append(Problem('--plot', f'not a picture (got {options.plot})', f'write {", ".join(common.PICTURES)}'))
     if options.export:
-        export_target(options.export)
+        exporting.export_target(options.export)
     try:
         if options.train:
-            parse_budget(options.train)
+            throughput.parse_budget(options.train)
     except ValueError as error:
         problems.append(Problem('--train', str(error)))
     if problems:
@@ -189,20 +175,20 @@ def _searched(options: argparse.Namespace, planning: Planning) -> Answer:
         )
 
 
-def _explained(options: argparse.Namespace, answer: Answer) -> Planned:
-    return explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
+def _explained(options: argparse.Namespace, answer: Answer) -> plan.Planned:
+    return plan.explained(answer, jobs=options.jobs, scheduler=options.scheduler or '')
 
 
 def _sizes(options: argparse.Namespace, planning: Planning) -> int:
     """Plan on several numbers of devices."""
-    budget = parse_budget(options.train) if options.train else None
-    found = sizes(planning, options.devices, budget, lambda one: _searched(options, one))
+    budget = throughput.parse_budget(options.train) if options.train else None
+    found = plan.sizes(planning, options.devices, budget, lambda one: _searched(options, one))
     if options.plot and found.front:
         from simpar.plot.frame import write_figure
 
         write_figure(options.plot, found.plot())
     wrote = f'wrote {options.plot}\n' if options.plot and found.front else ''
-    print_answer(options, lambda: sizes_to_dict(found), lambda: render_sizes(found) + wrote)
+    common.print_answer(options, lambda: render.sizes_to_dict(found), lambda: render.render_sizes(found) + wrote)
     sys.stdout.flush()
     if not found.front and all(one.answer.complete for one in found.found):
         raise Infeasible('no plan fits on any of these numbers of devices')
@@ -214,8 +200,8 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
     if answer.choice is None:
         return []
     if options.save:
-        text = saved(answer.choice, planning.schedule, options.file, options.set, options.save)
-        write_atomically(options.save, text)
+        text = render.saved(answer.choice, planning.schedule, options.file, options.set, options.save)
+        files.write_atomically(options.save, text)
     if options.plot:
         from simpar.planner.render import front_picture
         from simpar.plot.frame import write_figure
@@ -223,19 +209,19 @@ def _write_plan(options: argparse.Namespace, planning: Planning, answer: Answer)
         write_figure(options.plot, front_picture(answer))
     exported: list[Path] = []
     if options.export:
-        target, path = export_target(options.export)
+        target, path = exporting.export_target(options.export)
         made = export(answer.choice.schedule, target.name)
-        tell(made.framework, made.unsaid)
-        exported = write_export(made, path)
+        exporting.tell(made.framework, made.unsaid)
+        exported = exporting.write_export(made, path)
     return [*(path for path in (options.save, options.plot) if path), *exported]
 
 
-class _Best(Line):
+class _Best(common.Line):
     """The best plan so far, on a terminal only."""
 
     def __call__(self, answer: Answer) -> None:
         now = monotonic()
         if not self._shown or now - self._told < _OFTEN:
             return
-        best = f'best {format_time(answer.best.step)}, gap {answer.gap:.1%}' if answer.best else 'no plan yet'
+        best = f'best {units.format_time(answer.best.step)}, gap {answer.gap:.1%}' if answer.best else 'no plan yet'
         self.say(f'{best}; {len(answer.ranking) + answer.infeasible} predicted, {answer.nodes} nodes', now)

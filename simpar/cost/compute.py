@@ -11,28 +11,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from typing import Final
 
+from simpar import hardware, profiles, program
 from simpar.cost.costs import MINOR, ComputeCost, ComputeModel, major
 from simpar.cost.formula import PAIRWISE
 from simpar.cost.tables import Axis, Curve, Grid, Scatter, is_grid
 from simpar.errors import Problem, ProfileError
-from simpar.hardware import (
-    Device,
-    Figure,
-    FlopsFigure,
-    Grade,
-    Launches,
-    Profile,
-    ShareFigure,
-    Stack,
-    TableFile,
-    TimeFigure,
-    worst,
-)
-from simpar.model.operators import priced
-from simpar.model.operators.attention import CONTEXT_ATTENTION
+from simpar.model.operators import attention, priced
 from simpar.model.ops import counts_of, seen
-from simpar.profiles import Row, read_table
-from simpar.program import OpClass
 
 PRODUCTS = priced('matrix')
 """Matrix products; those of a batch, one for each head and sample in attention, are priced as one of all their rows.
@@ -65,12 +50,12 @@ class DeviceCompute:
     Does not model: layouts of the operands, what is still in a cache, clocks that fall under load.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: hardware.Profile) -> None:
         self.profile = profile
         self.device = profile.device
         self._known: dict[tuple[object, ...], ComputeCost] = {}
 
-    def seconds(self, op: OpClass) -> ComputeCost:
+    def seconds(self, op: program.OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class.
 
         Raises ``ProfileError`` where the profile has no rate for its data type, or a table is wrong.
@@ -82,7 +67,7 @@ class DeviceCompute:
             found = self._known[key] = self._seconds(op)
         return found
 
-    def _seconds(self, op: OpClass) -> ComputeCost:
+    def _seconds(self, op: program.OpClass) -> ComputeCost:
         if op.operator in NO_WORK:
             return ComputeCost(0.0, 0.0, 'no work (measured)', 'measured')
         if op.operator in PRODUCTS and op.dims:
@@ -93,7 +78,7 @@ class DeviceCompute:
             return self._attention(op)
         return self._streaming(op)
 
-    def _in_8_bits(self, op: OpClass) -> ComputeCost:
+    def _in_8_bits(self, op: program.OpClass) -> ComputeCost:
         """By formula, for no table has products of 8 bits; on a device without them as in 16 bits, or what it has."""
         size = _product_size(op)
         if FP8 in self._matrix:
@@ -104,7 +89,7 @@ class DeviceCompute:
         cost = self._matmul(_product(dataclasses.replace(op, dtype=wider), *size))
         return dataclasses.replace(cost, why=f'no 8 bits on this device, in {wider}: {cost.why}')
 
-    def _matmul(self, op: OpClass) -> ComputeCost:
+    def _matmul(self, op: program.OpClass) -> ComputeCost:
         if op.dtype == FP8 and (FP8 in self._matrix or HALF & self._matrix.keys()):
             return self._in_8_bits(op)
         size = _product_size(op)
@@ -121,7 +106,7 @@ class DeviceCompute:
         why = f'{how} of the matmul table at m, n, k = {size[0]}, {size[1]}, {size[2]}: {rate:.4g} TFLOP/s'
         return _cost(seconds, op.flops / fastest, why, table.grade)
 
-    def _iterated(self, op: OpClass) -> ComputeCost:
+    def _iterated(self, op: program.OpClass) -> ComputeCost:
         """X·Xᵀ, a product of squares, and one of a square with X, as often as there are iterations.
 
         Does not model: what is done element by element, which fuses with the products.
@@ -132,12 +117,12 @@ class DeviceCompute:
         seconds, best = (times * sum(getattr(cost, part) for cost in costs) for part in ('seconds', 'best'))
         slowest = max(costs, key=lambda cost: cost.seconds)
         why = f'{times} × {len(costs)} products, the slowest {slowest.why}'
-        return ComputeCost(seconds, best, why, worst([cost.grade for cost in costs]))
+        return ComputeCost(seconds, best, why, hardware.worst([cost.grade for cost in costs]))
 
     @functools.cached_property
-    def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[Row], float]:
+    def _matmul_lookup(self) -> tuple[Callable[..., float], frozenset[profiles.Row], float]:
         table = self.profile.tables.matmul
-        rows = read_table(table, 'matmul') if table else ()
+        rows = profiles.read_table(table, 'matmul') if table else ()
         grid, points, fastest = _grid_of_products(rows)
         # Published tables often hold the shapes of some models, not a grid.
         return grid or Scatter(rows, self._model(table), waves(self.device)), points, fastest
@@ -146,7 +131,7 @@ class DeviceCompute:
     def _largest(self) -> tuple[float, ...]:
         return tuple(map(max, zip(*self._matmul_lookup[1], strict=True)))
 
-    def _model(self, table: TableFile | None) -> Callable[..., float]:
+    def _model(self, table: hardware.TableFile | None) -> Callable[..., float]:
         dtype = (table and table.dtype) or 'fp32'
         peak, width = self._rate(dtype, 'of the matmul table', self._matrix), BYTES[dtype]
 
@@ -155,14 +140,14 @@ class DeviceCompute:
 
         return seconds
 
-    def _attention(self, op: OpClass) -> ComputeCost:
+    def _attention(self, op: program.OpClass) -> ComputeCost:
         """The forward by table or share of the peak; the backward takes ``backward`` times as long."""
         backward = self.device.attention.backward
         # Tables have forwards only; a flash backward does 5 products to the forward's 2, and some more work.
         factor = 1.0 if op.phase == 'F' else backward.value * _of_keys(op)
         flops = factor * forward_flops(op)
         table = self.profile.tables.attention
-        rests: list[Grade] = [] if op.phase == 'F' else [backward.grade]
+        rests: list[hardware.Grade] = [] if op.phase == 'F' else [backward.grade]
         times = '' if op.phase == 'F' else f'{factor:g} × the forward, '
         if table is None or not _alike(op.dtype, table.dtype):
             peak = self._rate(op.dtype, op.name, self._matrix)
@@ -180,14 +165,14 @@ class DeviceCompute:
             # Nor values of another width than keys: the table is read at the mean of both.
             times, rests = f'{times}at the mean width of keys and values, ', [*rests, 'estimate']
         why = f'{times}by the attention table: {op.flops / seconds / 1e12:.4g} TFLOP/s'
-        return _cost(seconds, flops / fastest, why, worst([table.grade, *rests]))
+        return _cost(seconds, flops / fastest, why, hardware.worst([table.grade, *rests]))
 
     @functools.cached_property
     def _attention_lookup(self) -> tuple[Callable[..., float], float]:
         table = self.profile.tables.attention
-        return _grid_of_attention(read_table(table, 'attention') if table else ())
+        return _grid_of_attention(profiles.read_table(table, 'attention') if table else ())
 
-    def _streaming(self, op: OpClass) -> ComputeCost:
+    def _streaming(self, op: program.OpClass) -> ComputeCost:
         """The operator's own curve over bytes where it was measured; memory or vector rate elsewhere."""
         table = self.profile.tables.operator
         curve = self._operator_curves.get((op.operator, op.phase)) if op.bytes else None
@@ -202,39 +187,43 @@ class DeviceCompute:
                 by_streaming(self.device, vector, op.flops * size / op.bytes, size).seconds
                 for size in (op.bytes, curve.smallest)
             )
-            seconds, grade, how = curve(curve.smallest) * here / there, worst([grade, 'estimate']), ', extrapolated'
+            seconds, grade, how = (
+                curve(curve.smallest) * here / there,
+                hardware.worst([grade, 'estimate']),
+                ', extrapolated',
+            )
         why = f'by the curve of {op.operator}.{op.phase}: {op.bytes / seconds / 1e9:.4g} GB/s{how}'
         return _cost(seconds, op.bytes * curve.best, why, grade)
 
     @functools.cached_property
     def _operator_curves(self) -> dict[tuple[str, str], Curve]:
         table = self.profile.tables.operator
-        return _curves_by_operator(read_table(table, 'operator') if table else ())
+        return _curves_by_operator(profiles.read_table(table, 'operator') if table else ())
 
     @functools.cached_property
-    def _vector(self) -> Mapping[str, FlopsFigure]:
+    def _vector(self) -> Mapping[str, hardware.FlopsFigure]:
         return {str(dtype): figure for dtype, figure in self.device.vector.items()}
 
     @functools.cached_property
-    def _matrix(self) -> Mapping[str, FlopsFigure]:
+    def _matrix(self) -> Mapping[str, hardware.FlopsFigure]:
         """What the matrix units cannot do, the vector units do."""
         # The later wins: a matrix rate takes the place of the vector rate.
         return {str(dtype): figure for dtype, figure in (*self.device.vector.items(), *self.device.matrix.items())}
 
-    def _rate(self, dtype: str, op: str, rates: Mapping[str, FlopsFigure]) -> FlopsFigure:
+    def _rate(self, dtype: str, op: str, rates: Mapping[str, hardware.FlopsFigure]) -> hardware.FlopsFigure:
         if dtype not in rates:
             what = f'{self.device.name} has no rate for {dtype} (op {op})'
             raise ProfileError(Problem(self.profile.name, what, f'choose a precision among {", ".join(rates)}'))
         return rates[dtype]
 
 
-def _grid_of_products(rows: tuple[Row, ...]) -> tuple[Grid | None, frozenset[Row], float]:
+def _grid_of_products(rows: tuple[profiles.Row, ...]) -> tuple[Grid | None, frozenset[profiles.Row], float]:
     """Seconds by m, n, k where the rows are a full grid; the points measured; the best FLOP/s among them."""
     fastest = max(2.0 * m * n * k / seconds for m, n, k, seconds in rows)
     return Grid(MATMUL_AXES, rows) if is_grid(rows) else None, frozenset(row[:3] for row in rows), fastest
 
 
-def _grid_of_attention(rows: tuple[Row, ...]) -> tuple[Callable[..., float], float]:
+def _grid_of_attention(rows: tuple[profiles.Row, ...]) -> tuple[Callable[..., float], float]:
     fastest = max(2.0 * pairs * sequence**2 * width / seconds for _, width, sequence, pairs, seconds in rows)
     # Of one size alone nobody knows how little less than it takes.
     sizes = [len({row[place] for row in rows}) for place in range(len(_ATTENTION))]
@@ -253,19 +242,19 @@ def _grid_of_attention(rows: tuple[Row, ...]) -> tuple[Callable[..., float], flo
     return seconds, fastest
 
 
-def _curves_by_operator(rows: tuple[Row, ...]) -> dict[tuple[str, str], Curve]:
+def _curves_by_operator(rows: tuple[profiles.Row, ...]) -> dict[tuple[str, str], Curve]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for operator, phase, size, seconds in rows:
         points.setdefault((operator, phase), []).append((size, seconds))
     return {key: Curve(curve) for key, curve in points.items()}
 
 
-def _cost(seconds: float, best: float, why: str, grade: Grade) -> ComputeCost:
+def _cost(seconds: float, best: float, why: str, grade: hardware.Grade) -> ComputeCost:
     # A measured row may beat the best rate of its neighbours; best is never the slower.
     return ComputeCost(seconds, min(seconds, best), f'{why} ({grade})', grade)
 
 
-def _product_size(op: OpClass) -> tuple[int, int, int]:
+def _product_size(op: program.OpClass) -> tuple[int, int, int]:
     """m, n, k of a product; a grouped one is priced as one product of all experts' rows.
 
     It is one kernel, whose tiles of all experts fill the device together. The rows of each expert fill whole tiles.
@@ -280,15 +269,15 @@ def _product_size(op: OpClass) -> tuple[int, int, int]:
     return groups * -(-m // (groups * GROUP_TILE)) * GROUP_TILE, n, k
 
 
-def _product(op: OpClass, m: int, n: int, k: int) -> OpClass:
+def _product(op: program.OpClass, m: int, n: int, k: int) -> program.OpClass:
     moved = BYTES[op.dtype] * (m * n + n * k + m * k)
     return dataclasses.replace(op, dims={'m': m, 'n': n, 'k': k}, flops=2.0 * m * n * k, bytes=float(moved))
 
 
-def _priced(estimate: Estimate, times: str = '', rests: Sequence[Grade] = ()) -> ComputeCost:
+def _priced(estimate: Estimate, times: str = '', rests: Sequence[hardware.Grade] = ()) -> ComputeCost:
     kernel = (estimate.seconds - max(estimate.best, 0.0)) * 1e6
     why = f'{times}roofline: {estimate.bound}, {kernel:.3g} us above its best'
-    return _cost(estimate.seconds, estimate.best, why, worst([*estimate.figures, *rests]))
+    return _cost(estimate.seconds, estimate.best, why, hardware.worst([*estimate.figures, *rests]))
 
 
 def _alike(dtype: str, measured: str | None) -> bool:
@@ -296,35 +285,35 @@ def _alike(dtype: str, measured: str | None) -> bool:
     return dtype == measured or (dtype in HALF and measured in HALF)
 
 
-def forward_flops(op: OpClass) -> float:
+def forward_flops(op: program.OpClass) -> float:
     """Of causal attention: two products over s² / 2 pairs of positions for each head, fewer with a window."""
     dims = op.dims
     return 4.0 * dims['batch'] * dims['heads'] * _pairs(op) * _width(op) * _seen(op)
 
 
-def _pairs(op: OpClass) -> float:
+def _pairs(op: program.OpClass) -> float:
     """Pairs of positions; of a part of attention it says itself how many these are."""
     return float(op.dims.get('pairs', op.dims['sequence'] ** 2 / 2))
 
 
-def _width(op: OpClass) -> float:
+def _width(op: program.OpClass) -> float:
     """Features of a product of attention: the mean of those of keys and of values."""
     keys = op.dims['head_dim']
     return (keys + op.dims.get('value_dim', keys)) / 2
 
 
-def _of_keys(op: OpClass) -> float:
+def _of_keys(op: program.OpClass) -> float:
     """What the backward does more than its share where keys are wider: 3 of its 5 products are as wide as keys."""
     keys = op.dims['head_dim']
     return (3 * keys + 2 * op.dims.get('value_dim', keys)) / 5 / _width(op)
 
 
-def _seen(op: OpClass) -> float:
+def _seen(op: program.OpClass) -> float:
     """Pairs of tokens within a window and a document, as a share of those of causal attention without either."""
     return seen(counts_of(op.dims), op.dims.get('window', 0), op.dims['sequence'])
 
 
-def _attention_points(op: OpClass) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+def _attention_points(op: program.OpClass) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
     """For each length of documents the share of its time that counts, and the point of its time.
 
     The point has queries for each key and value head, width of a head, sequence, heads over all samples. A length
@@ -349,15 +338,17 @@ class Estimate:
     seconds: float
     best: float
     bound: str
-    figures: tuple[Figure, ...]
+    figures: tuple[hardware.Figure, ...]
 
 
-def memory_rate(device: Device) -> float:
+def memory_rate(device: hardware.Device) -> float:
     """Bytes a second that streaming kernels reach."""
     return device.memory.bandwidth.value * device.memory.share.value
 
 
-def by_products(device: Device, peak: FlopsFigure, size: tuple[float, float, float], moved: float) -> Estimate:
+def by_products(
+    device: hardware.Device, peak: hardware.FlopsFigure, size: tuple[float, float, float], moved: float
+) -> Estimate:
     """kernel + max(2mnk / (peak · share) · (1 + half_area / mn) · (1 + half_depth / k), bytes / memory).
 
     Arguments: ``size``, (m, n, k); ``moved``, bytes to and from memory.
@@ -373,14 +364,14 @@ def by_products(device: Device, peak: FlopsFigure, size: tuple[float, float, flo
     waste = (1 + shape.half_area.value / (m * n)) * (1 + shape.half_depth.value / k)
     streamed = moved / memory_rate(device)
     bound = f'{1 / waste:.0%} of {full / 1e12:.4g} TFLOP/s at its size'
-    figures: tuple[Figure, ...] = (peak, shape.share, shape.half_area, shape.half_depth)
+    figures: tuple[hardware.Figure, ...] = (peak, shape.share, shape.half_area, shape.half_depth)
     # Told by what bounds it, for ``why``.
     if streamed > best * waste:
         bound, figures = _by_memory(device), (memory.bandwidth, memory.share)
     return _with_kernel(kernel, max(best * waste, streamed), best, bound, figures)
 
 
-def by_streaming(device: Device, vector: FlopsFigure, flops: float, moved: float) -> Estimate:
+def by_streaming(device: hardware.Device, vector: hardware.FlopsFigure, flops: float, moved: float) -> Estimate:
     """kernel + max(bytes / memory, FLOPs / vector)."""
     kernel, memory = device.kernel.memory, device.memory
     streamed, computed = moved / memory_rate(device), flops / vector.value
@@ -390,7 +381,7 @@ def by_streaming(device: Device, vector: FlopsFigure, flops: float, moved: float
     return _with_kernel(kernel, best, best, _by_memory(device), (memory.bandwidth, memory.share))
 
 
-def by_attention(device: Device, peak: FlopsFigure, flops: float, moved: float) -> Estimate:
+def by_attention(device: hardware.Device, peak: hardware.FlopsFigure, flops: float, moved: float) -> Estimate:
     """kernel + max(FLOPs / (peak · share), bytes / memory).
 
     Arguments: ``flops`` of the forward, or its multiple that stands for the backward's time.
@@ -401,12 +392,14 @@ def by_attention(device: Device, peak: FlopsFigure, flops: float, moved: float) 
     return _with_kernel(kernel, best, best, f'{share.value:.0%} of the matrix peak', (peak, share))
 
 
-def _with_kernel(kernel: TimeFigure, work: float, best: float, bound: str, figures: tuple[Figure, ...]) -> Estimate:
+def _with_kernel(
+    kernel: hardware.TimeFigure, work: float, best: float, bound: str, figures: tuple[hardware.Figure, ...]
+) -> Estimate:
     seconds = kernel.value + work
     return Estimate(seconds, best, bound, major(seconds, [(kernel.value, (kernel,)), (work, figures)]))
 
 
-def _by_memory(device: Device) -> str:
+def _by_memory(device: hardware.Device) -> str:
     return f'memory at {memory_rate(device) / 1e9:.4g} GB/s'
 
 
@@ -414,7 +407,7 @@ TILES: Final = ((128, 128), (256, 128), (128, 256))
 """Rows and columns of a result that one multiprocessor works on: those of cuBLAS and CUTLASS for large products."""
 
 
-def waves(device: Device) -> Callable[..., tuple[float, ...]]:
+def waves(device: hardware.Device) -> Callable[..., tuple[float, ...]]:
     """m, n, k → for each size of tiles log(slots in its waves / tiles that the result's area needs).
 
     A wave is one tile on each multiprocessor. Its slots stay empty where tiles reach beyond the result, and in the last
@@ -435,7 +428,7 @@ def waves(device: Device) -> Callable[..., tuple[float, ...]]:
 STAGE: Final = 'stage.F'
 """The key of what the host does where the forward of each stage but the first begins, beside what its ops launch."""
 _TILE: Final = re.compile(r'\.tile(\d+)\.')
-ONE: Final = Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
+ONE: Final = hardware.Launches(kernels=1, source='one kernel, which moves the bytes of the operator')
 
 
 class StackCompute:
@@ -445,16 +438,16 @@ class StackCompute:
     kernel adds its fixed time, and the bytes that it moves at the rate of streaming kernels.
     """
 
-    def __init__(self, inner: ComputeModel, profile: Profile, stack: Stack) -> None:
+    def __init__(self, inner: ComputeModel, profile: hardware.Profile, stack: hardware.Stack) -> None:
         self.inner = inner
         self.profile = profile
         self.stack = stack
         by_pattern = [(re.compile(translate(key)), found) for key, found in stack.launches.items() if '*' in key]
         # Of the patterns that fit, the last counts.
         self._by_pattern = by_pattern[::-1]
-        self._named: dict[str, Launches | None] = {}
+        self._named: dict[str, hardware.Launches | None] = {}
 
-    def launches(self, op: OpClass) -> Launches:
+    def launches(self, op: program.OpClass) -> hardware.Launches:
         """What an op launches: as of its name, of its operator and phase, or one kernel."""
         kind = f'{op.operator}.{op.phase}'
         if op.name not in self._named:
@@ -465,7 +458,7 @@ class StackCompute:
             return found
         return self.stack.launches.get(f'{kind}.odd', found)
 
-    def seconds(self, op: OpClass) -> ComputeCost:
+    def seconds(self, op: program.OpClass) -> ComputeCost:
         """Isolated seconds of a compute op class; errors as of the model inside."""
         cost = self._side_by_side(op)
         if op.operator in NO_WORK:
@@ -478,24 +471,24 @@ class StackCompute:
         more = max(0, launches.kernels - 1) * kernel.value + self._moved(op, launches) / self._rate
         if not more:
             return cost
-        rests: Sequence[Figure] = [kernel] if more > MINOR * cost.seconds else []
+        rests: Sequence[hardware.Figure] = [kernel] if more > MINOR * cost.seconds else []
         why = f'{cost.why}; {launches.kernels} kernels in {self.stack.name}, {more * 1e6:.3g} us more'
         seconds = max(kernel.value, cost.seconds + more)
-        return ComputeCost(seconds, min(seconds, cost.best), why, worst([cost.grade, *rests]))
+        return ComputeCost(seconds, min(seconds, cost.best), why, hardware.worst([cost.grade, *rests]))
 
-    def side_by_side(self, op: OpClass) -> int:
+    def side_by_side(self, op: program.OpClass) -> int:
         """How many tiles of a product run beside one another; 1 of all else."""
         streams = self.stack.tile_streams
         if streams is None or op.operator != 'matmul' or not _TILE.search(op.name):
             return 1
         return min(streams.count, int(op.attributes.get('tiles', streams.count)))
 
-    def captured(self, op: OpClass) -> bool:
+    def captured(self, op: program.OpClass) -> bool:
         """Whether a graph that was captured before launches an op."""
         graphs = self.stack.graphs
         return graphs is not None and _named(op.name, graphs.ops)
 
-    def tile_seconds(self, op: OpClass) -> float | None:
+    def tile_seconds(self, op: program.OpClass) -> float | None:
         """Seconds in which the library issues an op of a tile; None of an op that the host issues by a call of its own.
 
         That is the first product of all tiles, whose call issues the others, and all that is in no tile.
@@ -507,7 +500,7 @@ class StackCompute:
             return call.message * call.each.value
         return call.product * call.each.value if op.operator == 'matmul' and int(tile[1]) else None
 
-    def _side_by_side(self, op: OpClass) -> ComputeCost:
+    def _side_by_side(self, op: program.OpClass) -> ComputeCost:
         """A tile's share of what runs beside it, where small tiles fill the device together as none does alone.
 
         Does not model: a first tile that starts alone, as those that follow have not arrived.
@@ -527,7 +520,7 @@ class StackCompute:
     def _rate(self) -> float:
         return memory_rate(self.profile.device)
 
-    def _moved(self, op: OpClass, launches: Launches) -> float:
+    def _moved(self, op: program.OpClass, launches: hardware.Launches) -> float:
         """Bytes that kernels beside the first one move."""
         if op.operator not in PRODUCTS or not op.dims:
             # Fewer than one pass: a kernel that skips what is masked.
@@ -535,7 +528,7 @@ class StackCompute:
         m, n, k = (op.dims[key] for key in ('m', 'n', 'k'))
         return launches.result * m * n + launches.left * m * k + launches.right * k * n
 
-    def _at_clocks(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+    def _at_clocks(self, op: program.OpClass, cost: ComputeCost) -> ComputeCost:
         """Matrix units at the clocks that they keep under load; what memory bounds is as it was."""
         sustained = self.profile.device.sustained
         # A kernel of attention leaves the units idle half of the time, which keeps the power and so the clocks.
@@ -543,9 +536,9 @@ class StackCompute:
             return cost
         bound = max(cost.seconds / sustained.value, op.bytes / self._rate)
         seconds = max(cost.seconds, min(cost.seconds / sustained.value, bound))
-        return dataclasses.replace(cost, seconds=seconds, grade=worst([cost.grade, sustained]))
+        return dataclasses.replace(cost, seconds=seconds, grade=hardware.worst([cost.grade, sustained]))
 
-    def _attention(self, op: OpClass, cost: ComputeCost) -> ComputeCost:
+    def _attention(self, op: program.OpClass, cost: ComputeCost) -> ComputeCost:
         """The stack's kernel of fused attention in place of the table's."""
         kernel, share = self.stack.attention, self._own_attention(op)
         peaks = {str(dtype): figure for dtype, figure in self.profile.device.matrix.items()}
@@ -558,19 +551,19 @@ class StackCompute:
         factor = 1.0 if op.phase == 'F' else kernel.backward.value
         estimate = by_attention(device, peaks[op.dtype], forward_flops(op) * factor, op.bytes)
         why = f'attention of {self.stack.name}: {estimate.bound}'
-        grade = worst([*estimate.figures, share, *([] if op.phase == 'F' else [kernel.backward])])
+        grade = hardware.worst([*estimate.figures, share, *([] if op.phase == 'F' else [kernel.backward])])
         return ComputeCost(estimate.seconds, min(cost.best, estimate.seconds), why, grade)
 
-    def _own_attention(self, op: OpClass) -> ShareFigure | None:
+    def _own_attention(self, op: program.OpClass) -> hardware.ShareFigure | None:
         """The share of the peak of the stack's kernel for an op; None where the device's own prices it."""
         kernel, table = self.stack.attention, self.profile.tables.attention
         if kernel is None or (table is not None and not kernel.tables):
             return None
-        if op.operator != 'attention' and not (kernel.parts and op.operator == CONTEXT_ATTENTION):
+        if op.operator != 'attention' and not (kernel.parts and op.operator == attention.CONTEXT_ATTENTION):
             return None
         return kernel.share_on(self.profile.device.name)
 
-    def sent(self, op: OpClass, shared: float, routed: Mapping[str, int]) -> OpClass:
+    def sent(self, op: program.OpClass, shared: float, routed: Mapping[str, int]) -> program.OpClass:
         """A message as the stack sends it.
 
         Arguments: ``shared``, query heads for each key head under context ranks; ``routed``, dims that tell to how many
@@ -583,12 +576,12 @@ class StackCompute:
         times = self.launches(op).sent * shared
         return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 else op
 
-    def copied(self, op: OpClass) -> float:
+    def copied(self, op: program.OpClass) -> float:
         """Seconds in which kernels beside a collective copy what it sends or receives."""
         return (self.launches(op).passes - 1) * op.bytes / self._rate if op.kind == 'collective' else 0.0
 
 
-def dispatches(stack: Stack, op: OpClass) -> bool:
+def dispatches(stack: hardware.Stack, op: program.OpClass) -> bool:
     """Whether an op sends tokens to experts as the stack does it, once to each node."""
     return stack.dispatch is not None and op.operator == PAIRWISE and _named(op.name, stack.dispatch.ops)
 
@@ -597,14 +590,14 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _further_blocks(op: OpClass) -> float:
+def _further_blocks(op: program.OpClass) -> float:
     """Elements of a result of attention for each rank but one whose keys it sees."""
     dims = op.dims
     ranks = dims.get('keys', dims['sequence']) / dims['sequence']
     return (ranks - 1) * dims['batch'] * dims['sequence'] * dims['heads'] * dims.get('value_dim', dims['head_dim'])
 
 
-def _batches(op: OpClass) -> int:
+def _batches(op: program.OpClass) -> int:
     """Heads × samples of a rank, of a product of attention: its result, or its left operand, is so many squares."""
     if op.operator != 'attention_scores' or not op.dims:
         return 0

@@ -12,25 +12,12 @@ import numpy as np
 import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
+from simpar import errors, trace, units
 from simpar.cost.costs import Costs
-from simpar.engine.fold import (
-    UNSOLVED,
-    Compute,
-    Device,
-    Links,
-    Observer,
-    Rendezvous,
-    Representatives,
-    Running,
-    Stream,
-    fair_speeds,
-)
+from simpar.engine import fold
 from simpar.engine.ops import NodeCosts, Ops, node_costs
 from simpar.engine.queues import hosted, queues_of
-from simpar.errors import Deadlock
 from simpar.program import Program
-from simpar.trace import RankTimes, Trace
-from simpar.units import format_time, quantise
 
 LOW: Final = EventPriority(2)
 PENDING: Final = -1.0
@@ -38,8 +25,12 @@ PENDING: Final = -1.0
 
 
 def run(
-    program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None = None
-) -> Trace:
+    program: Program,
+    costs: Costs,
+    representatives: fold.Representatives,
+    steps: int,
+    observe: fold.Observer | None = None,
+) -> trace.Trace:
     """The Trace of a program's representatives; arguments as of `simulate`. Raises ``Deadlock``."""
     return _Simulation(program, costs, representatives, steps, observe).run()
 
@@ -68,7 +59,12 @@ class _Simulation:
     """One run: the clock, the spans so far, and what runs and waits now."""
 
     def __init__(
-        self, program: Program, costs: Costs, representatives: Representatives, steps: int, observe: Observer | None
+        self,
+        program: Program,
+        costs: Costs,
+        representatives: fold.Representatives,
+        steps: int,
+        observe: fold.Observer | None,
     ) -> None:
         self._program = program
         self._representatives = representatives
@@ -78,20 +74,20 @@ class _Simulation:
         self._costs = costs
         self._ops = hosted(program, representatives, costs.waits, costs.work_queues)
         self._walk(self._ops, node_costs(self._ops, program, costs, representatives, steps))
-        devices = [Device(representative) for representative in range(len(self._ops.roles))]
+        devices = [fold.Device(representative) for representative in range(len(self._ops.roles))]
         every = len(self._ops)
         representative = self._ops.representative.tolist()
         self._streams = [
-            Stream(devices[representative[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops
+            fold.Stream(devices[representative[ops[0]]], [*ops], every) for ops in self._ops.streams.rows() if ops
         ]
         self._env = simpy.Environment(0.0)
         self._arrive, self._start, self._end = ([PENDING] * steps * every for _ in range(3))
-        self._meeting: dict[tuple[int, int], Rendezvous] = {}
-        self._waiters: dict[int, list[Stream]] = {}
-        self._links: Links[Rendezvous] = Links(len(costs.links))
-        self._transferring: dict[Rendezvous, None] = {}
+        self._meeting: dict[tuple[int, int], fold.Rendezvous] = {}
+        self._waiters: dict[int, list[fold.Stream]] = {}
+        self._links: fold.Links[fold.Rendezvous] = fold.Links(len(costs.links))
+        self._transferring: dict[fold.Rendezvous, None] = {}
         # A dict for its order: SimPy breaks ties by the order of scheduling.
-        self._touched: dict[Compute | Rendezvous, None] = {}
+        self._touched: dict[fold.Compute | fold.Rendezvous, None] = {}
         self._resolving = False
 
     def _walk(self, ops: Ops, costs: NodeCosts) -> None:
@@ -106,7 +102,7 @@ class _Simulation:
         self._load = costs.links
         self._issued_at = costs.issued.ravel().tolist()
 
-    def run(self) -> Trace:
+    def run(self) -> trace.Trace:
         """Run all steps."""
         for stream in self._streams:
             self._advance(stream)
@@ -126,10 +122,10 @@ class _Simulation:
                 steps=self._steps,
             )
             # The clock may be further: it has run through completions that were out of date.
-            raise Deadlock(drawing.text(max(0.0, *self._arrive, *self._end)))
+            raise errors.Deadlock(drawing.text(max(0.0, *self._arrive, *self._end)))
         return self._trace()
 
-    def _advance(self, stream: Stream) -> None:
+    def _advance(self, stream: fold.Stream) -> None:
         """Let the head of a stream arrive, unless it has to wait."""
         if stream.step == self._steps:
             return
@@ -144,7 +140,7 @@ class _Simulation:
         else:
             self._meet(stream, op)
 
-    def _waits(self, stream: Stream, op: int) -> bool:
+    def _waits(self, stream: fold.Stream, op: int) -> bool:
         """Whether a need or the host keeps the head of a stream; if so, the stream advances when that is done."""
         end, base = self._end, stream.base
         # It is enough to wait for one need at a time: when that ends, the stream looks again.
@@ -167,9 +163,9 @@ class _Simulation:
     def _issued(self, event: _At) -> None:
         self._advance(event.subject)
 
-    def _compute(self, stream: Stream, number: int) -> None:
+    def _compute(self, stream: fold.Stream, number: int) -> None:
         """Start a compute op at the speed of this moment: one that lasts cannot end before speeds are solved anew."""
-        op = Compute(stream, self._seconds[number], self._beside[number])
+        op = fold.Compute(stream, self._seconds[number], self._beside[number])
         # It occupies nothing, so nobody's speed is looked at.
         if op.remaining == 0.0:
             self._set_speed(op, 1.0)
@@ -181,14 +177,14 @@ class _Simulation:
         op.top = op.ceiling()
         self._set_speed(op, op.top)
 
-    def _meet(self, stream: Stream, op: int) -> None:
+    def _meet(self, stream: fold.Stream, op: int) -> None:
         """Let a communication op arrive at its rendezvous, and start that when all have arrived."""
         channel = self._channel[op]
         # The k-th op of each side on a channel meet, counted over all steps, as NCCL and HCCL match calls.
         number = channel, stream.step * self._turns[op] + self._turn[op]
         rendezvous = self._meeting.get(number)
         if rendezvous is None:
-            rendezvous = self._meeting[number] = Rendezvous()
+            rendezvous = self._meeting[number] = fold.Rendezvous()
         rendezvous.streams.append(stream)
         rendezvous.devices.append(stream.device)
         # Only one side has the costs; it need not be the last to arrive.
@@ -201,7 +197,7 @@ class _Simulation:
             del self._meeting[number]
             self._begin(rendezvous)
 
-    def _begin(self, rendezvous: Rendezvous) -> None:
+    def _begin(self, rendezvous: fold.Rendezvous) -> None:
         """Start a rendezvous with its latency."""
         now = self._env.now
         for stream in rendezvous.streams:
@@ -214,7 +210,7 @@ class _Simulation:
 
     def _transfer(self, event: _At) -> None:
         """Let a rendezvous transfer after its latency."""
-        rendezvous: Rendezvous = event.subject
+        rendezvous: fold.Rendezvous = event.subject
         if self._seconds[rendezvous.op] == 0.0:
             self._set_speed(rendezvous, 1.0)
             return
@@ -227,33 +223,33 @@ class _Simulation:
 
     def _complete(self, event: _At) -> None:
         """End an op, unless its speed has changed since this event was scheduled."""
-        op: Compute | Rendezvous = event.subject
+        op: fold.Compute | fold.Rendezvous = event.subject
         # SimPy cannot cancel an event, so one that is out of date is ignored.
         if op.completion is not event:
             return
         op.completion = None
         # What follows on the stream starts first, so that op after op does not look like a change to the device.
         self._finish(op.streams)
-        if isinstance(op, Compute):
+        if isinstance(op, fold.Compute):
             self._leave_device(op)
         else:
             self._leave_links(op)
         # It may have been touched at the instant at which it ends.
         self._touched.pop(op, None)
 
-    def _leave_device(self, op: Compute) -> None:
+    def _leave_device(self, op: fold.Compute) -> None:
         device = op.device
         if op in device.computing:
             del device.computing[op]
             if not device.computing:
                 self._touch(device.transferring)
 
-    def _leave_links(self, rendezvous: Rendezvous) -> None:
+    def _leave_links(self, rendezvous: fold.Rendezvous) -> None:
         if rendezvous in self._transferring:
             del self._transferring[rendezvous]
             neighbours = self._links.remove(rendezvous)
             for neighbour in neighbours:
-                neighbour.top = UNSOLVED
+                neighbour.top = fold.UNSOLVED
             self._touch(neighbours)
         for device in rendezvous.devices:
             device.transferring.pop(rendezvous, None)
@@ -261,13 +257,13 @@ class _Simulation:
             if not device.communicating:
                 self._touch(device.computing)
 
-    def _occupy(self, device: Device) -> None:
+    def _occupy(self, device: fold.Device) -> None:
         """Let one more collective slow a device's compute."""
         device.communicating += 1
         if device.communicating == 1:
             self._touch(device.computing)
 
-    def _finish(self, streams: Sequence[Stream]) -> None:
+    def _finish(self, streams: Sequence[fold.Stream]) -> None:
         """Record that the heads of these streams end now, and let go on what waited for them."""
         now = self._env.now
         # Streams whose heads end advance first, then those that waited: one fixed order, so that runs repeat to the
@@ -281,7 +277,7 @@ class _Simulation:
         for stream in freed:
             self._advance(stream)
 
-    def _touch(self, ops: Collection[Compute | Rendezvous]) -> None:
+    def _touch(self, ops: Collection[fold.Compute | fold.Rendezvous]) -> None:
         """Look at the speeds of these ops, and of all that share links with them, at the end of the instant."""
         if ops:
             self._touched.update(dict.fromkeys(ops))
@@ -299,24 +295,24 @@ class _Simulation:
             top = op.ceiling()
             if top != op.top:
                 op.top = top
-                if isinstance(op, Rendezvous):
+                if isinstance(op, fold.Rendezvous):
                     flows.append(op)
                 else:
                     self._set_speed(op, top)
         if flows:
-            for flow, speed in fair_speeds(self._links.component(flows)).items():
+            for flow, speed in fold.fair_speeds(self._links.component(flows)).items():
                 self._set_speed(flow, speed)
         if self._observe:
             self._observe(self._env.now, [(*self._stands_for(op), op.speed) for op in self._transferring])
 
-    def _stands_for(self, rendezvous: Rendezvous) -> tuple[int, tuple[int, ...]]:
+    def _stands_for(self, rendezvous: fold.Rendezvous) -> tuple[int, tuple[int, ...]]:
         """The op class of a rendezvous, and which of its groups or pairs it is done in at once."""
         representative, index = int(self._ops.representative[rendezvous.op]), int(self._ops.op_class[rendezvous.op])
         entries = len(self._costs.communication[index])
         groups = self._representatives.together(representative, self._program.op_classes[index], entries)
         return index, tuple(groups.tolist())
 
-    def _set_speed(self, op: Running, speed: float) -> None:
+    def _set_speed(self, op: fold.Running, speed: float) -> None:
         """Settle the work done and schedule the completion, if the speed changes."""
         if op.speed == speed:
             return
@@ -324,15 +320,15 @@ class _Simulation:
         op.remaining = max(op.remaining - op.speed * (now - op.since), 0.0)
         op.speed, op.since = speed, now
         # The end is put on the grid, not the delay: the same end from two starts must be the same number.
-        op.completion = _At(self._env, self._complete, op, quantise(now + op.remaining / speed) - now)
+        op.completion = _At(self._env, self._complete, op, units.quantise(now + op.remaining / speed) - now)
 
-    def _trace(self) -> Trace:
+    def _trace(self) -> trace.Trace:
         every = (np.array(times).reshape(self._steps, -1) for times in (self._arrive, self._start, self._end))
         each = zip(*(np.split(times, self._ops.first[1:-1], axis=1) for times in every), strict=True)
         # Behind the devices stand hosts that wait for them, and work queues.
         ranks = self._representatives.ranks
-        representatives = tuple(RankTimes(of[0], *times) for of, times in zip(ranks, each, strict=False))
-        return Trace(
+        representatives = tuple(trace.RankTimes(of[0], *times) for of, times in zip(ranks, each, strict=False))
+        return trace.Trace(
             self._program, 'simulated', representatives, np.array(self._representatives.of_rank, dtype=np.int32)
         )
 
@@ -356,11 +352,11 @@ class Drawing:
     def __init__(
         self,
         program: Program,
-        representatives: Representatives,
+        representatives: fold.Representatives,
         ops: Ops,
-        streams: Sequence[Stream],
+        streams: Sequence[fold.Stream],
         *,
-        met: Mapping[Stream, Rendezvous],
+        met: Mapping[fold.Stream, fold.Rendezvous],
         queues: int,
         arrive: Sequence[float],
         end: Sequence[float],
@@ -381,18 +377,18 @@ class Drawing:
         """One line for each unfinished stream: its ranks, its name, its head, what that waits for."""
         rows = [self._row(stream) for stream in self._streams if stream.step < self._steps and self._of_device(stream)]
         widths = [max(len(row[column]) for row in rows[:MOST]) for column in range(3)]
-        lines = [f'deadlock at {format_time(now)}: nothing can go on; stuck heads of streams:']
+        lines = [f'deadlock at {units.format_time(now)}: nothing can go on; stuck heads of streams:']
         for *cells, waits in rows[:MOST]:
             lines.append('  '.join(['', *(c.ljust(w) for c, w in zip(cells, widths, strict=True)), waits]))
         if len(rows) > MOST:
             lines.append(f'  … and {len(rows) - MOST} more streams')
         return '\n'.join(lines)
 
-    def _of_device(self, stream: Stream) -> bool:
+    def _of_device(self, stream: fold.Stream) -> bool:
         """Whether it is no host's: a host that waits is stuck because its device is."""
         return stream.device.representative < len(self._representatives.ranks)
 
-    def _row(self, stream: Stream) -> tuple[str, str, str, str]:
+    def _row(self, stream: fold.Stream) -> tuple[str, str, str, str]:
         representative = stream.device.representative
         role = self._ops.roles[representative]
         name = role.streams[int(role.stream[stream.head - self._ops.first[representative]])]
@@ -406,13 +402,13 @@ class Drawing:
         action = self._program.action(role, op - int(self._ops.first[representative]))
         return action if representative < own else f'the host to issue {action}'
 
-    def _waits(self, stream: Stream) -> str:
+    def _waits(self, stream: fold.Stream) -> str:
         if stream in self._met:
             return f'waits for {self._missing(stream, self._met[stream])}'
         needs = self._unended(stream)
         return f'needs {", ".join(needs)}' if needs else f'waits in its work queue behind {self._ahead(stream)}'
 
-    def _unended(self, stream: Stream) -> list[str]:
+    def _unended(self, stream: fold.Stream) -> list[str]:
         """What the head of a stream needs itself and has not ended; not what it comes after by its work queue."""
         op, representative = stream.head, stream.device.representative
         role, first = self._ops.roles[representative], int(self._ops.first[representative])
@@ -428,7 +424,7 @@ class Drawing:
             found += [f'{self._action(first + need)} of step {stream.step}' for need in carried]
         return found
 
-    def _ahead(self, stream: Stream) -> str:
+    def _ahead(self, stream: fold.Stream) -> str:
         """What is first in the work queue in which the head of a stream stands: the earliest that has not arrived."""
         streams = self._ops.stream[self._ops.representative == stream.device.representative]
         number = self._ops.stream[stream.head]
@@ -437,7 +433,7 @@ class Drawing:
         step, op = min(filter(None, map(self._next, beside)))
         return self._action(op) + (f' of step {step + 1}' if step != stream.step else '')
 
-    def _next(self, stream: Stream) -> tuple[int, int] | None:
+    def _next(self, stream: fold.Stream) -> tuple[int, int] | None:
         """Step and number of a stream's first op that has not arrived, if any."""
         if self._arrive[stream.base + stream.head] < 0.0:
             return stream.step, stream.head
@@ -446,7 +442,7 @@ class Drawing:
             return stream.step, stream.ops[place]
         return (more, stream.ops[0]) if more < self._steps else None
 
-    def _missing(self, stream: Stream, met: Rendezvous) -> str:
+    def _missing(self, stream: fold.Stream, met: fold.Rendezvous) -> str:
         """The peers of a representative that have not arrived where the head of its stream has."""
         op = self._program.op_classes[int(self._ops.op_class[stream.head])]
         rank = self._representatives.ranks[stream.device.representative][0]

@@ -6,24 +6,11 @@ from functools import partial
 from math import ceil
 from typing import Any, Final
 
+from simpar import hardware, profiles
 from simpar.errors import Problem, ScheduleError
-from simpar.hardware import Profile
-from simpar.importing.findings import (
-    IDLE,
-    MAPPED,
-    NOT_MODELLED,
-    NOT_TAKEN,
-    REFUSED,
-    UNSEEN,
-    Entry,
-    Finding,
-    Guess,
-    Mistake,
-    Unmapped,
-)
+from simpar.importing import findings
 from simpar.importing.first import NONE, WIDTH, Question, clean, yaml_of
 from simpar.importing.settings import ACCELERATOR, DEVICE_MEMORY, NODE_SIZE, Setting, Settings, Source, shaping
-from simpar.profiles import stack_of
 
 BESIDE: Final = ('model-config', 'model-longest', 'model-hidden', NODE_SIZE, DEVICE_MEMORY)
 """What rules look at and no file has: it is given beside."""
@@ -69,7 +56,7 @@ def mapped(
     source: Source,
     settings: Settings,
     *,
-    profile: Profile,
+    profile: hardware.Profile,
     name: str,
     skipped: Iterable[Setting] = (),
     model: str = '',
@@ -91,11 +78,11 @@ def mapped(
         told = list(_beside(told, model))
     if profile.device.work_queues is None:
         told = list(_without_queues(told))
-    wrong = [_problem(settings, one) for one in told if isinstance(one, Mistake)]
+    wrong = [_problem(settings, one) for one in told if isinstance(one, findings.Mistake)]
     wrong += list(_unassigned(settings))
     if wrong:
         raise ScheduleError(list(dict.fromkeys(wrong)))
-    says = [one for one in told if isinstance(one, Entry)]
+    says = [one for one in told if isinstance(one, findings.Entry)]
     values = {one.key: one.value for one in says}
     ranks, node = values.pop(RANKS, 0), values.pop(NODE, 0)
     nodes, larger = _cluster(profile, name, ranks, node)
@@ -103,30 +90,36 @@ def mapped(
     values, rounded = _rounded(values, ranks)
     framework, year = source.framework(settings)
     # Behind the profile, where a reader looks for the machine.
-    head = {'cluster.profile': values['cluster.profile'], 'cluster.stack': stack_of(framework, name, year)}
+    head = {'cluster.profile': values['cluster.profile'], 'cluster.stack': profiles.stack_of(framework, name, year)}
     comments = {one.key: _comment(settings, one) for one in says}
     comments['cluster.stack'] = f'the kernels and the host of {framework}'
     lines = [_line(settings, one, told) for one in settings.every if one.name not in BESIDE]
     for one in skipped:
         is_off = one.value is None or one.value is False
         lines.append(
-            Line(one.called, one.shown, one.where, IDLE if is_off else NOT_TAKEN, note='off' if is_off else '')
+            Line(
+                one.called,
+                one.shown,
+                one.where,
+                findings.IDLE if is_off else findings.NOT_TAKEN,
+                note='off' if is_off else '',
+            )
         )
     # What the cluster is comes first: no other guess moves the answer as far.
     said = [f'{name}: {unnamed}; --cluster says another'] if unnamed else []
-    guesses = sorted((one for one in told if isinstance(one, Guess)), key=lambda one: not one.of_cluster)
+    guesses = sorted((one for one in told if isinstance(one, findings.Guess)), key=lambda one: not one.of_cluster)
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
     # What no prediction knows of goes with the schedule, so that its answer tells it.
-    gaps = [_gap(line) for line in lines if line.outcome in (NOT_MODELLED, UNSEEN)][:MOST_GAPS]
+    gaps = [_gap(line) for line in lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN)][:MOST_GAPS]
     whole = {**head, **values, **({'gaps': gaps} if gaps else {})}
     return Import(source.name, whole, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
 
-def _without_queues(told: list[Finding]) -> Iterator[Finding]:
+def _without_queues(told: list[findings.Finding]) -> Iterator[findings.Finding]:
     """What is told to a device whose streams share no queues."""
     for one in told:
-        if isinstance(one, Entry) and one.key == 'cluster.work_queues':
-            yield from (Unmapped(name, 'the device has no such queues', IDLE) for name in one.by)
+        if isinstance(one, findings.Entry) and one.key == 'cluster.work_queues':
+            yield from (findings.Unmapped(name, 'the device has no such queues', findings.IDLE) for name in one.by)
         else:
             yield one
 
@@ -162,43 +155,43 @@ def _rounded(values: dict[str, Any], ranks: int) -> tuple[dict[str, Any], list[s
     return {**values, key: (even - 0.5) / mean}, [f'{even} slots of an expert, not {slots}: {sharing} ranks share them']
 
 
-def _beside(told: list[Finding], model: str) -> Iterator[Finding]:
+def _beside(told: list[findings.Finding], model: str) -> Iterator[findings.Finding]:
     """What is told of a model that a config has: its keys are the config's, but for the length of samples."""
-    yield Entry('workload.model', model, ('model-config',))
+    yield findings.Entry('workload.model', model, ('model-config',))
     for one in told:
-        of_model = isinstance(one, Entry) and one.key.startswith('workload.transformer')
-        if isinstance(one, Entry) and one.key == 'workload.transformer.sequence':
+        of_model = isinstance(one, findings.Entry) and one.key.startswith('workload.transformer')
+        if isinstance(one, findings.Entry) and one.key == 'workload.transformer.sequence':
             yield one._replace(key='workload.sequence')
-        elif of_model and isinstance(one, Entry):
+        elif of_model and isinstance(one, findings.Entry):
             for name in one.by:
-                yield Unmapped(name, '--model says it', IDLE)
-        elif not (isinstance(one, Mistake) and one.by.startswith(('model.', 'tokenizer', 'vocab'))):
+                yield findings.Unmapped(name, '--model says it', findings.IDLE)
+        elif not (isinstance(one, findings.Mistake) and one.by.startswith(('model.', 'tokenizer', 'vocab'))):
             yield one
 
 
-def _copied(settings: Settings) -> Iterator[Finding]:
+def _copied(settings: Settings) -> Iterator[findings.Finding]:
     """What single settings say."""
     for one in settings.named.values():
         row = settings.table.rows.get(one.name)
         if row is None or row.rule or one.open:
             continue
         try:
-            yield Entry(row.key, row.copied(_single(one)), (one.name,))
+            yield findings.Entry(row.key, row.copied(_single(one)), (one.name,))
         except ValueError as error:
-            yield Mistake(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
+            yield findings.Mistake(one.name, f'{error} (got {one.shown[:40]!r})', f'--set {one.name}=… says another')
 
 
-def _of_another_model(settings: Settings) -> Iterator[Finding]:
+def _of_another_model(settings: Settings) -> Iterator[findings.Finding]:
     """Settings that make another model or plan of it, whose numbers would be those of no file."""
     for name in settings.named:
         row = settings.table.reason(name)
         if name in settings.table.rows or name in BESIDE or settings.is_off(name):
             continue
-        if row is not None and row.outcome == REFUSED:
-            yield Mistake(name, f'not modelled: {row.note}', f'--set {name}=false takes the model without')
+        if row is not None and row.outcome == findings.REFUSED:
+            yield findings.Mistake(name, f'not modelled: {row.note}', f'--set {name}=false takes the model without')
         elif row is None and (what := shaping(name)):
             told = f'unknown, and by its name it is of {what}, so that the step may hang on it'
-            yield Mistake(name, told, f'--set {name}=false leaves it out')
+            yield findings.Mistake(name, told, f'--set {name}=false leaves it out')
 
 
 def _single(one: Setting) -> Any:
@@ -221,13 +214,13 @@ def _unassigned(settings: Settings) -> Iterator[Problem]:
         yield Problem(one.where, what, f'give it: --set {asked}=…{behind}')
 
 
-def _problem(settings: Settings, wrong: Mistake) -> Problem:
+def _problem(settings: Settings, wrong: findings.Mistake) -> Problem:
     one = settings.named.get(wrong.by)
     where = one.where if one else settings.every[0].where.partition(':')[0] if settings.every else 'file'
     return Problem(where, f'{one.called if one else wrong.by}: {wrong.what}', wrong.instead)
 
 
-def _cluster(profile: Profile, name: str, ranks: int, node: int) -> tuple[dict[str, Any], list[str]]:
+def _cluster(profile: hardware.Profile, name: str, ranks: int, node: int) -> tuple[dict[str, Any], list[str]]:
     """Nodes, and devices of each where these are not all; and what had to be assumed of them.
 
     Arguments: ``ranks`` in all; ``node``, devices that each node gives, 0 for all.
@@ -247,7 +240,7 @@ def _cluster(profile: Profile, name: str, ranks: int, node: int) -> tuple[dict[s
     return found, told
 
 
-def _comment(settings: Settings, says: Entry) -> str:
+def _comment(settings: Settings, says: findings.Entry) -> str:
     by = ', '.join(
         f'{settings.named[name].called} {settings.named[name].shown}'.removesuffix(' true')
         for name in says.by
@@ -256,30 +249,30 @@ def _comment(settings: Settings, says: Entry) -> str:
     return '; '.join(filter(None, (by, says.note)))
 
 
-def _line(settings: Settings, one: Setting, told: list[Finding]) -> Line:
+def _line(settings: Settings, one: Setting, told: list[findings.Finding]) -> Line:
     line = partial(Line, one.called, one.shown, one.where)
     if settings.named[one.name] is not one:
-        return line(IDLE, note='given again below, where it counts')
-    says = [said for said in told if isinstance(said, Entry) and one.name in said.by]
+        return line(findings.IDLE, note='given again below, where it counts')
+    says = [said for said in told if isinstance(said, findings.Entry) and one.name in said.by]
     keys = tuple(dict.fromkeys(said.key for said in says))
-    left = next((said for said in told if isinstance(said, Unmapped) and said.by == one.name), None)
+    left = next((said for said in told if isinstance(said, findings.Unmapped) and said.by == one.name), None)
     if left is not None:
         return line(left.reason, keys, left.note or 'as it is without it')
     if keys:
         shown = tuple(dict.fromkeys('cluster' if key in (RANKS, NODE) else key for key in keys))
-        return line(MAPPED, shown, next((said.note for said in says if said.note), ''))
+        return line(findings.MAPPED, shown, next((said.note for said in says if said.note), ''))
     if one.name in settings.table.rows:
-        return line(IDLE, note='as it is without it')
+        return line(findings.IDLE, note='as it is without it')
     if one.name in ('devices', ACCELERATOR):
-        return line(MAPPED, ('cluster',))
+        return line(findings.MAPPED, ('cluster',))
     if one.value is None:
-        return line(IDLE, note='empty')
+        return line(findings.IDLE, note='empty')
     row = settings.table.reason(one.name)
-    if row is None or row.outcome != IDLE:
+    if row is None or row.outcome != findings.IDLE:
         if settings.is_off(one.name):
-            return line(IDLE, note='switched off')
-        return line(NOT_MODELLED, note=row.note) if row else line(UNSEEN)
-    return line(IDLE, note=row.note)
+            return line(findings.IDLE, note='switched off')
+        return line(findings.NOT_MODELLED, note=row.note) if row else line(findings.UNSEEN)
+    return line(findings.IDLE, note=row.note)
 
 
 # what a reader gets of it
@@ -290,12 +283,12 @@ def schedule_text(made: Import, name: str, question: Question = NONE) -> str:
 
     Arguments: ``name`` of that file, for the first line; ``question``, the baseline that the plan is compared with.
     """
-    listed = [line for line in made.lines if line.outcome != MAPPED]
+    listed = [line for line in made.lines if line.outcome != findings.MAPPED]
     counts = f'{len(made.lines) - len(listed)} settings mapped, {len(listed)} listed'
     head = [f'Written by simpar import from {name} ({made.kind}): {counts}.']
     head += _guesses(made)
     # What moves the answer stands before what does not.
-    for outcome in sorted(dict.fromkeys(line.outcome for line in listed), key=lambda one: one == IDLE):
+    for outcome in sorted(dict.fromkeys(line.outcome for line in listed), key=lambda one: one == findings.IDLE):
         head.append(f'{outcome}:')
         head += [f'  {_flag(line)}' for line in listed if line.outcome == outcome]
     return yaml_of(made.values, made.comments, tuple(clean(line)[: WIDTH + 80] for line in head), question)
@@ -318,7 +311,9 @@ def listing(made: Import, *, full: bool) -> str:
     Arguments: ``full``, whether a line for every other setting follows, or their number.
     """
     told = _guesses(made)
-    missing = [line for line in made.lines if line.outcome in (NOT_MODELLED, UNSEEN, NOT_TAKEN)]
+    missing = [
+        line for line in made.lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN, findings.NOT_TAKEN)
+    ]
     told += [f'{_outcome(line)}: {_flag(line, with_note=False)}' for line in missing]
     rest = [line for line in made.lines if line not in missing]
     if full:
@@ -326,7 +321,7 @@ def listing(made: Import, *, full: bool) -> str:
         widths = [min(48, max((len(row[column]) for row in rows), default=0)) for column in range(2)]
         told += [f'{row[0]:<{widths[0]}}  {row[1][:80]:<{widths[1]}}  {row[2]}' for row in rows]
     else:
-        mapped = sum(line.outcome == MAPPED for line in rest)
+        mapped = sum(line.outcome == findings.MAPPED for line in rest)
         idle = len(rest) - mapped
         told.append(f'{mapped} settings are mapped, {idle} have no effect on the time of a step: --full lists them')
     return '\n'.join(map(clean, told))
@@ -338,5 +333,5 @@ def _guesses(made: Import) -> list[str]:
 
 
 def _outcome(line: Line) -> str:
-    what = f'→ {", ".join(line.keys)}' if line.outcome == MAPPED else line.outcome
+    what = f'→ {", ".join(line.keys)}' if line.outcome == findings.MAPPED else line.outcome
     return f'{what}: {line.note}' if line.note else what

@@ -9,17 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from simpar import errors, files, profiles
 from simpar.document.tree import MAX_DEPTH, Tree, Unreadable, parse
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
-from simpar.importing.accelerate import agreed
+from simpar.importing import accelerate, deepspeed, formats, mapping, megatron, mindspeed, mindspore
 from simpar.importing.command_line import OVERRIDE, settings_of
-from simpar.importing.deepspeed import MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_HINTS, in_flags
-from simpar.importing.formats import format_of, formats, in_words, switched_off
-from simpar.importing.mapping import Import, mapped
-from simpar.importing.megatron import MEGATRON
-from simpar.importing.mindspeed import MINDSPEED, MINDSPEED_HINTS
-from simpar.importing.mindspore import HINT, imported_script
 from simpar.importing.settings import (
     ACCELERATOR,
     DEVICE_MEMORY,
@@ -31,7 +24,6 @@ from simpar.importing.settings import (
     accelerator,
 )
 from simpar.importing.torchtitan import TORCHTITAN, TORCHTITAN_HINTS
-from simpar.profiles import profile_of_flag
 
 MOST_BYTES: Final = 2**20
 MOST_SETTINGS: Final = 10_000
@@ -49,7 +41,7 @@ _KEY: Final = re.compile(r'\s*([A-Za-z0-9_."-]+)\s*=')
 
 def imported(
     path: Path, *, given: Mapping[str, str], profile: str = '', model: str = '', arguments: Sequence[str] = ()
-) -> Import:
+) -> mapping.Import:
     """What a file says, as a schedule.
 
     Arguments: ``given``, what ``--set`` says of the file's variables and settings; ``profile`` of the cluster;
@@ -67,13 +59,13 @@ def imported_text(
     profile: str = '',
     model: str = '',
     arguments: Sequence[str] = (),
-) -> Import:
+) -> mapping.Import:
     """What the text of a file says. Arguments and errors as of ``imported``; ``path``, its name."""
     named = (text, path, given, profile, model)
     if path.suffix == '.py' or _PYTHON.match(text):
-        if HINT.search(text):
-            return imported_script(text, path, given, profile)
-        raise ScheduleError(Problem(f'{path}', *_IS_PYTHON))
+        if mindspore.HINT.search(text):
+            return mindspore.imported_script(text, path, given, profile)
+        raise errors.ScheduleError(errors.Problem(f'{path}', *_IS_PYTHON))
     if path.suffix == '.toml':
         return _toml(*named)
     if path.suffix in ('.yaml', '.yml', '.json'):
@@ -83,33 +75,33 @@ def imported_text(
 
 def _script(
     text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str] = ()
-) -> Import:
+) -> mapping.Import:
     if TORCHTITAN_HINTS.search(text):
         return _overrides(text, path, given, profile, model, arguments)
-    source = MEGATRON_DEEPSPEED if MEGATRON_DEEPSPEED_HINTS.search(text) else MEGATRON
-    source = MINDSPEED if MINDSPEED_HINTS.search(text) else source
+    source = deepspeed.MEGATRON_DEEPSPEED if deepspeed.MEGATRON_DEEPSPEED_HINTS.search(text) else megatron.MEGATRON
+    source = mindspeed.MINDSPEED if mindspeed.MINDSPEED_HINTS.search(text) else source
     settings, skipped, notes = settings_of(text, str(path), source, given, arguments, partial(_sourced, path))
-    if source is MEGATRON_DEEPSPEED and 'deepspeed-config' in settings:
+    if source is deepspeed.MEGATRON_DEEPSPEED and 'deepspeed-config' in settings:
         named = _found(Path(settings.text('deepspeed-config')), path)
         of_file = settings_of_yaml(_text(named).replace('\t', ' '), str(named)) if named else []
-        settings = Settings([*in_flags(of_file), *settings.every], source.table)
+        settings = Settings([*deepspeed.in_flags(of_file), *settings.every], source.table)
     # Overrides of hydra, as NeMo's programs take them.
     if any(OVERRIDE.fullmatch(f'{one.name}=') for one in settings.every):
-        form = next(form for form in formats() if form.launcher == 'NeMo')
+        form = next(form for form in formats.formats() if form.launcher == 'NeMo')
         source, found = form.source, settings.every
         name = settings.text('config-name').removesuffix('.yaml')
         file = _found(Path(settings.text('config-path')) / f'{name}.yaml', path) if name else None
         found = [*(settings_of_yaml(_text(file), str(file)) if file else ()), *found]
         notes += () if file or not name else (f'{name}.yaml is not here: what it says is as Megatron-LM has it',)
-        settings = Settings(in_words(found, form, given), source.table)
-        skipped += switched_off(found, form)
+        settings = Settings(formats.in_words(found, form, given), source.table)
+        skipped += formats.switched_off(found, form)
     made = _made(source, settings, path, profile, model, skipped)
     return replace(made, notes=notes)
 
 
 def _overrides(
     text: str, path: Path, given: Mapping[str, str], profile: str, model: str, arguments: Sequence[str]
-) -> Import:
+) -> mapping.Import:
     """Settings of torchtitan that a command line has, over those of the TOML that it names."""
     settings, skipped, notes = settings_of(text, str(path), TORCHTITAN, given, arguments, partial(_sourced, path))
     words = [replace(one, name=one.name.replace('-', '_') if '.' in one.name else one.name) for one in settings.every]
@@ -130,22 +122,22 @@ def _read(value: Any) -> int:
     return int(value) if str(value).isdecimal() else 0
 
 
-def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
+def _toml(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> mapping.Import:
     found = settings_of_toml(text, str(path)) + list(_devices(text, str(path)))
     return _made(TORCHTITAN, Settings([*found, *_given(given)], TORCHTITAN.table), path, profile, model)
 
 
-def _tree(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> Import:
+def _tree(text: str, path: Path, given: Mapping[str, str], profile: str, model: str) -> mapping.Import:
     """A file of YAML or JSON, by what stands in it."""
     # Editors indent JSON with tabs, which YAML does not take.
     found = settings_of_yaml(text.replace('\t', ' ') if path.suffix == '.json' else text, str(path))
-    form = format_of(found, str(path))
-    found = agreed(form.source, found, list(_beside(found, path)))
+    form = formats.format_of(found, str(path))
+    found = accelerate.agreed(form.source, found, list(_beside(found, path)))
     found += [*_speed_up(found, path), *_bases(found, path)]
-    words = in_words(found, form, given)
+    words = formats.in_words(found, form, given)
     words += list(_longest(model)) if model else []
     settings = Settings([*words, *_given(given)], form.source.table)
-    made = _made(form.source, settings, path, profile, model, switched_off(found, form))
+    made = _made(form.source, settings, path, profile, model, formats.switched_off(found, form))
     return replace(made, kind=form.launcher)
 
 
@@ -232,12 +224,12 @@ def _given(given: Mapping[str, str]) -> list[Setting]:
 
 def _made(
     source: Source, settings: Settings, path: Path, profile: str, model: str, skipped: Iterable[Setting] = ()
-) -> Import:
+) -> mapping.Import:
     words = accelerator(settings.text(ACCELERATOR)) or ('', '')
     of_file = accelerator(' '.join(path.parts[-2:])) or ('', '')
     usual = source.nodes.get(settings.number('nproc-per-node'), source.profile)
     name = profile or words[1] or (of_file[1] if not words[0] else '') or usual
-    cluster = profile_of_flag(name, '--cluster')
+    cluster = profiles.profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))
     beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
     beside += [Setting('model-config', model, '--model', '--model')] if model else []
@@ -246,18 +238,18 @@ def _made(
     if unnamed and (word := words[0] or of_file[0]):
         is_known = not words[0] and bool(of_file[1])
         unnamed = f'the path of the file says {word}' if is_known else f'the file names {word}, and no profile is of it'
-    return mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, unnamed=unnamed)
+    return mapping.mapped(source, settings, profile=cluster, name=name, skipped=skipped, model=model, unnamed=unnamed)
 
 
 def _text(path: Path) -> str:
     try:
         # Lines of Windows end as all others do.
-        return read_regular(path, MOST_BYTES).decode('utf-8-sig').replace('\r\n', '\n')
+        return files.read_regular(path, MOST_BYTES).decode('utf-8-sig').replace('\r\n', '\n')
     except UnicodeDecodeError:
-        raise ScheduleError(Problem(str(path), 'not text in UTF-8', 'save it as UTF-8')) from None
+        raise errors.ScheduleError(errors.Problem(str(path), 'not text in UTF-8', 'save it as UTF-8')) from None
     except (OSError, ValueError) as error:
         why = getattr(error, 'strerror', None) or error
-        raise ScheduleError(Problem(str(path), f'cannot be read: {why}', 'check the path')) from None
+        raise errors.ScheduleError(errors.Problem(str(path), f'cannot be read: {why}', 'check the path')) from None
 
 
 _DEEP: Final = re.compile(rf"""(?<![\w"'.-])(?:[\w"'-]+\s*\.\s*){{{MAX_DEPTH}}}""")
@@ -276,15 +268,15 @@ def settings_of_toml(text: str, name: str) -> list[Setting]:
     # Dots nest as brackets do, and each level of the parser keeps the whole name.
     if found := _DEEP.search(text):
         where = f'{name}:{text.count(chr(10), 0, found.start()) + 1}'
-        raise ScheduleError(Problem(where, f'more than {MAX_DEPTH} levels', 'write it flatter'))
+        raise errors.ScheduleError(errors.Problem(where, f'more than {MAX_DEPTH} levels', 'write it flatter'))
     try:
         root = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ScheduleError(Problem(name, f'not TOML: {error}', 'check the file')) from None
+        raise errors.ScheduleError(errors.Problem(name, f'not TOML: {error}', 'check the file')) from None
     # Brackets without end, or an integer of thousands of digits.
     except (ValueError, RecursionError):
         what = 'not TOML that can be read: it nests too deep, or a number is too long'
-        raise ScheduleError(Problem(name, what, 'write fewer levels, and at most 18 digits')) from None
+        raise errors.ScheduleError(errors.Problem(name, what, 'write fewer levels, and at most 18 digits')) from None
     lines = _lines(text)
     return [Setting(key, value, f'{name}:{lines.get(key, 1)}') for key, value in _flat(root)]
 
@@ -295,9 +287,9 @@ def settings_of_yaml(text: str, name: str) -> list[Setting]:
         tree = parse(text, name)
     except Unreadable as error:
         where = f'{name}:{error.line}' if error.line else name
-        raise ScheduleError(Problem(where, *error.fault)) from None
+        raise errors.ScheduleError(errors.Problem(where, *error.fault)) from None
     if not isinstance(tree.root, dict):
-        raise ScheduleError(Problem(name, 'not a mapping', 'name the file that the launcher reads'))
+        raise errors.ScheduleError(errors.Problem(name, 'not a mapping', 'name the file that the launcher reads'))
     return [Setting(key, value, _where(tree, key)) for key, value in _flat(tree.root)]
 
 

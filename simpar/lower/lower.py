@@ -7,27 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simpar.errors import Infeasible, ProgramError
-from simpar.lower.graph.chunks import sequence_chunks_fit
-from simpar.lower.graph.loss import sum_loss
-from simpar.lower.graph.record import Recorded, record
+from simpar import errors, plans
+from simpar.lower import issue, roles
+from simpar.lower.graph import chunks, loss, record
 from simpar.lower.graph.stages import Exchange, exchange, folded, has_two_homes, order_of_a_half
-from simpar.lower.issue import Issue, Issued, Streams, slots_of
+from simpar.lower.passes import messages, recompute
 from simpar.lower.passes.fp8 import cast_weights, in_fp8
-from simpar.lower.passes.messages import Gathers, Reductions, once_a_step
 from simpar.lower.passes.offload import STATES, offload_of, with_states_on_host
 from simpar.lower.passes.optimizer_parallel import Shards, conflicts, fusion_ids, shard
-from simpar.lower.passes.recompute import recompute_of
 from simpar.lower.passes.update import Updates, matrices, update_shards, updated, updates
-from simpar.lower.roles import StageOps, issued, overlap_of, plan_conflicts, stages_of, with_passes
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
-from simpar.pipeline.checks import check_order, order_of_rows
+from simpar.pipeline import checks, orders, zero_bubble
 from simpar.pipeline.messages import in_exchanges, with_communication
 from simpar.pipeline.order import Action, Kind, Order
-from simpar.pipeline.orders import named_order
-from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import Plan
 from simpar.program import OpClass, Program, ProgramBuilder
 from simpar.session import Session
 from simpar.workload import Muon, Workload
@@ -63,7 +56,7 @@ def used(ops: Iterable[OpClass]) -> Collection[str]:
 
 
 def lower(
-    workload: Workload, plan: Plan, world: int, order: Order | None = None, *, session: Session | None = None
+    workload: Workload, plan: plans.Plan, world: int, order: Order | None = None, *, session: Session | None = None
 ) -> Program:
     """What every one of ``world`` ranks does in one training step.
 
@@ -75,20 +68,20 @@ def lower(
     # What is still to be predicted needs prices, and a Program knows no cluster.
     for key, open_ in (('fusion', plan.fusion == 'predicted'), ('search', plan.search != 'none')):
         if open_:
-            raise Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
-    for problem in (*conflicts(plan), *plan_conflicts(plan), *sequence_chunks_fit(workload, plan)):
-        raise Infeasible(str(problem))
+            raise errors.Infeasible(f'plan.{key}: {getattr(plan, key)} is still to be resolved (simpar resolve)')
+    for problem in (*conflicts(plan), *roles.plan_conflicts(plan), *chunks.sequence_chunks_fit(workload, plan)):
+        raise errors.Infeasible(str(problem))
     # After the conflicts: these are told in the words that the user wrote.
-    plan = with_passes(plan)
+    plan = roles.with_passes(plan)
     if isinstance(plan.stages, str):
-        raise Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
+        raise errors.Infeasible(f'plan.stages: {plan.stages} is still to be resolved (simpar resolve)')
     if order is None:
         # Before the order: it has counts that this checks.
         folded_plan, order = folded(workload, plan, world), order_of(plan)
-        way = TWO_HOMES if has_two_homes(plan) else Plan().order
+        way = zero_bubble.TWO_HOMES if has_two_homes(plan) else plans.Plan().order
     else:
         # An order that is right and has the plan's counts.
-        folded_plan, order, way = plan, check_order(_counted(order, plan)), Plan().order
+        folded_plan, order, way = plan, checks.check_order(_counted(order, plan)), plans.Plan().order
     # From here on the order itself is what counts, and of its name whether stages have two homes.
     plan = replace(folded_plan, order=way, pairs=folded_plan.pairs if order.overlaps else 'none')
     if workload.phase == 'forward':
@@ -97,7 +90,7 @@ def lower(
     return _Assembly(workload, plan, world, order, session or Session()).program()
 
 
-def with_messages(order: Order, plan: Plan) -> Order:
+def with_messages(order: Order, plan: plans.Plan) -> Order:
     """The order with its sends and receives; one from a file may have its own already."""
     if order.communicates:
         return order
@@ -109,29 +102,29 @@ def with_messages(order: Order, plan: Plan) -> Order:
     return with_communication(order, 'late' if receives_late(plan) else 'early')
 
 
-def receives_late(plan: Plan) -> bool:
+def receives_late(plan: plans.Plan) -> bool:
     """Whether receives wait for the computation before them: one exchange begins with that computation's sends."""
     return plan.receive == 'late' or plan.exchange == 'fused'
 
 
-def order_of(plan: Plan) -> Order:
+def order_of(plan: plans.Plan) -> Order:
     """The order that a plan names; on one rank and stage, each micro-batch's forward and backward in turn."""
     if plan.rows:
-        return _counted(order_of_rows(plan.rows), plan)
+        return _counted(checks.order_of_rows(plan.rows), plan)
     # Without a pipeline each micro-batch's backward follows its forward, so that activations of one are kept at most.
     if plan.pipeline == 1 and plan.chunks <= 1:
         if plan.pairs != 'none':
-            return named_order('1f1b', 1, plan.micro_batches, pairs=True)
+            return orders.named_order('1f1b', 1, plan.micro_batches, pairs=True)
         kinds: tuple[Kind, ...] = ('F', 'B')
         row = [Action(0, kind, micro_batch) for micro_batch in range(plan.micro_batches) for kind in kinds]
         return Order((tuple(row),), (0,), plan.micro_batches)
     if has_two_homes(plan):
         return order_of_a_half(plan)
     counts = plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks
-    return named_order(plan.order, *counts, pairs=plan.pairs != 'none')
+    return orders.named_order(plan.order, *counts, pairs=plan.pairs != 'none')
 
 
-def _counted(order: Order, plan: Plan) -> Order:
+def _counted(order: Order, plan: plans.Plan) -> Order:
     """An order that has the plan's counts."""
     for what, has, wants in (
         ('sequence chunks', order.sequence_chunks, plan.sequence_chunks),
@@ -139,7 +132,7 @@ def _counted(order: Order, plan: Plan) -> Order:
         ('micro-batches', order.micro_batches // order.sequence_chunks, plan.micro_batches),
     ):
         if has != wants:
-            raise Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
+            raise errors.Infeasible(f'the order has {has} {what}, but the plan {wants}; choose the same number')
     return order
 
 
@@ -161,18 +154,18 @@ class Staged(NamedTuple):
     """A tape with the tensors of all ops, and the ops of its stages."""
 
     tape: Tape
-    stages: list[StageOps]
+    stages: list[roles.StageOps]
 
 
 def sharded(
-    plan: Plan, workload: Workload, world: int, placement: tuple[int, ...], session: Session
+    plan: plans.Plan, workload: Workload, world: int, placement: tuple[int, ...], session: Session
 ) -> Sharded:  # fmt: skip
     """Record a copy of a micro-batch, and shard its parameters. Arguments: ``placement``, stage → pipeline rank."""
-    found: Recorded = session.of_plan(record, plan, workload=workload, world=world, placement=placement)
+    found: record.Recorded = session.of_plan(record.record, plan, workload=workload, world=world, placement=placement)
     tape = found.tape.copy()
     in_fp8(tape, workload, plan)
     if plan.sum_loss:
-        sum_loss(tape)
+        loss.sum_loss(tape)
     parameters = updated(tape)
     apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
     shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), apart=apart)
@@ -184,19 +177,19 @@ def sharded(
     return Sharded(tape, found.graph, parameters, shards, exchanged, updates(tape, workload, own))
 
 
-def staged(plan: Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]) -> Staged:
+def staged(plan: plans.Plan, of: Sharded, stages: int, done: Collection[tuple[int, str]]) -> Staged:
     """The ops of the stages. Arguments: ``done``, (stage, kind) of all actions of the order."""
     tape = of.tape.copy()
-    again = recompute_of(plan, of.graph)
+    again = recompute.recompute_of(plan, of.graph)
     leaves = offload_of(plan, of.graph) if any(op.phase != 'F' for op in tape.ops) else None
-    ways = stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=overlap_of(plan), offload=leaves)
+    ways = roles.stages_of(tape, stages, done, again, tiles=plan.tiles, overlap=roles.overlap_of(plan), offload=leaves)
     return Staged(tape, ways)
 
 
 class _Assembly:
     """Puts tables and roles together; for one call of ``lower``."""
 
-    def __init__(self, workload: Workload, plan: Plan, world: int, order: Order, session: Session) -> None:
+    def __init__(self, workload: Workload, plan: plans.Plan, world: int, order: Order, session: Session) -> None:
         of: Sharded = session.of_plan(
             sharded, plan, workload=workload, world=world, placement=order.placement, session=session
         )
@@ -211,13 +204,13 @@ class _Assembly:
         self.forward = workload.phase == 'forward'
         self.shards, self.exchange, self.updates, self.stages = of.shards, of.exchange, of.updates, stages
         ids = fusion_ids(workload, plan, of.parameters)
-        self.gathers = Gathers(self.tape, plan, self.shards, ids)
-        self.reductions = Reductions(self.tape, plan, self.shards, ids)
+        self.gathers = messages.Gathers(self.tape, plan, self.shards, ids)
+        self.reductions = messages.Reductions(self.tape, plan, self.shards, ids)
 
     def program(self) -> Program:
         late, copies = receives_late(self.plan), self.mesh.copies
         finished = [
-            self._finish(issued(self.stages, row, copies, late=late), place)
+            self._finish(roles.issued(self.stages, row, copies, late=late), place)
             for place, row in enumerate(self.order.by_chunk)
         ]
         # Behind all that registers tensors and partitions.
@@ -231,7 +224,7 @@ class _Assembly:
         once: dict[str, OpClass] = {}
         for op in chain.from_iterable(found.ops() for found in finished):
             if (other := once.get(op.name, op)) is not op and replace(other, stage=op.stage) != op:
-                raise ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
+                raise errors.ProgramError(f'pipeline ranks have unlike ops by the name {op.name!r}')
             once[op.name] = op
         for op in once.values():
             builder.add_op_class(op)
@@ -239,25 +232,25 @@ class _Assembly:
         for place, found in enumerate(finished):
             # Role names stand in traces and tables.
             name = 'all' if self.mesh.pipeline == 1 else f'pipeline{place}'
-            streams = Streams(self.mesh, self.plan, place)
-            slots = slots_of(found, builder.index, streams, batched=self._batched)
+            streams = issue.Streams(self.mesh, self.plan, place)
+            slots = issue.slots_of(found, builder.index, streams, batched=self._batched)
             builder.add_slots(name, ranks[place].tolist(), slots, streams.names)
         # A note for every layer would say the same many times.
         notes = tuple(dict.fromkeys(self.tape.notes))
         return builder.build(self.mesh.micro_batches, self.mesh.copies, notes, batched=self._batched)
 
-    def _finish(self, found: Issued, place: int) -> Issued:
+    def _finish(self, found: issue.Issued, place: int) -> issue.Issued:
         """Add to a pipeline rank's ops what its parameters need.
 
         Weights are gathered where they are used. Gradients are summed behind the last op that adds to them. A gradient
         that two pipeline ranks hold is exchanged. Updates end the step.
         """
         if self.forward:
-            return once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
+            return messages.once_a_step(self.tape, cast_weights(self.tape, self.gathers.on_use(found), place), place)
         held = self.shards.held({name for op in found.ops() for name in op.accumulates})
         order = self.reductions.place(self.gathers.on_use(found), place)
-        order = order.behind([Issue(op) for op in self.exchange.ops(held, order.ops())])
+        order = order.behind([issue.Issue(op) for op in self.exchange.ops(held, order.ops())])
         scope = f'pipeline{place}.' if self.mesh.pipeline > 1 else ''
         updates = self.gathers.after_update(self.updates.ops(held), scope)
         order = order.behind(with_states_on_host(self.tape, updates) if STATES in self.plan.offload else updates)
-        return once_a_step(self.tape, cast_weights(self.tape, order, place), place)
+        return messages.once_a_step(self.tape, cast_weights(self.tape, order, place), place)

@@ -16,33 +16,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import yaml
 
+from simpar import hardware, profiles
 from simpar.cost.formula import share, steps
 from simpar.cost.tables import is_grid
 from simpar.errors import Problem, ScheduleError
 from simpar.files import read_regular, write_atomically
-from simpar.hardware import Profile, Stack
-from simpar.profiles import COLUMNS, Row, load_profile, profile_path, read_table
 from simpar.program import Program, Role
-from simpar.recording.join import (
-    FAMILIES,
-    OPERATOR,
-    UPDATE,
-    Join,
-    Joined,
-    Key,
-    TorchOp,
-    collectives,
-    compute_ops,
-    join,
-    keys_of,
-    program_key,
-    slowed_as,
-    steps_of,
-)
+from simpar.recording import join
 from simpar.trace import RankTimes, Times, Trace
-from simpar.traces import Kernels, RankTrace, step_figures
-from simpar.traces.kineto import KINETO
-from simpar.traces.summary import whole
+from simpar.traces import Kernels, RankTrace, kineto, step_figures, summary
 from simpar.traces.table import COMPUTE, NANOSECOND
 
 # A profile with what a recording measured: tables of another profile, with the recorded rows in their place.
@@ -56,7 +38,7 @@ SAME: Final = {'matmul': 3, 'operator': 2, 'collective': 3}
 """How many leading columns tell which rows of the other profile a recorded row stands for."""
 
 
-def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, copies: float = 0.0) -> list[Path]:
+def write_measured(path: Path, base: str, found: join.Join, source: str, dtype: str, copies: float = 0.0) -> list[Path]:
     """Write a profile and its tables, each whole or not at all, the profile last.
 
     Arguments:
@@ -65,8 +47,8 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
         copies: seconds a step that the base takes copies for messages to last, by which its memory's rate is scaled.
     Returns the files. Raises ``ProfileError``, ``OSError``.
     """
-    profile = load_profile(base)
-    tree: dict[str, Any] = yaml.safe_load(read_regular(profile_path(base), MOST_BYTES))
+    profile = profiles.load_profile(base)
+    tree: dict[str, Any] = yaml.safe_load(read_regular(profiles.profile_path(base), MOST_BYTES))
     found = replace(found, lines=tuple(_isolated(line, found.speeds, profile) for line in found.lines))
     for kind, speed in found.speeds.items():
         seen = f'{source}: beside others, and alone'
@@ -74,7 +56,7 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
     tables: dict[str, Any] = {}
     written = []
     path.parent.mkdir(parents=True, exist_ok=True)
-    for kind in COLUMNS:
+    for kind in profiles.COLUMNS:
         rows, told = _table(profile, kind, _rows(kind, found, profile), source, dtype)
         if rows:
             file = path.with_name(f'{path.stem}.{kind}.csv')
@@ -103,7 +85,7 @@ def write_measured(path: Path, base: str, found: Join, source: str, dtype: str, 
     return [path, *written]
 
 
-def write_stack(path: Path, base: Stack, found: Join, source: str) -> None:
+def write_stack(path: Path, base: hardware.Stack, found: join.Join, source: str) -> None:
     """Write a stack with what the host takes to launch. Arguments: ``base``, a shipped stack that the rest is of."""
     seen = f'{source}: from one launch to the next, with what the profiler takes'
     step = base.host.step.value if base.host else 0.0
@@ -117,20 +99,20 @@ def write_stack(path: Path, base: Stack, found: Join, source: str) -> None:
     write_atomically(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _rows(kind: str, found: Join, profile: Profile) -> list[Row]:
+def _rows(kind: str, found: join.Join, profile: hardware.Profile) -> list[profiles.Row]:
     """The recorded rows of a table."""
     rows = [row for line in found.lines for row in _row(kind, line, profile.devices)]
     if kind == 'collective':
         rows += [*(_summed_in_full(rows) if found.host else ()), *_between(rows)]
     if kind == 'operator' and found.host:
         # On a thread an op lasts until the next known one: the time of those between is in it already.
-        rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == OPERATOR]
+        rows += [(*key[1:], NOTHING) for key, _ in found.missing if key[0] == join.OPERATOR]
     return rows
 
 
-def _between(rows: Sequence[Row]) -> Iterator[Row]:
+def _between(rows: Sequence[profiles.Row]) -> Iterator[profiles.Row]:
     """Rows on the line between two recorded sizes that lie far apart: a power of the size would bend it."""
-    groups: dict[Row, list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[profiles.Row, list[tuple[float, float]]] = defaultdict(list)
     for *group, size, seconds in rows:
         groups[tuple(group)].append((size, seconds))
     for head, points in groups.items():
@@ -141,14 +123,14 @@ def _between(rows: Sequence[Row]) -> Iterator[Row]:
                 size *= 2
 
 
-def _isolated(line: Joined, speeds: Mapping[str, float], profile: Profile) -> Joined:
+def _isolated(line: join.Joined, speeds: Mapping[str, float], profile: hardware.Profile) -> join.Joined:
     """What an op would take alone, where it was never recorded so, by how fast it is beside others."""
-    kind = slowed_as(line.key)
+    kind = join.slowed_as(line.key)
     speed = speeds.get(kind, getattr(profile.slow_down, kind).value)
     return replace(line, seconds=line.seconds * (1 - line.beside * (1 - speed)))
 
 
-def _summed_in_full(rows: Sequence[Row]) -> Iterator[Row]:
+def _summed_in_full(rows: Sequence[profiles.Row]) -> Iterator[profiles.Row]:
     """Gloo's reduce-scatters are all-reduces (ProcessGroupGloo.cpp): what was recorded of one holds for the other."""
     known = {row[0] for row in rows}
     for own, other in (('all_reduce', 'reduce_scatter'), ('reduce_scatter', 'all_reduce')):
@@ -156,7 +138,7 @@ def _summed_in_full(rows: Sequence[Row]) -> Iterator[Row]:
             yield from ((other, *row[1:]) for row in rows if row[0] == own)
 
 
-def _row(kind: str, line: Joined, devices: int) -> Iterator[Row]:
+def _row(kind: str, line: join.Joined, devices: int) -> Iterator[profiles.Row]:
     name, *key = line.key
     if name != kind or not line.seconds or (kind == 'attention' and key[-1] != 'F'):
         return
@@ -171,11 +153,11 @@ def _row(kind: str, line: Joined, devices: int) -> Iterator[Row]:
 
 
 def _table(
-    profile: Profile, kind: str, recorded: list[Row], source: str, dtype: str
-) -> tuple[list[Row], dict[str, Any]]:
+    profile: hardware.Profile, kind: str, recorded: list[profiles.Row], source: str, dtype: str
+) -> tuple[list[profiles.Row], dict[str, Any]]:
     """The rows of a table, and what the profile says of it."""
     table = getattr(profile.tables, kind)
-    rows = list(read_table(table, kind)) if table else []
+    rows = list(profiles.read_table(table, kind)) if table else []
     told = (
         {'source': table.source, 'grade': table.grade} | ({'dtype': str(table.dtype)} if table.dtype else {})
         if table
@@ -194,7 +176,7 @@ def _table(
     return [*kept, *recorded], mine | ({'source': f'{source}; other rows: {table.source}'} if kept else {})
 
 
-def _link(found: Join, profile: Profile) -> dict[str, Any]:
+def _link(found: join.Join, profile: hardware.Profile) -> dict[str, Any]:
     """Latency and rate of a ring that takes what was recorded; empty where nothing tells them.
 
     Of least relative squares of t = α · steps + β · bytes over a link. Where sizes lie within a factor of 4 they do not
@@ -225,7 +207,7 @@ def _line(alpha: float, beta: float) -> dict[str, Any]:
     return {'latency': f'{alpha * 1e6:.6g} us', 'bandwidth': f'{1e-9 / beta:.6g} GB/s', 'share': 1.0}
 
 
-def _backward(found: Join) -> float:
+def _backward(found: join.Join) -> float:
     """How many forwards a backward of attention takes; 0 where it was not recorded."""
     seconds = {line.key: line.seconds for line in found.lines if line.key[0] == 'attention'}
     pairs = [(seconds[key], seconds.get((*key[:-1], 'F'), 0.0)) for key in seconds if key[-1] == 'I']
@@ -233,18 +215,18 @@ def _backward(found: Join) -> float:
     return round(sum(factors) / len(factors), 3) if factors else 0.0
 
 
-def _text(kind: str, rows: Sequence[Row], source: str) -> str:
+def _text(kind: str, rows: Sequence[profiles.Row], source: str) -> str:
     out = io.StringIO()
     out.write(f'# {source}\n')
     writer = csv.writer(out, lineterminator='\n')
-    writer.writerow(COLUMNS[kind])
+    writer.writerow(profiles.COLUMNS[kind])
     writer.writerows((*row[:-1], f'{row[-1]:.6g}') for row in sorted(rows, key=lambda row: tuple(map(str, row))))
     return out.getvalue()
 
 
 # A torch recording as a measured Trace of a Program: when each of its ops arrived, started and ended.
 
-_Slots = Mapping[str | Key, list[list[int]]]
+_Slots = Mapping[str | join.Key, list[list[int]]]
 """For what a recording calls an op, its turns: the slots of the program that one call does."""
 
 
@@ -266,11 +248,13 @@ def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[T
     problems = list(_problems(program, recordings))
     if problems:
         raise ScheduleError(problems)
-    steps = min(len(steps_of(recording)) for recording in recordings)
+    steps = min(len(join.steps_of(recording)) for recording in recordings)
     first = min(recording.marks[0][0] for recording in recordings)
-    talking = collectives(recordings)
+    talking = join.collectives(recordings)
     filled = [
-        _filled(program, recording, [*compute_ops(recording), *talk], steps, (recording.origin - first) * NANOSECOND)
+        _filled(
+            program, recording, [*join.compute_ops(recording), *talk], steps, (recording.origin - first) * NANOSECOND
+        )
         for recording, talk in zip(recordings, talking, strict=True)
     ]
     of_role = {int(program.role_of_rank[one.times.rank]): number for number, one in enumerate(filled)}
@@ -287,20 +271,20 @@ def _problems(program: Program, recordings: Sequence[RankTrace]) -> Iterator[Pro
     for each in recordings:
         if each.rank >= program.world:
             yield Problem(f'rank {each.rank}', f'is recorded, and the schedule has {program.world} ranks')
-        elif not steps_of(each):
+        elif not join.steps_of(each):
             yield Problem(f'rank {each.rank}', 'has no whole step', 'call profiler.step() behind every step')
     if len(recorded) < len(program.roles):
         lacks = [role.name for number, role in enumerate(program.roles) if number not in recorded]
         yield Problem('--save', f'of the roles {", ".join(lacks[:8])} no rank is recorded', 'record a rank of each')
 
 
-def _filled(program: Program, recording: RankTrace, ops: Sequence[TorchOp], steps: int, later: float) -> _Filled:
+def _filled(program: Program, recording: RankTrace, ops: Sequence[join.TorchOp], steps: int, later: float) -> _Filled:
     """A rank's times. Arguments: ``later``, seconds from the trace's beginning to the recording's."""
     role = program.role(recording.rank)
     turns = _turns(program, role)
     times: list[list[Times]] = []
     found = 0
-    for begin, until in steps_of(recording)[:steps]:
+    for begin, until in join.steps_of(recording)[:steps]:
         mine = sorted((op for op in ops if begin <= op.issued < until), key=lambda op: op.issued)
         table = np.full((3, len(role)), np.nan)
         for slot, *when in _placed(program, role, turns, mine):
@@ -314,15 +298,15 @@ def _filled(program: Program, recording: RankTrace, ops: Sequence[TorchOp], step
 
 def _turns(program: Program, role: Role) -> _Slots:
     """The slots of each call, by what a recording calls it."""
-    keys = [program_key(program, program.op_classes[index]) for index in role.op_class.tolist()]
-    turns: dict[str | Key, list[list[int]]] = defaultdict(list)
+    keys = [join.program_key(program, program.op_classes[index]) for index in role.op_class.tolist()]
+    turns: dict[str | join.Key, list[list[int]]] = defaultdict(list)
     streaming: dict[tuple[str, str], list[int]] = defaultdict(list)
     for slot, key in enumerate(keys):
-        if key is not None and key[0] == OPERATOR:
+        if key is not None and key[0] == join.OPERATOR:
             streaming[str(key[1]), str(key[2])].append(slot)
         elif key is not None:
             turns[key].append([slot])
-    for name, (operators, phases) in FAMILIES.items():
+    for name, (operators, phases) in join.FAMILIES.items():
         of_phase = [
             sorted(
                 slot
@@ -334,15 +318,15 @@ def _turns(program: Program, role: Role) -> _Slots:
         ]
         turns[name,] = [list(each) for each in zip(*filter(None, of_phase), strict=False)]
     updates = sorted(slot for (_, phase), slots in streaming.items() if phase == 'U' for slot in slots)
-    turns[UPDATE,] = [updates] if updates else []
+    turns[join.UPDATE,] = [updates] if updates else []
     return turns
 
 
 def _placed(
-    program: Program, role: Role, turns: _Slots, ops: Sequence[TorchOp]
+    program: Program, role: Role, turns: _Slots, ops: Sequence[join.TorchOp]
 ) -> Iterator[tuple[int, float, float, float]]:
     """(slot, arrive, start, end) of every op of a step that the program has."""
-    called: dict[Key, int] = defaultdict(int)
+    called: dict[join.Key, int] = defaultdict(int)
     for op in ops:
         turn = called[op.key]
         called[op.key] += 1
@@ -389,7 +373,7 @@ class _Family(NamedTuple):
     phases: str
     bytes: int = 0
 
-    def does(self, key: Key) -> bool:
+    def does(self, key: join.Key) -> bool:
         """Whether it is what an op of the program does."""
         _, operator, phase, size = key
         return str(phase) in self.phases and operator in (self.operators or {operator}) and self.bytes in (0, size)
@@ -406,13 +390,13 @@ _ADDITIONS: Final = frozenset({'residual', 'add'})
 _UPDATE: Final = _Family(frozenset(), 'U')
 
 
-def joined(program: Program, traces: Sequence[RankTrace]) -> Join:
+def joined(program: Program, traces: Sequence[RankTrace]) -> join.Join:
     """Join recordings of any kind, by rank, with the Program of their schedule."""
-    torch = all(trace.format == KINETO for trace in traces)
-    return join(program, traces) if torch else join_ascend(program, traces)
+    torch = all(trace.format == kineto.KINETO for trace in traces)
+    return join.join(program, traces) if torch else join_ascend(program, traces)
 
 
-def join_ascend(program: Program, traces: Sequence[RankTrace]) -> Join:
+def join_ascend(program: Program, traces: Sequence[RankTrace]) -> join.Join:
     """Join an Ascend recording with the Program of its schedule, by type and shapes of kernels.
 
     Products and attention are told by their sizes. Kernels of other operators share what their type took by bytes. A
@@ -420,14 +404,14 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> Join:
     device, and with the update where none was before it.
     Does not model which layer a kernel is of; collectives, whose bytes a table of kernels does not have.
     """
-    wanted = Counter(keys_of(program, traces[0].rank))
-    exact: dict[Key, list[float]] = defaultdict(list)
+    wanted = Counter(join.keys_of(program, traces[0].rank))
+    exact: dict[join.Key, list[float]] = defaultdict(list)
     spent: dict[_Family, float] = defaultdict(float)
     calls: Counter[_Family] = Counter()
     steps = 0
     lasts: list[float] = []
     for trace in traces:
-        kernels = whole(trace)
+        kernels = summary.whole(trace)
         if kernels is None:
             continue
         found = [one.span for _, one in step_figures(trace)]
@@ -440,7 +424,7 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> Join:
                 calls[family] += 1
     lines = (*_sized(wanted, exact, steps), *_shared(wanted, spent, calls, steps))
     known = {line.key for line in lines}
-    return Join(
+    return join.Join(
         lines=lines,
         missing=tuple((key, often) for key, often in wanted.items() if key not in known),
         host=False,
@@ -449,10 +433,10 @@ def join_ascend(program: Program, traces: Sequence[RankTrace]) -> Join:
     )
 
 
-def _told(kernels: Kernels, wanted: Mapping[Key, int]) -> Iterator[tuple[Key | None, _Family, float]]:
+def _told(kernels: Kernels, wanted: Mapping[join.Key, int]) -> Iterator[tuple[join.Key | None, _Family, float]]:
     """The key of each product and attention, else the family that its seconds count with."""
     families, before = _families(), _UPDATE
-    sums = {int(key[3]) for key in wanted if key[0] == OPERATOR and key[1] in _ADDITIONS}
+    sums = {int(key[3]) for key in wanted if key[0] == join.OPERATOR and key[1] in _ADDITIONS}
     columns = (kernels.type.tolist(), kernels.shapes.tolist(), kernels.results.tolist())
     seconds = ((kernels.end - kernels.begin) * NANOSECOND).tolist()
     for kind, read, written, took in zip(*columns, seconds, strict=True):
@@ -483,7 +467,7 @@ def _matrix(shape: Shape) -> tuple[int, int] | None:
     return (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else None
 
 
-def _product(kind: str, read: str, written: str, wanted: Mapping[Key, int]) -> Key | None:
+def _product(kind: str, read: str, written: str, wanted: Mapping[join.Key, int]) -> join.Key | None:
     """The product of the program that two operands and a result are of, whichever of them lies transposed."""
     if not kind.startswith(('MatMul', 'BatchMatMul')):
         return None
@@ -501,7 +485,7 @@ def _product(kind: str, read: str, written: str, wanted: Mapping[Key, int]) -> K
     return None
 
 
-def _attention(kind: str, read: str, wanted: Mapping[Key, int]) -> Key | None:
+def _attention(kind: str, read: str, wanted: Mapping[join.Key, int]) -> join.Key | None:
     """The program's attention whose queries have as many numbers, in any layout."""
     if not kind.startswith('FlashAttention'):
         return None
@@ -512,19 +496,21 @@ def _attention(kind: str, read: str, wanted: Mapping[Key, int]) -> Key | None:
     return None
 
 
-def _sized(wanted: Mapping[Key, int], exact: Mapping[Key, list[float]], steps: int) -> Iterator[Joined]:
+def _sized(wanted: Mapping[join.Key, int], exact: Mapping[join.Key, list[float]], steps: int) -> Iterator[join.Joined]:
     for key, times in exact.items():
         recorded = len(times) / steps
-        yield Joined(key=key, seconds=fmean(times), times=len(times), program=wanted[key], recorded=recorded)
+        yield join.Joined(key=key, seconds=fmean(times), times=len(times), program=wanted[key], recorded=recorded)
 
 
 def _shared(
-    wanted: Mapping[Key, int], spent: Mapping[_Family, float], calls: Counter[_Family], steps: int
-) -> Iterator[Joined]:
+    wanted: Mapping[join.Key, int], spent: Mapping[_Family, float], calls: Counter[_Family], steps: int
+) -> Iterator[join.Joined]:
     """What kernels of a family took, shared by bytes among the ops of the program that they do."""
     for family, seconds in spent.items():
-        mine = {key: often for key, often in wanted.items() if key[0] == OPERATOR and family.does(key)}
+        mine = {key: often for key, often in wanted.items() if key[0] == join.OPERATOR and family.does(key)}
         moved = sum(int(key[3]) * often for key, often in mine.items())
         for key, often in mine.items() if moved else ():
             share = seconds / steps * int(key[3]) / moved
-            yield Joined(key=key, seconds=share, times=calls[family], program=often, recorded=calls[family] / steps)
+            yield join.Joined(
+                key=key, seconds=share, times=calls[family], program=often, recorded=calls[family] / steps
+            )

@@ -8,23 +8,18 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collective import ClusterCollectives
+from simpar import errors, layout, plans
+from simpar.cost import collective, price
 from simpar.cost.compute import DeviceCompute
-from simpar.cost.price import price
 from simpar.engine import simulate
-from simpar.errors import Infeasible
 from simpar.hardware import Cluster
-from simpar.layout import Method
 from simpar.lower import lower
 from simpar.lower.graph.record import has_strategies
 from simpar.lower.graph.stages import stage_of_layer, unit_of
 from simpar.lower.lower import order_of
 from simpar.lower.passes.optimizer_parallel import Part, choice_of
 from simpar.memory import framework_of, memory, room_of
-from simpar.pipeline import AUTOMATIC, StageTimes, automatic_order, named_order
-from simpar.pipeline.checks import rows_of
-from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import Plan
+from simpar.pipeline import AUTOMATIC, StageTimes, automatic_order, checks, named_order, zero_bubble
 from simpar.program import Instance, Program, Role, instance
 from simpar.session import Session
 from simpar.workload import Workload
@@ -35,7 +30,7 @@ from simpar.workload import Workload
 _PARTS: Final[tuple[Part, ...]] = ('state', 'gradients', 'weights')
 
 
-def settled_plan(workload: Workload, plan: Plan) -> Plan:
+def settled_plan(workload: Workload, plan: plans.Plan) -> plans.Plan:
     """The plan with chunks, stages and what its presets of optimizer parallelism shard, gather and accumulate.
 
     Arguments: ``plan``, whose data degree is filled in and whose searches are done. The program stays the same.
@@ -44,7 +39,7 @@ def settled_plan(workload: Workload, plan: Plan) -> Plan:
     return _sharded(workload, _staged(workload, plan))
 
 
-def _staged(workload: Workload, plan: Plan) -> Plan:
+def _staged(workload: Workload, plan: plans.Plan) -> plans.Plan:
     """The plan with the chunks of its order and the layers of each stage; stages that marks tell stay with them."""
     stages = order_of(plan).stages
     plan = replace(plan, chunks=stages // plan.pipeline)
@@ -63,13 +58,13 @@ def marked(workload: Workload) -> bool:
     return any(operator.pipeline_stage is not None for operator in workload.model.operators.values())
 
 
-def recomputes(workload: Workload, plan: Plan) -> bool:
+def recomputes(workload: Workload, plan: plans.Plan) -> bool:
     """Whether a plan, or marks of layers, ask for recomputation in any stage."""
     marks = (operator.recompute for operator in workload.model.operators.values())
     return plan.recompute not in ('none', ()) or any(marks)
 
 
-def _sharded(workload: Workload, plan: Plan) -> Plan:
+def _sharded(workload: Workload, plan: plans.Plan) -> plans.Plan:
     choice = choice_of(plan)
     if not choice.parts:
         return plan
@@ -91,12 +86,12 @@ def settled_workload(workload: Workload) -> Workload:
     return replace(workload, model=workload.model.settled(), gradients=workload.gradients or workload.precision)
 
 
-def _holders(workload: Workload, plan: Plan) -> int:
+def _holders(workload: Workload, plan: plans.Plan) -> int:
     """Ranks that hold the same slice of a parameter."""
     if has_strategies(workload, plan):
         return plan.data * plan.tensor
     # With two homes the mirrored pipeline rank holds it too.
-    return plan.data * plan.context * (2 if plan.order == TWO_HOMES else 1)
+    return plan.data * plan.context * (2 if plan.order == zero_bubble.TWO_HOMES else 1)
 
 
 # Resolve: makes every choice that a plan leaves open: stages, zero-bubble order, fusion, redistribution.
@@ -110,7 +105,7 @@ _STEPS: Final = 4
 class Trial:
     """A plan, its predicted step, and the bytes that it lacks on its fullest rank."""
 
-    plan: Plan
+    plan: plans.Plan
     step: float
     too_much: float
 
@@ -129,12 +124,12 @@ class Simulated(NamedTuple):
 
 def simulated(program: Program, cluster: Cluster, steps: int = 3) -> Simulated:
     """Price and simulate a program; raises what ``simulate`` raises."""
-    trace = simulate(program, price(program, cluster), steps=steps)
+    trace = simulate(program, price.price(program, cluster), steps=steps)
     lacking = memory(trace, framework=framework_of(cluster)).peak - room_of(cluster).tensors
     return Simulated(trace.step_times, max(0.0, lacking))
 
 
-def tried(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Trial:
+def tried(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session) -> Trial:
     """Simulate a plan; raises what ``lower`` and ``simulate`` raise."""
     found = simulated(lower(workload, plan, cluster.world, session=session), cluster, _STEPS)
     return Trial(plan, float(found.steps[-2]), found.too_much)
@@ -228,7 +223,7 @@ def layers_of(workload: Workload) -> int:
     return [*workload.model.counts.values()][-1]
 
 
-def layer_times(workload: Workload, plan: Plan, cluster: Cluster, session: Session | None = None) -> LayerTimes:
+def layer_times(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session | None = None) -> LayerTimes:
     """Price the program in which every layer is a stage.
 
     Argument: ``session`` of plans that differ in the number of micro-batches or in their order, which the time of a
@@ -253,11 +248,11 @@ def layer_times(workload: Workload, plan: Plan, cluster: Cluster, session: Sessi
     return (session or Session()).once(_priced, workload=one, plan=every, cluster=cluster)
 
 
-def _priced(workload: Workload, plan: Plan, cluster: Cluster) -> LayerTimes:
+def _priced(workload: Workload, plan: plans.Plan, cluster: Cluster) -> LayerTimes:
     """The same of a plan with a stage for each layer and a single micro-batch."""
     layers = plan.pipeline
     program = lower(workload, plan, layers * plan.data * plan.context * plan.tensor)
-    compute, collectives = DeviceCompute(cluster.profile), ClusterCollectives(cluster)
+    compute, collectives = DeviceCompute(cluster.profile), collective.ClusterCollectives(cluster)
     # The 0 stands for a single layer, which sends nothing.
     seconds, sends = np.zeros((layers, len(PHASES))), [0.0]
     for op in program.op_classes:
@@ -290,7 +285,7 @@ def _behind(program: Program, role: Role) -> list[int]:
     return list(behind.values())
 
 
-def staged(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
+def staged(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session) -> plans.Plan:
     """The plan with its stages and its order; where stages are open, the fastest of those that were simulated.
 
     Raises ``Infeasible`` where degrees and ranks do not fit.
@@ -306,7 +301,7 @@ def staged(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -
     return min(trials, key=lambda trial: trial.rank).plan
 
 
-def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[int, ...]) -> Plan:
+def _ordered(workload: Workload, plan: plans.Plan, times: LayerTimes, counts: tuple[int, ...]) -> plans.Plan:
     """The plan with these stages, and its order found where it is automatic."""
     if plan.order not in AUTOMATIC:
         return replace(plan, stages=counts)
@@ -314,16 +309,16 @@ def _ordered(workload: Workload, plan: Plan, times: LayerTimes, counts: tuple[in
     counts = tuple(stages.count(stage) for stage in range(plan.pipeline))
     limits = times.limits(counts, AUTOMATIC[plan.order] * plan.pipeline)
     order = automatic_order(plan.micro_batches, times.stages(counts), limits, times.kept(counts))
-    return replace(plan, stages=counts, rows=rows_of(order))
+    return replace(plan, stages=counts, rows=checks.rows_of(order))
 
 
-def _splits(workload: Workload, plan: Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
+def _splits(workload: Workload, plan: plans.Plan, times: LayerTimes) -> Iterator[tuple[int, ...]]:
     """Equal counts, the balanced split, and the splits that move one layer away from the first or the last stage."""
     layers = layers_of(workload)
     name = '1f1b' if plan.order in AUTOMATIC else plan.order
     stages = named_order(name, plan.pipeline, plan.micro_batches, plan.chunks, plan.sequence_chunks).stages
     if layers < stages:
-        raise Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
+        raise errors.Infeasible(f'{stages} stages for {layers} layers; choose a pipeline of at most {layers} stages')
     equal = stage_of_layer(layers, stages, ())
     yield tuple(equal.count(stage) for stage in range(stages))
     seconds = times.seconds_LP.sum(axis=1).tolist()
@@ -354,7 +349,7 @@ SIZES: Final[tuple[Literal['layer', 'auto', 'all'] | float, ...]] = (
 """Per layer; MindSpore's automatic 64 MiB among sizes around it (25 MB is DDP's default); all in one."""
 
 
-def fused(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
+def fused(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session) -> plans.Plan:
     """The plan with the fusion whose predicted step is fastest, of those that fit into memory.
 
     Arguments: ``plan``, that leaves nothing else open. Among equals the first of ``SIZES``. Raises what ``lower`` does.
@@ -364,10 +359,10 @@ def fused(workload: Workload, plan: Plan, cluster: Cluster, session: Session) ->
     return min(trials, key=lambda trial: trial.rank).plan
 
 
-METHODS: Final[tuple[Method, ...]] = ('cheapest', 'mindspore-2.10', 'mindspore-2.0')
+METHODS: Final[tuple[layout.Method, ...]] = ('cheapest', 'mindspore-2.10', 'mindspore-2.0')
 
 
-def redistributed(workload: Workload, plan: Plan, cluster: Cluster, session: Session) -> Plan:
+def redistributed(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session) -> plans.Plan:
     """The plan with the method whose predicted step is fastest, with or without all-to-all, of those that fit into
     memory; a workload without strategies has none, and gets the first.
 
@@ -384,7 +379,7 @@ def redistributed(workload: Workload, plan: Plan, cluster: Cluster, session: Ses
     return min(trials, key=lambda trial: trial.rank).plan
 
 
-def resolve(workload: Workload, plan: Plan, cluster: Cluster, session: Session | None = None) -> Plan:
+def resolve(workload: Workload, plan: plans.Plan, cluster: Cluster, session: Session | None = None) -> plans.Plan:
     """The plan with every choice made; a plan that leaves nothing open comes back as it is.
 
     Layers are split into stages where predicted times balance. That split, its neighbours and equal counts are

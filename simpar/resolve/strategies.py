@@ -6,22 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from simpar.cost.collective import ClusterCollectives
-from simpar.cost.compute import DeviceCompute
-from simpar.cost.formula import share
-from simpar.errors import Infeasible, ScheduleError
-from simpar.hardware import Cluster
-from simpar.layout import Method, Rule
+from simpar import errors, hardware, layout, plans
+from simpar.cost import collective, compute, formula
 from simpar.lower import lower
 from simpar.lower.graph.record import counts_of, has_strategies, with_strategies
-from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy
+from simpar.model import Conv2d, Dense, Embedding, Flatten, Shape, Sharded, Strategy, primitive
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Graph as ModelGraph
 from simpar.model.model import Node
 from simpar.model.operators.loss import DATASET
-from simpar.model.primitive import Compat
 from simpar.pipeline.orders import AUTOMATIC
-from simpar.plans import Plan
 from simpar.program import BYTES, Program, Role
 from simpar.resolve.choices import (
     LOSS,
@@ -61,14 +55,14 @@ class Strategies:
     """
 
     workload: Workload
-    plan: Plan
+    plan: plans.Plan
     origins: Mapping[str, str] = field(default_factory=dict)
     proposals: tuple[Proposal, ...] = ()
     bound: float | None = None
     seconds: float | None = None
 
 
-def find_strategies(workload: Workload, plan: Plan, cluster: Cluster) -> Strategies:
+def find_strategies(workload: Workload, plan: plans.Plan, cluster: hardware.Cluster) -> Strategies:
     """The workload, and the plan, with strategies for operators and the loss, where ``plan.search`` asks for them.
 
     Layers that have one keep it. MindSpore's searches choose as the compiler does, whatever it costs; ``exact`` takes
@@ -107,14 +101,14 @@ class Proposal:
 
     name: str
     workload: Workload
-    plan: Plan
+    plan: plans.Plan
     sent: float
     step: float
     too_much: float
     also: tuple[str, ...] = ()
 
 
-def weighed(name: str, workload: Workload, plan: Plan, cluster: Cluster) -> Proposal:
+def weighed(name: str, workload: Workload, plan: plans.Plan, cluster: hardware.Cluster) -> Proposal:
     """Lower, price and simulate strategies; raises ``Infeasible`` where they cannot be lowered.
 
     What the plan leaves to resolving besides is taken as it is by default: equal stages, 1F1B, a message a layer.
@@ -148,13 +142,13 @@ def sent_bytes(program: Program, role: Role) -> float:
     for index in role.op_class.tolist():
         op = program.op_classes[index]
         if op.kind == 'collective':
-            total += share('ring', op.operator, program.partitions[op.partition].size) * op.bytes
+            total += formula.share('ring', op.operator, program.partitions[op.partition].size) * op.bytes
         elif op.kind == 'send':
             total += op.bytes
     return total
 
 
-def _decided(plan: Plan) -> Plan:
+def _decided(plan: plans.Plan) -> plans.Plan:
     stages = () if isinstance(plan.stages, str) else plan.stages
     # An order that is still to be found has no actions to simulate; 1F1B has the same stages.
     order = '1f1b' if plan.order in AUTOMATIC and not plan.rows else plan.order
@@ -166,10 +160,10 @@ def _decided(plan: Plan) -> Plan:
 class Pool:
     """Proposals by workload, as a plan lowers them on a cluster."""
 
-    plan: Plan
-    cluster: Cluster
+    plan: plans.Plan
+    cluster: hardware.Cluster
     known: dict[object, Proposal] = field(default_factory=dict)
-    problems: list[Infeasible] = field(default_factory=list)
+    problems: list[errors.Infeasible] = field(default_factory=list)
 
     def add(self, name: str, workload: Workload, strategies: Mapping[str, Strategy]) -> None:
         """Weigh a workload; one that is known gets another name, one that cannot be lowered is left out.
@@ -185,7 +179,7 @@ class Pool:
         try:
             plan = replace(self.plan, strategies=dict(strategies))
             self.known[key] = weighed(name, workload, plan, self.cluster)
-        except Infeasible as wrong:
+        except errors.Infeasible as wrong:
             # One that cannot be lowered is no fault of the user, unless none can: then the first reason is told.
             self.problems.append(wrong)
 
@@ -202,13 +196,13 @@ BEST = 8
 """How many of the cheapest by the search's own sum are counted again in their programs."""
 MANY = 1000
 """Beyond so many operators a program takes seconds to simulate: half as many of each of the three sums by time."""
-VERSIONS: tuple[Compat, ...] = ('2.0', '2.10')
+VERSIONS: tuple[primitive.Compat, ...] = ('2.0', '2.10')
 
 
 class _Search:
     """The searches of one model, its operators under the names that programs give them."""
 
-    def __init__(self, workload: Workload, plan: Plan, cluster: Cluster) -> None:
+    def __init__(self, workload: Workload, plan: plans.Plan, cluster: hardware.Cluster) -> None:
         self.workload, self.plan, self.cluster = workload, plan, cluster
         self.devices = cluster.world // plan.pipeline
         self.odd = odd_factor(self.devices)
@@ -225,7 +219,7 @@ class _Search:
         self.fixed |= given_loss(workload)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> layout.Method:
         """The plan's redistribution; where that is chosen when all layouts are known, the cheapest."""
         return 'cheapest' if self.plan.redistribution == 'predicted' else self.plan.redistribution
 
@@ -292,13 +286,13 @@ class _Search:
                 self.axes(node).sharded(strategy, self.devices, node.operator.out_strategy)
         check_loss(self.workload, self.result, self.devices)
 
-    def axes(self, node: Node) -> Rule:
+    def axes(self, node: Node) -> layout.Rule:
         """The named dims of a node."""
         return node.operator.axes(node.name, *(self.model.shapes[read] for read in node.reads))
 
     # searches
 
-    def propagated(self, compat: Compat) -> Mapping[str, Choice]:
+    def propagated(self, compat: primitive.Compat) -> Mapping[str, Choice]:
         self.check_samples()
         fixed = self.by_twos(self.fixed)
         # Where the odd factor splits nobody's rows there is nothing to start from: degrees or the batch say all.
@@ -309,12 +303,12 @@ class _Search:
     def check_samples(self) -> None:
         """The odd factor of the devices must divide the samples of a copy."""
         if self.batch % self.odd:
-            raise Infeasible(
+            raise errors.Infeasible(
                 f'plan.search: {self.devices} devices are no power of two, and their odd factor {self.odd} does not '
                 f'divide the {self.batch} samples of a copy; write a multiple of {self.slices * self.odd} as batch'
             )
 
-    def recursive(self, compat: Compat) -> Mapping[str, Choice]:
+    def recursive(self, compat: primitive.Compat) -> Mapping[str, Choice]:
         parallel = self.plan.hsdp != 'off' or self.plan.zero > 0 or bool(self.plan.shard)
         self.check_samples()
         stages = self.plan.pipeline // odd_factor(self.plan.pipeline)
@@ -395,8 +389,8 @@ class _Search:
         profile = self.cluster.profile
         in_line = StepSeconds(
             bytes=objective,
-            compute=DeviceCompute(profile),
-            collective=ClusterCollectives(self.cluster),
+            compute=compute.DeviceCompute(profile),
+            collective=collective.ClusterCollectives(self.cluster),
             host=profile.host.seconds.value,
             dtype=self.workload.precision,
         )
@@ -416,7 +410,7 @@ class _Search:
             if self.fixed:
                 try:
                     yield f'sharding propagation {compat}', self.propagated(compat)
-                except ScheduleError:
+                except errors.ScheduleError:
                     # 2.0 refuses given strategies that leave ranks unused; there is then nothing to try.
                     continue
         for tensor in range(1, self.devices + 1):
@@ -467,7 +461,7 @@ class _Search:
 
         Arguments: ``strategies`` of the plan.
         """
-        nodes = with_strategies(workload.model.nodes, Plan(strategies=dict(strategies)))
+        nodes = with_strategies(workload.model.nodes, plans.Plan(strategies=dict(strategies)))
         names = [node.name for node in nodes if node.operator.strategy]
         of_loss = [LOSS_OPERATORS[name].node for name in workload.loss_strategies] or [LOSS]
         found = {name: origin if isinstance(origin, str) else origin.get(name, GIVEN) for name in (*names, *of_loss)}

@@ -8,24 +8,18 @@ from math import prod
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from simpar.document import Key
+from simpar import document, files, keys, plans
 from simpar.errors import Problem, ScheduleError, divisors, multiple
-from simpar.files import read_csv
-from simpar.keys import ROWS, conflicts_of
-from simpar.lower.graph.chunks import sequence_chunks_fit
-from simpar.lower.graph.record import SHOWN, has_strategies, matches
+from simpar.lower.graph import chunks, record
 from simpar.lower.graph.stages import has_two_homes, order_of_a_half, two_homes_fit
-from simpar.lower.passes.optimizer_parallel import conflicts
-from simpar.lower.passes.recompute import attention_cores
+from simpar.lower.passes import optimizer_parallel, recompute
 from simpar.lower.roles import plan_conflicts
 from simpar.model import Conv2d, Dense, Operator, Sharded
 from simpar.model.library.cross_entropy import LOSS_OPERATORS
 from simpar.model.model import Asked, Model
-from simpar.pipeline.checks import order_of_rows
+from simpar.pipeline import checks, orders
 from simpar.pipeline.order import Order
-from simpar.pipeline.orders import AUTOMATIC, ORDERS, named_order
 from simpar.pipeline.zero_bubble import TWO_HOMES
-from simpar.plans import NEAREST_FIRST, Plan
 from simpar.schedule.contents import Contents, planner_fits, sweep_fits
 from simpar.workload import Momentum, Muon, Transformer, Workload
 
@@ -35,7 +29,7 @@ from simpar.workload import Momentum, Muon, Transformer, Workload
 # layer, and what is not modelled. They are those of Megatron-LM, torch, DeepSpeed, MindSpore, MaxText and Hugging
 # Face, in lower case with ``_``.
 
-_TABLE: Final = read_csv(Path(__file__).with_name('words.csv'))
+_TABLE: Final = files.read_csv(Path(__file__).with_name('words.csv'))
 
 
 def _names(kind: str) -> dict[str, str]:
@@ -43,7 +37,7 @@ def _names(kind: str) -> dict[str, str]:
     return {row['name']: row['words'] for row in _TABLE if row['kind'] == kind}
 
 
-KEYS: Final[Mapping[str, str]] = {**{key: row.words for key, row in ROWS.items() if row.words}, **_names('key')}
+KEYS: Final[Mapping[str, str]] = {**{key: row.words for key, row in keys.ROWS.items() if row.words}, **_names('key')}
 """What to write, and the words that mean it."""
 ABSENT: Final[Mapping[str, str]] = _names('absent')
 """What is not modelled, and the words that mean it."""
@@ -78,7 +72,7 @@ _IS_ABSENT: Final = _by_word(ABSENT)
 _LAYER_WORDS: Final = _by_word(LAYERS)
 _HOMES: Final = {
     key.rpartition('.')[2]: key
-    for key in ROWS
+    for key in keys.ROWS
     if re.fullmatch(r'(workload|workload\.transformer|plan)\.[a-z_0-9]+', key) and key != 'workload.transformer'
 }
 """Our own keys, for those in the wrong place."""
@@ -96,7 +90,7 @@ def plain(word: str) -> str:
     return re.sub(r'[^a-z0-9]+', '_', parted.lower()).strip('_')
 
 
-def key_term(key: Key) -> Remark | None:
+def key_term(key: document.Key) -> Remark | None:
     """What to say of an unknown key that is a word of the field; None of others."""
     *above, word = map(str, key)
     if above[:2] == ['workload', 'network'] and len(above) > 2:
@@ -138,7 +132,7 @@ def _layer_term(word: str) -> Remark | None:
     return Remark('unknown key', f'write {_LAYER_WORDS[word]}') if word in _LAYER_WORDS else None
 
 
-def value_term(key: Key, value: str) -> Remark | None:
+def value_term(key: document.Key, value: str) -> Remark | None:
     """What to say of an unknown value that is a word of the field; None of others."""
     name, known = str(key[-1]), plain(value)
     # Classes of torch are written together: ScheduleInterleaved1F1B.
@@ -168,7 +162,7 @@ UNSHARDED: Final = 'none'
 """What a layout has for a dim that no axis splits."""
 
 
-def layouts_fit(model: Model, plan: Plan) -> Iterator[Problem]:
+def layouts_fit(model: Model, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     # ``none`` is a word of layouts: an axis of this name could never be named.
     for name in (name for name in plan.device_matrix if name.lower() == UNSHARDED):
@@ -181,7 +175,7 @@ def layouts_fit(model: Model, plan: Plan) -> Iterator[Problem]:
             yield Problem(('plan', 'layouts', pattern), what, instead)
 
 
-def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _of_layer(layer: Operator, plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, remedy."""
     layout, out = layer.layout, layer.out_layout
     if layout and (layer.strategy or layer.out_strategy):
@@ -192,7 +186,7 @@ def _of_layer(layer: Operator, plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield from _axes('out_layout', out, plan)
 
 
-def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     """The first axis that is not there."""
     known = [name for name in plan.device_matrix if name.lower() != UNSHARDED]
     for name in (axis for dim in dims if dim.lower() != UNSHARDED for axis in dim.split('+')):
@@ -204,7 +198,7 @@ def _axes(key: str, dims: Iterator[str] | tuple[str, ...], plan: Plan) -> Iterat
             return
 
 
-def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def strategies_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     for name in workload.loss_strategies if workload.loss_operators != 'one' else ():
         if name not in LOSS_OPERATORS:
@@ -213,22 +207,22 @@ def strategies_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     yield from _whole_batches(workload, plan)
     yield from _named(workload, plan)
     yield from layouts_fit(workload.model, plan)
-    axes = NEAREST_FIRST.split('-')
+    axes = plans.NEAREST_FIRST.split('-')
     if sorted(plan.placement.split('-')) != sorted(axes):
         what = f'is {plan.placement!r}, where {", ".join(axes[:-1])} and {axes[-1]} stand once each, the nearest first'
-        yield Problem(('plan', 'placement'), what, f'write e.g. {NEAREST_FIRST}')
+        yield Problem(('plan', 'placement'), what, f'write e.g. {plans.NEAREST_FIRST}')
 
 
-def _named(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def _named(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Patterns of the plan's strategies and layouts that match no operator which takes one."""
     names = [node.name for node in workload.model.nodes if isinstance(node.operator, Sharded)]
-    shown = ', '.join(names[:SHOWN]) + (', …' if len(names) > SHOWN else '')
+    shown = ', '.join(names[: record.SHOWN]) + (', …' if len(names) > record.SHOWN else '')
     for key, given in (('strategies', plan.strategies), ('layouts', plan.layouts)):
-        for pattern in (one for one in given if not any(matches(name, one) for name in names)):
+        for pattern in (one for one in given if not any(record.matches(name, one) for name in names)):
             yield Problem(('plan', key, pattern), f'{pattern} names no operator of the model', f'write one of {shown}')
 
 
-def _whole_batches(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def _whole_batches(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Beside what lies by degrees alone, ranks read their own samples."""
     model = workload.model
     of_experts = isinstance(model, Transformer) and model.experts is not None
@@ -238,12 +232,12 @@ def _whole_batches(workload: Workload, plan: Plan) -> Iterator[Problem]:
         yield Problem(('plan', 'dataset'), what, 'write data-parallel, or leave it out')
 
 
-def full_batch(workload: Workload, plan: Plan) -> bool:
+def full_batch(workload: Workload, plan: plans.Plan) -> bool:
     """Whether every rank reads all samples, so that they need not divide over the ranks."""
-    return plan.dataset == 'full-batch' and (plan.search != 'none' or has_strategies(workload, plan))
+    return plan.dataset == 'full-batch' and (plan.search != 'none' or record.has_strategies(workload, plan))
 
 
-def search_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def search_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change; strategies are tried when they are lowered."""
     if plan.search == 'none':
         return
@@ -258,9 +252,9 @@ def search_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
         yield Problem(key, what, instead)
 
 
-def recompute_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def recompute_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change; names of operators are looked up when it is lowered."""
-    if plan.recompute == 'selective' and not attention_cores(workload.model.nodes):
+    if plan.recompute == 'selective' and not recompute.attention_cores(workload.model.nodes):
         what = 'selective runs attention again, and the model has none'
         yield Problem(('plan', 'recompute'), what, 'write full, or a list of names of operators')
     if plan.pipeline == 1 and plan.chunks <= 1 and not plan.rows and any(plan.recompute_stages):
@@ -268,9 +262,9 @@ def recompute_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
         yield Problem(('plan', 'recompute_stages'), what, 'write [], or set pipeline too')
 
 
-def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def shards_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    yield from conflicts(plan)
+    yield from optimizer_parallel.conflicts(plan)
     # With data 0 the degree follows from the cluster, and lowering checks it.
     ranks = plan.data * plan.context
     if plan.shard_group and ranks and ranks % min(plan.shard_group, ranks):
@@ -280,7 +274,7 @@ def shards_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     yield from _fusion(workload, plan)
 
 
-def _fusion(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def _fusion(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     if isinstance(plan.fusion, float) and not plan.fusion > 0:
         yield Problem(('plan', 'fusion'), 'a message of nothing', 'write a size above 0, e.g. "25 MB", or none')
     layers = workload.model.trained_layers
@@ -293,14 +287,14 @@ MOST_ACTIONS = 2**20
 """Micro-batches × stages beyond which an order is refused unmade: it would not be read by anybody."""
 
 
-def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def pipeline_fits(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
-    known = plan.rows or plan.order in (*ORDERS, *AUTOMATIC, TWO_HOMES)
+    known = plan.rows or plan.order in (*orders.ORDERS, *orders.AUTOMATIC, TWO_HOMES)
     term = None if known else value_term(('plan', 'order'), plan.order)
     if term:
         yield Problem(('plan', 'order'), *term)
         return
-    chunked = list(sequence_chunks_fit(workload, plan))
+    chunked = list(chunks.sequence_chunks_fit(workload, plan))
     if chunked:
         yield from chunked
         return
@@ -331,21 +325,21 @@ def pipeline_fits(workload: Workload, plan: Plan) -> Iterator[Problem]:
     yield from _stages(workload, plan, order)
 
 
-def _order(plan: Plan) -> Order:
+def _order(plan: plans.Plan) -> Order:
     """The order, or for one that is still to be found, another with as many stages."""
     if plan.rows:
-        return order_of_rows(plan.rows)
-    return named_order(
-        '1f1b' if plan.order in AUTOMATIC else plan.order,
+        return checks.order_of_rows(plan.rows)
+    return orders.named_order(
+        '1f1b' if plan.order in orders.AUTOMATIC else plan.order,
         plan.pipeline,
         plan.micro_batches,
         plan.chunks,
         plan.sequence_chunks,
-        pairs=plan.pairs != 'none' and plan.order not in AUTOMATIC,
+        pairs=plan.pairs != 'none' and plan.order not in orders.AUTOMATIC,
     )
 
 
-def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Problem]:
+def counts_fit(plan: plans.Plan, order: Order, key: document.Key) -> Iterator[Problem]:
     """An order that the user wrote must be for this pipeline and these micro-batches."""
     if order.ranks != plan.pipeline:
         yield Problem(
@@ -356,7 +350,7 @@ def counts_fit(plan: Plan, order: Order, key: Key) -> Iterator[Problem]:
         yield Problem(key, what, f'write micro_batches: {order.micro_batches}')
 
 
-def _stages(workload: Workload, plan: Plan, order: Order) -> Iterator[Problem]:
+def _stages(workload: Workload, plan: plans.Plan, order: Order) -> Iterator[Problem]:
     model = workload.model
     counts = model.counts
     most = max(counts.values())
@@ -401,7 +395,7 @@ def check(contents: Contents) -> Iterator[Problem]:
     """Everything that does not fit, each at the key to change."""
     workload, plan = contents.workload, contents.plan
     yield from workload.model.problems(_asked(workload, plan))
-    yield from conflicts_of('schedule', workload=workload, plan=plan, model=workload.model)
+    yield from keys.conflicts_of('schedule', workload=workload, plan=plan, model=workload.model)
     yield from _optimizer(workload)
     yield from _experts(plan)
     yield from pipeline_fits(workload, plan)
@@ -412,10 +406,10 @@ def check(contents: Contents) -> Iterator[Problem]:
     yield from strategies_fit(workload, plan)
     yield from batch_fits(workload, plan, max(1, plan.data))
     yield from sweep_fits(contents.sweep)
-    yield from planner_fits(contents.planner, {part.name: None for part in fields(Plan)})
+    yield from planner_fits(contents.planner, {part.name: None for part in fields(plans.Plan)})
 
 
-def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Problem]:
+def batch_fits(workload: Workload, plan: plans.Plan, data: int) -> Iterator[Problem]:
     """The batch must divide into equal slices for each data rank, unless all read all of it, micro-batch and copy."""
     # With all samples on every rank, data does not divide the batch: strategies do, operator by operator.
     split = 1 if full_batch(workload, plan) else data
@@ -429,7 +423,7 @@ def batch_fits(workload: Workload, plan: Plan, data: int) -> Iterator[Problem]:
         yield Problem(('workload', 'batch'), what, multiple(workload.batch, slices))
 
 
-def _asked(workload: Workload, plan: Plan) -> Asked:
+def _asked(workload: Workload, plan: plans.Plan) -> Asked:
     return Asked(
         loss=workload.loss,
         data=workload.data,
@@ -451,7 +445,7 @@ def _optimizer(workload: Workload) -> Iterator[Problem]:
         yield Problem(key, 'there is no momentum to look ahead by', 'write false, or momentum above 0')
 
 
-def _experts(plan: Plan) -> Iterator[Problem]:
+def _experts(plan: plans.Plan) -> Iterator[Problem]:
     """Ranks that share experts; a strategy would have to say how tokens get to them."""
     kind, within = plan.expert_ranks, {'context': plan.context, 'tensor': plan.context * plan.tensor}
     ranks = plan.data * within.get(kind, 1)

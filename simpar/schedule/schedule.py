@@ -9,25 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.document import (
-    Key,
-    Source,
-    Terms,
-    Tree,
-    build,
-    dotted,
-    dump,
-    is_path,
-    json_schema,
-    one_screen,
-    override,
-    put,
-    read,
-)
+from simpar import document, profiles
 from simpar.errors import Problem, ProfileError, ScheduleError, divisors
 from simpar.huggingface import Expanded, expanded, in_its_words
 from simpar.huggingface.expand import KEYS, MODEL_KEY, TRANSFORMER, with_model
-from simpar.profiles import profile_path
 from simpar.schedule.checks import batch_fits, check, key_term, value_term
 from simpar.schedule.contents import (
     MOST_DIFFERENCES,
@@ -50,9 +35,9 @@ from simpar.schedule.contents import (
 from simpar.workload import MODEL, OPTIMIZERS
 
 _FIXED = ('simpar', 'gaps', 'against', 'sweep', 'planner')
-_SHORTS: Final[dict[Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
+_SHORTS: Final[dict[document.Key, str]] = {('cluster',): 'profile', ('workload', 'network'): 'layers'}
 _MODELS = ('transformer', 'network', 'module')
-_TERMS: Final = Terms(key=key_term, value=value_term)
+_TERMS: Final = document.Terms(key=key_term, value=value_term)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +49,22 @@ class Schedule(Contents):
     ``of_stack``, keys that the framework decides, as the file is silent: `cluster.stack` itself, and what it has.
     """
 
-    origins: Mapping[Key, str] = field(default_factory=dict, compare=False, repr=False)
+    origins: Mapping[document.Key, str] = field(default_factory=dict, compare=False, repr=False)
     folder: Path = field(default=Path(), compare=False, repr=False)
-    of_config: frozenset[Key] = field(default=frozenset(), compare=False, repr=False)
+    of_config: frozenset[document.Key] = field(default=frozenset(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    of_stack: frozenset[Key] = field(default=frozenset(), compare=False, repr=False)
+    of_stack: frozenset[document.Key] = field(default=frozenset(), compare=False, repr=False)
 
     def where(self, key: str = '') -> str:
         """The file:line (or `--set`) of a dotted key, or of the nearest key above it."""
-        places = {'': 'schedule', **{dotted(known): place for known, place in self.origins.items()}}
+        places = {'': 'schedule', **{document.dotted(known): place for known, place in self.origins.items()}}
         parts = key.split('.')
         above = ('.'.join(parts[:end]) for end in range(len(parts), -1, -1))
         return next(places[name] for name in above if name in places)
 
     def value(self, key: str) -> Any:
         """The value of a dotted key as a file holds it; None where there is none."""
-        return Tree(root=written(self), origins={}).get(tuple(key.split('.')))
+        return document.Tree(root=written(self), origins={}).get(tuple(key.split('.')))
 
     @property
     def framework_is_default(self) -> bool:
@@ -101,12 +86,14 @@ class Schedule(Contents):
         """
         if not self.differences:
             return None
-        same = Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
+        same = document.Tree(root={**written(self), 'against': {}}, origins={(): self.where('against')}, shorts=_SHORTS)
         tree, problems = _differing(same, self.differences, self.origins)
         tree, of_stack = self._under_its_framework(tree)
         contents = None if problems else _attempt(Expanded(tree), problems)
         if contents is None:
-            raise ScheduleError([replace(problem, what=f'against: {problem.what}') for problem in one_screen(problems)])
+            raise ScheduleError(
+                [replace(problem, what=f'against: {problem.what}') for problem in document.one_screen(problems)]
+            )
         # The plan's paths have their folder already; only those that ``against`` names start there still.
         of_against = {
             PROFILE: contents.cluster.profile != self.cluster.profile,
@@ -114,12 +101,12 @@ class Schedule(Contents):
         }
         cluster = _located(contents.cluster, self.folder, of_against.__getitem__)
         # What does not fit the cluster is at the line of the baseline.
-        own: dict[Key, str] = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
+        own: dict[document.Key, str] = {tuple(key.split('.')): self.where(f'against.{key}') for key in self.differences}
         origins = {**self.origins, **own}
         other = replace(self, **{**_values(contents), 'cluster': cluster, 'of_stack': of_stack, 'origins': origins})
         return None if replace(other, against=self.against) == self else other
 
-    def _under_its_framework(self, tree: Tree) -> tuple[Tree, frozenset[Key]]:
+    def _under_its_framework(self, tree: document.Tree) -> tuple[document.Tree, frozenset[document.Key]]:
         """The baseline's tree with the keys of its own framework, where that differs from the plan's."""
         if not isinstance(tree.root, dict) or not isinstance(tree.root.get('cluster'), dict):
             return tree, self.of_stack
@@ -130,11 +117,11 @@ class Schedule(Contents):
         for key in self.of_stack - {tuple(key.split('.')) for key in self.differences}:
             root = without(root, key)
         wanted = {*self.origins, *(tuple(key.split('.')) for key in self.differences)}
-        words = framework_words(Tree(root=written(self), origins={}))
+        words = framework_words(document.Tree(root=written(self), origins={}))
         return with_framework(replace(tree, root=root), self.folder, words=words, written=wanted)
 
 
-def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str = '') -> Schedule:
+def load_schedule(source: document.Source, overrides: Sequence[str] = (), *, module: str = '') -> Schedule:
     """Read a schedule.
 
     Arguments:
@@ -143,31 +130,31 @@ def load_schedule(source: Source, overrides: Sequence[str] = (), *, module: str 
         module: the graph of a torch module (`from_module`), which is the schedule's model.
     Raises `ScheduleError` with everything that is wrong in it, ``against`` included.
     """
-    folder = Path(source).parent if is_path(source) else Path()
-    tree = _with_module(override(replace(read(source), shorts=_SHORTS), overrides), module)
+    folder = Path(source).parent if document.is_path(source) else Path()
+    tree = _with_module(document.override(replace(document.read(source), shorts=_SHORTS), overrides), module)
     found, of_stack = _complete(tree, folder)
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
         against = _problems_of_against(found, problems)
-        raise ScheduleError(one_screen([*problems, *_problems_of_profile(found.tree), *against]))
+        raise ScheduleError(document.one_screen([*problems, *_problems_of_profile(found.tree), *against]))
     schedule = _schedule(found, of_stack, contents, folder)
     # For what it raises: a baseline that cannot be is told when the file is read.
     schedule.baseline()
     return schedule
 
 
-def schedule_of(tree: Tree) -> Schedule:
+def schedule_of(tree: document.Tree) -> Schedule:
     """The schedule of a tree that no file holds; raises `ScheduleError` with everything that is wrong in it."""
     found, of_stack = _complete(replace(tree, shorts=_SHORTS), Path())
     problems: list[Problem] = []
     contents = _attempt(found, problems)
     if contents is None:
-        raise ScheduleError(one_screen(problems))
+        raise ScheduleError(document.one_screen(problems))
     return _schedule(found, of_stack, contents, Path())
 
 
-def _complete(tree: Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[Key]]:
+def _complete(tree: document.Tree, folder: Path, words: str = '') -> tuple[Expanded, frozenset[document.Key]]:
     """A tree with the keys of its config and of its framework, and which ones the framework decides."""
     found = expanded(tree, folder)
     whole, of_stack = with_framework(found.tree, folder, words=words)
@@ -184,7 +171,7 @@ class Row:
 
 
 def load_rows(
-    path: Source, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
+    path: document.Source, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), *, module: str = ''
 ) -> tuple[Row, ...]:
     """Read a schedule file once for each row of its sweep, in the order given.
 
@@ -197,7 +184,7 @@ def load_rows(
     Raises `ScheduleError` with every unknown key and every malformed value. A row whose values are well-formed and do
     not fit together only says so.
     """
-    folder = Path(path).parent if is_path(path) else Path()
+    folder = Path(path).parent if document.is_path(path) else Path()
     tree = _with_module(swept_tree(path, overrides, sweeps, _SHORTS), module)
     known: list[Problem] = []
     _built(expanded(tree, folder), known)
@@ -206,7 +193,7 @@ def load_rows(
     try:
         rows = rows_of_tree(tree)
     except ScheduleError as wrong:
-        raise ScheduleError(one_screen([*known, *wrong.problems])) from None
+        raise ScheduleError(document.one_screen([*known, *wrong.problems])) from None
     words = framework_words(tree)
     made = [_row(tree, settings, folder, words) for settings in rows]
     malformed = [row for row in made if isinstance(row, list)]
@@ -215,12 +202,12 @@ def load_rows(
     return tuple(row for row in made if isinstance(row, Row))
 
 
-def _with_module(tree: Tree, graph: str) -> Tree:
+def _with_module(tree: document.Tree, graph: str) -> document.Tree:
     """A tree whose model is that of ``--module``."""
-    return put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
+    return document.put(tree, 'workload.module', {'graph': graph}, '--module') if graph else tree
 
 
-def _row(tree: Tree, settings: Settings, folder: Path, words: str) -> Row | list[Problem]:
+def _row(tree: document.Tree, settings: Settings, folder: Path, words: str) -> Row | list[Problem]:
     """A row, or what is wrong with its form. Arguments: ``words``, on the framework of all rows."""
     formed: list[Contents] = []
 
@@ -241,7 +228,7 @@ def _row(tree: Tree, settings: Settings, folder: Path, words: str) -> Row | list
     return Row(settings=values, schedule=_schedule(found, of_stack, formed[0], folder), problems=tuple(problems))
 
 
-def _schedule(found: Expanded, of_stack: frozenset[Key], contents: Contents, folder: Path) -> Schedule:
+def _schedule(found: Expanded, of_stack: frozenset[document.Key], contents: Contents, folder: Path) -> Schedule:
     """The schedule of a tree; paths of profile and stack start from the file's folder, or from here if typed here."""
     cluster = _located(contents.cluster, folder, lambda key: not found.tree.where(key).startswith(TYPED))
     return Schedule(
@@ -254,7 +241,7 @@ def _schedule(found: Expanded, of_stack: frozenset[Key], contents: Contents, fol
     )
 
 
-def _located(cluster: ClusterReference, folder: Path, of_file: Callable[[Key], bool]) -> ClusterReference:
+def _located(cluster: ClusterReference, folder: Path, of_file: Callable[[document.Key], bool]) -> ClusterReference:
     """A cluster whose paths are those from the current folder. Arguments: ``of_file``, keys whose paths start there."""
     # A path that was typed starts where the user is, as paths in a shell do.
     return replace(
@@ -266,12 +253,12 @@ def _located(cluster: ClusterReference, folder: Path, of_file: Callable[[Key], b
 
 def schedule_schema() -> dict[str, Any]:
     """JSON Schema of schedule files, for completion in editors."""
-    return {**with_model(json_schema(Contents)), 'title': 'simpar schedule'}
+    return {**with_model(document.json_schema(Contents)), 'title': 'simpar schedule'}
 
 
 def written(schedule: Contents) -> dict[str, Any]:
     """The plain tree that `load_schedule` reads as this schedule, with every key of its own."""
-    tree: dict[str, Any] = dump(schedule, Contents)
+    tree: dict[str, Any] = document.dump(schedule, Contents)
     workload = tree['workload']
     model = workload.pop(MODEL)
     # ``model`` is a key that no file has: its kind stands in its place.
@@ -314,13 +301,13 @@ def _built(
 ) -> Contents | None:
     """The same with another check, or none."""
     try:
-        return build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
+        return document.build(found.tree, Contents, prepare=_in_full, check=fits, terms=_TERMS)
     except ScheduleError as wrong:
         problems += _one_model(found.tree, [in_its_words(problem, found.words) for problem in wrong.problems])
         return None
 
 
-def _one_model(tree: Tree, problems: list[Problem]) -> list[Problem]:
+def _one_model(tree: document.Tree, problems: list[Problem]) -> list[Problem]:
     """The problems; where a workload has two models, that in place of what each of them lacks."""
     workload = tree.get(('workload',))
     both = [name for name in _MODELS if isinstance(workload, dict) and name in workload]
@@ -333,7 +320,9 @@ def _one_model(tree: Tree, problems: list[Problem]) -> list[Problem]:
     return [told, *(one for one in problems if not one.what.startswith(of_both))]
 
 
-def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]) -> tuple[Tree, list[Problem]]:
+def _differing(
+    tree: document.Tree, values: Mapping[str, Any], origins: Mapping[document.Key, str]
+) -> tuple[document.Tree, list[Problem]]:
     """A tree with other values at dotted keys, and why some could not be put there."""
     problems: list[Problem] = []
     for key, value in values.items():
@@ -345,22 +334,22 @@ def _differing(tree: Tree, values: Mapping[str, Any], origins: Mapping[Key, str]
     return tree, problems
 
 
-def _put_other(tree: Tree, key: str, value: Any, where: str) -> Tree:
+def _put_other(tree: document.Tree, key: str, value: Any, where: str) -> document.Tree:
     if key.split('.', maxsplit=1)[0].strip() in _FIXED or key.strip() == '.'.join(map(str, MODEL_KEY)):
         raise ScheduleError(
             Problem(where, f'{key[:60]}: is the same in the baseline', 'change plan, workload or cluster')
         )
-    return put(tree, key, value, where)
+    return document.put(tree, key, value, where)
 
 
-def _in_the_model(key: str, origins: Mapping[Key, str]) -> str:
+def _in_the_model(key: str, origins: Mapping[document.Key, str]) -> str:
     """A key that stands beside ``model`` where that has been written out."""
     parts = tuple(key.split('.'))
     beside = MODEL_KEY in origins and parts[:1] == MODEL_KEY[:1] and parts[1:2] and parts[1] in KEYS
     return '.'.join((*map(str, TRANSFORMER), *parts[1:])) if beside else key
 
 
-def _problems_of_profile(tree: Tree) -> list[Problem]:
+def _problems_of_profile(tree: document.Tree) -> list[Problem]:
     """That there is no such profile, in a file that is wrong elsewhere: else it is told only after all is mended."""
     cluster = tree.get(('cluster',))
     name = cluster if isinstance(cluster, str) else tree.get(('cluster', 'profile'))
@@ -368,7 +357,7 @@ def _problems_of_profile(tree: Tree) -> list[Problem]:
     if not isinstance(name, str) or not name or not is_named(name):
         return []
     try:
-        profile_path(name)
+        profiles.profile_path(name)
     except ProfileError as wrong:
         where = tree.where(('cluster', 'profile'))
         return [replace(problem, where=where, what=f'cluster: {problem.what}') for problem in wrong.problems]
@@ -415,7 +404,7 @@ def with_changes(schedule: Schedule, changes: Mapping[str, Any]) -> Schedule:
 
 def told_apart(schedules: Sequence[Schedule]) -> list[dict[str, Any]]:
     """The keys in which schedules differ, with the values that each has; links and values below keys included."""
-    trees = [Tree(root=written(one), origins={}) for one in schedules]
+    trees = [document.Tree(root=written(one), origins={}) for one in schedules]
     keys = dict.fromkeys(key for tree in trees for key in _keys(tree.root))
     found = {key: [tree.get(tuple(key.split('.'))) for tree in trees] for key in keys}
     # Of a mapping and what stands in it, the latter says what differs.
@@ -464,7 +453,7 @@ def check_against_cluster(schedule: Schedule, world: int) -> Schedule:
     if not plan.data:
         problems += batch_fits(schedule.workload, plan, data)
     if problems:
-        raise ScheduleError([problem.at(schedule.where(dotted(problem.key))) for problem in problems])
+        raise ScheduleError([problem.at(schedule.where(document.dotted(problem.key))) for problem in problems])
     return schedule if plan.data else replace(schedule, plan=replace(plan, data=data))
 
 

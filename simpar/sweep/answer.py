@@ -4,15 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simpar import errors, headline, lazy, metrics, predict, units
 from simpar.case import case_of, check_memory
-from simpar.errors import ScheduleError, SimparError
-from simpar.headline import maybe_too_large
-from simpar.lazy import card, dataframe
-from simpar.metrics import is_pipeline
-from simpar.predict import Prediction
 from simpar.schedule import Schedule
 from simpar.session import Session
-from simpar.units import format_size, format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,46 +68,46 @@ def predicted(schedule: Schedule, session: Session | None = None) -> Outcome:
         check_memory(case, prediction)
         if prediction.fits is None:
             # A row that may not fit is told apart, and is no best one.
-            detail = maybe_too_large('plan', outcome.peak, outcome.device, prediction.memory_margin)
-            step = format_time(prediction.step)
+            detail = headline.maybe_too_large('plan', outcome.peak, outcome.device, prediction.memory_margin)
+            step = units.format_time(prediction.step)
             reason = f'may not fit: {_of_device(outcome)}; if it does, {step} a step'
             outcome = replace(outcome, reason=reason, detail=detail)
-    except SimparError as error:
+    except errors.SimparError as error:
         return infeasible(error, outcome)
     return outcome
 
 
-def infeasible(error: SimparError, outcome: Outcome = Outcome()) -> Outcome:
+def infeasible(error: errors.SimparError, outcome: Outcome = Outcome()) -> Outcome:
     """The outcome of what an error refuses; ``outcome``, what is known of it all the same."""
     return replace(outcome, reason=_short_reason(error, outcome), detail=str(error))
 
 
-def _figures(prediction: Prediction) -> Figures:
+def _figures(prediction: predict.Prediction) -> Figures:
     steady = prediction.metrics.steady_seconds
     return Figures(
         step=prediction.step,
         compute=steady.compute,
         exposed=steady.exposed,
         idle=steady.idle,
-        bubble=steady.bubble if is_pipeline(prediction.program) else None,
+        bubble=steady.bubble if metrics.is_pipeline(prediction.program) else None,
         grades=prediction.grades,
         notes=prediction.notes,
         hidden=steady.overlap if steady.communication else None,
     )
 
 
-def _short_reason(error: SimparError, outcome: Outcome) -> str:
+def _short_reason(error: errors.SimparError, outcome: Outcome) -> str:
     # Told in short form; the full message does not fit into a table.
     if outcome.peak > outcome.device:
         return f'does not fit: {_of_device(outcome)}'
-    if isinstance(error, ScheduleError):
+    if isinstance(error, errors.ScheduleError):
         more = len(error.problems) - 1
         return f'{error.problems[0].what}{f" (and {more} more)" if more else ""}'
     return str(error).partition('\n')[0].rstrip(':')
 
 
 def _of_device(outcome: Outcome) -> str:
-    return f'{format_size(outcome.peak)} of {format_size(outcome.device)}'
+    return f'{units.format_size(outcome.peak)} of {units.format_size(outcome.device)}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +172,11 @@ class SweepAnswer:
         return f'SweepAnswer(rows={len(self.results)}, keys={list(self.keys)}, best={best})'
 
     def _repr_html_(self) -> str:
-        return card(self)
+        return lazy.card(self)
 
     def to_dataframe(self) -> Any:
         """A table of pandas, a row of the sweep each."""
-        return dataframe(self)
+        return lazy.dataframe(self)
 
     @property
     def best(self) -> int | None:

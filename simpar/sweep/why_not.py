@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from simpar import errors, files, headline, predict, profiles, report, session, units
 from simpar.case import Case, case_of
-from simpar.errors import SimparError
-from simpar.files import read_csv
-from simpar.headline import gain_in_words, headline
 from simpar.page.page import table_html
-from simpar.predict import ROWS, Contribution
-from simpar.profiles import NONE
-from simpar.report import render_parts
 from simpar.report import table as empty_table
 from simpar.schedule import Schedule
 from simpar.schedule.schedule import with_changes
-from simpar.session import Session
 from simpar.sweep.answer import Outcome, predicted
-from simpar.units import format_size, format_time
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +32,7 @@ MOST_SETS: Final = 16
 """Sets that are all tried; of more, the best that no single switch makes better."""
 NOTHING: Final = 'none of them'
 _HIDES: Final = 'ideal overlap'
-_WORDS: Final = {row['name']: row['loses'] for row in ROWS}
+_WORDS: Final = {row['name']: row['loses'] for row in predict.ROWS}
 """What an effect takes, in words; by the names of ``predict.EFFECTS``."""
 Changes = Mapping[str, Any]
 
@@ -125,7 +118,7 @@ class WhyNot:
         if self.best is None or self.best.step is None:
             return 'no set of overlaps fits; the reasons stand below'
         mine = (self.best.name, self.best.step)
-        return headline(mine, ('the plan as written', self.written.step) if self.written.step else None)
+        return headline.headline(mine, ('the plan as written', self.written.step) if self.written.step else None)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as one object; seconds, bytes, and shares from 0 to 1."""
@@ -149,15 +142,15 @@ class WhyNot:
         for row in (replace(self.written, overlaps=('the plan as written',)), *self.rows):
             sets.add_row(
                 f'{row.name}{" (best)" if row == self.best else ""}',
-                format_time(row.step) if row.step is not None else '-',
+                units.format_time(row.step) if row.step is not None else '-',
                 f'{row.hidden * 100:.0f} %' if row.hidden is not None else '-',
-                f'{"-" if row.tax < 0 else ""}{format_time(abs(row.tax))}' if row.tax is not None else '-',
-                format_size(row.peak) if row.peak else '-',
+                f'{"-" if row.tax < 0 else ""}{units.format_time(abs(row.tax))}' if row.tax is not None else '-',
+                units.format_size(row.peak) if row.peak else '-',
                 row.reason,
             )
         verdicts = empty_table('overlap', 'of the best set', 'it makes the step', 'why')
         for one in self.verdicts:
-            does = '-' if one.gain is None else gain_in_words(one.gain)
+            does = '-' if one.gain is None else headline.gain_in_words(one.gain)
             verdicts.add_row(one.overlap, 'yes' if one.in_best else 'no', does, one.why)
         for shown in (sets, verdicts):
             shown.columns[-1].justify = 'left'
@@ -173,9 +166,9 @@ class WhyNot:
     def render(self, *, colour: bool | None = None) -> str:
         """The answer as text."""
         if not self.verdicts:
-            return render_parts([self.answer, *self.notes[1:]], colour=colour, width=120)
+            return report.render_parts([self.answer, *self.notes[1:]], colour=colour, width=120)
         sets, verdicts = self.tables()
-        return render_parts([self.answer, '', sets, '', verdicts, '', *self.notes], colour=colour, width=140)
+        return report.render_parts([self.answer, '', sets, '', verdicts, '', *self.notes], colour=colour, width=140)
 
     def __str__(self) -> str:
         return self.render(colour=False)
@@ -204,7 +197,7 @@ def overlaps() -> tuple[Overlap, ...]:
             called=row['called'],
             source=row['source'],
         )
-        for row in read_csv(TABLE)
+        for row in files.read_csv(TABLE)
     )
 
 
@@ -221,11 +214,11 @@ class _Question:
     """One plan's sets of overlaps, each predicted once; mutable."""
 
     def __init__(self, case: Case) -> None:
-        self.session: Session = case.session
+        self.session: session.Session = case.session
         self.asked = replace(case.schedule, against={})
         stack = case.cluster.stack
         self.framework = stack.called if stack else 'a device without a framework'
-        self.names = (stack.name, stack.extends) if stack else (NONE,)
+        self.names = (stack.name, stack.extends) if stack else (profiles.NONE,)
         self.left_out: list[str] = []
         self.switches = {one.name: one for one in self._offered(case)}
         self.on: dict[str, Changes] = {}
@@ -239,7 +232,7 @@ class _Question:
         for one in overlaps():
             mine = any(fnmatchcase(name, pattern) for name in self.names for pattern in one.stacks)
             is_set = any(tuple(key.split('.')) in self.asked.origins for key in one.off)
-            if one.name in seen or not (mine or is_set or self.names == (NONE,)):
+            if one.name in seen or not (mine or is_set or self.names == (profiles.NONE,)):
                 continue
             seen.add(one.name)
             if one.needs and getattr(case.plan, one.needs.removeprefix('plan.')) < 2:
@@ -301,7 +294,7 @@ class _Question:
                 bare, other = (case_of(one, session=self.session) for one in (without, self._schedule(chosen)))
                 if bare.program.hash != other.program.hash:
                     return ''
-        except SimparError:
+        except errors.SimparError:
             return ''
         found = {one.key: one.why for one in other.without_effect()}
         told = next((found[key] for key in self.on[name] if key in found), 'the program is the same without it')
@@ -323,7 +316,7 @@ class _Question:
         gain, explanation = self._explained(within, without)
         return Verdict(overlap=name, in_best=inside, gain=gain, why=in_words(explanation, gain))
 
-    def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[Contribution, ...]]:
+    def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[predict.Contribution, ...]]:
         keys = {key for changes in (self.off, *self.on.values()) for key in changes}
         against = {key: value for key in keys if (value := without.value(key)) != within.value(key)}
         found = case_of(replace(within, against=against), session=self.session).predict(tell=False)
@@ -368,20 +361,20 @@ class _Question:
         return case_of(replace(mine, against=against), session=self.session)
 
 
-def in_words(explanation: tuple[Contribution, ...], gain: float) -> str:
+def in_words(explanation: tuple[predict.Contribution, ...], gain: float) -> str:
     """What an overlap wins and what it pays, the larger first."""
     ordered = sorted(explanation, key=lambda one: one.seconds, reverse=gain >= 0)
     if not any(one.seconds for one in explanation):
         return 'it changes no time'
-    lost = [f'{_WORDS[one.effect]} ({format_time(-one.seconds)})' for one in ordered if one.seconds < 0][:2]
-    won = [f'{_helps(one)} ({format_time(one.seconds)})' for one in ordered if one.seconds > 0][:2]
+    lost = [f'{_WORDS[one.effect]} ({units.format_time(-one.seconds)})' for one in ordered if one.seconds < 0][:2]
+    won = [f'{_helps(one)} ({units.format_time(one.seconds)})' for one in ordered if one.seconds > 0][:2]
     if gain >= 0:
         return '; it pays: '.join(filter(None, (', '.join(won), ', '.join(lost))))
     rest = f'; it wins {", ".join(won)}' if won else ', and nothing more is hidden'
     return f'{", ".join(lost)}{rest}'
 
 
-def _helps(one: Contribution) -> str:
+def _helps(one: predict.Contribution) -> str:
     return 'it hides more' if one.effect == _HIDES else f'less time by {one.effect}'
 
 

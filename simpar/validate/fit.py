@@ -9,14 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from simpar import document
+from simpar import document, hardware, interval, units
 from simpar.case import Case
-from simpar.document import Seconds
 from simpar.errors import Problem, ScheduleError
-from simpar.hardware import Cluster
-from simpar.interval import HOST, bound_by
 from simpar.predict import step_and_costs, step_of
-from simpar.units import format_time
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     'forward': (3e-6, 40e-6),
@@ -35,7 +31,7 @@ CLOSE: Final = 1e-3
 class OwnStep:
     """What a file of ``--fit`` has: ``step``, the seconds of a step that the user measured with this very schedule."""
 
-    step: Seconds
+    step: document.Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +55,9 @@ class Fitted:
     def line(self) -> str:
         """All of it in a line."""
         how = f'{self.number} × {self.after / self.before:.3g} ({self.before:.3g} to {self.after:.3g}{self.unit})'
-        steps = f'predicted {format_time(self.unfitted)}, now {format_time(self.fitted)}'
+        steps = f'predicted {units.format_time(self.unfitted)}, now {units.format_time(self.fitted)}'
         end = '; this is the end of its range: something else is missing' if self.bound else ''
-        return f'Fitted to a measured step of {format_time(self.measured)}: {how}; {steps}{end}.'
+        return f'Fitted to a measured step of {units.format_time(self.measured)}: {how}; {steps}{end}.'
 
 
 def read_own_step(path: Path) -> OwnStep:
@@ -78,7 +74,7 @@ def fitted_case(case: Case, own: OwnStep) -> tuple[Case, Fitted]:
         instead = 'name one in the schedule, as cluster.stack: eager, or leave --fit out'
         raise ScheduleError(Problem('--fit', 'it scales a number of a stack, and the cluster names none', instead))
     step, costs = step_and_costs(case.program, case.cluster)
-    by_host = bound_by(case.program, costs, step) == HOST and case.cluster.stack.host is not None
+    by_host = interval.bound_by(case.program, costs, step) == interval.HOST and case.cluster.stack.host is not None
     numbers, span, number, unit, before = _host(case.cluster) if by_host else _clock(case.cluster)
     factor = _solved(lambda tried: step_of(case.program, with_numbers(case.cluster, numbers(tried))), own.step, span)
     changed = numbers(factor)
@@ -98,7 +94,7 @@ Chosen = tuple[Numbers, tuple[float, float], str, str, float]
 """Numbers by the factor, the ends of its range (the factor of the slowest step first), words, unit, and the value."""
 
 
-def _host(cluster: Cluster) -> Chosen:
+def _host(cluster: hardware.Cluster) -> Chosen:
     assert cluster.stack
     assert cluster.stack.host
     forward, backward = cluster.stack.host.forward.value, cluster.stack.host.backward.value
@@ -111,7 +107,7 @@ def _host(cluster: Cluster) -> Chosen:
     return numbers, (slow, fast), f"{cluster.stack.name}'s host seconds for a kernel", ' us', forward * 1e6
 
 
-def _clock(cluster: Cluster) -> Chosen:
+def _clock(cluster: hardware.Cluster) -> Chosen:
     figure = cluster.profile.device.sustained
     value = figure.value if figure else 1.0
     low, high = BOUNDS['sustained']
@@ -139,7 +135,7 @@ def _solved(step: Callable[[float], float], wanted: float, span: tuple[float, fl
     return (slow + fast) / 2
 
 
-def with_numbers(cluster: Cluster, numbers: Mapping[str, float]) -> Cluster:
+def with_numbers(cluster: hardware.Cluster, numbers: Mapping[str, float]) -> hardware.Cluster:
     """A cluster with other numbers of its stack and device."""
     stack, device = cluster.stack, cluster.profile.device
     if stack and stack.host:
