@@ -30,7 +30,7 @@ from executor.tensors import Piece, bounds, names, persistent, pieces
 from simpar.case import Case
 from simpar.document import build, dump, one_screen
 from simpar.document.tree import Tree
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import naming, read_regular, write_atomically
 from simpar.program import Program
 from simpar.schedule import Schedule
@@ -86,8 +86,7 @@ class Trained:
             if now != then:
                 what = f'is {now or _OWN}, but {folder} was trained with {then or _OWN}'
                 problems.append(Problem(name, what, _AS))
-        if problems:
-            raise ScheduleError(one_screen(problems))
+        refuse(one_screen(problems))
 
     def _in_full(self, folder: Path) -> Mapping[str, Any]:
         """The workload as this version writes it, with the defaults of keys that an older one did not know."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from executor.devices import KINDS, in_threads
-from simpar.errors import Problem, RunFailed, ScheduleError, SimparError
+from simpar.errors import Problem, RunFailed, SimparError, refuse
 from simpar.files import flag_options, read_csv
 from simpar.hardware.net import Net, parse_net
 from simpar.size import parse_limit
@@ -55,8 +55,7 @@ class Wanted:
             problems.append(
                 Problem('processes', f'ranks on {self.device} have processes of their own', 'leave out processes=False')
             )
-        if problems:
-            raise ScheduleError(problems)
+        refuse(problems)
         check_device(self, launched)
 
 
@@ -70,9 +69,7 @@ def check_device(options: argparse.Namespace | Wanted, launched: str) -> None:
 
     Arguments: ``launched``, who has started this process as a rank; empty: nobody.
     """
-    problems = list(_problems(options, launched))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(_problems(options, launched))
     # It imports torch, which the command line alone does not need.
     from executor.devices.open import require
 

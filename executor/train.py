@@ -20,7 +20,7 @@ from executor.ranks.pool import Pool
 from executor.ranks.request import Request, Stretch
 from executor.virtual.transport import VirtualWorld
 from simpar.case import Case, load_case
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.hardware.net import Net
 from simpar.model.model import AHEAD
 from simpar.program import Program, Tensor
@@ -63,8 +63,7 @@ def checked(program: Program, step: int, given: Any) -> draws.Batch:
     for name, tensor in wanted.items():
         if name in batch and (what := _unfit(program, tensor, batch[name])):
             problems.append(Problem(f'{where}, {name}', what, f'the schedule asks for {known}'))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
     return {name: batch[name].detach().cpu() for name in wanted}
 
 

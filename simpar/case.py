@@ -327,9 +327,7 @@ def with_order(schedule: Schedule) -> Schedule:
     if plan.rows or not plan.order.endswith('.csv'):
         return schedule
     order = read_csv(schedule.folder / plan.order)
-    problems = [problem.at(schedule.where('plan.order')) for problem in counts_fit(plan, order, ('plan', 'order'))]
-    if problems:
-        raise errors.ScheduleError(problems)
+    errors.refuse(problem.at(schedule.where('plan.order')) for problem in counts_fit(plan, order, ('plan', 'order')))
     return replace(schedule, plan=replace(plan, rows=rows_of(order)))
 
 

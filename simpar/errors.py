@@ -12,6 +12,7 @@ SimparError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -80,6 +81,12 @@ class ScheduleError(SimparError):
     def __reduce__(self) -> tuple[type[ScheduleError], tuple[list[Problem]]]:
         # From a process to the one that started it; by default, the text would be taken for the problems.
         return type(self), (self.problems,)
+
+
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raise ``ScheduleError`` with all problems that were found; nothing where there is none."""
+    if found := list(problems):
+        raise ScheduleError(found)
 
 
 class ProfileError(ScheduleError):

@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import write_atomically
 
 
@@ -87,8 +87,7 @@ def copy_examples(wanted: list[Example], folder: Path, more: list[Path] | None =
     there = [
         Problem(str(path), 'this file is there already', 'name another folder') for path in targets if path.exists()
     ]
-    if there:
-        raise ScheduleError(there)
+    refuse(there)
     folder.mkdir(parents=True, exist_ok=True)
     for source, target in zip(sources, targets, strict=True):
         write_atomically(target, source.read_bytes())

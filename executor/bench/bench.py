@@ -20,7 +20,7 @@ from simpar import calibrate, files, profiles
 from simpar.case import load_case
 from simpar.cost.costs import Costs
 from simpar.cost.price import price
-from simpar.errors import Problem, ScheduleError, SimparError
+from simpar.errors import Problem, ScheduleError, SimparError, refuse
 from simpar.hardware import Cluster
 from simpar.hardware.net import Net, parse_net
 from simpar.program import Program
@@ -317,9 +317,7 @@ def run(options: argparse.Namespace, launch: Launch | None) -> None:
 
 def _checked(options: argparse.Namespace, launch: Launch | None) -> items.On:
     """What is measured on, where flags go together."""
-    problems = list(_problems(options, launch))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(_problems(options, launch))
     if options.profile:
         calibrate.require_profile_path(options.profile)
     net = parse_net(options.net)

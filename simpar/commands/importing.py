@@ -21,7 +21,7 @@ from simpar.commands.common import print_answer, print_json
 from simpar.commands.trace import trace_lines, trace_to_dict
 from simpar.cost import compute, price
 from simpar.document import override, tree
-from simpar.errors import Infeasible, Problem, ScheduleError
+from simpar.errors import Infeasible, Problem, ScheduleError, refuse
 from simpar.files import write_atomically
 from simpar.huggingface.models import MODELS
 from simpar.importing import findings, mapping, read
@@ -140,9 +140,7 @@ class _Beside:
 
 def import_trace(options: argparse.Namespace) -> int:
     """Say how busy each rank was; join with a schedule and write a profile where asked."""
-    problems = list(_useless_flags(options))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(_useless_flags(options))
     traces = read_traces(options.file, host=True)
     beside = _joined(options, traces) if options.schedule else None
     print_answer(

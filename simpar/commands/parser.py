@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from simpar import __version__
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, refuse
 from simpar.files import flag_options, read_csv
 
 WRONG_USE = 2
@@ -157,8 +157,7 @@ def check_pairs(options: argparse.Namespace) -> None:
         if options.verb in row['verbs'].split() and _given(options, row['flag'])
         if _given(options, row['beside'] or row['without']) == bool(row['beside'])
     ]
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
 
 
 def _given(options: argparse.Namespace, flag: str) -> bool:

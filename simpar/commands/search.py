@@ -11,7 +11,7 @@ from typing import Final
 
 from simpar import files, throughput, units
 from simpar.commands import common, exporting
-from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError
+from simpar.errors import Infeasible, Problem, RunFailed, ScheduleError, refuse
 from simpar.exporting.export import export
 from simpar.page import answer_page
 from simpar.planner import Answer, Planning, load_planning, plan, render
@@ -158,8 +158,7 @@ def _check_flags(options: argparse.Namespace) -> None:
             throughput.parse_budget(options.train)
     except ValueError as error:
         problems.append(Problem('--train', str(error)))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
 
 
 def _searched(options: argparse.Namespace, planning: Planning) -> Answer:

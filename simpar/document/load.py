@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from simpar.document.tree import Tree
-from simpar.errors import Key, Problem, ScheduleError, dotted
+from simpar.errors import Key, Problem, dotted, refuse
 from simpar.files import read_csv
 from simpar.units import EXAMPLES, UNITS, parse
 
@@ -426,8 +426,7 @@ def build(
         problems += problems_of(wrong.errors(include_url=False), tree, json_schema(kind), terms)
     else:
         problems += [_located(tree, problem) for problem in (check(value) if check else ())]
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import yaml
 from yaml.reader import Reader
 
-from simpar.errors import Key, Problem, ScheduleError, dotted, shown_part
+from simpar.errors import Key, Problem, ScheduleError, dotted, refuse, shown_part
 from simpar.files import read_regular
 
 MAX_BYTES: Final = 2**20
@@ -431,8 +431,7 @@ def override(tree: Tree, settings: Iterable[str]) -> Tree:
     problems: list[Problem] = []
     for setting in settings:
         tree = _set(tree, setting, problems)
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
     return tree
 
 

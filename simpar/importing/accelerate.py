@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, refuse
 from simpar.importing import deepspeed
 from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.settings import NOW, Setting, Settings, Source, fits, same, table_of
@@ -82,8 +82,7 @@ def _beside_a_file(own: Sequence[Setting], beside: Sequence[Setting]) -> list[Se
         if any(fits(one.name, name) for name in _OF_FILE):
             what = f'{one.name}: Accelerate takes none beside {files[0].shown} ({files[0].where})'
             wrong.append(Problem(one.where, what, 'write it in that file alone'))
-    if wrong:
-        raise ScheduleError(wrong)
+    refuse(wrong)
     return [*beside, *own]
 
 
@@ -102,8 +101,7 @@ def _filled_in(source: Source, own: Sequence[Setting], beside: Sequence[Setting]
         if one.value not in ('auto', None) and other.value not in ('', None) and not same(one.value, other.value):
             what = f'{one.called}: {one.shown}, and {other.called} is {other.shown} ({other.where})'
             wrong.append(Problem(one.where, what, 'write "auto" there, or the same in both'))
-    if wrong:
-        raise ScheduleError(wrong)
+    refuse(wrong)
     return [*filled, *own]
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import read_regular, write_atomically
 from simpar.pipeline.messages import Message, Result, gives, message, needs, sends
 from simpar.pipeline.order import COMMUNICATION, SHARDING, Action, Kind, Order, Row, draw, parse_action
@@ -305,8 +305,7 @@ def read_csv(path: Path) -> Order:
     if not problems and not any(cells):
         problems = [Problem(str(path), 'no actions', 'write a row for each rank, e.g. 0F0,0B0')]
     problems = problems or _numbering(path, cells)
-    if problems:
-        raise ScheduleError(problems[:MOST_FAULTS])
+    refuse(problems[:MOST_FAULTS])
     order = _order(cells)
     found = faults(order)
     if found:
@@ -418,8 +417,7 @@ def order_of_rows(rows: Sequence[str], name: str = 'plan.rows') -> Order:
             micro_batches = max(micro_batches, (part.micro_batch or 0) + 1)
     if not problems and (not placement or sorted(placement) != list(range(len(placement)))):
         problems.append(Problem(name, f'stages {sorted(placement)}', 'number stages from 0 without a gap'))
-    if problems:
-        raise ScheduleError(problems[:20])
+    refuse(problems[:20])
     order = Order(tuple(map(tuple, actions)), tuple(placement[stage] for stage in range(len(placement))), micro_batches)
     return check_order(order, name)
 

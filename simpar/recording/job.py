@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import read_csv, read_regular
 
 Takes = Literal['worker', 'data', 'world', 'ends', 'send', 'recv']
@@ -239,8 +239,7 @@ def _rows(path: Path, table: _Table) -> list[tuple[int, RecordedOp, float, float
             problems.append(Problem(f'{path}:{line}', str(error)))
         if len(problems) >= MOST_TOLD:
             break
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
     return rows
 
 
@@ -298,9 +297,7 @@ def _regular(path: Path, rows: list[tuple[int, RecordedOp, float, float]]) -> Re
     for step, op, begin, finish in rows:
         start[steps[step], number[op]] = begin
         end[steps[step], number[op]] = finish
-    problems = [*_holes(path, tuple(steps), ops, start), *_uneven(path, ops), *_twice(path, len(rows), start)]
-    if problems:
-        raise ScheduleError(problems)
+    refuse([*_holes(path, tuple(steps), ops, start), *_uneven(path, ops), *_twice(path, len(rows), start)])
     return RecordedJob(tuple(ops), tuple(steps), start, end)
 
 

@@ -19,7 +19,7 @@ import yaml
 from simpar import hardware, profiles
 from simpar.cost.formula import share, steps
 from simpar.cost.tables import is_grid
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, refuse
 from simpar.files import read_regular, write_atomically
 from simpar.program import Program, Role
 from simpar.recording import join
@@ -245,9 +245,7 @@ def measured_trace(program: Program, recordings: Sequence[RankTrace]) -> tuple[T
     Raises ``ScheduleError`` for ranks that the program has not, roles of which no rank was recorded, and recordings
     without whole steps.
     """
-    problems = list(_problems(program, recordings))
-    if problems:
-        raise ScheduleError(problems)
+    refuse(_problems(program, recordings))
     steps = min(len(join.steps_of(recording)) for recording in recordings)
     first = min(recording.marks[0][0] for recording in recordings)
     talking = join.collectives(recordings)

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine.simulate import step_ends
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, refuse
 from simpar.program import OpClass, OpKind, Partition, Phase, Program, ProgramBuilder, grid
 from simpar.recording.job import TAIL, Array, Ints, RecordedJob, RecordedOp
 from simpar.traces.blame import vary_together
@@ -451,9 +451,7 @@ def chosen_ops(job: RecordedJob, texts: Sequence[str]) -> list[tuple[Ints, float
     Raises ``ScheduleError`` that names every text that is wrong or chooses nothing.
     """
     found = [_told(job, text) for text in texts]
-    problems = [each for each in found if isinstance(each, Problem)]
-    if problems:
-        raise ScheduleError(problems)
+    refuse(each for each in found if isinstance(each, Problem))
     return [each for each in found if not isinstance(each, Problem)]
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 
 from simpar.document import Bytes, Key, Short, Source, Tree, is_path, one_screen, override, put, read
 from simpar.document.tree import Unreadable, parse
-from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError, refuse
 from simpar.hardware.profile import Mode
 from simpar.hardware.stack import MOST_QUEUES
 from simpar.headline import run_by
@@ -416,8 +416,7 @@ def _written(tree: Tree, sweeps: Sequence[str]) -> Tree:
             continue
         values[key.strip()] = _values(listed, label, problems)
         origins[(*_AT, key.strip())] = label
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problems)
     root = {**tree.root, 'sweep': values} if isinstance(tree.root, dict) else tree.root
     kept = {key: place for key, place in tree.origins.items() if key[:1] != _AT}
     return replace(tree, root=root, origins={**kept, **origins})
@@ -447,9 +446,7 @@ def rows_of_tree(tree: Tree) -> list[Settings]:
     Raises `ScheduleError` with everything that is wrong with the sweep by itself.
     """
     sweep = tree.get(_AT)
-    problems = [problem.at(tree.where(problem.key)) for problem in sweep_fits(sweep)]
-    if problems:
-        raise ScheduleError(problems)
+    refuse(problem.at(tree.where(problem.key)) for problem in sweep_fits(sweep))
     if isinstance(sweep, list):
         return [tuple(_setting(tree, (*_AT, place), *item) for item in row.items()) for place, row in enumerate(sweep)]
     return list(product(*(_choices(tree, key, values) for key, values in sweep.items())))

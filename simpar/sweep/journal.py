@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from simpar import __version__
 from simpar.document import Tree, build, dump, one_screen
-from simpar.errors import Problem, ProfileError, ScheduleError
+from simpar.errors import Problem, ProfileError, ScheduleError, refuse
 from simpar.profiles import COLUMNS, load_profile, profile_files, profile_folder, stack_files
 from simpar.schedule import Schedule, written
 from simpar.session import Session
@@ -171,8 +171,7 @@ class Journal:
                 found[row.key] = build(Tree(root=line.get('outcome'), origins={(): self._place(number)}), Outcome)
             except ScheduleError as wrong:
                 problems += [Problem(one.place, one.what, _MEND) for one in wrong.problems]
-        if problems:
-            raise ScheduleError(one_screen(problems))
+        refuse(one_screen(problems))
         return found
 
     def write(self, row: Wanted, outcome: Outcome) -> None:

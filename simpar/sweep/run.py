@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from simpar.case import cluster_of
 from simpar.document import one_screen
-from simpar.errors import Problem, RunFailed, ScheduleError
+from simpar.errors import Problem, RunFailed, ScheduleError, refuse
 from simpar.schedule import Row, Schedule, load_rows
 from simpar.schedule.contents import run_as
 from simpar.session import Session
@@ -417,8 +417,7 @@ def _check_clusters(rows: Sequence[Row]) -> None:
             cluster_of(replace(row.schedule, cluster=replace(cluster, nodes=1, devices=0, slow={})))
         except ScheduleError as wrong:
             problems += wrong.problems
-    if problems:
-        raise ScheduleError(one_screen(problems))
+    refuse(one_screen(problems))
 
 
 def _baseline(schedule: Schedule) -> Schedule | ScheduleError | None:

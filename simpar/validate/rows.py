@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from simpar.errors import Problem, ScheduleError
+from simpar.errors import Problem, ScheduleError, refuse
 from simpar.files import read_csv, read_regular
 
 COLUMNS: Final = (
@@ -109,8 +109,7 @@ def read_rows(folder: Path, wanted: str = '') -> list[Row]:
     if not asked:
         raise ScheduleError(list(others.values())[:20])
     rows = [row for path in asked for row in _read(path, problems)]
-    if problems:
-        raise ScheduleError(problems[:20])
+    refuse(problems[:20])
     return _once(_one_tokenizer(list(_completed(rows))))
 
 
