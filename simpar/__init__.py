@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from simpar.case import Case, case_of, load_case
     from simpar.cost.price import Effects, price
-    from simpar.engine import simulate
+    from simpar.engine.simulate import simulate
     from simpar.exporting.export import export
     from simpar.model import Network
     from simpar.model.library.gpt import Transformer
