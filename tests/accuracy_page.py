@@ -8,12 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 from hashlib import sha256
 from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
 from simpar.cost.price import Effects, Pricer
+from simpar.files import read_csv
 from simpar.hardware import Cluster
 from simpar.interval import LEVEL, TABLE
 from simpar.predict import followed, under_load
@@ -25,9 +27,12 @@ from simpar.validate.text import to_dict
 from tests.equipment.residuals import Bench, bench_of, left_out, spreads_of, written
 
 PAGE = Path(__file__).parent.parent / 'docs' / 'proofs' / 'accuracy_rows.md'
-SAMPLE = Path(__file__).parent / 'recorded' / 'accuracy' / 'sample.csv'
-SAMPLED, SMALL = 12, 16
-"""Rows of each set in the sample, on so many devices at most."""
+KEPT = Path(__file__).parent / 'recorded' / 'accuracy' / 'rows.csv'
+"""Every row as it was last predicted."""
+TREND = KEPT.with_name('trend.csv')
+"""Mean errors of sets, by the day on which one of them changed."""
+CLOSE = 0.002
+"""Predictions that differ by less are equal."""
 EACH = 10
 """Rows of a set that effects are left out of."""
 MOST_DEVICES = 64
@@ -173,15 +178,31 @@ def _mean(bench: Bench, change: Any, on: Effects) -> float:
     return sum(found) / len(found) if found else exp(0.0) - 1
 
 
-def sample(answer: dict[str, Any], rows: dict[str, Row]) -> str:
-    """Rows of each set as they are predicted now, the first by the sha256 of their id: tests/test_sample_rows.py."""
-    lines = ['set,id,measured,predicted']
+def keep(answer: dict[str, Any]) -> list[str]:
+    """Write every row's prediction; what changed in each set since they were last written, in lines."""
+    before = {line['id']: float(line['predicted']) for line in read_csv(KEPT)}
+    lines, told = ['set,id,measured,predicted'], []
     for one in answer['sets']:
-        small = [found for found in one['rows'] if rows[found['id']].whole('n_gpus') <= SMALL]
-        first = sorted(small, key=lambda found: sha256(found['id'].encode()).hexdigest())[:SAMPLED]
-        numbers = ((found['id'], found['measured'], found['predicted']) for found in first)
-        lines += [f'{one["name"]},{name},{measured:.6g},{predicted:.6g}' for name, measured, predicted in numbers]
-    return '\n'.join([*lines, ''])
+        rows = one['rows']
+        lines += [f'{one["name"]},{row["id"]},{row["measured"]:.6g},{row["predicted"]:.6g}' for row in rows]
+        moved = {row['id']: row['predicted'] / before[row['id']] - 1 for row in rows if row['id'] in before}
+        most = sorted((name for name in moved if abs(moved[name]) > CLOSE), key=lambda name: -abs(moved[name]))
+        shown = ', '.join(f'{name} {moved[name]:+.1%}' for name in most[:5])
+        told.append(f'{one["name"]}: {len(most)} of {len(rows)} rows changed {shown}'.rstrip())
+    KEPT.write_text('\n'.join([*lines, '']), encoding='utf-8')
+    return told
+
+
+def trend(answer: dict[str, Any]) -> list[str]:
+    """Write the mean errors of today where one changed; the table of all days."""
+    days = read_csv(TREND)
+    now = {one['name']: f'{one["score"]["mape"]:.1%}' for one in answer['sets'] if one['score']}
+    if not days or any(days[-1][name] != error for name, error in now.items()):
+        days = [*(line for line in days if line['day'] != str(date.today())), {'day': str(date.today()), **now}]
+    cells = [list(days[-1]), *(list(line.values()) for line in days)]
+    TREND.write_text('\n'.join([*map(','.join, cells), '']), encoding='utf-8')
+    head, *rows = [f'| {" | ".join(line)} |' for line in cells]
+    return [head, '|---' * len(cells[0]) + '|', *rows]
 
 
 def put(mark: str, lines: Iterable[str], page: Path = PAGE) -> None:
@@ -202,7 +223,8 @@ def main() -> None:
         by = {row.name: row for row in rows}
         put('sets', table(told), PAGE.parent.parent / 'accuracy.md')
         put('validate', [*table(told), *parts(told, by), *intervals(told, by)])
-        SAMPLE.write_text(sample(told, by), encoding='utf-8')
+        put('trend', trend(told))
+        print(*keep(told), sep='\n')
     if '--scores' not in words:
         put('effects', effects())
 

@@ -95,3 +95,17 @@ def test_a_number_that_could_turn_the_gain_is_told_first():
     assert first.turns or spans == sorted(spans, reverse=True)
     assert {one.number.name for one in found} <= {one.name for one in numbers_of(case.cluster)}
     assert ' tells it.' in first.line
+
+
+@pytest.mark.parametrize('name', ['pipeline_h100', 'llama3_8b_h100', 'transformer_910b_7b'])
+def test_what_is_told_of_a_link_comes_of_a_schedule_with_that_link(name):
+    """The other numbers were moved by hand in five examples: docs/proofs/answers.md."""
+    path = f'examples/{name}.yaml'
+    case = simpar.load_case(path)
+    links = {link.name for link in case.cluster.profile.links}
+    told = [one for one in case.what_decides() if one.number.name in links]
+    assert told
+    for one in told:
+        for seconds, gain in ((math.exp(-one.number.range), one.low), (math.exp(one.number.range), one.high)):
+            moved = simpar.load_case(path, [f'cluster.links.{one.number.name}={1 / seconds}'])
+            assert moved.predict(tell=False).gain == pytest.approx(gain, abs=1e-6)
