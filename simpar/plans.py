@@ -53,6 +53,9 @@ class Plan:
         expert_ranks: which ranks these are: ``data`` ranks; ``context``, those of a sequence first, then data ranks;
             ``tensor``, tensor ranks first, then those of a sequence and data ranks, so that each expert is whole on
             its rank (Megatron-LM's expert tensor parallelism of 1).
+        expert_tokens: with sequence parallelism tensor ranks send to experts ``sequence``, their own tokens, or
+            ``features``, a part of the features of all their tokens, for which they exchange these by all-to-alls
+            (MindSpeed's alltoall_seq).
         shared_experts: ``behind`` the others, or ``overlapped``, under the all-to-all that takes tokens to these
             (Megatron-LM's moe_shared_expert_overlap); their backward is under the one that takes gradients back.
         pipeline, micro_batches: pipeline ranks, and slices of the batch that flow through them.
@@ -90,7 +93,8 @@ class Plan:
             What a layer of a transformer hands on is always kept.
         recompute_stages: tuple[Count, ...] = ()
             or else their results are kept.
-        offload: what leaves the device for the host: ``activations`` of layers, behind their forward and back before
+        offload: what leaves the device for the host: ``activations`` of layers, or those of
+            their ``attention`` alone, behind their forward and back before
             their backward; states of the ``optimizer``, on the device while a layer is updated.
         offload_layers: how many layers of a stage, the first first, offload activations; 0: all but its last.
         recompute_inputs: of recomputed layers each tensor rank keeps all inputs (``full``), or a slice of those that it
@@ -139,6 +143,7 @@ class Plan:
     context_split: Literal['balanced', 'contiguous'] = 'balanced'
     expert: int = 1
     expert_ranks: Literal['data', 'context', 'tensor'] = 'data'
+    expert_tokens: Literal['sequence', 'features'] = 'sequence'
     shared_experts: Literal['behind', 'overlapped'] = 'behind'
     pipeline: int = 1
     micro_batches: int = 1
@@ -171,7 +176,7 @@ class Plan:
     recompute: tuple[Pattern, ...] | Literal['none', 'full', 'selective'] = 'none'
     recompute_stages: tuple[Count, ...] = ()
     recompute_communication: bool = True
-    offload: tuple[Literal['activations', 'optimizer'], ...] = ()
+    offload: tuple[Literal['activations', 'attention', 'optimizer'], ...] = ()
     offload_layers: int = 0
     recompute_inputs: Literal['full', 'sharded'] = 'full'
     shard: tuple[Literal['state', 'gradients', 'weights'], ...] = ()

@@ -87,14 +87,15 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
     peak = device.matrix.get(precision) or device.vector.get(precision)
     forward = _flops(program, lambda op: op.phase == 'F' and op.part == 'F')
     trains = any(op.phase == 'I' for op in program.cost_kinds[1])
+    # The backward of a product is two products of the same size; of frozen weights there is none.
+    backward = _flops(program, lambda op: op.phase in ('I', 'W')) if graph.frozen else 2 * forward
     return Throughput(
         samples=batch,
         # Indices are read by an embedding: each is a token, once. Images and features are none.
         tokens=sum(prod(source.shape) for source in graph.sources if source.integer and AHEAD not in source.name),
         devices=program.world,
         parameters=graph.parameters,
-        # The backward of a product is two products of the same size.
-        model_flops=forward * (3 if trains else 1),
+        model_flops=forward + (backward if trains else 0.0),
         hardware_flops=_flops(program, lambda op: True),
         peak=peak.value if peak else 0.0,
         checkpoint=_checkpoint(program),

@@ -21,7 +21,9 @@ from simpar.importing.read import imported
 from simpar.schedule import load_schedule
 
 ARGUMENTS = Path(__file__).parent / 'recorded' / 'megatron_arguments.csv'
-"""Facts of NVIDIA/Megatron-LM d98e8a64dd: names, types, choices and counts of words of its arguments."""
+"""Facts of NVIDIA/Megatron-LM d98e8a64dd: names, types, choices and counts of words of all its arguments."""
+CHECKS = Path(__file__).parent / 'recorded' / 'megatron_checks.csv'
+"""The same of its checks: what stands beside what, with the line under megatron/ that says so."""
 
 
 FACTS = Path(__file__).parent / 'recorded' / 'launcher_keys.csv'
@@ -75,22 +77,13 @@ def _argument(parser, flag, kind, kinds, more):
 
 
 def checked_by_megatron(found):
-    """Checks of its validate_args that are about these flags."""
-    if found.overlap_param_gather:
-        assert found.use_distributed_optimizer
-        assert found.overlap_grad_reduce
-    assert found.max_position_embeddings >= found.seq_length
-    assert not (found.bf16 and found.fp16)
-    if found.sequence_parallel:
-        assert found.tensor_model_parallel_size > 1
-    if found.num_virtual_stages_per_pipeline_rank:
-        assert found.pipeline_model_parallel_size > 1
-    one_of = (found.num_virtual_stages_per_pipeline_rank, found.pipeline_model_parallel_layout)
-    assert sum(one is not None for one in one_of) <= 1
-    if found.recompute_granularity == 'selective':
-        assert found.recompute_method is None
-    if found.use_megatron_fsdp:
-        assert found.use_distributed_optimizer
+    """What its own checks ask of flags that are given; degrees that are not are 1."""
+    values = {
+        name: 1 if value is None and name.endswith('_parallel_size') else value for name, value in vars(found).items()
+    }
+    for row in csv.DictReader(CHECKS.read_text(encoding='utf-8').splitlines()):
+        if eval(row['when'], {}, values):
+            assert eval(row['needs'], {}, values), row
 
 
 # `make prove NAME=field` imports the large ones, too.

@@ -14,6 +14,7 @@ from simpar.files import read_csv
 from simpar.keys import ROWS, row_of
 from simpar.model import OPERATORS, Network
 from simpar.model.library.experts import Experts
+from simpar.model.library.gpt import Lora
 from simpar.model.model import FromModule
 from simpar.plans import Plan
 from simpar.profiles import load_stack, stack_names
@@ -28,6 +29,7 @@ OWNERS = {
     'workload': Workload,
     'workload.transformer': Transformer,
     'workload.transformer.experts': Experts,
+    'workload.transformer.lora': Lora,
     'plan': Plan,
     'planner': Planner,
     **{f'workload.optimizer.{name}': kind for name, kind in OPTIMIZERS.items()},

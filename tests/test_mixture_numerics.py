@@ -40,6 +40,13 @@ PLANS = {
         Plan(data=1, tensor=4, sequence_parallel=True, expert=2, expert_ranks='tensor', recompute='full'), 4),
     'experts on context ranks': (
         Plan(data=2, context=2, expert=4, expert_ranks='context', shared_experts='overlapped', zero=2), 4),
+    'tokens for features': (
+        Plan(data=2, tensor=2, sequence_parallel=True, expert=2, expert_tokens='features', zero=1), 4),
+    'tokens for features in a pipeline': (
+        Plan(data=2, tensor=2, context=2, sequence_parallel=True, expert=2, expert_ranks='context', pipeline=2,
+             micro_batches=2, expert_tokens='features', shared_experts='overlapped', recompute='full'), 16),
+    'tokens for features without expert ranks': (
+        Plan(tensor=4, sequence_parallel=True, expert_tokens='features', copies=2), 4),
     'without expert ranks': (Plan(data=2, tensor=2, sequence_parallel=True, pipeline=2, micro_batches=2, zero=1), 8),
     'pairs': (Plan(data=2, expert=2, micro_batches=4, pairs='overlap', zero=2), 2),
     'pairs-pipeline-memory': (

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -27,7 +28,8 @@ from executor.validate import validate
 MODEL = Transformer(layers=4, hidden=16, heads=4, vocab=32, sequence=8)
 TRAINING = Workload(model=MODEL, batch=8, precision='fp32', optimizer=Adam(learning_rate=1e-2))
 MASTERS = replace(TRAINING, loss_scale=8.0, optimizer=AdamW(learning_rate=1e-2, master_weights=True))
-OFF = ('activations',)
+OFF, PART = ('activations',), ('attention',)
+Patterns = Literal['none'] | tuple[str, ...]
 PLANS = {
     'data': (2, Plan(data=2)),
     'tensor': (2, Plan(tensor=2)),
@@ -61,6 +63,20 @@ def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Pl
     ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))
     assert ours.losses == theirs.losses
     assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
+
+
+@pytest.mark.parametrize('recompute', ['none', ('layer*.fc1', 'layer*.gelu', 'layer*.fc2')], ids=['kept', 'again'])
+@pytest.mark.parametrize('name', ['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context'])
+def test_attention_alone_leaves_while_a_feed_forward_may_be_made_again(name: str, recompute: Patterns) -> None:
+    world, plan = PLANS[name]
+    plain, leaving = (lower(TRAINING, replace(plan, offload=of, recompute=recompute), world) for of in ((), PART))
+    validate(leaving)
+    ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))
+    assert ours.losses == theirs.losses
+    assert all(bool((ours.parameters[name] == theirs.parameters[name]).all()) for name in theirs.parameters)
+    out = {name for op in leaving.op_classes if op.operator == 'copy' for name in op.reads if '.host' not in name}
+    assert out
+    assert not any(part in name for name in out for part in ('fc1', 'gelu', 'fc2', 'norm2', 'residual'))
 
 
 @pytest.mark.parametrize(('world', 'plan', 'training'), STATES.values(), ids=STATES)

@@ -198,6 +198,8 @@ def _loss(
 ) -> torch.Tensor:
     # The mean over all tokens, which is what ``scale`` makes of the program's sums.
     model = _model(workload)
+    if model.lora is not None:
+        parameters = {name: one if '.lora_' in name else one.detach() for name, one in parameters.items()}
     (logits, *further), aux_loss = _transformer(model, parameters, x, keys, slices)
     loss = functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + aux_loss
     for ahead, one in enumerate(further, 1):
@@ -241,6 +243,9 @@ def _parameters(workload: Workload) -> Iterator[Declared]:
             yield f'{layer}.{name}.weight', (*outputs, *inputs), weight
             if part in model.bias:
                 yield f'{layer}.{name}.bias', outputs, 'zeros'
+            if model.lora is not None and name in model.lora.of:
+                yield f'{layer}.{name}.lora_a.weight', (model.lora.rank, *inputs), weight
+                yield f'{layer}.{name}.lora_b.weight', (*outputs, model.lora.rank), weight
         if experts is not None:
             yield from mixture_parameters(model, experts, layer, weight)
     yield from _norm_parameters(model, 'norm')
@@ -289,8 +294,11 @@ def _transformer(
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         weight, bias = parameters[f'{name}.weight'], parameters.get(f'{name}.bias')
-        outputs = x.shape[-1]
-        return functional.linear(x, weight.reshape(-1, outputs), None if bias is None else bias.flatten())
+        y = functional.linear(x, weight.reshape(-1, x.shape[-1]), None if bias is None else bias.flatten())
+        if model.lora is None or name.partition('.')[2] not in model.lora.of:
+            return y
+        down, up = (parameters[f'{name}.{part}.weight'] for part in ('lora_a', 'lora_b'))
+        return y + model.lora.scale * (x @ down.reshape(len(down), -1).T) @ up.reshape(-1, len(down)).T
 
     def branch(name: str, number: int, x: torch.Tensor) -> torch.Tensor:
         return branched(name.partition('.')[0], number, linear(name, x))

@@ -27,7 +27,11 @@ _LAUNCH: Final = ('nnodes', 'nproc-per-node', 'cuda-device-max-connections')
 def flags(values: Values, source: Source) -> list[Said]:
     """The flags of Megatron-LM, or of MindSpeed beside them. Raises ``ScheduleError`` for a model that has none."""
     need_transformer(values, source.name)
-    said = [*direct('megatron', source.table, values, _facts(values, source)), *_model(values), *_experts(values)]
+    said = [
+        *direct('megatron', source.table, values, _facts(values, source)),
+        *_model(values),
+        *_experts(values, source),
+    ]
     said += [*_training(values), *_states(values, source)]
     said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
     said += [*_tiles(values, source), *_pairs(values, source)]
@@ -110,7 +114,7 @@ def _window(values: Values, source: Source) -> Iterator[Said]:
         yield say('window-attn-skip-freq', str([int(one > 0) for one in widths]).replace(' ', ''))
 
 
-def _experts(values: Values) -> Iterator[Said]:
+def _experts(values: Values, source: Source) -> Iterator[Said]:
     """Which layers have experts, their balance, and how tokens get to them."""
     if not values.model('experts.count'):
         return
@@ -128,7 +132,9 @@ def _experts(values: Values) -> Iterator[Said]:
     yield say('moe-router-load-balancing-type', kind if loss or kind == 'sinkhorn' else 'none', keys)
     if loss:
         yield say('moe-aux-loss-coeff', loss, keys[:1])
-    yield Said('moe-token-dispatcher-type', 'alltoall', ('plan.expert',), 'PLAN')
+    by_features = source is MINDSPEED and values.plan('expert_tokens') == 'features'
+    kind, more = ('alltoall_seq', ('plan.expert_tokens',)) if by_features else ('alltoall', ())
+    yield Said('moe-token-dispatcher-type', kind, ('plan.expert', *more), 'PLAN')
     if values.plan('expert_ranks') == 'tensor' and values.plan('tensor') > 1:
         yield Said('expert-tensor-parallel-size', 1, ('plan.expert_ranks',), 'PLAN')
 

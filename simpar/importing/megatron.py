@@ -314,6 +314,12 @@ def eight(flags: Settings) -> Iterator[Finding]:
     yield Entry('workload.fp8', form, flags.given('fp8-format', 'fp8-recipe'), note)
     if note:
         yield Unmapped('fp8-recipe', note)
+    names = ('first-last-layers-bf16', 'num-layers-at-start-in-bf16', 'num-layers-at-end-in-bf16')
+    if flags.on(names[0]):
+        first, last = map(flags.number, names[1:])
+        layers = flags.number('num-layers')
+        kept = dict.fromkeys([*range(first), *range(layers - last, layers)])
+        yield Entry('workload.fp8_except', [f'layer{layer}.*' for layer in kept], flags.given(*names))
 
 
 def optimizer(flags: Settings) -> Iterator[Finding]:
@@ -322,7 +328,8 @@ def optimizer(flags: Settings) -> Iterator[Finding]:
     if flags.text('optimizer').lower() not in flags.table.rows['optimizer'].choices:
         yield Unmapped('optimizer', f'{flags.text("optimizer")}; adamw is written')
     own = {'adamw': ('adam-beta1', 'adam-beta2', 'adam-eps'), 'momentum': ('sgd-momentum',)}.get(name, ())
-    for one in (*flags.said('weight-decay', silent=True), *flags.said('lr', *own)):
+    always = ('weight-decay', *(['muon-momentum'] if name == 'muon' else []))
+    for one in (*flags.said(*always, silent=True), *flags.said('lr', *own)):
         # The table has the keys of Adam.
         yield one._replace(key=one.key.replace('adamw', name)) if isinstance(one, Entry) else one
     yield from _states(flags, name, by)
@@ -386,6 +393,8 @@ _ENDS: Final = ('decoder-first-pipeline-num-layers', 'decoder-last-pipeline-num-
 _ACCOUNTS: Final = ('account-for-embedding-in-pipeline-split', 'account-for-loss-in-pipeline-split')
 _LAYOUT: Final = 'pipeline-model-parallel-layout'
 _METHOD: Final = 'pp-partition-method'
+_OF_RANK: Final = ('enable-recompute-layers-per-pp-rank', 'recompute-in-advance')
+"""MindSpeed's words for which layers of a rank a block takes."""
 
 
 def stages_of(flags: Settings) -> Stages:
@@ -548,7 +557,7 @@ def recompute(flags: Settings) -> Iterator[Finding]:
     if flags.on('recompute-activations') or ('recompute-granularity' not in flags and is_old):
         kind = 'full' if is_checkpointed(flags) else 'selective'
     by = flags.given('recompute-granularity', 'recompute-activations')
-    names = ('recompute-method', 'recompute-num-layers')
+    names = ('recompute-method', 'recompute-num-layers', *_OF_RANK)
     if kind == 'full':
         yield from recompute_full(flags, (*by, *flags.given(*names)))
     elif kind == 'selective':
@@ -604,12 +613,13 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     """All layers, or with ``block`` the first of each stage."""
     count, method = flags.number('recompute-num-layers'), flags.text('recompute-method')
     stages = stages_of(flags).layers
+    if 'recompute-in-advance' in flags and flags.number(_VIRTUAL[0]) == 1:
+        yield Unmapped('recompute-in-advance', 'recomputation in the idle time of a pipeline')
     yield from flags.left('with recompute-granularity full', 'recompute-modules')
     if method == 'block' and stages is None:
         yield Unmapped('recompute-num-layers', 'blocks of these stages; all layers are')
     elif method == 'block' and stages is not None:
-        idle, share = idle_layers(flags), max(1, flags.number('num-layers') // len(stages))
-        counts = [count - idle_of(idle, stage, share, count) for stage in range(len(stages))]
+        counts = recomputed_layers(flags, stages)
         if any(one < layers for one, layers in zip(counts, stages, strict=True)):
             # Megatron-LM recomputes no module that predicts further tokens then.
             own = (layer for layer in first_layers(stages, counts) if layer < flags.number('num-layers'))
@@ -619,6 +629,20 @@ def recompute_full(flags: Settings, by: tuple[str, ...]) -> Iterator[Finding]:
     yield Entry('plan.recompute', 'full', by)
     if method == 'uniform' and count > 1:
         yield Unmapped('recompute-num-layers', f'{count} layers as one; each keeps its input')
+
+
+def recomputed_layers(flags: Settings, stages: list[int]) -> list[int]:
+    """How many of the first layers of each stage a block takes."""
+    count, chunks = flags.number('recompute-num-layers'), stages_of(flags).chunks
+    counts = [count] * len(stages)
+    if flags.on(_OF_RANK[0]):
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/common.py, line 167 on: chunks take turns.
+        ranks = len(stages) // chunks
+        counts = [max(0, -(-(count - place // ranks) // chunks)) for place in range(len(stages))]
+    if flags.on(_OF_RANK[1]):
+        counts[-1] = min(counts[-1], stages[-1] - 1)
+    idle, share = idle_layers(flags), max(1, flags.number('num-layers') // len(stages))
+    return [one - idle_of(idle, stage, share, one) for stage, one in enumerate(counts)]
 
 
 def further(flags: Settings) -> Iterator[Finding]:

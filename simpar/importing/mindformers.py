@@ -123,6 +123,19 @@ def launch(config: Settings, ranks: int) -> Iterator[Finding]:
         yield Mistake(small, f'less than the {pipe} stages', f'--set {small}={pipe}')
 
 
+def further(config: Settings) -> Iterator[Finding]:
+    """Modules that predict further tokens, each a layer of the last one's kind."""
+    names = _of_model('mtp_depth', 'mtp_loss_factor')
+    yield from config.said(names[0])
+    yield from config.said(names[1], silent=_number(config, 'mtp_depth') > 0)
+
+
+def _blocks(config: Settings) -> int:
+    """Layers, and modules that are laid on stages as layers are."""
+    # mindspore-lab/mindformers fd4deebc1606, research/deepseek3/deepseek2_model.py, line 1261.
+    return _number(config, 'num_layers') + _number(config, 'mtp_depth')
+
+
 def _count(config: Settings, name: str) -> int:
     """A number of ranks or parts, which is at least 1."""
     return max(1, config.number(name))
@@ -228,7 +241,7 @@ def offset(config: Settings, stages: int) -> Iterator[Finding]:
     more = _offsets(config)
     if more in ([0], []) or not all(isinstance(one, int) for one in more):
         return
-    counts, layers = _stages(config, stages), _number(config, 'num_layers')
+    counts, layers = _stages(config, stages), _blocks(config)
     if counts is not None:
         yield Entry('plan.stages', counts, by)
         return
@@ -244,7 +257,7 @@ def _offsets(config: Settings) -> list[Any]:
 
 def _stages(config: Settings, stages: int) -> list[int] | None:
     """Layers of each stage; None where they do not add up."""
-    layers, more = _number(config, 'num_layers'), _offsets(config)
+    layers, more = _blocks(config), _offsets(config)
     counts = [layers // stages + one for one in ([0] * stages if more in ([0], []) else more)]
     return counts if len(counts) == stages and sum(counts) == layers and min(counts) >= 0 else None
 
@@ -347,7 +360,7 @@ def _layers(config: Settings, name: str) -> list[int] | None:
     pipe, chunks = _count(config, f'{_P}.pipeline_stage'), _count(config, f'{_M}.pp_interleave_num')
     stages, counts = _stages(config, pipe * chunks), _counts(config, name)
     if not isinstance(counts, list):
-        return list(range(_number(config, 'num_layers'))) if config.on(name) else []
+        return list(range(_blocks(config))) if config.on(name) else []
     if stages is None or not all(isinstance(one, int) for one in counts):
         return None
     if len(counts) == pipe < len(stages):
@@ -427,6 +440,6 @@ MINDFORMERS: Final = Source(
     name='MindFormers',
     profile='ascend910b-8',
     table=table_of('mindformers'),
-    rules=(model, parallel, passes, memory, sharding, recompute, optimizer),
+    rules=(model, further, parallel, passes, memory, sharding, recompute, optimizer),
     framework=lambda _: ('MindFormers', NOW),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import sqrt
 from typing import Final
 
-from simpar.importing.findings import Entry, Finding, Guess, Unmapped
+from simpar.importing.findings import Entry, Finding, Guess, Mistake, Unmapped
 from simpar.importing.megatron import (
     MEGATRON,
     OF_MODEL,
@@ -16,10 +16,12 @@ from simpar.importing.megatron import (
     activation_of,
     idle_layers,
     recompute,
+    recomputed_layers,
     sharding,
+    stages_of,
 )
 from simpar.importing.mixtures import number_of_experts
-from simpar.importing.settings import NOW, Settings, Source, table_of
+from simpar.importing.settings import NOW, Settings, Source, first_layers, table_of
 
 _T: Final = 'workload.transformer'
 
@@ -47,6 +49,57 @@ def mindspeed_model(flags: Settings) -> Iterator[Finding]:
         yield Entry(f'{_T}.rotary_share', share, ('partial-rotary-factor',))
     yield from mindspeed_biases(flags)
     yield from documents(flags)
+    yield from masks(flags)
+    yield from adapters(flags)
+
+
+def masks(flags: Settings) -> Iterator[Finding]:
+    """A mask that the data make, and samples that are not filled up."""
+    name, kind = 'attention-mask-type', flags.text('attention-mask-type')
+    rings = flags.number('context-parallel-size') > 1 and flags.text('context-parallel-algo') != 'ulysses_cp_algo'
+    if kind == 'causal' or (kind == 'general' and not rings):
+        # Ascend/MindSpeed-LLM c77308a1, fusion_attention_feature.py: next-tockens is 0 and sparse-mode 0, by which the
+        # kernel takes pairs up to the diagonal alone, whatever else a mask says.
+        yield from flags.left('pairs up to the diagonal are computed', name)
+    elif name in flags:
+        yield Unmapped(name, f'{kind} in a ring of context ranks computes every pair')
+    # The same, mindspeed_llm/legacy/data/data_samplers.py, line 62: a micro-batch is as long as its longest sample.
+    if flags.on('no-pad-to-seq-lengths'):
+        by = flags.given('seq-length', 'no-pad-to-seq-lengths', 'pad-to-multiple-of')
+        yield Entry(f'{_T}.sequence', flags.number('seq-length'), by)
+        yield Guess('each micro-batch is as long as seq-length, its most: --set seq-length=N says the mean of the data')
+    else:
+        yield from flags.left('samples are filled up to seq-length', 'pad-to-multiple-of')
+
+
+def adapters(flags: Settings) -> Iterator[Finding]:
+    """Adapters of a low rank beside products, which alone are trained."""
+    name, fusion = 'lora-target-modules', 'lora-fusion'
+    if not flags.on(name):
+        yield from flags.left('no module has an adapter', name, 'lora-r', 'lora-alpha', fusion)
+        if flags.on('lora-r'):
+            yield Mistake('lora-r', f'not modelled: adapters of no module (--{name})', '--set lora-r=false')
+        return
+    choices = flags.table.rows[name].choices
+    modules = flags.shown(name).split()
+    if unknown := [one for one in modules if one not in choices]:
+        yield Mistake(name, f'not modelled: adapters of {", ".join(unknown)}', f'--set {name}=linear_qkv')
+        return
+    of = [choices[one] for one in modules]
+    if number_of_experts(flags) and {'fc1', 'fc2'} & {*of}:
+        yield Mistake(name, 'not modelled: adapters of experts', f'--set {name}=linear_qkv')
+    rank = max(1, flags.number('lora-r'))
+    yield Entry(f'{_T}.lora.rank', rank, flags.given('lora-r') or (name,))
+    yield Entry(f'{_T}.lora.scale', flags.real('lora-alpha') / rank, flags.given('lora-alpha', 'lora-r') or (name,))
+    yield Entry(f'{_T}.lora.of', of, flags.given(name, fusion))
+    if not flags.on(fusion):
+        return
+    if flags.number('tensor-model-parallel-size') > 1 and flags.on('sequence-parallel'):
+        yield Unmapped(fusion, 'messages beside products of merged weights; they go in turns')
+    else:
+        # Ascend/MindSpeed-LLM c77308a1, mindspeed_llm/tasks/posttrain/lora/cc_lora_forward.py, line 215 on.
+        what = 'adapters are products beside others; lora-fusion adds them to weights, which moves as many bytes where'
+        yield Guess(f'{what} a micro-batch has as many tokens as a layer is wide')
 
 
 def spec(flags: Settings) -> Iterator[Finding]:
@@ -120,6 +173,7 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
     if flags.on('swap-optimizer'):
         yield Entry('plan.offload', ['optimizer'], ('swap-optimizer',))
     yield from mindspeed_stages(flags)
+    yield from swapped(flags)
     name = 'recompute-activation-function'
     if flags.text('recompute-granularity') == 'full' and flags.text('recompute-method') != 'block':
         yield from flags.left('every layer is recomputed in full', name)
@@ -132,6 +186,32 @@ def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
             yield Unmapped(name, 'beside recompute-granularity, which is written')
     elif flags.on(name):
         yield Entry('plan.recompute', [f'layer*.{activation_of(flags)}'], (name,))
+
+
+def swapped(flags: Settings) -> Iterator[Finding]:
+    """Activations of attention that wait on the host; of layers that are recomputed, the feed-forward alone is."""
+    name, stages = 'swap-attention', stages_of(flags).layers
+    if not flags.on(name):
+        yield from flags.left('without swap-attention', 'swap-modules')
+        return
+    kind, method = flags.text('recompute-granularity'), flags.text('recompute-method')
+    counts = recomputed_layers(flags, stages) if stages and method == 'block' else stages
+    if stages is None or counts is None or kind not in ('none', 'full') or len(set(counts)) > 1:
+        yield Unmapped(name, 'beside this recomputation, which is written')
+    elif flags.text('swap-modules') not in ('', 'self_attention'):
+        yield Unmapped('swap-modules', f'{flags.text("swap-modules")}; activations of attention leave')
+    else:
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/swap_attention/adaptor.py, line 89 on.
+        by = flags.given(name, 'recompute-granularity', 'recompute-method', 'recompute-num-layers')
+        yield Entry('plan.offload', ['attention'], (name,))
+        yield Entry('plan.offload_layers', counts[0], by)
+        if kind == 'full':
+            dense = ('fc1', activation_of(flags), 'fc2')
+            mixed = ('route*', 'dispatch', 'experts.*', *(['shared.*'] if flags.number('n-shared-experts') else []))
+            first = max(0, flags.number('first-k-dense-replace')) if number_of_experts(flags) else 10**9
+            layers = first_layers(stages, counts)
+            own = [f'layer{layer}.{one}' for layer in layers for one in (dense if layer < first else mixed)]
+            yield Entry('plan.recompute', own or 'none', by)
 
 
 def mindspeed_stages(flags: Settings) -> Iterator[Finding]:
@@ -154,7 +234,7 @@ MINDSPEED: Final = Source(
 MINDSPEED_HINTS: Final = re.compile(
     r'ascend|hccl|mindspeed|\bnpu|msrun|use-fused-rotary-pos-emb|--(norm-topk-prob|seq-aux|post-norm|add-dense-bias|'
     r'context-parallel-algo|first-k-dense-replace|n-shared-experts|gelu-tanh|geglu|noop-layers|num-layer-list|'
-    r'output-logit-softcapping|reuse-fp32-param|moe-fb-overlap|schedules-method)\b',
+    r'output-logit-softcapping|reuse-fp32-param|lora-target-modules|swap-attention|moe-fb-overlap|schedules-method)\b',
     re.IGNORECASE,
 )
 """What a script of Megatron-LM on GPUs does not have."""

@@ -164,9 +164,13 @@ def expert(flags: Settings) -> Iterator[Finding]:
     """Expert parallelism, of a model that has experts."""
     degree, kind, tensor = _degree(flags), flags.choice(_DISPATCHER), flags.number('tensor-model-parallel-size')
     if kind == 'by sequence':
-        # Ascend/MindSpeed 028de58ca6, mindspeed/core/transformer/moe/legacy_a2a_token_dispatcher.py: it differs where
-        # tensor ranks share what is sent, and hold no experts of their own.
-        kind = 'alltoall' if tensor < 2 or _extends(flags) else flags.text(_DISPATCHER)
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/transformer/moe/legacy_a2a_token_dispatcher.py, line 335: tensor
+        # ranks that hold no experts of their own exchange tokens for features.
+        kind, exchanges = 'alltoall', tensor > 1 and not _extends(flags) and number_of_experts(flags) > 0
+        if exchanges and flags.on('sequence-parallel'):
+            yield Entry('plan.expert_tokens', 'features', (_DISPATCHER,))
+        elif exchanges:
+            kind = flags.text(_DISPATCHER)
     names = ('expert-model-parallel-size', _DISPATCHER, _EXPERT_TENSOR, _EXTENDS)
     if degree < 2 or not number_of_experts(flags):
         yield from flags.left('one expert rank', *names, *_HIDES)

@@ -169,6 +169,11 @@ def sharded(
     parameters = updated(tape)
     apart = matrices(tape) if isinstance(workload.optimizer, Muon) else ()
     shards = shard(tape, plan, lambda: fusion_ids(workload, plan, parameters), apart=apart)
+    if found.graph.frozen and ('weights' in shards.choice.parts or workload.fp8 != 'none'):
+        at, remedy = ('plan.zero', '2, or less') if workload.fp8 == 'none' else ('workload.fp8', 'none')
+        raise errors.Infeasible(
+            f'{at}: not yet beside workload.transformer.lora, whose weights are whole; write {remedy}'
+        )
     if workload.phase == 'forward':
         # Behind what counts the stages that a parameter is trained in: shards are those of training.
         without_backward(tape)

@@ -71,6 +71,7 @@ class Graph:
         layers: how many there are.
         hands_on: what a layer hands on is kept whatever is recomputed.
         further: logits beside those of the last node.
+        frozen: nodes whose weights nothing trains.
     """
 
     nodes: tuple[Node, ...]
@@ -81,6 +82,7 @@ class Graph:
     layers: int
     hands_on: bool
     further: tuple[Further, ...] = ()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> int:

@@ -161,6 +161,7 @@ def space_of(schedule: Schedule, world: int) -> Space:
         elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
             chosen[key] = values
     problems += _unknown_orders(schedule, chosen.get('order', ()))
+    problems += _adapted(schedule)
     problems += _placed_elsewhere(schedule, chosen.get('placement', (schedule.plan.placement,)))
     problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
     problems += _elsewhere(schedule, chosen)
@@ -181,6 +182,14 @@ def _unknown_orders(schedule: Schedule, names: Sequence[Any]) -> Iterator[Proble
         yield Problem(where, f'planner.keys: plan.order: no such order (got {name[:60]!r})', f'known orders: {known}')
 
 
+def _adapted(schedule: Schedule) -> Iterator[Problem]:
+    model = schedule.workload.model
+    if isinstance(model, Transformer) and model.lora is not None:
+        # Bounds of memory and of messages count every weight.
+        where, what = schedule.where('workload.transformer.lora'), 'workload.transformer.lora: not yet in a search'
+        yield Problem(where, what, 'compare plans by a sweep: section')
+
+
 def _placed_elsewhere(schedule: Schedule, orders: Sequence[Any]) -> Iterator[Problem]:
     """Bounds and samples are those of ranks that are on the devices of their numbers."""
     for placement in (one for one in orders if one != NEAREST_FIRST):
@@ -199,6 +208,7 @@ def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:
 
 _BOUNDED: Final = {
     'expert_ranks': ('data', 'the search knows no experts on tensor or context ranks'),
+    'expert_tokens': ('sequence', 'the search knows no tokens that tensor ranks exchange for features'),
     'recompute_inputs': ('full', 'the search knows no inputs of layers in slices'),
 }
 """Keys that bounds of memory and messages are of one value of."""

@@ -11,7 +11,7 @@ from simpar.layout import ONE, Axis, Layout, Rule, Strategy, TensorLayout, merge
 from simpar.lower.tape import Value
 from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.gpt import VOCABULARY
-from simpar.model.operators.experts import Balance, Dispatch, GroupedProduct
+from simpar.model.operators.experts import Balance, Combine, Dispatch, GroupedProduct, Route
 from simpar.model.operators.linear import Product
 from simpar.model.operators.norm import GainNorm
 from simpar.model.operators.stream import Dropout, Position, Residual
@@ -252,7 +252,7 @@ def grouped(degrees: Degrees, operator: GroupedProduct, rule: Rule, x: Value) ->
     features = x.layout.dims[3]
     # Other context ranks keep the slots of their own tokens, and so do other tensor ranks where experts are whole.
     slots = minus(minus(x.layout.dims[2], tensor), expert)
-    if tensor and features == tensor:
+    if tensor and features == tensor and operator.split == 'inputs':
         local = TensorLayout(world, (rows, expert, slots, ()), tensor)
         inputs = (TensorLayout(world, (rows, expert, slots, tensor)), TensorLayout(world, (expert, tensor, ())))
     else:
@@ -279,6 +279,8 @@ def _back(degrees: Degrees, x: Value) -> TensorLayout:
     """Where results go: to the ranks of their tokens, with sequence parallelism to those of the slots."""
     rows = outermost(degrees.data, x.shape[0] // degrees.placer.copies)
     slots = degrees.context or minus(x.layout.dims[2], degrees.tensor)
+    if degrees.by_features:
+        return TensorLayout(degrees.placer.world, (rows, (), slots, degrees.tensor))
     slices = size_of(slots) * degrees.degree
     splits = degrees.sequence_parallel and degrees.degree > 1 and x.shape[2] % slices == 0
     return TensorLayout(degrees.placer.world, (rows, (), (*slots, *degrees.tensor) if splits else slots, ()))
@@ -317,6 +319,7 @@ class Degrees:
         sequence_parallel: norms and residuals are split along the sequence.
         expert: the axes over which experts are shared.
         context: axes of the ranks that share a sequence.
+        by_features: tensor ranks exchange tokens for features before these go to experts.
         restores: operators with strategies stand beside; what these have laid otherwise goes back to samples over data
             and a sequence over context ranks.
         notes: of what stays full; they grow.
@@ -329,6 +332,7 @@ class Degrees:
     expert: Axes = ()
     context: Axes = ()
     restores: bool = False
+    by_features: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -344,14 +348,35 @@ class Degrees:
             return self._embedding(rule, reads[0])
         if isinstance(operator, GroupedProduct):
             return grouped(self, operator, rule, reads[0])
+        if self.by_features and isinstance(operator, Route | Dispatch | Combine):
+            return self._by_features(operator, name, rule, reads)
         if isinstance(operator, Dispatch):
             slots_fit(operator, name, reads[0])
             # Tokens lie as their router had them.
             return self.placer.followed(rule, reads[1].layout, 1)
         if isinstance(operator, Balance):
-            return balanced(reads[0].layout, together=operator.together)
+            logits = self._of_all(reads[0].layout) if self.by_features else reads[0].layout
+            return balanced(logits, together=operator.together)
         lead, layout = self._lead(operator, reads)
         return self.placer.followed(rule, layout, lead)
+
+    def _by_features(
+        self, operator: Route | Dispatch | Combine, name: str, rule: Rule, reads: Sequence[Value]
+    ) -> Placed:
+        """Tokens of all tensor ranks, of each of which a rank has a part of the features."""
+        if isinstance(operator, Combine):
+            local = self.placer.followed(rule, reads[1].layout, 1)
+            return replace(local, output=self._scattered(self._of_all(local.output), rule.output_shape))
+        tokens = self._of_all(reads[-1].layout)
+        if isinstance(operator, Route):
+            return self.placer.followed(rule, tokens)
+        slots_fit(operator, name, reads[0]._replace(layout=tokens))
+        return self.placer.followed(rule, TensorLayout(tokens.world, (*tokens.dims[:2], self.tensor)))
+
+    def _of_all(self, layout: TensorLayout) -> TensorLayout:
+        """The same of what no tensor rank has alone."""
+        rows, *others = layout.dims
+        return TensorLayout(layout.world, (rows, *map(self._without_tensor, others)))
 
     # operators with a weight
 

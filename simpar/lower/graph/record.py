@@ -28,6 +28,7 @@ from simpar.model.keys import Layouts
 from simpar.model.model import AHEAD, Further, Graph, Model, Node, Source
 from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
 from simpar.model.operators.stream import KEYS, Bias
+from simpar.model.ops import Ops
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
 from simpar.workload import Transformer, Workload
@@ -368,8 +369,8 @@ class Forward:
         site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
                     output=placed.output, deviation=self.graph.deviation, loss_weight=weight,
                     loss_scale=loss_scale)  # fmt: skip
-        ops = node.operator.ops(site)
-        trained = bool(ops.parameters) or any(read.needs_gradient for read in reads)
+        ops = self._trained(node, node.operator.ops(site))
+        trained = any(one.trained for one in ops.parameters) or any(read.needs_gradient for read in reads)
         if not trained:
             site = replace(site, values={**values, 'y': y._replace(needs_gradient=False)})
         y = emit(site, ops, roles)
@@ -389,7 +390,13 @@ class Forward:
         bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
-        return emit(site, bias.ops(site), ('x',))
+        return emit(site, self._trained(node, bias.ops(site)), ('x',))
+
+    def _trained(self, node: Node, ops: Ops) -> Ops:
+        """The ops of a node; weights that are frozen are constants, whose gradients nobody makes."""
+        if node.name not in self.graph.frozen:
+            return ops
+        return replace(ops, W=None, parameters=tuple(replace(one, trained=False) for one in ops.parameters))
 
     def _placed(self, node: Node, reads: Sequence[Value]) -> Placed:
         rule = node.operator.axes(node.name, *(read.shape for read in reads))
@@ -574,7 +581,9 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     placer = Placer(tape.world, mesh.copies)
     forward = Forward(
         tape=tape,
-        mover=Mover(tape, plan.redistribution, plan.all_to_all) if way.has_strategies else Mover(tape),
+        mover=Mover(tape, plan.redistribution, plan.all_to_all)
+        if way.has_strategies
+        else Mover(tape, all_to_all=plan.expert_tokens == 'features'),
         placer=placer,
         degrees=_degrees(tape, placer, plan, way) if way.has_degrees else None,
         workload=workload,
@@ -622,7 +631,7 @@ def _degrees(tape: Tape, placer: Placer, plan: Plan, way: Placement) -> Degrees:
     axes = tape.axes
     return Degrees(
         placer, axes.data, axes.tensor, plan.sequence_parallel, axes.expert, context=axes.context,
-        restores=way is Placement.BESIDE_DEGREES,
+        restores=way is Placement.BESIDE_DEGREES, by_features=plan.expert_tokens == 'features' and plan.tensor > 1,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from simpar.errors import Infeasible
 from simpar.lower.issue import Issue
-from simpar.lower.passes.recompute import layers_of
+from simpar.lower.passes.recompute import attention_cores, layers_of, regions_of
 from simpar.lower.tape import Tape
 from simpar.model.model import Graph
 from simpar.plans import Plan
@@ -25,6 +25,8 @@ OUT: Final = 'host.out'
 IN: Final = 'host.in'
 """Partitions of groups of one rank: its copies to the host, and those back."""
 ACTIVATIONS: Final = 'activations'
+ATTENTION: Final = 'attention'
+"""Of activations, what stands before a layer's attention and is its result."""
 STATES: Final = 'optimizer'
 _AHEAD: Final = 2
 """Layers whose states are fetched before the first is updated."""
@@ -35,22 +37,27 @@ class Offload:
     """Which layers' activations leave the device.
 
     Arguments: ``layer``, by the name of an op without its phase the layer that it belongs to, empty: none; ``most``,
-    how many layers of a stage, the first first; 0: all but its last, whose backward comes first.
+    how many layers of a stage, the first first; 0: all but its last, whose backward comes first; ``core``, by the same
+    name the core of attention; of a layer leaves what is made up to there. None: all of it.
     """
 
     layer: Callable[[str], str]
     most: int = 0
+    core: Callable[[str], str] | None = None
 
 
 def offload_of(plan: Plan, graph: Graph) -> Offload | None:
     """What a plan asks to be offloaded of activations; raises ``Infeasible`` where the model has no layers."""
-    if ACTIVATIONS not in plan.offload:
+    if not {ACTIVATIONS, ATTENTION} & {*plan.offload}:
         return None
     if not any(graph.in_layer(node) for node in graph.nodes):
         raise Infeasible('plan.offload: activations leave by layers, and the model has none; leave it out')
     if any(node.operator.recompute for node in graph.nodes):
         raise Infeasible('plan.offload: activations beside layers with recompute: true; leave out one of both')
-    return Offload(layers_of(graph), plan.offload_layers)
+    cores = {} if ACTIVATIONS in plan.offload else attention_cores(graph.nodes)
+    if not cores and ACTIVATIONS not in plan.offload:
+        raise Infeasible('plan.offload: the model has no attention; write activations, or leave it out')
+    return Offload(layers_of(graph), plan.offload_layers, regions_of(graph.nodes, cores) if cores else None)
 
 
 def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], choice: Offload) -> list[OpClass]:
@@ -61,7 +68,12 @@ def offloaded(tape: Tape, ops: Sequence[OpClass], elsewhere: Collection[str], ch
     count = sum(op.phase == 'F' for op in ops)
     layers = [choice.layer(op.name.removesuffix('.F')) for op in ops[:count]]
     order = [layer for layer in dict.fromkeys(layers) if layer]
-    kept = _kept(tape, ops, count, layers, elsewhere)
+    made = layers
+    if choice.core is not None:
+        cores = [bool(choice.core(op.name.removesuffix('.F'))) for op in ops[:count]]
+        last = {layer: place for place, layer in enumerate(layers) if cores[place]}
+        made = [layer if place <= last.get(layer, -1) else '' for place, layer in enumerate(layers)]
+    kept = _kept(tape, ops, count, layers, made, elsewhere)
     leaves = order[: choice.most or len(order) - 1]
     ends = {layer: place for place, layer in enumerate(layers) if layer}
     before: dict[int, list[OpClass]] = {}
@@ -97,18 +109,23 @@ def is_fetch(op: OpClass) -> bool:
 
 
 def _kept(
-    tape: Tape, ops: Sequence[OpClass], count: int, layers: Sequence[str], elsewhere: Collection[str]
+    tape: Tape,
+    ops: Sequence[OpClass],
+    count: int,
+    layers: Sequence[str],
+    made: Sequence[str],
+    elsewhere: Collection[str],
 ) -> Mapping[str, list[str]]:
     """By layer the activations that it is the last to read, or to write, of the forward, and that the backward reads.
 
-    Arguments: ``count`` of forward ops; ``layers`` of these.
+    Arguments: ``count`` of forward ops; ``layers`` of these; ``made``, the same where what they write may leave.
     """
-    wanted = {name for op in ops[count:] for name in op.reads}
+    wanted = {name for op in ops[count:] for name in op.reads} - {name for op in ops[count:] for name in op.writes}
     last: dict[str, int] = {}
     written: set[str] = set()
     for place, op in enumerate(ops[:count]):
         last |= dict.fromkeys((*op.reads, *op.writes), place)
-        written.update(op.writes)
+        written.update(op.writes if made[place] else ())
     found: dict[str, list[str]] = {}
     for name, place in last.items():
         held = name in written and name in wanted and name not in elsewhere and tape.tensors[name].kind == 'activation'

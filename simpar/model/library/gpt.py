@@ -39,7 +39,7 @@ from simpar.model.operators.attention import (
 from simpar.model.operators.base import Operator
 from simpar.model.operators.linear import Embedding, Product, TiedEmbedding
 from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
-from simpar.model.operators.pointwise import GATED, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
+from simpar.model.operators.pointwise import GATED, Add, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
 from simpar.model.operators.shape import Concat
 from simpar.model.operators.stream import DRAW, KEYS, Dropout, Position, Residual
 from simpar.model.ops import packed
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 # gate and what it lets through.
 
 TOKENS: Final = 'tokens'
+_DOWN, _UP = '.lora_a', '.lora_b'
+"""What the products of an adapter have behind the name of the one beside."""
 MODULES: Final = 'layers and modules that predict further tokens'
 VOCABULARY: Final = 'the vocabulary (embedding and head)'
 PLAIN: Final[tuple[type[Operator], ...]] = (Gelu, GeluTanh, Relu, SquaredRelu, Silu)
@@ -176,7 +178,7 @@ class _Block:
         model, heads = self.model, self.model.heads_of(self.like)
         if model.pre_norms:
             yield self.node('norm1', _norm(model), x)
-        before, source = '.qkv', '.norm1' if model.pre_norms else x
+        before, source = self.result_of('qkv'), '.norm1' if model.pre_norms else x
         if model.kv_lora_rank:
             yield from (self.node(name, operator, *reads) for name, operator, reads in latent_parts(model, heads))
         else:
@@ -196,13 +198,33 @@ class _Block:
         inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
 
+    def product(self, name: str, operator: Product, read: str) -> Iterator[Node]:
+        """A product, and the adapter beside it if there is one: two of a low rank, scaled, and the sum of both."""
+        yield self.node(name, operator, read)
+        lora = self.model.lora
+        if lora is None or name not in lora.of:
+            return
+        # As the product, so that inputs which come in split stay so, and the outputs are.
+        down = Product(outputs=(lora.rank,), inputs=operator.inputs, bias=False, split='inputs')
+        up = replace(operator, inputs=(lora.rank,), bias=False)
+        yield self.node(f'{name}{_DOWN}', down, read)
+        yield self.node(f'{name}.lora_scale', Mul(factor=lora.scale), f'.{name}{_DOWN}')
+        yield self.node(f'{name}{_UP}', up, f'.{name}.lora_scale')
+        names = tuple(f'layer{self.layer}.{one}' for one in (name, f'{name}{_UP}'))
+        yield self.node(f'{name}.adapted', Add(of=names), *names)
+
+    def result_of(self, name: str) -> str:
+        """The node that has the result of a product."""
+        lora = self.model.lora
+        return f'.{name}.adapted' if lora is not None and name in lora.of else f'.{name}'
+
     def together(self, heads: Heads, source: str) -> Iterator[Node]:
         """Queries, keys and values as one product."""
         # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
         outputs = (heads.groups, heads.queries + 2, heads.head_dim)
         bias = 'qkv' in self.model.bias
         qkv = Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
-        yield self.node('qkv', qkv, source)
+        yield from self.product('qkv', qkv, source)
 
     def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
         """Scores, softmax, dropout and the product with the values, each through memory."""
@@ -242,8 +264,8 @@ class _Block:
         # A gate stands beside what it lets through: a split by width keeps both together.
         outputs = (width, 2) if model.gated else (width,)
         fc1 = Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
-        yield self.node('fc1', fc1, read)
-        yield self.node(model.activation, ACTIVATIONS[model.activation](), '.fc1')
+        yield from self.product('fc1', fc1, read)
+        yield self.node(model.activation, ACTIVATIONS[model.activation](), self.result_of('fc1'))
         yield from self.half('fc2', (width,), f'.{model.activation}', stream, '2', biased=biased)
 
     def half(
@@ -254,13 +276,13 @@ class _Block:
         # The residual adds the bias, unless a norm or a factor stands between.
         own = biased and (model.post_norms or model.residual_scale != 1)
         product = Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
-        yield self.node(name, product, read)
+        yield from self.product(name, product, read)
         bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
         yield from self.added(name, x, number, bias_of)
 
     def added(self, name: str, x: str, number: str, bias_of: str = '') -> Iterator[Node]:
         """A norm behind one half of a layer if there is one, and their sum with x."""
-        model, branch = self.model, f'.{name}'
+        model, branch = self.model, self.result_of(name)
         if model.post_norms:
             yield self.node(f'post_norm{number}', _norm(model), branch)
             branch = f'.post_norm{number}'
@@ -274,12 +296,26 @@ class _Block:
 
 Activation = Literal['gelu', 'gelu_tanh', 'relu', 'squared_relu', 'silu', 'swiglu', 'geglu', 'geglu_tanh']
 Biased = Literal['qkv', 'proj', 'ffn', 'head']
+Adapted = Literal['qkv', 'proj', 'fc1', 'fc2']
 Number = Annotated[float, Field(ge=0, le=1e12)]
 Window = Annotated[int, Field(ge=0, le=2**20)]
 Rank = Annotated[int, Field(ge=0, le=2**20)]
 MOST_ELEMENTS: Final = 2**58
 """Of a tensor of experts: bytes are counted in 64 bits."""
 GPT_BIASES: Final[tuple[Biased, ...]] = ('qkv', 'proj', 'ffn')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@described('workload.transformer.lora')
+class Lora:
+    """Adapters of a low rank beside products; they alone are trained (Hu et al. 2021).
+
+    Arguments: ``scale``, what an adapter's result is multiplied by, α / rank; ``of``, the products that have one.
+    """
+
+    rank: int
+    scale: float = 1.0
+    of: tuple[Adapted, ...] = ('qkv', 'proj', 'fc1', 'fc2')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +387,7 @@ class Transformer(Model):
     embedding_scale: float = 1.0
     pad_vocab: int = 1
     experts: Experts | None = None
+    lora: Lora | None = None
 
     key: ClassVar[str] = 'transformer'
     empty_stages: ClassVar[bool] = True
@@ -462,6 +499,9 @@ class Transformer(Model):
             drawn_labels=drawn,
             layers=self.blocks,
             hands_on=True,
+            frozen=frozenset(
+                node.name for node in self.nodes if self.lora is not None and not node.name.endswith((_DOWN, _UP))
+            ),
             further=tuple(
                 Further(f'{"logits" if self.logit_softcap else "head"}.mtp{depth}'
                         f'{"" if self.logit_softcap or self.logit_scale == 1 else ".scaled"}',
@@ -489,6 +529,12 @@ class Transformer(Model):
     def counts(self) -> dict[str, int]:
         """Norm and head stand behind the layers."""
         return {**({MODULES: self.blocks} if self.mtp_layers else {}), 'layers': self.layers}
+
+    @property
+    def trained_layers(self) -> int:
+        """Layers alone, where adapters are trained."""
+        # Without arguments super() does not find the class, which its slots made anew.
+        return super(Transformer, self).trained_layers if self.lora is None else self.layers
 
     def settled(self) -> Self:
         """With its widths and heads."""
