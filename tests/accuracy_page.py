@@ -208,8 +208,9 @@ def trend(answer: dict[str, Any]) -> list[str]:
 def put(mark: str, lines: Iterable[str], page: Path = PAGE) -> None:
     """Write lines between two marks of a page."""
     begin, end = f'<!-- {mark} -->', f'<!-- end of {mark} -->'
-    text = page.read_text(encoding='utf-8')
+    # Lines may take minutes to make, in which the page may change.
     body = '\n'.join(lines)
+    text = page.read_text(encoding='utf-8')
     page.write_text(f'{text.split(begin)[0]}{begin}\n\n{body}\n\n{end}{text.split(end)[1]}', encoding='utf-8')
 
 
