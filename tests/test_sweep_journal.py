@@ -1,5 +1,6 @@
 """The journal of a sweep: what is finished is not predicted again, and nothing else is taken for it."""
 
+import json
 import os
 import shutil
 
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, run, write
 
+from simpar.errors import ScheduleError
 from simpar.profiles import profile_folder
 from simpar.sweep import Outcome, load_sweep
 from simpar.sweep.answer import Figures, predicted
@@ -70,9 +72,10 @@ def test_a_torn_line_is_predicted_again(tmp_path, count):
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 figures = st.builds(
     Figures,
-    step=finite,
+    step=positive,
     compute=finite,
     exposed=finite,
     idle=finite,
@@ -81,7 +84,12 @@ figures = st.builds(
     notes=st.lists(st.text()).map(tuple),
 )
 outcomes = st.builds(
-    Outcome, figures=st.none() | figures, peak=st.integers(0, 2**60), device=finite, reason=st.text(), detail=st.text()
+    Outcome,
+    figures=st.none() | figures,
+    peak=st.integers(0, 2**60),
+    device=positive,
+    reason=st.text(),
+    detail=st.text(),
 )
 
 
@@ -95,6 +103,17 @@ def test_an_outcome_is_read_as_it_was_written_to_the_bit(found, tmp_path):
         journal.write(row, found)
     with Journal(path) as journal:
         assert journal.take([row]) == {'key': found}
+
+
+def test_an_edited_row_without_a_device_or_a_step_is_refused_by_its_line(tmp_path):
+    path, journal = write(tmp_path, sweep=SWEEP), tmp_path / 'rows'
+    load_sweep(path).predict(journal=journal)
+    head, first, *others = journal.read_text().splitlines()
+    row = json.loads(first)
+    row['outcome']['device'] = 0
+    journal.write_text('\n'.join([head, json.dumps(row), *others, '']))
+    with pytest.raises(ScheduleError, match='rows:2: figures without a step or a device; delete the line'):
+        load_sweep(path).predict(journal=journal)
 
 
 def test_a_row_whose_message_names_a_line_is_taken_only_while_the_line_is_there(tmp_path, count):

@@ -47,6 +47,11 @@ class Outcome:
     reason: str = ''
     detail: str = field(default='', repr=False)
 
+    def __post_init__(self) -> None:
+        # A journal's row is read back by this class, and anybody may have edited it.
+        if self.figures and not (self.device > 0 and self.figures.step > 0):
+            raise ValueError('figures without a step or a device')
+
     @property
     def feasible(self) -> bool:
         """Whether it can be on this cluster."""
