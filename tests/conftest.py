@@ -1,14 +1,16 @@
 """Tests that measure time run by themselves, or beside the others where they mostly wait (``make test`` runs all)."""
 
+import gc
 import json
 from importlib.util import find_spec
 
 import pytest
+from every import EVERY
 from hypothesis import settings
 
-# A case that another process holds up for 0.2 s says nothing of what is tested.
-settings.register_profile('no deadline', deadline=None)
-settings.load_profile('no deadline')
+# A case that another process holds up for 0.2 s says nothing of what is tested. New ones are drawn with all points.
+settings.register_profile('fixed', deadline=None, derandomize=EVERY > 1)
+settings.load_profile('fixed')
 
 MARKS = {
     'alone': {
@@ -49,6 +51,15 @@ def pytest_collection_modifyitems(items):
         assert not by_hand, f'{item.nodeid}: write the module into MARKS; no test has the mark {by_hand} by itself'
         if mark := MARK.get(item.module.__name__):
             item.add_marker(getattr(pytest.mark, mark))
+
+
+def pytest_collection_finish():
+    """Look for garbage as seldom as the command does, and never in what was collected, which stays to the end."""
+    from simpar.cli import GARBAGE
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
 
 
 def pytest_runtest_setup(item):

@@ -3,8 +3,8 @@
     make test-install
 
 Two environments at once: the oldest Python with the lowest versions that pyproject.toml allows, and the newest Python
-with the newest. Warnings of Python are errors. Interpreters that the machine lacks are told, with where they were
-sought.
+with the newest. Warnings of Python are errors. Commands are processes of their own; one runs all examples.
+Interpreters that the machine lacks are told, with where they were sought.
 """
 
 import os
@@ -25,7 +25,14 @@ MINORS = range(10, 15)
 """Of Python 3, those that simpar is for."""
 NEEDS_TORCH = re.compile(r'simpar (measure|calibrate)|--numerics|--module')
 LAUNCH_FILE = 'tests/launch_files/megatron_llama3_8b_fp8.sh'
-SECONDS = 300
+EXAMPLES = """
+import sys
+from pathlib import Path
+from simpar.cli import main
+wrong = [path.name for path in sorted(Path('examples').glob('*.yaml')) if main(['run', str(path)])]
+sys.exit(', '.join(wrong) or 0)
+"""
+SECONDS = 900
 _OF_OTHERS = [
     word
     for name in ('_fontconfig_pattern', '_mathtext')
@@ -102,8 +109,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for number, block in enumerate(re.findall(r'(?:^ {4}.*\n)+', readme, re.MULTILINE)):
         if 'import simpar' in block and 'executor' not in block:
             yield f'README: block {number}', ['-c', re.sub(r'^ {4}', '', block, flags=re.MULTILINE)]
-    for path in sorted((ROOT / 'examples').glob('*.yaml')):
-        yield f'example {path.name}', ['-m', 'simpar', 'run', f'examples/{path.name}']
+    yield 'examples', ['-c', EXAMPLES]
     yield 'import', ['-m', 'simpar', 'import', LAUNCH_FILE, '--cluster', 'h100-sxm-8']
     yield 'imported', ['-m', 'simpar', 'run', 'imported.yaml']
 

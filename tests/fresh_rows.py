@@ -3,7 +3,9 @@
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 
+from simpar import cli
 from simpar.document import dump
 from simpar.schedule import Schedule
 from simpar.session import Session
@@ -17,6 +19,9 @@ def told(schedule: Schedule, session: Session | None = None) -> str:
 
 def main() -> None:
     """Write a line for each row that may be predicted."""
+    # Machine code is loaded once: it is of no row.
+    with redirect_stdout(sys.stderr):
+        assert cli.main(['warmup']) == 0
     for row in load_sweep(sys.argv[1]).rows:
         if not row.problems:
             ours, theirs = os.pipe()

@@ -1,14 +1,19 @@
 """What transformers computes of its tiny models, by its own names; plans that cover every pair of axes for them."""
 
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import combinations
 
 import torch
 from huggingface_cases import SEQUENCE, Unnarrowed, schedule_of, their_names, transformers_model
 
 from executor.draws import batch_of, single_thread
+from executor.inprocess import InProcess
 from executor.reference import Reference
+from simpar.lower import lower
 from simpar.plans import Plan
 
+TOLERANCE = 1e-10
 FLOOR = 1e-6
 """Of the largest gradient: a bias of keys moves no softmax, so its gradient is zero but for rounding."""
 
@@ -17,17 +22,20 @@ FLOOR = 1e-6
 class Oracle:
     """A model of transformers with the weights that programs begin with from a seed, and its workload.
 
-    Arguments: ``kind``, its family; ``config``, its keys; ``folder``, where they are written for ours to read.
+    Arguments: ``kind``, its family; ``config``, its keys; ``folder``, where they are written for ours to read;
+    ``documents``, tokens of each that a sample packs, of which it computes each alone.
     """
 
     kind: str
     config: dict
     folder: object
     seed: int = 7
+    documents: tuple = (SEQUENCE,)
     found: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        self.workload = schedule_of(self.config, self.folder).workload
+        packed = f', documents: {[*self.documents]}' if len(self.documents) > 1 else ''
+        self.workload = schedule_of(self.config, self.folder, packed).workload
         self.model = self.loaded(torch.float64)
         self.logits = []
         for module in self.model.modules():
@@ -76,7 +84,8 @@ class Oracle:
 
         self.logits.clear()
         with Unnarrowed(torch.float64):
-            loss = torch.nn.functional.cross_entropy(self.model(tokens).logits.flatten(0, 1), labels.flatten())
+            logits = torch.cat([self.model(part).logits for part in tokens.split(self.documents, 1)], 1)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
             for layer in self.logits if aux_loss else ():
                 experts = self.workload.model.experts
                 # Theirs counts each choice of a token as one, ours all of them together.
@@ -102,11 +111,23 @@ class Oracle:
         errors = [float((named[name] - one).norm()) / max(float(one.norm()), least) for name, one in theirs.items()]
         return max(abs(loss - wanted) / abs(wanted), *errors)
 
+    def compared(self, plan, ranks, aux_loss=0.0):
+        """The same of what ranks compute under a plan, in one process."""
+        workload = self.with_aux_loss(aux_loss) if aux_loss else self.workload
+        found = InProcess(lower(workload, plan, ranks), self.seed).run(1)
+        return self.deviation(found.losses[0], found.gradients, aux_loss, groups(plan) if aux_loss else 1)
+
     def margin(self):
         """Least distance of scores on which it depends where a token goes: of experts, and of groups of them."""
         self.computed()
         experts = self.workload.model.experts
         return min(map(float, (least for layer in self.logits for least in _margins(experts, layer.detach()))))
+
+
+def oracles(configs, tmp_path_factory, seed=7):
+    """Models of transformers by the name of their config, each made once."""
+    folder = tmp_path_factory.mktemp('configs')
+    return cache(lambda name: Oracle(configs[name]['model_type'], configs[name], folder, seed))
 
 
 def _margins(experts, logits):
@@ -152,11 +173,26 @@ AXES = {
     'sequence': lambda plan: plan.sequence_parallel,
     'context': lambda plan: plan.context > 1,
     'expert': lambda plan: plan.expert > 1,
+    'expert data': lambda plan: plan.data > plan.expert,
     'pipeline': lambda plan: plan.pipeline > 1,
     'copies': lambda plan: plan.copies > 1,
     'zero': lambda plan: plan.zero > 0,
     'recompute': lambda plan: plan.recompute != 'none',
 }
+NOT_ALONE = {('tensor', 'sequence'), ('data', 'expert'), ('data', 'zero')}
+"""There is no second of these without the first: nothing to shard, or to share out."""
+
+
+def uncovered(plans, *names):
+    """Pairs of axes that no plan has both of, or one of without the other."""
+    found = {pair: {tuple(AXES[name](plan) for name in pair) for plan in plans} for pair in combinations(names, 2)}
+    return [
+        pair
+        for pair, met in found.items()
+        if not met | ({(False, True)} if pair in NOT_ALONE else set()) >= {(True, True), (True, False), (False, True)}
+    ]
+
+
 SAMPLE = Plan(data=2, expert=2, context=2, context_kind='ring', copies=2, zero=1)
 """What the suite trains on gloo; ``make prove-huggingface`` trains the others."""
 
@@ -174,4 +210,4 @@ def plan_for(plan, workload):
 
 def groups(plan):
     """In how many groups an auxiliary loss balances the tokens of a step."""
-    return plan.micro_batches * plan.copies * plan.data
+    return plan.micro_batches * plan.copies * max(plan.data, 1)

@@ -8,7 +8,7 @@ from typing import Any
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
 from simpar.planner.search import Path
-from simpar.planner.space import Space, refused, space_of
+from simpar.planner.space import KEYS, Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import Planner
 from simpar.sweep.answer import Outcome, predicted
@@ -165,6 +165,20 @@ ENUMERATED = 520
 def small_space(schedule: Schedule, keys: dict[str, Any]) -> Space:
     """A space of few values."""
     return space_of(replace(schedule, planner=Planner(keys=keys)), cluster_of(schedule).world)
+
+
+def asked(model: dict[str, Any], batch: int, cluster: dict[str, Any], **plan: Any) -> Schedule:
+    """A schedule in 16 bits with Adam."""
+    work = {'transformer': model, 'batch': batch, 'precision': 'bf16', 'optimizer': 'adam'}
+    return load_schedule({'simpar': 1, 'cluster': cluster, 'workload': work, 'plan': plan})
+
+
+def judged(schedule: Schedule, **keys: list[Any]) -> Iterator[tuple[Outcome, float, float, list[str]]]:
+    """Each plan of a space whose other keys are as in the file: what the engine says, and what is known before."""
+    space = small_space(schedule, {f'plan.{key}': keys.get(key, 'fixed') for key in KEYS})
+    judge = Judge(space, cluster_of(space.base))
+    for path in paths(space):
+        yield predicted(space.schedule(path)), *least(judge, path)
 
 
 def paths(space: Space) -> Iterator[Path]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from odd_cases import coverage, odd_case
 from proof import arguments, commit
-from test_shard_forms_oracle import FORMS, MODULES, STEPS, jobs, messages, program_of, run_torch, same_as_torch
+from rank_jobs import found_by
+from test_shard_forms_oracle import FORMS, MODULES, STEPS, jobs, messages, program_of, same_as_torch
 
 from executor.inprocess import InProcess
 from executor.numerics import check
@@ -24,7 +25,7 @@ ON_GLOO, GLOO_RANKS = 12, 4
 def against_torch(ranks):
     """Jobs and collectives compared on so many ranks, and the largest deviation of a trained weight."""
     with tempfile.TemporaryDirectory() as folder:
-        found = run_torch(Path(folder), jobs(MODULES, batch=12 * ranks // 2), ranks)
+        found = found_by('sharded_ranks.py', jobs(MODULES, batch=12 * ranks // 2), ranks, Path(folder))
     collectives, worst = 0, 0.0
     for job in found[0]:
         module, form, stage = job

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+from pipeline_cases import Slot, edited
 
-from simpar.program import Partition, Program, ProgramBuilder
+from simpar.program import Partition, Program
 
 ALONE = 'alone'
 
@@ -30,23 +31,11 @@ def drop_sum(program: Program, named: str) -> Program:
 
 def skip(program: Program, named: str, copy: int) -> Program:
     """One copy without this op; needs are derived again."""
-    (role,) = program.roles
-    builder = ProgramBuilder(program.world, program.partitions.values())
-    for tensor in program.tensors:
-        builder.add_tensor(tensor)
-    for op in program.op_classes:
-        builder.add_op_class(op)
-    slots = [
-        (
-            program.op(role, slot).name,
-            role.streams[role.stream[slot]],
-            int(role.micro_batch[slot]),
-            int(role.copy[slot]),
-        )
-        for slot in range(len(role))
-    ]
-    kept = [slot for slot in slots if (slot[0], slot[3]) != (named, copy)]
-    if len(kept) != len(slots) - 1:
-        raise ValueError(f'{len(slots) - len(kept)} ops are {named} of copy {copy}')
-    builder.add_role(role.name, range(program.world), kept, role.streams)
-    return builder.build(program.micro_batches, program.copies)
+
+    def without(slots: list[Slot]) -> list[Slot]:
+        kept = [slot for slot in slots if (slot[0], slot[3]) != (named, copy)]
+        if len(kept) != len(slots) - 1:
+            raise ValueError(f'{len(slots) - len(kept)} ops are {named} of copy {copy}')
+        return kept
+
+    return edited(program, without)

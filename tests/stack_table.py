@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from simpar.case import load_case
+from simpar.case import cluster_of, load_case
 from simpar.profiles import NONE, TABLE, UNKNOWN, load_stack, stack_folder, stack_names
+from simpar.schedule import load_schedule
 from simpar.sweep import load_sweep
 from simpar.sweep.table import as_markdown
 from simpar.units import format_time
@@ -56,7 +57,7 @@ def rule_table() -> Iterator[str]:
 
 def example_names() -> list[str]:
     """Examples whose schedule names no stack of its own, or one that is a framework."""
-    return [path.stem for path in sorted(EXAMPLES.glob('*.yaml')) if load_case(path).cluster.stack is not None]
+    return [path.stem for path in sorted(EXAMPLES.glob('*.yaml')) if cluster_of(load_schedule(path)).stack is not None]
 
 
 def example_row(name: str) -> str:

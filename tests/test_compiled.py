@@ -70,13 +70,17 @@ def test_machine_code_is_kept_once_by_two_processes_at_once(package):
     assert '__pycache__' in out
     assert ': 1' in out
     assert told == ''
+    # Nothing half written stays: machine code, and what numba itself keeps.
+    kept = {path.suffix for path in (package / 'simpar' / '__pycache__').iterdir()}
+    assert kept - {'.pyc'} == {'.nbi', '.nbc'}
 
 
-def test_where_no_folder_can_be_written_kernels_are_compiled_all_the_same(package):
+@pytest.mark.parametrize('place', ['XDG_CACHE_HOME', 'HOME'])
+def test_where_no_folder_can_be_written_kernels_are_compiled_all_the_same(package, place):
     # A file where each folder would be, which stops root, too.
     (package / 'simpar' / '__pycache__').write_text('', encoding='utf-8')
     (package / 'cache').write_text('', encoding='utf-8')
-    process = called(package, PYTHONDONTWRITEBYTECODE='1', XDG_CACHE_HOME=str(package / 'cache'))
+    process = called(package, PYTHONDONTWRITEBYTECODE='1', **{place: str(package / 'cache')})
     out, told = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.startswith('12 None')

@@ -1,9 +1,10 @@
 """The executor's own collectives, between threads over queues in place of processes over gloo."""
 
 import queue
-import threading
+from functools import partial
 
 import pytest
+from at_once import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,17 +38,7 @@ def on_all(size, act):
     """What ``act(channel)`` gives on every position, and the bytes that each has sent."""
     lanes = {(one, two): queue.Queue() for one in range(size) for two in range(size)}
     channels = [Queues(position, size, lanes) for position in range(size)]
-    results = [None] * size
-
-    def run(position):
-        results[position] = act(channels[position])
-
-    threads = [threading.Thread(target=run, args=(position,)) for position in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results, [channel.sent for channel in channels]
+    return at_once(*(partial(act, channel) for channel in channels)), [channel.sent for channel in channels]
 
 
 def drawn(size, count, dtype=torch.float64):

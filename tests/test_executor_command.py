@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from at_once import at_once
 
 from executor.commands import run_job
 from executor.options import parser, with_verb
@@ -20,26 +22,7 @@ from simpar.case import load_case
 from simpar.errors import RunFailed, ScheduleError, SimparError
 from simpar.trace_files import load_trace
 
-JOB = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload:
-  network:
-    - dense: {in: 16, out: 16}
-    - relu: {}
-    - dense: {in: 16, out: 8}
-  loss: mse
-  batch: 8
-plan: {data: 1, tensor: 2, copies: 2}
-"""
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / 'job.yaml'
-    path.write_text(JOB)
-    return path
 
 
 def start(*arguments, fault='', **variables):
@@ -234,11 +217,7 @@ def shaken(job, *flags):
         except SimparError as error:
             meeting.refuse(store, rank, 2, str(error))
 
-    threads = [threading.Thread(target=meet, args=arguments) for arguments in ((0, ()), (1, flags))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(partial(meet, 0, ()), partial(meet, 1, flags))
     return found, time.perf_counter() - begin
 
 
@@ -357,11 +336,7 @@ def test_clocks_of_ranks_on_other_hosts_are_aligned_by_pings(monkeypatch):
         hosts.name = f'host{rank}'
         found[rank] = meeting.common_clock(store, rank, 2)
 
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(partial(meet, 0), partial(meet, 1))
     assert found[0][0].offset == 0.0
     assert abs(found[1][0].offset) < 0.01
     assert found[0][1] == found[1][1] == ('clocks of 1 ranks on other hosts were aligned by pings',)

@@ -2,9 +2,11 @@
 
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 
 import pytest
+from at_once import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jump_clock import JumpClock
@@ -99,19 +101,14 @@ def test_a_link_that_never_rests_keeps_time_for_hours():
 
 def carried(link, clock, *messages):
     """When each of (due, bytes, demand) comes out at the far end by the link's clock; threads return no earlier."""
-    ends = {}
 
-    def send(index, due, size, demand):
+    def send(due, size, demand):
         clock.sleep_until(due)
-        ends[index] = link.carry(size, due, demand)
-        assert clock.now() >= ends[index]
+        end = link.carry(size, due, demand)
+        assert clock.now() >= end
+        return end
 
-    threads = [threading.Thread(target=send, args=(index, *message)) for index, message in enumerate(messages)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [ends[index] for index in range(len(messages))]
+    return at_once(*(partial(send, *message) for message in messages))
 
 
 def test_a_message_alone_takes_its_size_over_the_rate_and_the_latency():

@@ -1,16 +1,14 @@
 """Torch's FSDP2 and DDP train the same model, and get the parameters that the executor gets on gloo, in fp64."""
 
-import pickle
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from rank_jobs import found_by
 
 from executor.ranks.pool import Pool
 from simpar.lower import lower
@@ -21,7 +19,6 @@ from simpar.workload import AdamW, Momentum, Sgd, Workload
 pytestmark = pytest.mark.torch
 
 RANKS, STEPS = 2, 3
-HERE = Path(__file__).parent
 MLP = Workload(
     model=Network(
         layers=(Dense(inputs=6, outputs=8), Relu(), Dense(inputs=8, outputs=12), Relu(), Dense(inputs=12, outputs=4)),
@@ -73,16 +70,11 @@ COUNTED = [name for name, case in CASES.items() if case.plan.fusion != 'layer' o
 @pytest.fixture(scope='module')
 def theirs(tmp_path_factory):
     """What torch's ranks found, all cases one after the other."""
-    folder = tmp_path_factory.mktemp('fsdp')
     jobs = {
         name: {**case._asdict(), 'seed': seed, 'steps': STEPS, 'micro_batches': case.plan.micro_batches}
         for seed, (name, case) in enumerate(CASES.items())
     }
-    (folder / 'jobs').write_bytes(pickle.dumps(jobs))
-    command = [sys.executable, str(HERE / 'fsdp_ranks.py'), str(RANKS), str(folder)]
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(RANKS)]
+    return found_by('fsdp_ranks.py', jobs, RANKS, tmp_path_factory.mktemp('fsdp'))
 
 
 @pytest.fixture(scope='module')

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from trains import trains
 
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
@@ -39,16 +40,6 @@ def workload(model, **more):
     return Workload(model=model, batch=8, **{'optimizer': AdamW(learning_rate=0.01), **more})
 
 
-def trained(case, plan, ranks):
-    """Hold the program and what it trains against the unsharded model."""
-    from executor.numerics import check
-    from executor.validate import validate
-
-    program = lower(case, plan, ranks)
-    validate(program)
-    check(program, case, plan)
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ('model', 'plan'),
@@ -58,7 +49,7 @@ def trained(case, plan, ranks):
     ],
 )  # fmt: skip
 def test_it_trains_as_the_unsharded_model(model, plan):
-    trained(workload(MODELS[model]), *ONE_STAGE[plan])
+    trains(workload(MODELS[model]), *ONE_STAGE[plan])
 
 
 STAGES = {
@@ -76,7 +67,7 @@ STAGES = {
 @pytest.mark.parametrize('stages', STAGES)
 def test_a_pipeline_trains_it_as_the_unsharded_model(stages):
     model, plan, ranks = STAGES[stages]
-    trained(workload(model), plan, ranks)
+    trains(workload(model), plan, ranks)
 
 
 def test_a_plan_that_counts_a_module_lays_it_where_it_says():

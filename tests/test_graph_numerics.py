@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from trains import trains
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -33,6 +34,12 @@ GLOO = 4
 case = cache(graph_case)
 
 
+@cache
+def made(seed):
+    """The program of a case."""
+    return lower(*case(seed))
+
+
 def test_the_graphs_cover_what_can_be_combined():
     workloads, plans, _ = zip(*map(case, range(CASES)), strict=True)
     layers = [layer for workload in workloads for layer in workload.model.layers]
@@ -52,7 +59,7 @@ def test_the_graphs_cover_what_can_be_combined():
 
 
 def test_the_programs_use_every_operator_and_every_collective():
-    ops = [op for seed in range(CASES) for op in lower(*case(seed)).op_classes]
+    ops = [op for seed in range(CASES) for op in made(seed).op_classes]
     operators = Counter((op.operator, op.phase) for op in ops)
     own = ('relu', 'gelu', 'silu', 'softmax', 'mul', 'multiply', 'norm', 'rms_norm', 'batch_matmul')
     shaped = ('transpose', 'reshape', 'sum', 'mean')
@@ -69,9 +76,9 @@ def test_the_programs_use_every_operator_and_every_collective():
 def test_every_operator_of_a_graph_can_be_measured_alone():
     measured = set()
     for seed in range(CASES):
-        workload, plan, world = case(seed)
+        world = case(seed)[2]
         if world == GLOO:
-            items = program_items(lower(workload, plan, world), world, 'alone')
+            items = program_items(made(seed), world, 'alone')
             measured |= {item.ops[-1].operator for item in items}
             InProcess(program_of(items, world), dtype=torch.float32).run()
     assert {'batch_matmul', 'transpose', 'softmax', 'norm', 'rms_norm', 'mul', 'embedding', 'square_sum'} <= measured
@@ -157,8 +164,7 @@ def test_the_reference_of_a_block_trains_as_torchs_own_layer():
 def test_a_block_in_megatrons_layout_has_its_two_sums(data, tensor):
     """Behind o and down, and twice in the backward, each of the rows of a data rank; nothing is redistributed."""
     workload, plan = block(data, tensor), Plan(dataset='full-batch')
-    program = lower(workload, plan, data * tensor)
-    check(program, workload, plan, steps=2)
+    program = trains(workload, plan, data * tensor, steps=2)
     for phase in 'FI':
         found = [op for op in program.op_classes if op.kind == 'collective' and op.phase == phase]
         assert [op.operator for op in found] == ['all_reduce'] * (2 * (tensor > 1))
@@ -195,8 +201,7 @@ def other_axis(program, op):
 )  # fmt: skip
 def test_a_step_along_another_axis_is_found_out(kind):
     for seed in range(CASES):
-        workload, plan, world = case(seed)
-        program = lower(workload, plan, world)
+        (workload, plan, _), program = case(seed), made(seed)
         for op in program.op_classes:
             goes = (op.operator, op.phase) == kind and (op.partition or 'partition' in op.attributes)
             wrong = other_axis(program, op) if goes else None

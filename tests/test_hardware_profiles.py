@@ -407,13 +407,3 @@ def test_the_levels_hold_the_whole_group(name, ranks):
     assert all(outer <= inner for inner, outer in zip((len(ranks), *shape.domains), shape.domains, strict=False))
     whole = made.shape(range(32))
     assert prod(whole.members) == 32
-
-
-def test_a_table_that_changes_is_read_again(tmp_path):
-    path = tmp_path / 'matmul.csv'
-    table = dataclasses.replace(load_profile('h100-sxm-8').tables.matmul, file=str(path))
-    path.write_text('m,n,k,seconds\n1,1,1,1e-6\n')
-    assert read_table(table, 'matmul') == ((1, 1, 1, 1e-6),)
-    path.write_text('m,n,k,seconds\n1,1,1,2e-6\n')
-    os.utime(path, ns=(1, 1))
-    assert read_table(table, 'matmul') == ((1, 1, 1, 2e-6),)

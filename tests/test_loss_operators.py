@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from mindspore_networks import tuples
 from test_resolve_strategies import CASES, workload_of
+from trains import trains
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -169,9 +170,7 @@ def test_the_loss_is_never_run_again():
 
 @pytest.mark.torch
 def test_a_transformer_has_its_loss_in_operators_too():
-    from executor.numerics import check
-
     model = Transformer(layers=1, hidden=8, heads=2, vocab=16, sequence=4, init_std=0.3)
     workload = Workload(model=model, batch=8, loss_operators='mindspore-2.10')
     for plan in (Plan(data=4), Plan(tensor=2, data=2, copies=2), Plan(pipeline=2, micro_batches=2, stages=(1, 0))):
-        check(lower(workload, plan, 4), workload, plan)
+        trains(workload, plan, 4)

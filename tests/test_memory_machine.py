@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from every import some
 
 from simpar.lower import lower
 from simpar.memory import memory
@@ -88,8 +89,9 @@ def in_this_order(program, ranks):
     return Trace(program, 'measured', tuple(lanes), np.arange(program.world, dtype=np.int32))
 
 
-@pytest.mark.parametrize('shuffle', [None, 2])
-@pytest.mark.parametrize(('model', 'plan', 'optimizer'), CASES)
+@pytest.mark.parametrize(
+    ('shuffle', 'model', 'plan', 'optimizer'), some([(how, *case) for how in (None, 2) for case in CASES])
+)
 def test_it_holds_what_lives_after_every_op(monkeypatch, model, plan, optimizer, shuffle):
     """On every rank, in whatever order needs and streams allow; inputs aside, which the machine draws as they come."""
     batch = 2 * plan.data * plan.copies

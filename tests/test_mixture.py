@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from trains import trains
 
 from simpar.case import case_of, load_case
 from simpar.cost.compute import DeviceCompute
@@ -53,14 +54,9 @@ def workload(experts, **more):
 @pytest.mark.torch
 @pytest.mark.parametrize(('experts', 'plan'), CASES)
 def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
-    from executor.numerics import check
-    from executor.validate import validate
-
     chosen, ranks = PLANS[plan]
     case = workload(MIXTURES[experts])
-    program = lower(case, chosen, ranks)
-    validate(program)
-    check(program, case, chosen)
+    trains(case, chosen, ranks)
 
 
 @pytest.mark.torch
@@ -77,13 +73,8 @@ def test_a_mixture_trains_as_the_unsharded_model(experts, plan):
     ],
 )
 def test_a_mixture_goes_with_every_other_key(more, plan):
-    from executor.numerics import check
-    from executor.validate import validate
-
     case = workload(replace(FOUR, ffn=0, aux_loss=0.1), **more)
-    program = lower(case, plan, plan.data * plan.pipeline)
-    validate(program)
-    check(program, case, plan)
+    trains(case, plan, plan.data * plan.pipeline)
 
 
 @pytest.mark.torch

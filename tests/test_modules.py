@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -109,21 +108,12 @@ def test_the_command_predicts_a_module(schedule, capsys):
 
 def test_ranks_of_their_own_train_a_module_and_keep_its_weights_by_its_names(schedule):
     """One run of the command: the export, two processes, and what they leave."""
-    words = [
-        '-m',
-        'executor',
-        'run',
-        str(schedule),
-        '--module',
-        'mine_for_tests:mlp',
-        '--steps',
-        '1',
-        '--dtype',
-        'fp64',
-    ]
+    from executor.commands import run_job
+    from executor.options import parser
+
+    words = ['run', str(schedule), '--module', 'mine_for_tests:mlp', '--steps', '1', '--dtype', 'fp64']
     words += ['--save-state', 'state.pt', '--set', 'plan={data: 2}', '--set', 'cluster.devices=2']
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert run_job(parser().parse_args(words)) == 0
     kept = torch.load('state.pt', weights_only=True)
     assert set(kept['parameters']) == {'0.weight', '0.bias', '2.weight', '2.bias'}
 

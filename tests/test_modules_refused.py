@@ -1,10 +1,8 @@
 """Modules that call what is not torch's own: a refusal with file, line and remedy, never an internal error."""
 
-import subprocess
-import sys
-
 import pytest
 
+from simpar import cli
 from simpar.errors import ScheduleError
 
 torch = pytest.importorskip('torch')
@@ -133,10 +131,9 @@ plan: {data: 8}
 """
 
 
-def test_classes_of_the_users_modules_are_as_python_makes_them(tmp_path):
+def test_classes_of_the_users_modules_are_as_python_makes_them(tmp_path, monkeypatch):
     """Readers of docstrings, as those of transformers, ask classes for their signatures."""
     (tmp_path / 'own_classes.py').write_text(OWN)
     (tmp_path / 'schedule.yaml').write_text(SCHEDULE)
-    command = [sys.executable, '-m', 'simpar', 'run', 'schedule.yaml', '--module', 'own_classes:model']
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(['run', 'schedule.yaml', '--module', 'own_classes:model']) == 0

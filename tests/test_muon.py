@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from trains import trains
 
 from simpar.cost.compute import DeviceCompute
 from simpar.lower import lower
@@ -17,7 +18,6 @@ torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.kernels import Context, kernel
 from executor.numerics import check
-from executor.validate import validate
 
 pytestmark = pytest.mark.torch
 
@@ -49,9 +49,7 @@ TENSOR_DATA = PLANS['tensor 2, data 2, zero 3']
 @pytest.mark.parametrize('plan', PLANS)
 def test_a_plan_trains_as_the_reference_does(workload, plan):
     plan, world = PLANS[plan]
-    program = lower(workload, plan, world)
-    validate(program)
-    check(program, workload, plan)
+    trains(workload, plan, world)
 
 
 def test_a_convolution_with_all_that_updates_can_have():
@@ -144,9 +142,7 @@ def test_packed_shards_train_as_the_reference_does(form, zero):
     rule = replace(RULE, master_weights=True)
     workload = replace(GPT, optimizer=rule, clip_norm=0.1, loss_scale=8.0)
     plan = Plan(data=2, tensor=2, zero=zero, shard_form=form)
-    program = lower(workload, plan, 4)
-    validate(program)
-    check(program, workload, plan)
+    trains(workload, plan, 4)
 
 
 EXPERTS = Experts(count=4, ffn=8, top_k=2)
@@ -156,8 +152,7 @@ MIXTURE = replace(GPT, model=replace(GPT.model, bias=(), experts=EXPERTS))
 @pytest.mark.parametrize('plan', [Plan(data=4, expert=2, zero=1), Plan(data=2, expert=2, tensor=2, zero=3)])
 def test_experts_are_a_matrix_each(plan):
     """A rank orthogonalises those that it updates: gathered over tensor ranks, never over ranks of experts."""
-    program = lower(MIXTURE, plan, 4)
-    check(program, MIXTURE, plan)
+    program = trains(MIXTURE, plan, 4)
     ops = {op.name: op for op in program.op_classes}
     # Ranks with the same experts share them out by zero: no matrix is worked on twice but over tensor ranks.
     own = EXPERTS.count // plan.data

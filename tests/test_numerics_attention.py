@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from sabotage import change_ops
+from trains import trains
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
@@ -37,8 +38,7 @@ PLAN = Plan(data=2, tensor=2, sequence_parallel=True, copies=2, pipeline=2, micr
 def test_masks_of_another_place_are_found(attention, named):
     """A site renamed draws another mask: the comparison must see it."""
     workload = replace(GPT, model=replace(GPT.model, attention=attention))
-    program = lower(workload, PLAN, 8)
-    check(program, workload, PLAN)
+    program = trains(workload, PLAN, 8)
     with pytest.raises(NumericsWrong):
         check(change_ops(program, named, attributes={'site': 'elsewhere'}), workload, PLAN)
 

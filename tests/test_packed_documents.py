@@ -50,37 +50,14 @@ def test_it_trains_as_the_unsharded_model(model, plan):
 @pytest.mark.torch
 @pytest.mark.parametrize('kind', ['llama', 'gpt2'])
 def test_losses_and_gradients_are_those_of_transformers_on_each_document_alone(kind, tmp_path):
-    torch = pytest.importorskip('torch', reason='needs the extra torch')
+    pytest.importorskip('torch', reason='needs the extra torch')
     pytest.importorskip('transformers', reason='needs the extra test')
-    from huggingface_cases import TINY, Unnarrowed, schedule_of, their_names, transformers_model
+    from huggingface_cases import TINY
+    from huggingface_oracle import TOLERANCE, Oracle
 
-    from executor.draws import batch_of
-    from executor.inprocess import InProcess
-    from executor.reference import Reference
-
-    lengths = [3, 1, 4]
-    work = schedule_of(TINY[kind], tmp_path, f', documents: {lengths}').workload
-    theirs = transformers_model(TINY[kind], torch.float64)
-    own = {name: value.detach() for name, value in Reference(work, Plan(), seed=7).parameters.items()}
-    theirs.load_state_dict(their_names(kind, work.model, own), strict=False)
-    shape, drawn = (work.batch, sum(lengths)), f'tokens:{work.model.vocab}'
-    tokens, labels = (batch_of(name, drawn, shape, torch.int64, 7, 0) for name in ('tokens', 'labels'))
-    # Each document is a batch of its own, which knows of no other.
-    with Unnarrowed(torch.float64):
-        logits = torch.cat([theirs(part).logits for part in tokens.split(lengths, 1)], 1)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    loss.backward()
-    gradients = {name: one.grad for name, one in theirs.named_parameters()}
+    oracle = Oracle(kind, TINY[kind], tmp_path, documents=(3, 1, 4))
     for plan, ranks in PLANS.values():
-        found = InProcess(lower(work, plan, ranks), 7).run(1)
-        named = their_names(kind, work.model, {name.removeprefix('d:'): one for name, one in found.gradients.items()},
-                            gains=0.0)  # fmt: skip
-        assert found.losses[0] == pytest.approx(float(loss.detach()), rel=1e-10)
-        # A bias of keys moves no softmax: its gradient is zero but for rounding.
-        floor = 1e-6 * max(float(one.norm()) for one in gradients.values())
-        assert named.keys() == gradients.keys()
-        for name, one in gradients.items():
-            assert float((named[name] - one).norm()) <= 1e-10 * max(float(one.norm()), floor), name
+        assert oracle.compared(plan, ranks) <= TOLERANCE
 
 
 def attention(model, batch=8, phase='F'):

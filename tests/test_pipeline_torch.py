@@ -5,6 +5,7 @@ from itertools import product
 from unittest import mock
 
 import pytest
+from every import some
 from extras import Later
 
 from simpar.errors import ScheduleError
@@ -26,7 +27,7 @@ MULTI = {
     'zb-v': ('ZBVZeroBubble', TWO),
     'dualpipe-v': ('DualPipeV', TWO),
 }
-GRID = list(product((1, 2, 3, 4, 5, 6), (*range(1, 13), 16)))
+GRID = some(product((1, 2, 3, 4, 5, 6), (*range(1, 13), 16)), 2)
 
 
 def points(name):
@@ -72,7 +73,7 @@ def test_orders_are_torchs(name):
         order = named_order(name, ranks, micro_batches, chunks)
         assert order.actions == expected, (name, ranks, micro_batches, chunks)
         equal += 1
-    assert equal >= 40
+    assert 2 * equal >= len(GRID) + 1
 
 
 @pytest.mark.parametrize('name', MULTI)

@@ -124,19 +124,21 @@ def test_a_launched_process_is_the_rank_that_is_on_its_device():
     assert [ranks[0].where(rank) for rank in range(8)] == [f'host {device[rank] // 4}' for rank in range(8)]
 
 
-def losses(tmp_path, order):
-    file, state = tmp_path / f'{order}.yaml', tmp_path / f'{order}.pt'
+@pytest.mark.torch
+def test_ranks_on_other_devices_train_the_same(tmp_path):
+    """As where every rank is on the device of its number, in one process."""
+    from executor.train import train
+
+    file = tmp_path / 'placed.yaml'
     file.write_text(json.dumps({
         'simpar': 1, 'cluster': {'profile': 'cpu-gloo', 'devices': 4}, 'workload': {
             'network': [{'dense': {'in': 16, 'out': 32}}, {'relu': {}}, {'dense': {'in': 32, 'out': 16}}],
             'loss': 'mse', 'batch': 8},
-        'plan': {'data': 2, 'tensor': 2, 'placement': order},
+        'plan': {'data': 2, 'tensor': 2, 'placement': 'data-tensor-context-pipeline'},
     }))  # fmt: skip
-    words = [TORCHRUN, '--standalone', '--nproc-per-node', '4', '-m', 'executor', 'run', file, '--save-state', state]
+    words = [TORCHRUN, '--standalone', '--nproc-per-node', '4', '-m', 'executor', 'run', file, '--json']
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=120)
     assert done.returncode == 0, done.stderr
-    return next(line for line in done.stdout.splitlines() if line.startswith('loss'))
-
-
-def test_ranks_on_other_devices_train_the_same(tmp_path):
-    assert losses(tmp_path, 'data-tensor-context-pipeline') == losses(tmp_path, NEAREST_FIRST)
+    found = json.loads(done.stdout)['losses']
+    usual = train(file, [f'plan.placement={NEAREST_FIRST}'], steps=len(found), processes=False)
+    assert found == pytest.approx(usual.losses, rel=1e-6)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from trains import trains
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -23,21 +24,13 @@ FEED_FORWARD = {
 }
 
 
-def trained(workload, plan, ranks):
-    from executor.numerics import check
-
-    program = lower(workload, plan, ranks)
-    check(program, workload, plan, steps=2)
-    return program
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize('ranks', FEED_FORWARD)
 @pytest.mark.parametrize('workload', [GPT, DROPPED], ids=['flash', 'unfused, dropout'])
 @pytest.mark.parametrize('copies', [2])
 def test_a_transformer_with_strategies_of_single_operators_trains(workload, ranks, copies):
     plan = Plan(strategies=FEED_FORWARD[ranks], copies=copies, copies_loss='mean')
-    program = trained(workload, plan, ranks)
+    program = trains(workload, plan, ranks, steps=2)
     assert any(op.partition.startswith(f'{ranks}x') or op.operator == 'all_reduce' for op in program.op_classes)
 
 
@@ -57,7 +50,7 @@ def test_a_transformer_with_strategies_of_single_operators_trains(workload, rank
 )
 def test_degrees_give_what_strategies_leave_open(ranks, plan):
     workload = replace(GPT, model=replace(GPT.model, kv_heads=6))
-    trained(workload, plan, ranks)
+    trains(workload, plan, ranks, steps=2)
 
 
 def test_degrees_written_as_strategies_are_the_same_work():

@@ -2,9 +2,9 @@
 
 import itertools
 import json
+import math
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,20 @@ from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.search import Starts, search
-from simpar.planner.space import KEYS
-from simpar.schedule import load_schedule
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
-from tests.planner_cases import MODELS, drawn_path, drawn_space, is_steady, least, outcomes, paths, small_space
+from tests.planner_cases import (
+    MODELS,
+    asked,
+    drawn_path,
+    drawn_space,
+    is_steady,
+    judged,
+    least,
+    outcomes,
+    paths,
+    small_space,
+)
 
 FILE = """
 simpar: 1
@@ -48,6 +57,8 @@ planner:
     plan.shard_group: fixed
     plan.fusion: fixed
 """
+TWO = {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'}
+EIGHT = MODELS[3] | {'layers': 8}
 
 
 @pytest.fixture(scope='module')
@@ -207,44 +218,18 @@ def test_each_node_is_handed_out_once_and_idle_processes_take_what_others_have_l
 
 
 def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done():
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
-            'workload': {'transformer': MODELS[0], 'batch': 32, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {},
-        }
-    )
-    keys = {'plan.pipeline': [2], 'plan.micro_batches': [8], 'plan.order': ['1f1b', 'zb-h1']}
-    one = {f'plan.{key}': [1] for key in ('tensor', 'context', 'expert', 'copies', 'tiles')}
-    rest = {'plan.sequence_parallel': [False], 'plan.chunks': [0], 'plan.recompute': ['none'], 'plan.zero': [1]}
-    space = small_space(schedule, {**keys, **one, **rest, 'plan.shard_group': [0], 'plan.fusion': ['layer']})
-    judge = Judge(space, cluster_of(space.base))
+    schedule = asked(MODELS[0], 32, {'profile': 'a100-sxm-8', 'stack': 'none'}, zero=1, pipeline=2, micro_batches=8)
     held = []
-    for path in paths(space):
-        _, least_held, _ = least(judge, path)
-        peak = predicted(space.schedule(path)).peak
-        assert 0.9 * peak < least_held <= peak
+    for outcome, _, least_held, _ in judged(schedule, order=['1f1b', 'zb-h1']):
+        assert 0.9 * outcome.peak < least_held <= outcome.peak
         held.append(least_held)
     assert held[1] > held[0]
 
 
 def test_what_a_framework_holds_and_waits_for_is_bounded_too():
     """Its buffers of gradients and of the loss, its sums of gradients at the end, and its host's begin of a step."""
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
-            'workload': {'transformer': MODELS[3], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'expert': 4, 'pipeline': 2, 'micro_batches': 4},
-        }
-    )
-    keys = {f'plan.{key}': 'fixed' for key in KEYS}
-    space = small_space(schedule, keys | {'plan.recompute': ['none', 'full'], 'plan.zero': [0, 1, 2, 3]})
-    judge = Judge(space, cluster_of(space.base))
-    for path in paths(space):
-        outcome = predicted(space.schedule(path))
-        seconds, held, _ = least(judge, path)
+    schedule = asked(MODELS[3], 64, TWO, expert=4, pipeline=2, micro_batches=4)
+    for outcome, seconds, held, _ in judged(schedule, recompute=['none', 'full'], zero=[0, 1, 2, 3]):
         assert 0.7 * outcome.figures.step < seconds <= outcome.figures.step
         assert 0.9 * outcome.peak < held <= outcome.peak
 
@@ -258,60 +243,30 @@ def test_what_a_framework_holds_and_waits_for_is_bounded_too():
 )
 def test_sums_that_hosts_wait_for_behind_each_backward_are_known_and_never_too_long(order, chunks, share):
     """On slow links: a backward that is done in parts may hide its sums beside what follows."""
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'nodes': 4, 'stack': 'megatron-te', 'links': {'infiniband': 0.05}},
-            'workload': {'transformer': MODELS[3] | {'layers': 8}, 'batch': 64, 'precision': 'bf16'},
-            'plan': {'pipeline': 2, 'order': order, 'chunks': chunks, 'micro_batches': 4, 'fusion': 'none'}
-            | {'exchange': 'fused', 'receive': 'late', 'reduce_gradients': 'end'},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.zero': [2, 3]})
-    judge = Judge(space, cluster_of(space.base))
-    for path in paths(space):
-        outcome = predicted(space.schedule(path))
-        seconds, held, refusals = least(judge, path)
+    slow = {**TWO, 'nodes': 4, 'links': {'infiniband': 0.05}}
+    split = {'pipeline': 2, 'order': order, 'chunks': chunks, 'micro_batches': 4, 'fusion': 'none'}
+    late = {'exchange': 'fused', 'receive': 'late', 'reduce_gradients': 'end'}
+    for outcome, seconds, held, refusals in judged(asked(EIGHT, 64, slow, **split, **late), zero=[2, 3]):
         # By computation, and by what ends a step, at most 0.62 of whole backwards would be known.
-        assert share * outcome.figures.step < seconds <= outcome.figures.step, space.chosen(path)
+        assert share * outcome.figures.step < seconds <= outcome.figures.step
         assert held <= outcome.peak
         assert not refusals
 
 
 def test_gradients_of_experts_that_no_other_rank_holds_lie_in_no_buffer_of_shards():
     """They come with the first backward, so that they do not stand beside the activations of all forwards."""
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
-            'workload': {'transformer': MODELS[3] | {'layers': 8}, 'batch': 32, 'precision': 'bf16'},
-            'plan': {'tensor': 4, 'expert': 2, 'pipeline': 2, 'micro_batches': 4, 'order': 'gpipe', 'zero': 3},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
-    path = (0,) * len(space.values)
-    _, held, _ = least(Judge(space, cluster_of(space.base)), path)
-    peak = predicted(space.schedule(path)).peak
-    assert 0.9 * peak < held <= peak
+    plan = {'tensor': 4, 'expert': 2, 'pipeline': 2, 'micro_batches': 4, 'order': 'gpipe', 'zero': 3}
+    ((outcome, _, held, _),) = judged(asked(EIGHT, 32, TWO, **plan))
+    assert 0.9 * outcome.peak < held <= outcome.peak
 
 
 def test_full_gradients_of_a_micro_batch_are_held_until_its_backward_ends():
     """A stage whose shards are summed behind its backward holds more than shards."""
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
-            'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16'},
-            'plan': {'zero': 3, 'micro_batches': 4, 'recompute': 'full'},
-        }
-    )
-    keys = {f'plan.{key}': 'fixed' for key in KEYS}
     ends = []
     for reduce in ('end', 'overlapped'):
-        space = small_space(replace(schedule, plan=replace(schedule.plan, reduce_gradients=reduce)), keys)
-        path = (0,) * len(space.values)
-        _, held, _ = least(Judge(space, cluster_of(space.base)), path)
-        assert held <= predicted(space.schedule(path)).peak
+        plan = {'zero': 3, 'micro_batches': 4, 'recompute': 'full', 'reduce_gradients': reduce}
+        ((outcome, _, held, _),) = judged(asked(MODELS[1], 64, TWO, **plan))
+        assert held <= outcome.peak
         ends.append(held)
     late, early = ends
     assert late > early
@@ -366,72 +321,34 @@ def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_pa
 
 
 def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': 'a100-sxm-8',
-            'workload': {'transformer': MODELS[0], 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'data': 8},
-        }
-    )
-    space = small_space(replace(schedule), {'plan.tensor': [1, 2], 'plan.copies': {'least': 2}})
+    schedule = asked(MODELS[0], 16, {'profile': 'a100-sxm-8'}, data=8)
+    space = small_space(schedule, {'plan.tensor': [1, 2], 'plan.copies': {'least': 2}})
     assert space.values_of('tensor') == (1, 2)
     assert space.values_of('copies') == (2,)
-    count = 1
-    for values in space.values:
-        count *= len(values)
-    assert space.count == count
+    assert space.count == math.prod(map(len, space.values))
 
 
 def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
     large = {'layers': 4, 'hidden': 8192, 'heads': 64, 'vocab': 8192, 'sequence': 2048}
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'stack': 'megatron-core'},
-            'workload': {'transformer': large, 'batch': 16, 'precision': 'bf16', 'optimizer': 'adam'},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.tensor': [4]})
-    path = (0,) * len(space.values)
-    outcome = predicted(space.schedule(path))
-    assert least(Judge(space, cluster_of(schedule)), path)[0] <= outcome.figures.step
+    schedule = asked(large, 16, {'profile': 'a100-sxm-8', 'stack': 'megatron-core'}, tensor=4)
+    ((outcome, seconds, *_),) = judged(schedule)
+    assert seconds <= outcome.figures.step
 
 
 @pytest.mark.parametrize('copies', [[2], [1, 2]])
 def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'stack': 'none'},
-            'workload': {'transformer': MODELS[1], 'batch': 64, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'tensor': 2, 'micro_batches': 2},
-        }
-    )
-    keys = {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': copies}
-    space = small_space(schedule, keys)
-    judge = Judge(space, cluster_of(schedule))
-    for path in paths(space):
-        step = predicted(space.schedule(path)).figures.step
-        assert 0.9 * step < least(judge, path)[0] <= step
+    schedule = asked(MODELS[1], 64, {'profile': 'a100-sxm-8', 'stack': 'none'}, tensor=2, micro_batches=2)
+    for outcome, seconds, *_ in judged(schedule, copies=copies):
+        assert 0.9 * outcome.figures.step < seconds <= outcome.figures.step
 
 
 def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():
     """Megatron's mask is of a micro-batch, and a node above one knows no micro-batch yet."""
-    model = {**MODELS[0], 'sequence': 16384}
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'stack': 'megatron-te'},
-            'workload': {'transformer': model, 'batch': 512, 'precision': 'bf16', 'optimizer': 'adam'},
-            'plan': {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'},
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS} | {'plan.copies': [1, 2]})
-    path = (0,) * len(space.values)
-    outcome = predicted(space.schedule(path))
+    plan = {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'}
+    schedule = asked({**MODELS[0], 'sequence': 16384}, 512, {**TWO, 'nodes': 1}, **plan)
+    outcome, _, _, refusals = next(judged(schedule, copies=[1, 2]))
     assert outcome.feasible
-    assert least(Judge(space, cluster_of(space.base)), path)[2] == []
+    assert refusals == []
 
 
 def test_an_order_that_is_none_is_told_and_not_left_out(file):
@@ -441,5 +358,5 @@ def test_an_order_that_is_none_is_told_and_not_left_out(file):
 
 
 def test_a_network_whose_layers_are_a_list_is_planned_too(capsys):
-    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '5']) == 0
+    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '1']) == 0
     assert 'Best plan: ' in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """The planner's actions: what is sent inside of them is known before copies are chosen; what a rank holds at them."""
 
-from dataclasses import replace
-
 import pytest
 
 from simpar.case import cluster_of
@@ -10,23 +8,16 @@ from simpar.pipeline.orders import named_order
 from simpar.planner.clock import moments_of, timed
 from simpar.planner.judge import Judge
 from simpar.planner.space import KEYS
-from simpar.schedule import load_schedule
 from simpar.sweep.answer import predicted
-from tests.planner_cases import MODELS, small_space
+from tests.planner_cases import MODELS, asked, small_space
 
 
 @pytest.mark.parametrize(('model', 'key', 'share'), [(MODELS[0], 'tensor', 0.4), (MODELS[3], 'expert', 0.37)])
 def test_a_step_of_messages_is_known_before_copies_are_chosen(model, key, share):
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'a100-sxm-8', 'nodes': 4, 'devices': 1},
-            'workload': {'transformer': model, 'batch': 32, 'precision': 'bf16', 'optimizer': 'adam'},
-        }
-    )
+    schedule = asked(model, 32, {'profile': 'a100-sxm-8', 'nodes': 4, 'devices': 1}, order='1f1b')
     keys = {f'plan.{one}': 'fixed' for one in KEYS}
     keys |= {f'plan.{key}': [2], 'plan.pipeline': [2], 'plan.micro_batches': [4], 'plan.copies': [1, 2]}
-    space = small_space(replace(schedule, plan=replace(schedule.plan, order='1f1b')), keys)
+    space = small_space(schedule, keys)
     judge = Judge(space, cluster_of(space.base))
     leaves = [tuple(copies if one == 'copies' else 0 for one in space.keys) for copies in (0, 1)]
     steps = [predicted(space.schedule(leaf)).figures.step for leaf in leaves]

@@ -2,17 +2,13 @@
 
 import pytest
 
-from simpar.case import case_of, cluster_of
+from simpar.case import case_of
 from simpar.cost.price import price
 from simpar.planner.bound import Sums
-from simpar.planner.judge import Judge
 from simpar.planner.pieces import Speeds
 from simpar.planner.sample import load_of, outermost
-from simpar.planner.space import KEYS
 from simpar.profiles import cluster, load_profile
-from simpar.schedule import load_schedule
-from simpar.sweep.answer import predicted
-from tests.planner_cases import MODELS, least, small_space
+from tests.planner_cases import MODELS, asked, judged
 
 SPEEDS = Speeds(matrix=0.8, memory=0.5, collective=0.5)
 
@@ -54,23 +50,10 @@ def test_the_load_of_a_rank_is_that_of_its_program(plan):
 
     Few words, as what is sent of the first and the last layer is not told beforehand.
     """
-    schedule = load_schedule(
-        {
-            'simpar': 1,
-            'cluster': {'profile': 'h100-sxm-8', 'nodes': 8, 'devices': 2, 'links': {'infiniband': 0.02}},
-            'workload': {
-                'transformer': MODELS[3] | {'vocab': 1024},
-                'batch': 64,
-                'precision': 'bf16',
-                'optimizer': 'adam',
-            },
-            'plan': plan,
-        }
-    )
-    space = small_space(schedule, {f'plan.{key}': 'fixed' for key in KEYS})
-    path = (0,) * len(space.values)
-    seconds, _, _ = least(Judge(space, cluster_of(schedule)), path)
-    assert 0.9 * _sent(schedule) <= seconds <= predicted(space.schedule(path)).figures.step
+    slow = {'profile': 'h100-sxm-8', 'nodes': 8, 'devices': 2, 'links': {'infiniband': 0.02}}
+    schedule = asked(MODELS[3] | {'vocab': 1024}, 64, slow, **plan)
+    ((outcome, seconds, *_),) = judged(schedule)
+    assert 0.9 * _sent(schedule) <= seconds <= outcome.figures.step
 
 
 def _sent(schedule):

@@ -3,8 +3,10 @@
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from at_once import at_once
 
 from simpar.case import load_case
 from simpar.errors import RunFailed
@@ -32,20 +34,14 @@ def cards(*names, free=8 * GB, cores=4):
 
 def each_in_a_thread(jobs):
     """What each job gave, or how it failed."""
-    found = {}
 
-    def run(index, job):
+    def run(job):
         try:
-            found[index] = job()
+            return job()
         except RunFailed as error:
-            found[index] = str(error)
+            return str(error)
 
-    threads = [threading.Thread(target=run, args=item) for item in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[index] for index in range(len(jobs))]
+    return at_once(*(partial(run, job) for job in jobs))
 
 
 def places(of, *ranks):

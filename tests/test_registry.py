@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 from docs_tables import TABLES, held
+from trains import trains
 
 from simpar.errors import ScheduleError
-from simpar.lower import lower
 from simpar.model import KINDS, OPERATORS, Dense, Flatten, Gelu, Network, Reshape, Silu, Trained, Transpose
 from simpar.model.operators import OP_CLASSES, PRIMITIVES
 from simpar.plans import Plan
@@ -87,8 +87,6 @@ def test_the_tables_of_the_docs_are_made_from_the_code(path, first, more, made):
 
 @pytest.mark.torch
 def test_any_operator_begins_a_stage_and_is_recomputed():
-    from executor.numerics import check
-
     layers = (
         Dense(inputs=8, outputs=8),
         Gelu(pipeline_stage=1),
@@ -100,8 +98,7 @@ def test_any_operator_begins_a_stage_and_is_recomputed():
     )
     workload = Workload(model=Network(layers=layers, input=(8,)), batch=16, loss='mse')
     plan = Plan(pipeline=2, micro_batches=2)
-    program = lower(workload, plan, 4)
-    check(program, workload, plan, steps=2)
+    program = trains(workload, plan, 4, steps=2)
     stage = {op.name: op.stage for op in program.op_classes}
     assert (stage['dense0.F'], stage['gelu0.F']) == (0, 1)
     again = [op.name.partition('.')[0] for op in program.op_classes if op.name.endswith('.recompute')]

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from trains import trains
 
 from simpar.case import load_case, written_out
-from simpar.lower import lower
 from simpar.model.library.gpt import Transformer
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
@@ -40,15 +40,13 @@ SEARCHES = {
     ('model', 'search'), [*(('flash', one) for one in SEARCHES), ('unfused, dropout', 'exact'), ('tied', 'exact')]
 )
 def test_what_a_search_finds_for_a_transformer_trains(model, search):
-    from executor.numerics import check
-
     plan, workload, ranks = SEARCHES[search], MODELS[model], 4 * SEARCHES[search].pipeline
     found = find_strategies(workload, plan, cluster(PROFILE, devices=ranks))
     assert found.plan.search == 'none'
     assert found.workload.model == workload.model
     assert set(plan.strategies.items()) <= set(found.plan.strategies.items())
     assert len(found.plan.strategies) > len(plan.strategies)
-    check(lower(found.workload, found.plan, ranks), found.workload, found.plan, steps=1)
+    trains(found.workload, found.plan, ranks, steps=1)
 
 
 def test_a_tied_weight_is_summed_once():
@@ -93,10 +91,8 @@ ANY_RANKS = [
 @pytest.mark.torch
 @pytest.mark.parametrize(('ranks', 'plan'), ANY_RANKS)
 def test_ranks_that_are_no_power_of_two(ranks, plan):
-    from executor.numerics import check
-
     found = find_strategies(GPT, plan, cluster(PROFILE, nodes=2 if ranks > 8 else 1, devices=min(ranks, 6)))
-    check(lower(found.workload, found.plan, ranks), found.workload, found.plan, steps=1)
+    trains(found.workload, found.plan, ranks, steps=1)
     for tensor in (one for one in (1, 2, 3, 6) if plan == Plan(search='exact') and ranks % one == 0):
         degrees = Plan(data=ranks // tensor, tensor=tensor)
         assert found.proposals[0].sent <= weighed('degrees', GPT, degrees, cluster(PROFILE, devices=ranks)).sent

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 from odd_cases import SEEDS, coverage, features, odd_case
 from sabotage import change_ops
+from trains import trains
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
@@ -61,8 +62,7 @@ TIED = Plan(data=3, tensor=2, pipeline=2, micro_batches=2, zero=1, shard_form='f
 
 def test_a_norm_counts_what_tensor_ranks_share_once_and_padding_never():
     """One flat message of weights that tensor ranks split and of norms that both have; a tied weight on both ends."""
-    program = lower(GPT, TIED, 12)
-    check(program, GPT, TIED)
+    program = trains(GPT, TIED, 12)
     looks = [op for op in program.op_classes if op.operator == 'square_sum']
     assert all('@data' in str(op.attributes['ranks']) for op in looks)
     for look in looks:

@@ -4,16 +4,14 @@ Every collective of a step by kind and bytes, what a rank holds of weights, grad
 what is trained, on gloo in fp64.
 """
 
-import pickle
-import subprocess
-import sys
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
+
+from rank_jobs import found_by
 
 from executor.inprocess import InProcess
 from executor.ranks.pool import Pool
@@ -26,7 +24,6 @@ from simpar.workload import AdamW, Transformer, Workload
 pytestmark = pytest.mark.torch
 
 RANKS, STEPS = 3, 2
-HERE = Path(__file__).parent
 OPTIMIZER = AdamW(learning_rate=0.01, epsilon=1e-5, weight_decay=0.1)
 
 
@@ -106,18 +103,9 @@ def jobs(modules, stages=FORMS, batch=12):
     }
 
 
-def run_torch(folder, wanted, ranks):
-    """What torch's ranks found, all jobs one after the other."""
-    (folder / 'jobs').write_bytes(pickle.dumps(wanted))
-    command = [sys.executable, str(HERE / 'sharded_ranks.py'), str(ranks), str(folder)]
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(ranks)]
-
-
 @pytest.fixture(scope='module')
 def theirs(tmp_path_factory):
-    return run_torch(tmp_path_factory.mktemp('sharded'), jobs(TOLD, SOME), RANKS)
+    return found_by('sharded_ranks.py', jobs(TOLD, SOME), RANKS, tmp_path_factory.mktemp('sharded'))
 
 
 @pytest.fixture(scope='module')

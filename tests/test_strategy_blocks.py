@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from simpar.hardware import Cluster
 from simpar.model.library.blocks import block_network
 from simpar.plans import Plan
 from simpar.profiles import cluster, load_profile
-from simpar.resolve import find_strategies
+from simpar.resolve import Strategies, find_strategies
 from simpar.resolve.strategies import Proposal, least_first
 from simpar.workload import Workload
 from tests.strategy_traffic import Block, recorded_blocks
@@ -36,6 +37,12 @@ def machine(block: Block) -> Cluster:
     return cluster(load_profile('h100-sxm-8'), nodes=max(1, block.devices // 8), devices=min(8, block.devices))
 
 
+@cache
+def found(block: Block, objective: str) -> Strategies:
+    """Both searches of a block."""
+    return find_strategies(workload_of(block), replace(PLAN, objective=objective), machine(block))
+
+
 def named(proposals: tuple[Proposal, ...], start: str) -> list[tuple[str, Proposal]]:
     """Proposals of those whose name begins so."""
     return [(name, one) for one in proposals for name in (one.name, *one.also) if name.startswith(start)]
@@ -43,10 +50,7 @@ def named(proposals: tuple[Proposal, ...], start: str) -> list[tuple[str, Propos
 
 def row(block: Block) -> str:
     """A line of the table."""
-    proposals, timed = (
-        find_strategies(workload_of(block), replace(PLAN, objective=objective), machine(block)).proposals
-        for objective in ('bytes', 'time')
-    )
+    proposals, timed = (found(block, objective).proposals for objective in ('bytes', 'time'))
     compat = [shown(named(proposals, f'double recursive {version}')[0][1]) for version in ('2.10', '2.0')]
     least, fastest = proposals[0], timed[0]
     cells = [*compat, by_degrees(proposals), shown(least), shown(fastest), fastest.name.split(',')[0]]
@@ -73,9 +77,9 @@ def by_degrees(proposals: tuple[Proposal, ...]) -> str:
 
 def rows() -> list[list[str]]:
     """Cells of the table that is written down."""
-    found = PLACE.search(DOCUMENT.read_text(encoding='utf-8'))
-    assert found
-    return [[cell.strip() for cell in line.strip('|').split('|')] for line in found['rows'].splitlines()]
+    place = PLACE.search(DOCUMENT.read_text(encoding='utf-8'))
+    assert place
+    return [[cell.strip() for cell in line.strip('|').split('|')] for line in place['rows'].splitlines()]
 
 
 def test_all_blocks_are_in_the_table() -> None:
@@ -118,18 +122,15 @@ def test_programs_send_what_the_first_table_counts() -> None:
 
 @pytest.mark.parametrize('block', FEW[:3], ids=str)
 def test_the_search_by_time_is_no_slower_than_what_the_one_by_bytes_tried(block: Block) -> None:
-    by_bytes, by_time = (
-        find_strategies(workload_of(block), replace(PLAN, objective=objective), machine(block))
-        for objective in ('bytes', 'time')
-    )
+    by_bytes, by_time = (found(block, objective) for objective in ('bytes', 'time'))
     assert by_time.proposals[0].step <= min(one.step for one in by_bytes.proposals)
     assert by_time.workload == min(by_time.proposals, key=least_first('time')).workload
 
 
 @pytest.mark.parametrize('block', FEW, ids=str)
 def test_a_program_sends_what_the_sum_over_operators_says(block: Block) -> None:
-    found = find_strategies(workload_of(block), PLAN, machine(block))
-    assert found.proposals[0].sent == pytest.approx(found.bound, rel=1e-12)
+    by_bytes = found(block, 'bytes')
+    assert by_bytes.proposals[0].sent == pytest.approx(by_bytes.bound, rel=1e-12)
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pipeline_cases import left_over
 from sabotage import change_ops
 from tile_cases import PASSES, tiled_case
+from trains import trains
 
 from simpar.errors import NumericsWrong
 from simpar.lower import lower
@@ -91,8 +92,7 @@ def test_tiles_of_what_two_collectives_gather_are_split_once():
 def test_other_rows_are_found(batch, name, attributes):
     plan = Plan(tensor=2, tiles=2, sequence_parallel=batch == 1)
     workload = replace(GPT, batch=batch)
-    program = lower(workload, plan, 2)
-    check(program, workload, plan)
+    program = trains(workload, plan, 2)
     with pytest.raises(NumericsWrong):
         check(change_ops(program, name, attributes=attributes), workload, plan)
 

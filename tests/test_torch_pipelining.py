@@ -1,17 +1,14 @@
 """Torch's own pipelining runs the same model in the same order, and computes what the executor computes on gloo."""
 
-import pickle
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from pipeline_cases import any_order
+from rank_jobs import found_by
 from torch_ranks import CLASSES
 
 from executor.ranks.pool import Pool
@@ -27,7 +24,6 @@ pytestmark = pytest.mark.torch
 RANKS = 2
 MICRO_BATCHES = 4
 LAYERS = 5
-HERE = Path(__file__).parent
 
 
 def workload(loss):
@@ -88,11 +84,7 @@ def theirs(tmp_path_factory):
             'counts': case.counts,
             'micro_batches': MICRO_BATCHES,
         }
-    (folder / 'jobs').write_bytes(pickle.dumps(jobs))
-    command = [sys.executable, str(HERE / 'torch_ranks.py'), str(RANKS), str(folder)]
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((folder / f'found{rank}').read_bytes()) for rank in range(RANKS)]
+    return found_by('torch_ranks.py', jobs, RANKS, folder)
 
 
 @pytest.fixture(scope='module')

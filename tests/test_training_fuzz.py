@@ -15,6 +15,7 @@ from pipeline_cases import edited, left_over, named_case
 from plain_cases import MLP
 from tile_cases import tiled_case
 from training_cases import RANKS, Coverage, training_case
+from trains import trains
 
 from simpar.errors import NumericsWrong, ProgramError
 from simpar.lower import lower
@@ -85,7 +86,7 @@ def test_random_plans_train_as_torch_does(name, seeds):
 @pytest.mark.parametrize('name', FAMILIES)
 def test_every_order_that_needs_and_streams_allow_gives_the_same_bits(name):
     draw, seeds, _ = FAMILIES[name]
-    for seed in seeds[:: max(len(seeds) // (8 if EVERY == 1 else 3), 2)]:
+    for seed in seeds[:: max(len(seeds) // (8 if EVERY == 1 else 2), 2)]:
         program = draw(seed)[2]
         wanted, found = (InProcess(program, seed, shuffle=shuffle).run(2) for shuffle in (None, seed))
         assert found.losses == wanted.losses
@@ -106,6 +107,7 @@ WITHOUT = {
 """What cannot be together: a network has no such layers, fewer than four data ranks no groups; ranks are eight."""
 
 
+@pytest.mark.skipif(EVERY > 1, reason='make prove NAME=every draws and lowers all 423')
 def test_the_plans_cover_every_pair_of_choices():
     coverage = Coverage(case(seed)[0] for seed in SEEDS)
     print(coverage)
@@ -157,8 +159,7 @@ def without(name, micro_batch):
 def test_every_bucket_that_is_dropped_is_found(plan):
     """Each message of gradients, in the last micro-batch that has it: in another, the next would sum for both."""
     plan = replace(plan, data=4, micro_batches=2)
-    program = lower(MLP, plan, 4)
-    check(program, MLP, plan)
+    program = trains(MLP, plan, 4)
     (role,) = program.roles
     sums = {program.op(role, slot).name: int(role.micro_batch[slot]) for slot in range(len(role))}
     sums = {name: micro_batch for name, micro_batch in sums.items() if '.gradients.' in name}

@@ -14,9 +14,13 @@ from simpar.case import case_of, load_case, written_out
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / 'examples').glob('*.yaml'))
 SMALL = ['workload.transformer.layers=4']
+SHORT = ['plan.pipeline=4', 'plan.micro_batches=8']
 SMALLER = {
     'gpt3_175b': ['workload.transformer.layers=16', 'plan.micro_batches=16'],
     'pipeline_h100': ['workload.transformer.layers=8', 'plan.micro_batches=8'],
+    'deepseek_v3_h100': ['cluster.nodes=64', 'workload.transformer.layers=16', *SHORT],
+    'mixtral_8x7b_h100': ['workload.transformer.layers=8', 'plan.micro_batches=8'],
+    'sequence_chunks': ['plan.micro_batches=8'],
     **dict.fromkeys(('transformer_h100_7b', 'transformer_910b_7b', 'when_sharding_pays', 'tiles', 'overlap'), SMALL),
 }
 SEEDS = 10
