@@ -354,13 +354,6 @@ def test_the_host_takes_what_lies_between_its_launches(tmp_path, capsys):
     assert (host.forward.value, host.backward.value) == (pytest.approx(12e-6), pytest.approx(20e-6))
 
 
-def test_copies_for_messages_tell_the_rate_of_memory(tmp_path):
-    line = Joined(key=('matmul', 8, 2, 4), seconds=1e-5, times=9, program=1, recorded=1.0)
-    path = tmp_path / 'mine.yaml'
-    write_measured(path, 'cpu-gloo', joined_of([line], messages=4e-3), 'x', 'fp32', copies=1e-3)
-    assert load_profile(path).device.memory.bandwidth.value == pytest.approx(14e9 / 4, rel=1e-3)
-
-
 def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):
     path = tmp_path / 'trace.json.gz'
     path.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}'))

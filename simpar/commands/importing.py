@@ -27,7 +27,7 @@ from simpar.huggingface.models import MODELS
 from simpar.importing import findings, mapping, read
 from simpar.importing.first import NONE, Degrees, First, Question, Step, compared, first_schedules, questions
 from simpar.recording.join import Join, Joined, named, program_key
-from simpar.recording.readers import joined, measured_trace, write_measured, write_stack
+from simpar.recording.readers import NO_COPIES, Copies, joined, measured_trace, write_measured, write_stack
 from simpar.traces import RankTrace, is_trace, kineto, read_traces
 from simpar.units import format_time
 
@@ -187,7 +187,7 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
         return _Beside(found, step, priced)
     source = f'{options.file.name}, recorded ops of {device}, read {datetime.now(timezone.utc):{DATE}}'
     files = write_measured(
-        options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision), _copies(case)
+        options.output, case.schedule.cluster.profile, found, source, str(case.workload.precision), copies_of(case)
     )
     over = [f'cluster.profile={options.output.resolve()}']
     stack = case.cluster.stack
@@ -199,13 +199,14 @@ def _written(options: argparse.Namespace, case: Case, found: Join, device: str) 
     return _Beside(found, step, priced, tuple(files), predict.step_of(again.program, again.cluster))
 
 
-def _copies(case: Case) -> float:
+def copies_of(case: Case) -> Copies:
     """Seconds of a rank's step that its cluster takes copies for messages to last, as its framework does them."""
     profile, stack, program = case.cluster.profile, case.cluster.stack, case.program
     if stack is None:
-        return 0.0
+        return NO_COPIES
     framework = compute.StackCompute(compute.DeviceCompute(profile), profile, stack)
-    return sum(framework.copied(program.op_classes[index]) for index in program.role(0).op_class.tolist())
+    ops = [program.op_classes[index] for index in program.role(0).op_class.tolist()]
+    return Copies(sum(map(framework.copying, ops)), sum(map(framework.calling, ops)))
 
 
 def _priced(case: Case) -> dict[Any, float]:

@@ -577,8 +577,18 @@ class StackCompute:
         return dataclasses.replace(op, bytes=op.bytes * times) if times > 1 else op
 
     def copied(self, op: program.OpClass) -> float:
-        """Seconds in which kernels beside a collective copy what it sends or receives."""
+        """Seconds in which what stands beside a collective copies what it sends or receives, and calls what does so."""
+        return self.copying(op) + self.calling(op)
+
+    def copying(self, op: program.OpClass) -> float:
+        """The part of ``copied`` that goes with bytes."""
         return (self.launches(op).passes - 1) * op.bytes / self._rate if op.kind == 'collective' else 0.0
+
+    def calling(self, op: program.OpClass) -> float:
+        """The part of ``copied`` that each message takes: calls of a thread that is the device itself, of a CPU."""
+        device, host = self.profile.device, self.profile.host
+        beside = host.seconds.value > 0 or op.kind != 'collective'
+        return 0.0 if beside else self.launches(op).calls * device.kernel.memory.value
 
 
 def dispatches(stack: hardware.Stack, op: program.OpClass) -> bool:

@@ -101,8 +101,8 @@ class Launches:
 
     Arguments:
         kernels: in all; 0: it is not launched at all, or is part of another operator's kernel.
-        calls: what else the host does meanwhile, each as long as a launch; ``ranks``, of a collective, further ones for
-            each rank of its group.
+        calls: what else the host does meanwhile, each as long as a launch, or where a device calls its kernels itself,
+            as a small kernel; ``ranks``, of a collective, further ones for each rank of its group.
         passes: how often it moves the bytes of the operator, of a streaming one; of a collective, of its message, once
             as a message.
         result, left, right: of a product of [m, k] with [k, n], bytes that further kernels move for each element of its

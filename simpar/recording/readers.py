@@ -38,13 +38,26 @@ SAME: Final = {'matmul': 3, 'operator': 2, 'collective': 3}
 """How many leading columns tell which rows of the other profile a recorded row stands for."""
 
 
-def write_measured(path: Path, base: str, found: join.Join, source: str, dtype: str, copies: float = 0.0) -> list[Path]:
+class Copies(NamedTuple):
+    """Seconds a step for messages: what goes with their ``bytes``, and what each of their ``calls`` takes."""
+
+    bytes: float
+    calls: float
+
+
+NO_COPIES: Final = Copies(0.0, 0.0)
+
+
+def write_measured(
+    path: Path, base: str, found: join.Join, source: str, dtype: str, copies: Copies = NO_COPIES
+) -> list[Path]:
     """Write a profile and its tables, each whole or not at all, the profile last.
 
     Arguments:
         base: name or path of the profile that the rest is from.
         source: where the recorded rows are from, in one line. dtype: of the recorded products.
-        copies: seconds a step that the base takes copies for messages to last, by which its memory's rate is scaled.
+        copies: what the base takes copies for messages to last, by which its memory's rate is scaled, and where they
+            are calls, too, what a call takes.
     Returns the files. Raises ``ProfileError``, ``OSError``.
     """
     profile = profiles.load_profile(base)
@@ -72,11 +85,14 @@ def write_measured(path: Path, base: str, found: join.Join, source: str, dtype: 
             name: {'value': value, 'source': f'{source}: fitted to its collectives', 'grade': 'estimate'}
             for name, value in fitted.items()
         }
-    if copies and found.messages:
-        memory = tree['device']['memory']
-        rate = profile.device.memory.bandwidth.value * copies / found.messages
-        seen = f'{source}: copies for messages'
-        memory['bandwidth'] = {'value': f'{rate / 1e9:.6g} GB/s', 'source': seen, 'grade': 'estimate'}
+    if any(copies) and found.messages:
+        told = {'source': f'{source}: copies for messages', 'grade': 'estimate'}
+        device, factor = tree['device'], found.messages / sum(copies)
+        rate = profile.device.memory.bandwidth.value / factor
+        device['memory']['bandwidth'] = {'value': f'{rate / 1e9:.6g} GB/s', **told}
+        if copies.calls:
+            call = profile.device.kernel.memory.value * factor
+            device['kernel']['memory'] = {'value': f'{call * 1e6:.6g} us', **told}
     if not found.host:
         # What was recorded in steps of a training ran at the clock that the device keeps under that load.
         tree['device']['sustained'] = {'value': 1.0, 'source': f'{source}: at its clock', 'grade': 'measured'}

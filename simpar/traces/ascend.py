@@ -137,26 +137,26 @@ def read_kernel_details(path: Path) -> list[RankTrace]:
     seen: dict[tuple[str, ...], tuple[Listed, int] | None] = {}
     with rows_of(path) as (head, lines):
         place, unit = _places(path, head)
-        # What has no column stands behind the last one, where each row gets a cell that is empty.
-        most = len(head)
-        others_of = itemgetter(*(place.get(key, most) for key in COLUMNS if key not in _TIMES))
+        keys = [key for key in COLUMNS if key in place and key not in _TIMES]
+        # Of one column alone there would be no tuple.
+        others_of = itemgetter(*(place[key] for key in (*keys, 'name')))
         begin_at, lasts_at = (place[key] for key in _TIMES)
         for number, line in enumerate(lines, 2):
-            line[most:] = ['']
-            others = others_of(line) if len(line) > most else others_of([*line, *[''] * most])
-            if others not in seen:
-                seen[others] = _told(others, steps, devices, strange)
-            if (found := seen[others]) is None:
+            if len(line) < len(head):
+                line.extend([''] * (len(head) - len(line)))
+            others = others_of(line)
+            try:
+                found = seen[others]
+            except KeyError:
+                found = seen[others] = _told(dict(zip(keys, others, strict=False)), steps, devices, strange)
+            if found is None:
                 continue
             rows, code = found
             try:
                 begin = nanoseconds(line[begin_at], unit['begin'])
                 rows.add(begin, begin + duration(line[lasts_at], unit['lasts']), code)
-            except (ValueError, IndexError) as error:
-                what = (
-                    f'{error}' if isinstance(error, ValueError) else 'no number of microseconds: the row is too short'
-                )
-                raise ScheduleError(Problem(f'{path}:{number}', what, 'write it as the export has it')) from None
+            except ValueError as error:
+                raise ScheduleError(Problem(f'{path}:{number}', f'{error}; write it as the export has it')) from None
     tables = [(rank, rows.kernels()) for rank, rows in _ranks(path, devices, strange)]
     stepless = sum(int((table.step == NO_STEP).sum()) for _, table in tables)
     left = (f'{stepless} tasks of no step are left out',) if steps and stepless else ()
@@ -174,13 +174,14 @@ def read_kernel_details(path: Path) -> list[RankTrace]:
 
 
 def _told(
-    cells: Sequence[str], steps: dict[str, int], devices: Mapping[str, Listed], strange: set[str]
+    cells: Mapping[str, str], steps: dict[str, int], devices: Mapping[str, Listed], strange: set[str]
 ) -> tuple[Listed, int] | None:
     """The table of a row's device, and the row's number there but for its times; None where it is of neither kind.
 
-    Arguments: ``cells`` in the order of ``COLUMNS``; ``steps`` and ``strange`` are filled.
+    Arguments: ``cells`` by the keys of ``COLUMNS``; ``steps`` and ``strange`` are filled.
     """
-    device, name, kind, core, stream, step, shapes, results = map(str.strip, cells)
+    told = (cells.get(key, '').strip() for key in COLUMNS if key not in _TIMES)
+    device, name, kind, core, stream, step, shapes, results = told
     core = core.upper()
     talks = core in TALKING or name.startswith('hcom_') or kind.startswith('hcom_')
     if not talks and core and core not in COMPUTING:
