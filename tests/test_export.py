@@ -54,11 +54,12 @@ def test_a_drawn_plan_of_megatron_comes_back_as_the_same_program(seed):
 
 def read_by_its_arguments(made):
     """The flags as a parser of the launcher's own arguments reads them; one that it does not know raises."""
-    kinds = {'int': int, 'float': float, 'str': str, 'AttnBackend': str, 'tuple_type': str, 'moe_freq_type': str}
+    kinds = {'int': int, 'float': float}
     parser = argparse.ArgumentParser(exit_on_error=False, conflict_handler='resolve')
     for row in csv.DictReader(ARGUMENTS.read_text(encoding='utf-8').splitlines()):
-        more = {'nargs': row['nargs']} if row['nargs'] else {}
-        more |= {'choices': row['choices'].split()} if row['choices'] else {}
+        count = int(row['nargs']) if row['nargs'].isdecimal() else row['nargs']
+        more = {'nargs': count} if count else {}
+        more |= {'choices': list(map(kinds.get(row['type'], str), row['choices'].split()))} if row['choices'] else {}
         _argument(parser, row['flag'], row['type'], kinds, more)
     if made.framework == 'MindSpeed-LLM':
         for key, kind in facts_of('mindspeed').items():
@@ -75,7 +76,7 @@ def _argument(parser, flag, kind, kinds, more):
     if kind == 'switch':
         parser.add_argument(f'--{flag}', action='store_true')
     else:
-        parser.add_argument(f'--{flag}', type=kinds[kind], **more)
+        parser.add_argument(f'--{flag}', type=kinds.get(kind, str), **more)
 
 
 def checked_by_megatron(found):
