@@ -17,10 +17,8 @@ from typing import Final
 
 import torch
 
-from executor import data
-from executor.devices import KINDS
-from simpar.errors import ProgramError
-from simpar.files import remove_at_the_end
+from executor import data, devices
+from simpar import errors, files
 from simpar.model.model import AHEAD
 
 Kept = dict[object, torch.Tensor]
@@ -52,7 +50,7 @@ def on_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         if again and key in kept:
             return kept[key]
     # A copy from memory that is not pinned would have the host wait for all that the stream has to do.
-    host = tensor.pin_memory() if KINDS[like.device.type].pins else tensor
+    host = tensor.pin_memory() if devices.KINDS[like.device.type].pins else tensor
     moved = host.to(like.device, non_blocking=True)
     if kept is not None:
         kept.setdefault(key, moved)
@@ -88,19 +86,19 @@ def given(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
     """A tensor of the module; raises ``ProgramError`` where there is none of this name and shape."""
     found = _module_tensors(os.environ.get(VARIABLE, '')).get(name)
     if found is None:
-        raise ProgramError(
+        raise errors.ProgramError(
             f'{name}: the values of the module are not known here; pass --module package:function, and build it with '
             'weights, not on the meta device'
         )
     if tuple(found.shape) != shape:
-        raise ProgramError(f'{name}: the module has shape {list(found.shape)}, its graph says {list(shape)}')
+        raise errors.ProgramError(f'{name}: the module has shape {list(found.shape)}, its graph says {list(shape)}')
     return found.detach().to(dtype)
 
 
 def keep(tensors: Mapping[str, torch.Tensor]) -> None:
     """Give this process and those that it starts these tensors, until it ends."""
     folder = Path(tempfile.mkdtemp(prefix='simpar-module-'))
-    remove_at_the_end(folder)
+    files.remove_at_the_end(folder)
     known = _module_tensors(os.environ.get(VARIABLE, ''))
     torch.save({**known, **tensors}, folder / 'given.pt')
     os.environ[VARIABLE] = str(folder / 'given.pt')
@@ -143,7 +141,7 @@ def draw(initial: str, shape: Sequence[int], dtype: torch.dtype, seed: int, *key
         return torch.randint(int(number), tuple(shape), generator=generator).to(dtype)
     if initial in ('zeros', 'ones'):
         return torch.full(tuple(shape), float(initial == 'ones'), dtype=dtype)
-    raise ProgramError(
+    raise errors.ProgramError(
         f'{key[0]}: nothing is drawn as {initial!r}; '
         'write normal:DEVIATION, zeros, ones, tokens:COUNT, classes:COUNT or mnist'
     )

@@ -6,11 +6,9 @@ from math import inf, isfinite
 
 import torch
 
-from executor.inprocess import InProcess
+from executor import inprocess, state
 from executor.reference import Reference
-from executor.state import Result
-from simpar.errors import NumericsWrong
-from simpar.plans import Plan
+from simpar import errors, plans
 from simpar.program import Program
 from simpar.workload import Adam, AdamW, Workload
 
@@ -60,7 +58,7 @@ class Report:
 def check(
     program: Program,
     workload: Workload,
-    plan: Plan,
+    plan: plans.Plan,
     steps: int = 2,
     seed: int = 0,
     *,
@@ -77,7 +75,7 @@ def check(
     program, workload = _conditioned(program, workload)
     if not plan.data:
         plan = replace(plan, data=max(1, program.world // (plan.context * plan.tensor * plan.pipeline)))
-    machine, reference = InProcess(program, seed, dtype), Reference(workload, plan, seed)
+    machine, reference = inprocess.InProcess(program, seed, dtype), Reference(workload, plan, seed)
     deviations = [
         # Step by step, so that the first wrong step is named, not only the last.
         deviation
@@ -88,7 +86,7 @@ def check(
     if report.wrong:
         lines = [str(deviation) for deviation in report.wrong[:SHOWN]]
         of = f'{len(report.wrong)} of {len(deviations)} losses, gradients and parameters differ from the reference'
-        raise NumericsWrong('\n  '.join([f'{of} by more than {tolerance:g} in norm:', *lines]))
+        raise errors.NumericsWrong('\n  '.join([f'{of} by more than {tolerance:g} in norm:', *lines]))
     return report
 
 
@@ -111,7 +109,7 @@ def _conditioned(program: Program, workload: Workload) -> tuple[Program, Workloa
     return program.replace(op_classes=op_classes), replace(workload, optimizer=optimizer)
 
 
-def compare(result: Result, reference: Result, first_step: int = 0) -> Iterator[Deviation]:
+def compare(result: state.Result, reference: state.Result, first_step: int = 0) -> Iterator[Deviation]:
     """The deviations of a result; gradients and parameters count to its last step."""
     for index, losses in enumerate(zip(result.losses, reference.losses, strict=True)):
         loss, expected = (torch.tensor(value, dtype=torch.float64) for value in losses)

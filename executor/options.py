@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from executor.devices import KINDS, in_threads
+from simpar import files, size, units
 from simpar.errors import Problem, RunFailed, SimparError, refuse
-from simpar.files import flag_options, read_csv
 from simpar.hardware.net import Net, parse_net
-from simpar.size import parse_limit
-from simpar.units import parse
 
 WRONG_USE, INTERNAL, INTERRUPTED = 2, 70, 130
 Value = TypeVar('Value')
@@ -136,10 +134,10 @@ def parser() -> argparse.ArgumentParser:
 
 def add_flags(verb: argparse.ArgumentParser, name: str) -> None:
     """Add the flags that ``flags.csv`` has for a verb, or for ``bench``; what a row leaves empty is its kind's."""
-    for flag in read_csv(Path(__file__).with_name('flags.csv')):
+    for flag in files.read_csv(Path(__file__).with_name('flags.csv')):
         if name in flag['verbs'].split():
             hidden = {'help': argparse.SUPPRESS} if flag['help'] == '-' else {}
-            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **flag_options(flag), **hidden})
+            verb.add_argument(flag['flag'], **{**_KINDS[flag['kind']], **files.flag_options(flag), **hidden})
 
 
 def with_verb(arguments: list[str]) -> list[str]:
@@ -170,7 +168,7 @@ def parsed(read: Callable[[str], Value]) -> Callable[[str], Value]:
 
 
 def _limit(text: str) -> str:
-    parse_limit([text])
+    size.parse_limit([text])
     return text
 
 
@@ -191,8 +189,8 @@ _KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
     'positive': {'type': _positive},
     # So many steps that count, of `simpar measure`, in turns with the baseline where that has a file; 0: it is none.
     'measured': {'type': _positive, 'default': 0},
-    'time': {'type': parsed(lambda text: parse(text, 'time'))},
-    'size': {'type': parsed(lambda text: int(parse(text, 'size'))), 'default': 0},
+    'time': {'type': parsed(lambda text: units.parse(text, 'time'))},
+    'size': {'type': parsed(lambda text: int(units.parse(text, 'size'))), 'default': 0},
     'net': {'type': parsed(parse_net)},
     'net text': {'type': parsed(_net)},
     'texts': _MANY,

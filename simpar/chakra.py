@@ -18,17 +18,14 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import hardware, metrics, profiles, units
 from simpar.cost.collective import ClusterCollectives
 from simpar.cost.costs import Communication, Costs
 from simpar.engine import simulate
 from simpar.errors import Problem, ScheduleError, shown_part
 from simpar.files import read_regular, write_atomically
-from simpar.hardware import Cluster, Profile
-from simpar.metrics import metrics
-from simpar.profiles import cluster
 from simpar.program import COLLECTIVES, OpClass, OpKind, Partition, Program, ProgramBuilder, Role
 from simpar.trace import Trace
-from simpar.units import format_time, quantise
 
 # Writing: the last step of a trace as Chakra's files, one a rank, and a file of the groups that communicate.
 
@@ -294,7 +291,7 @@ def is_chakra(path: Path) -> bool:
     return path.suffix == '.et' or (path.is_dir() and any(path.glob('*.et')))
 
 
-def read_chakra(path: Path, profile: Profile | None = None) -> Replayed:
+def read_chakra(path: Path, profile: hardware.Profile | None = None) -> Replayed:
     """The Program of a job in Chakra's files, a role for each rank.
 
     Arguments: ``path``, a folder with ``NAME.R.et`` for each rank R from 0 on, or one of these files. Groups are those
@@ -313,13 +310,13 @@ def read_chakra(path: Path, profile: Profile | None = None) -> Replayed:
     return _Job(folder, ranks, _groups(folder, len(files)), links).replayed()
 
 
-def _cluster(folder: Path, profile: Profile, world: int) -> Cluster:
+def _cluster(folder: Path, profile: hardware.Profile, world: int) -> hardware.Cluster:
     """As many devices as the job has ranks, node by node."""
     nodes, rest = divmod(world, profile.devices)
     if nodes and rest:
         what = f'{world} ranks fill no nodes of {profile.devices} devices'
         raise ScheduleError(Problem(f'{folder}: --cluster', what, 'name a profile whose nodes they fill'))
-    return cluster(profile, max(nodes, 1), devices=None if nodes else world)
+    return profiles.cluster(profile, max(nodes, 1), devices=None if nodes else world)
 
 
 def _files(path: Path, folder: Path) -> list[Path]:
@@ -446,7 +443,7 @@ class _Job:
 
     def _costs(self, program: Program) -> Costs:
         classes = program.op_classes
-        compute = np.array([quantise(self._compute.get(op.name, 0.0)) for op in classes])
+        compute = np.array([units.quantise(self._compute.get(op.name, 0.0)) for op in classes])
         talk: dict[int, list[Communication]] = {}
         for index, op in enumerate(classes):
             if op.kind in ('collective', 'send'):
@@ -462,11 +459,11 @@ class _Job:
     def _message_cost(self, op: OpClass, seconds: float, group: NDArray[np.int32]) -> Communication:
         """As long as recorded; without a duration, what the cluster's links and library make of it."""
         if self._links is None or seconds:
-            return Communication(quantise(seconds), 0.0)
+            return Communication(units.quantise(seconds), 0.0)
         # The stream of a message is named by its ends.
         ranks = group.tolist() if op.kind == 'collective' else list(map(int, _ENDS.findall(op.name)[0]))
         found = self._links.cost(op, ranks)
-        return Communication(quantise(found.alpha), quantise(found.transfer))
+        return Communication(units.quantise(found.alpha), units.quantise(found.transfer))
 
 
 def _message(op: OpClass) -> str:
@@ -630,11 +627,11 @@ class ReplayedStep:
     silent: int
 
 
-def replayed(path: Path, profile: Profile | None = None) -> ReplayedStep:
+def replayed(path: Path, profile: hardware.Profile | None = None) -> ReplayedStep:
     """Replay a job in Chakra's files; arguments and errors as of ``read_chakra``, and ``Deadlock``."""
     job = read_chakra(path, profile)
     trace = simulate(job.program, job.costs, steps=1)
-    found = metrics(trace).cold
+    found = metrics.metrics(trace).cold
     return ReplayedStep(
         ranks=job.program.world,
         nodes=sum(map(len, job.program.roles)),
@@ -658,10 +655,10 @@ def to_dict(found: ReplayedStep) -> dict[str, Any]:
 
 
 def _lines(found: ReplayedStep) -> Iterator[str]:
-    yield f'A step of {found.ranks} ranks takes {format_time(found.step)}, by {found.nodes:,} nodes as recorded.'
+    yield f'A step of {found.ranks} ranks takes {units.format_time(found.step)}, by {found.nodes:,} nodes as recorded.'
     yield ''
     parts = (('compute', found.compute), ('exposed communication', found.exposed), ('idle', found.idle))
     for name, seconds in parts:
         share = seconds / found.step if found.step else 0.0
-        yield f'{name:22} {format_time(seconds):>9}  {share:4.0%} of the step, mean over ranks'
-    yield f'{"communication":22} {format_time(found.communication):>9}  with what computation hides'
+        yield f'{name:22} {units.format_time(seconds):>9}  {share:4.0%} of the step, mean over ranks'
+    yield f'{"communication":22} {units.format_time(found.communication):>9}  with what computation hides'

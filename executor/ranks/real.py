@@ -14,17 +14,14 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from executor.checkpoint import contents_of, read_rank
+from executor import checkpoint, host, validate, walk
 from executor.devices.open import Device
 from executor.draws import Batch, batch_of
-from executor.host import Clock
 from executor.kernels import LOSSES, Bound, Context, bind, context, kernel
 from executor.ranks.collectives import Channel, Link, Messages, Pace, Rings
 from executor.ranks.request import Pair, Part, Request, Stretch
 from executor.ranks.streams import Work
 from executor.tensors import TORCH, Packing, bounds, initial, joined, persistent, slices_of, torch_dtype
-from executor.validate import communicators, dims_of, exchange_of
-from executor.walk import Slot
 from simpar.errors import ProgramError, RunFailed
 from simpar.program import COPY, Instance, OpClass, Program, Tensor, instance
 from simpar.units import format_size
@@ -82,15 +79,15 @@ def transfer(
         gathered = transport.all_gather(_together(reads))
         # Gathered flat, one message a rank; each tensor's shards are then joined along its own dim.
         of_ranks = zip(*(_apart(flat, reads) for flat in gathered), strict=True)
-        return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, dims_of(op), strict=True)]
+        return [torch.cat(shards, dim) for shards, dim in zip(of_ranks, validate.dims_of(op), strict=True)]
     if op.operator == 'reduce_scatter':
-        split = [tensor.chunk(transport.size, dim) for tensor, dim in zip(reads, dims_of(op), strict=True)]
+        split = [tensor.chunk(transport.size, dim) for tensor, dim in zip(reads, validate.dims_of(op), strict=True)]
         # All tensors' shards for one position in one chunk: one collective for the whole op instead of one a tensor.
         chunks = [torch.cat([shard.flatten() for shard in shards]) for shards in zip(*split, strict=True)]
         own = transport.reduce_scatter(chunks, op.reduce)
         return _apart(own, [shards[0] for shards in split])
     if op.operator == 'all_to_all':
-        joins, splits, sizes = exchange_of(op)
+        joins, splits, sizes = validate.exchange_of(op)
         slices = [slices_of(tensor, splits, sizes) for tensor in reads]
         like = [shards[0] for shards in slices]
         arrived = transport.all_to_all([_together(list(shards)) for shards in zip(*slices, strict=True)])
@@ -260,7 +257,7 @@ def device_transports(
             )
         return {key: Rings(channel) for key, channel in channels.items()}
     found: Transports = {}
-    for partition, stream in communicators(program):
+    for partition, stream in validate.communicators(program):
         for members in map(tuple, partition.groups_GP.tolist()):
             if len(members) == 1:
                 continue
@@ -338,7 +335,7 @@ class Start:
         stretch, dtype = request.stretch or Stretch(), TORCH[request.dtype] if request.dtype else None
         if stretch.source:
             folder, held = Path(stretch.source), Memory(cls(program, rank, request.seed, dtype)).held
-            read_rank(folder, contents_of(folder), program, rank, held)
+            checkpoint.read_rank(folder, checkpoint.contents_of(folder), program, rank, held)
         elif not stretch.first:
             held = None
         batches = dict(enumerate(stretch.batches, stretch.first))
@@ -496,12 +493,12 @@ class Computation:
         self.losses: defaultdict[int, dict[Part, torch.Tensor]] = defaultdict(dict)
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def reads(self, slot: Slot, step: int) -> list[torch.Tensor]:
+    def reads(self, slot: walk.Slot, step: int) -> list[torch.Tensor]:
         """What an op works on; tensors that a collective packs, packed."""
         found = self.memory.read(slot.op, *slot.part, self._start.first + step)
         return self._packing[slot.index].packed(found) if slot.index in self._packing else found
 
-    def compute(self, slot: Slot, step: int, where: Context | None = None) -> None:
+    def compute(self, slot: walk.Slot, step: int, where: Context | None = None) -> None:
         """Run a kernel, and keep what it gives."""
         op, reads = slot.op, self.reads(slot, step)
         if op.phase == 'U' and self.remembered in (None, step):
@@ -518,7 +515,7 @@ class Computation:
         """What the kernel of an op class gives."""
         return self._bound[index](where, reads)
 
-    def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
+    def communicate(self, slot: walk.Slot, step: int, transport: Transport) -> None:
         """Carry out a collective, send or receive, and keep what comes."""
         received: list[torch.Tensor] = []
         if slot.op.kind == 'recv':
@@ -530,13 +527,13 @@ class Computation:
             ]  # fmt: skip
         self.keep(slot, transfer(slot.op, transport, self.reads(slot, step), received))
 
-    def keep(self, slot: Slot, results: list[torch.Tensor]) -> None:
+    def keep(self, slot: walk.Slot, results: list[torch.Tensor]) -> None:
         """Store what an op gives, and end what it frees."""
         packing = self._packing.get(slot.index)
         self.memory.keep(slot.op, *slot.part, packing.unpacked(results) if packing else results)
         self.memory.free(slot.op, *slot.part)
 
-    def at(self, slot: Slot, step: int) -> Context:
+    def at(self, slot: walk.Slot, step: int) -> Context:
         """Where and when an op runs."""
         step += self._start.first
         if self.where.step != step:
@@ -551,7 +548,7 @@ class Computation:
         ]
         return {name: self.memory[name, -1, -1].cpu() for name in names}
 
-    def _remember(self, slot: Slot, reads: list[torch.Tensor]) -> None:
+    def _remember(self, slot: walk.Slot, reads: list[torch.Tensor]) -> None:
         for name, tensor in zip(slot.op.reads, reads, strict=True):
             if self._start.program.tensor[name].kind == 'gradient':
                 self.gradients[name] = tensor.clone()
@@ -567,7 +564,7 @@ class RealMachine(Computation):
     """
 
     def __init__(
-        self, start: Start, clock: Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
+        self, start: Start, clock: host.Clock, link: Link | None, *, keep: bool = True, to_host: Pair | None = None
     ) -> None:
         super().__init__(start, FedMemory(start))
         self._clock = clock

@@ -7,9 +7,7 @@ from typing import Final, Literal
 
 import torch
 
-from executor.checkpoint import Trained
-from executor.devices import in_threads
-from executor.draws import Batch
+from executor import checkpoint, devices, draws
 from simpar.cost.costs import Costs
 from simpar.trace import Times
 
@@ -28,9 +26,9 @@ class Stretch:
     first: int = 0
     source: str = ''
     save: str = ''
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[draws.Batch, ...] = ()
     losses: tuple[float, ...] = ()
-    trained: Trained | None = None
+    trained: checkpoint.Trained | None = None
 
 
 INIT_TIMEOUT: Final = 60.0
@@ -76,7 +74,7 @@ class Request:
     @property
     def threads(self) -> bool:
         """Whether streams are threads, and collectives rings over gloo."""
-        return in_threads(self.device, self.transport)
+        return devices.in_threads(self.device, self.transport)
 
     @property
     def queues(self) -> int:

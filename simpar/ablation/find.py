@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from simpar import errors, hardware, plans, resolve, units
 from simpar.ablation.rules import (
     Facts,
     Key,
@@ -28,15 +29,10 @@ from simpar.ablation.rules import (
     words,
 )
 from simpar.cost.price import price, speeds_beside
-from simpar.errors import SimparError
-from simpar.hardware import Cluster, Stack
 from simpar.keys import WithoutEffect
 from simpar.lower import lower
-from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
-from simpar.resolve import Strategies, find_strategies
 from simpar.schedule import Schedule
-from simpar.units import format_size, parse
 from simpar.workload import Workload
 
 if TYPE_CHECKING:
@@ -89,7 +85,7 @@ _BY_TIME = 'exact by time'
 
 
 def without_effect(
-    schedule: Schedule, found: Strategies, plan: Plan, cluster: Cluster, program: Program
+    schedule: Schedule, found: resolve.Strategies, plan: plans.Plan, cluster: hardware.Cluster, program: Program
 ) -> tuple[WithoutEffect, ...]:
     """The keys of workload and plan that changed nothing, in the order of the plan's and the workload's keys.
 
@@ -111,9 +107,9 @@ class _Ablation:
     """
 
     schedule: Schedule
-    found: Strategies
-    plan: Plan
-    cluster: Cluster
+    found: resolve.Strategies
+    plan: plans.Plan
+    cluster: hardware.Cluster
     program: Program
     same_without: dict[frozenset[str], bool] = field(default_factory=dict)
     of_few: dict[int, Program] = field(default_factory=dict)
@@ -194,10 +190,10 @@ class _Ablation:
         try:
             workload, plan = self._choices(keys)
             return lower(*(_of_few(workload, plan, few) if few else (workload, plan)), self.cluster.world)
-        except SimparError:
+        except errors.SimparError:
             return None
 
-    def _choices(self, keys: Collection[Key]) -> tuple[Workload, Plan]:
+    def _choices(self, keys: Collection[Key]) -> tuple[Workload, plans.Plan]:
         rules = {key.rule for key in keys}
         plan = self.plan
         if 'plan.order' in rules and not self.schedule.plan.rows:
@@ -211,7 +207,7 @@ class _Ablation:
             return without_keys(self.schedule.workload, given, keys)
         if searched in _CHEAP_SEARCHES:
             workload, plan = without_keys(self.schedule.workload, replace(given, search=searched), keys)
-            found = find_strategies(workload, plan, self.cluster)
+            found = resolve.find_strategies(workload, plan, self.cluster)
             return found.workload, found.plan
         workload = self.found.workload
         if 'plan.objective' in rules:
@@ -236,13 +232,13 @@ class _Ablation:
         return min(known, key=least_first('bytes'))
 
 
-def _of_few(workload: Workload, plan: Plan, few: int) -> tuple[Workload, Plan]:
+def _of_few(workload: Workload, plan: plans.Plan, few: int) -> tuple[Workload, plans.Plan]:
     """The same with fewer micro-batches, of as many samples each."""
     batch = workload.batch // plan.micro_batches * few
     return replace(workload, batch=batch), replace(plan, micro_batches=few)
 
 
-Made = tuple[Program, Cluster]
+Made = tuple[Program, hardware.Cluster]
 _SPELLED: Final = ('loss_strategy', 'loss_strategies', 'layers')
 """What may say how operators are sharded anyway."""
 
@@ -288,7 +284,7 @@ def _unchanged(
         if not rest or without is None or baseline is None or without.plan.search == 'exact':
             return ''
         return 'the baseline is the same program without it' if _alike(make(without), baseline) else ''
-    except SimparError:
+    except errors.SimparError:
         return ''
 
 
@@ -307,7 +303,7 @@ def _alike(one: Made, other: Made) -> bool:
     return bool(arrays and queues and costs[0].communication == costs[1].communication)
 
 
-def unused_of_cluster(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def unused_of_cluster(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The keys of the cluster that change nothing: links, work queues, the spread, the mode of expansion."""
     yield from _links(schedule, program, cluster)
     yield from _queues(schedule, program, cluster)
@@ -316,7 +312,7 @@ def unused_of_cluster(schedule: Schedule, program: Program, cluster: Cluster) ->
     yield from _mode(schedule, program, cluster)
 
 
-def _links(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def _links(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The links that were changed and whose bandwidth no communication of the program waits for."""
     if not cluster.links:
         return
@@ -332,7 +328,7 @@ def _links(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[W
             yield WithoutEffect(f'cluster.links.{name}', schedule.cluster.links[name], why)
 
 
-def _mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def _mode(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The key of the mode, where it is in use anyway, or collectives take the same of a device without it."""
     asked = schedule.cluster.expansion_mode
     if asked is None:
@@ -345,7 +341,7 @@ def _mode(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[Wi
         yield WithoutEffect('cluster.expansion_mode', asked, why)
 
 
-def _queues(schedule: Schedule, program: Program, cluster: Cluster) -> Iterator[WithoutEffect]:
+def _queues(schedule: Schedule, program: Program, cluster: hardware.Cluster) -> Iterator[WithoutEffect]:
     """The key of work queues, where every stream has one for itself, or there would be as many without the key."""
     asked = schedule.cluster.work_queues
     if asked is None:
@@ -367,7 +363,7 @@ _PLAN: Final = 'plan.'
 _ATTENTION: Final = 'workload.transformer.attention'
 
 
-def unlike_stack(schedule: Schedule, stack: Stack | None, facts: Facts) -> Iterator[str]:
+def unlike_stack(schedule: Schedule, stack: hardware.Stack | None, facts: Facts) -> Iterator[str]:
     """A sentence on keys of plan and model that a framework has otherwise, of those that may have an effect here.
 
     Keys on which the file is silent are the framework's own, so what differs was asked for, or is of the model.
@@ -400,12 +396,12 @@ def _inert(key: str, facts: Facts) -> bool:
 def _plain(value: object) -> object:
     """A stack's value as a plan has it: bytes for a size, a list for a tuple."""
     with suppress(ValueError):
-        return parse(value, 'size')
+        return units.parse(value, 'size')
     return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: object, of: object = None) -> str:
     """Arguments: ``of``, the stack's own: a size is written as one."""
     if isinstance(value, float) and isinstance(_plain(of), float):
-        return format_size(value)
+        return units.format_size(value)
     return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
-from simpar.hardware import Grade
+from simpar import errors, files, hardware, profiles
 from simpar.hardware.net import parse_net
-from simpar.profiles import COLUMNS
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -206,26 +203,26 @@ def load_record(path: Path) -> Record:
     from pydantic import ValidationError
 
     try:
-        return _whole(path, _adapter().validate_json(read_regular(path, _MOST_BYTES), strict=True))
+        return _whole(path, _adapter().validate_json(files.read_regular(path, _MOST_BYTES), strict=True))
     except OSError as error:
-        raise ScheduleError(Problem(str(path), f'cannot be read: {error.strerror}')) from error
+        raise errors.ScheduleError(errors.Problem(str(path), f'cannot be read: {error.strerror}')) from error
     except ValidationError as error:
         # The input may be a whole table, which would fill the screen.
         found = error.errors(include_url=False, include_input=False)
         problems = [_problem(path, one) for one in found[:_MOST_PROBLEMS]]
         if len(found) > _MOST_PROBLEMS:
-            problems.append(Problem(str(path), f'and {len(found) - _MOST_PROBLEMS} more'))
-        raise ScheduleError(problems) from error
+            problems.append(errors.Problem(str(path), f'and {len(found) - _MOST_PROBLEMS} more'))
+        raise errors.ScheduleError(problems) from error
 
 
 def _whole(path: Path, record: Record) -> Record:
     """The record, if it has rows of every table that it needs, and hosts with as many ranks each."""
     if record.ranks % record.hosts:
         what = f'hosts: {record.ranks} ranks are not as many on each of {record.hosts}'
-        raise ScheduleError(Problem(str(path), what, EXPECTED))
+        raise errors.ScheduleError(errors.Problem(str(path), what, EXPECTED))
     missing = [name for name in ('matmul', 'attention', 'operator') if not getattr(record.tables, name)]
     if record.compute == 'real' and missing:
-        raise ScheduleError([Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])
+        raise errors.ScheduleError([errors.Problem(str(path), f'tables.{name}: no rows', EXPECTED) for name in missing])
     return record
 
 
@@ -235,11 +232,11 @@ def _adapter() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
-def _problem(path: Path, error: ErrorDetails) -> Problem:
+def _problem(path: Path, error: ErrorDetails) -> errors.Problem:
     """What pydantic found, in our words; a file that is no JSON has one error and no place."""
     place = '.'.join(str(part) for part in error['loc'])
     what = error['msg'][0].lower() + error['msg'][1:]
-    return Problem(str(path), f'{place}: {what}' if place else what, EXPECTED)
+    return errors.Problem(str(path), f'{place}: {what}' if place else what, EXPECTED)
 
 
 # Tables of a profile: rows of a record with one key become one line, with its grade and what is wrong with it.
@@ -283,7 +280,7 @@ class Line:
     flags: tuple[str, ...] = ()
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> hardware.Grade:
         """``estimate`` where something is wrong with it."""
         return 'estimate' if self.flags else 'measured'
 
@@ -306,7 +303,7 @@ class Table:
         return tuple(line for line in self.lines if line.flags)
 
     @property
-    def grade(self) -> Grade:
+    def grade(self) -> hardware.Grade:
         """``measured`` if the lines that are not hold little of the seconds."""
         doubtful = sum(line.seconds for line in self.flagged)
         return 'measured' if doubtful <= MOST_FLAGGED * sum(line.seconds for line in self.lines) else 'estimate'
@@ -326,7 +323,7 @@ class Table:
         out.write(f'# {source}\n')
         writer = csv.writer(out, lineterminator='\n')
         phases = sorted({phase for line in self.lines for phase in line.phases}) if self.kind == 'matmul' else []
-        writer.writerow([*COLUMNS[self.kind], 'grade', 'n', 'median', 'p10', 'iqr', 'cv', *phases, 'flags'])
+        writer.writerow([*profiles.COLUMNS[self.kind], 'grade', 'n', 'median', 'p10', 'iqr', 'cv', *phases, 'flags'])
         for line in self.lines:
             spread = [line.n, *map(_short, (line.median, line.p10, line.iqr, line.cv))]
             by_phase = [_short(line.phases[phase]) if phase in line.phases else '' for phase in phases]

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+from simpar import keys, listing, metrics
 from simpar.case import Case
 from simpar.commands.common import case_waited_for, executor_flags, print_json, start, waiting
-from simpar.keys import WithoutEffect, without_effect_json, without_effect_line
-from simpar.listing import strategies_to_dict, strategy_lines
-from simpar.metrics import is_pipeline, stages_of
 from simpar.program import BYTES
 from simpar.units import format_size
 
@@ -73,10 +71,10 @@ def to_dict(case: Case) -> dict[str, Any]:
         'partitions': {name: part.groups_GP.tolist() for name, part in program.partitions.items()},
         'actions': [[str(action) for action in row] for row in order.actions] if order else None,
         'collectives': _most(communication(program, role, 'collective') for role in program.roles),
-        'strategies': strategies_to_dict(case),
+        'strategies': listing.strategies_to_dict(case),
         'messages': _most(communication(program, role, 'send') for role in program.roles),
         'parameters': parameter_bytes(program),
-        'without_effect': without_effect_json(case.without_effect()),
+        'without_effect': keys.without_effect_json(case.without_effect()),
         'notes': list(program.notes),
         'features': features(case),
         'machines': {
@@ -92,7 +90,7 @@ def _order(case: Case) -> Order | None:
     """The actions with their sends and receives, of a pipeline."""
     from simpar.lower.lower import order_of, with_messages
 
-    return with_messages(order_of(case.plan), case.plan) if is_pipeline(case.program) else None
+    return with_messages(order_of(case.plan), case.plan) if metrics.is_pipeline(case.program) else None
 
 
 def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def _role(program: Program, number: int, *, staged: bool) -> dict[str, Any]:
         'parameters': sum(program.local_bytes(tensor) for tensor in held if tensor.kind == 'parameter'),
     }
     if staged:
-        answer['stages'] = {stage: _operators(program, role, stage) for stage in stages_of(program, role)}
+        answer['stages'] = {stage: _operators(program, role, stage) for stage in metrics.stages_of(program, role)}
     return answer
 
 
@@ -180,7 +178,7 @@ def features(case: Case) -> list[dict[str, str]]:
         f'tiles {plan.tiles}': plan.tiles > 1,
         'overlap passes': plan.overlap != 'default',
     }
-    if is_pipeline(program):
+    if metrics.is_pipeline(program):
         named = case.schedule.plan.order
         asked |= {
             f'order {named if not case.schedule.plan.rows else "by rows"}': True,
@@ -207,7 +205,7 @@ def render(answer: dict[str, Any]) -> str:
         *(line for role in answer['roles'] for line in _role_lines(role)),
         *_partition_lines(answer['partitions']),
         *_grid_lines(answer['actions']),
-        *strategy_lines(answer['strategies']),
+        *listing.strategy_lines(answer['strategies']),
         *_communication_lines(answer),
     ]
     size = answer['parameters']
@@ -221,7 +219,7 @@ def render(answer: dict[str, Any]) -> str:
 
 
 def _without_effect_lines(answer: dict[str, Any]) -> list[str]:
-    line = without_effect_line([WithoutEffect(**one) for one in answer['without_effect']])
+    line = keys.without_effect_line([keys.WithoutEffect(**one) for one in answer['without_effect']])
     return [line] if line else []
 
 

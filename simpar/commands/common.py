@@ -22,12 +22,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from simpar import errors, size, units
 from simpar.case import Case, case_of, cluster_of
-from simpar.errors import Problem, RunFailed, ScheduleError
 from simpar.hardware.net import Net, parse_net
 from simpar.schedule import Schedule, load_schedule
-from simpar.size import at_most, parse_limit
-from simpar.units import format_duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +52,7 @@ def check_picture(path: Path | None) -> None:
     # matplotlib knows more formats, but these look the same everywhere.
     if path and path.suffix not in PICTURES:
         what = f'not a kind of picture (got {path})'
-        raise ScheduleError(Problem('--plot', what, f'write a name that ends in {", ".join(PICTURES)}'))
+        raise errors.ScheduleError(errors.Problem('--plot', what, f'write a name that ends in {", ".join(PICTURES)}'))
 
 
 def make_folders(*paths: Path | None) -> None:
@@ -79,7 +77,7 @@ def case_waited_for(options: argparse.Namespace) -> Case:
     """The case of a verb's file and flags; where it takes long, it is told for how long."""
     with waiting('preparing') as told:
         schedule = load_schedule(options.file, options.set, module=graph_of(options))
-        limit = parse_limit(options.limit)
+        limit = size.parse_limit(options.limit)
         most = most_seconds(schedule)
         # A bound above the limit is a coarse one: whether it is refused is found out now.
         told.most = most if most <= limit.seconds else 0.0
@@ -92,7 +90,7 @@ def most_seconds(schedule: Schedule) -> float:
         return 0.0
     baseline = schedule.baseline()
     ranks = cluster_of(schedule).world
-    return sum(at_most(one, ranks).seconds for one in (schedule, *([baseline] if baseline else [])))
+    return sum(size.at_most(one, ranks).seconds for one in (schedule, *([baseline] if baseline else [])))
 
 
 def graph_of(options: argparse.Namespace) -> str:
@@ -116,7 +114,7 @@ def net_of(options: argparse.Namespace) -> Net:
     try:
         return parse_net(options.net)
     except ValueError as error:
-        raise ScheduleError(Problem('--net', str(error))) from None
+        raise errors.ScheduleError(errors.Problem('--net', str(error))) from None
 
 
 def predicted_net(case: Case, net: Net) -> str:
@@ -150,7 +148,7 @@ def need_torch() -> None:
     """Raise ``RunFailed`` where torch is not installed."""
     # Looked up without importing it.
     if importlib.util.find_spec('torch') is None:
-        raise RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
+        raise errors.RunFailed('torch is not installed; install the extra: pip install "simpar-parallel[torch]"')
 
 
 SHORT: Final = 2.0
@@ -234,7 +232,7 @@ class Progress(Line):
         (begin, first), (end, last) = self._recent[0], self._recent[-1]
         if last == first:
             return ''
-        return f', {format_duration((end - begin) / (last - first) * (self.of - last))} left'
+        return f', {units.format_duration((end - begin) / (last - first) * (self.of - last))} left'
 
 
 @dataclass(slots=True)
@@ -250,8 +248,8 @@ class Waiting:
     def text(self, passed: float) -> str:
         """The line after so many seconds."""
         left = self.most - passed
-        known = f', {format_duration(left)} left at most' if left > 0 else ''
-        return f'{self.what}: {format_duration(passed)} so far{known}'
+        known = f', {units.format_duration(left)} left at most' if left > 0 else ''
+        return f'{self.what}: {units.format_duration(passed)} so far{known}'
 
 
 @contextmanager

@@ -9,9 +9,7 @@ from typing import Any
 
 from simpar.commands.common import print_json
 from simpar.errors import Problem, ScheduleError
-from simpar.exporting.export import Export, Unsaid, export, target_of
-from simpar.exporting.onto import onto
-from simpar.exporting.settings import Target
+from simpar.exporting import export, onto, settings
 from simpar.files import write_atomically
 from simpar.schedule import load_schedule
 
@@ -21,7 +19,7 @@ def export_command(options: argparse.Namespace) -> int:
     given = dict(_given(options.given)) if options.onto else {}
     schedule = load_schedule(options.file, options.set)
     if not options.onto:
-        made = export(schedule, options.to)
+        made = export.export(schedule, options.to)
         written = write_export(made, options.output) if options.output else []
         if options.json:
             print_json(export_json(made, written))
@@ -34,7 +32,7 @@ def export_command(options: argparse.Namespace) -> int:
             for name, text in made.beside.items():
                 sys.stdout.write(f'\n# {name}\n{text}')
         return 0
-    edited = onto(schedule, options.to, options.onto, given=given)
+    edited = onto.onto(schedule, options.to, options.onto, given=given)
     target = options.output or options.onto
     write_atomically(target, edited.text)
     if options.json:
@@ -48,15 +46,15 @@ def export_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def export_target(text: str) -> tuple[Target, Path]:
+def export_target(text: str) -> tuple[settings.Target, Path]:
     """The framework and the path of ``megatron=run.sh``. Raises ``ScheduleError``."""
     to, sign, path = text.partition('=')
     if not sign or not path:
         raise ScheduleError(Problem('--export', f'no framework and path (got {text[:60]!r})', 'write megatron=run.sh'))
-    return target_of(to), Path(path)
+    return export.target_of(to), Path(path)
 
 
-def write_export(made: Export, path: Path) -> list[Path]:
+def write_export(made: export.Export, path: Path) -> list[Path]:
     """Write a file, and those that stand beside it; their paths."""
     write_atomically(path, made.text)
     beside = [path.parent / name for name in made.beside]
@@ -65,7 +63,7 @@ def write_export(made: Export, path: Path) -> list[Path]:
     return [path, *beside]
 
 
-def export_json(made: Export, written: list[Path]) -> dict[str, Any]:
+def export_json(made: export.Export, written: list[Path]) -> dict[str, Any]:
     """An export for programs."""
     return {
         'framework': made.framework, 'text': made.text, 'beside': dict(made.beside),
@@ -74,7 +72,7 @@ def export_json(made: Export, written: list[Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tell(framework: str, unsaid: tuple[Unsaid, ...]) -> None:
+def tell(framework: str, unsaid: tuple[export.Unsaid, ...]) -> None:
     """Say on the standard error what a framework cannot say."""
     for one in unsaid:
         print(f'{framework}: {one}', file=sys.stderr)

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
-from simpar import __version__
-from simpar.errors import Problem, refuse
-from simpar.files import flag_options, read_csv
+from simpar import __version__, errors, files
 
 WRONG_USE = 2
 
@@ -27,9 +25,9 @@ class Verb(NamedTuple):
     help: str
 
 
-VERBS: Final = tuple(Verb(**row) for row in read_csv(Path(__file__).with_name('verbs.csv')))
-_FLAGS: Final = tuple(read_csv(Path(__file__).with_name('flags.csv')))
-_PAIRS: Final = tuple(read_csv(Path(__file__).with_name('flag_pairs.csv')))
+VERBS: Final = tuple(Verb(**row) for row in files.read_csv(Path(__file__).with_name('verbs.csv')))
+_FLAGS: Final = tuple(files.read_csv(Path(__file__).with_name('flags.csv')))
+_PAIRS: Final = tuple(files.read_csv(Path(__file__).with_name('flag_pairs.csv')))
 
 
 def positive(text: str) -> int:
@@ -152,12 +150,12 @@ def words_of(verb: str) -> list[str]:
 def check_pairs(options: argparse.Namespace) -> None:
     """Raise ``ScheduleError`` with every flag that does not go beside another, or changes nothing without one."""
     problems = [
-        Problem(row['flag'], row['what'], row['instead'])
+        errors.Problem(row['flag'], row['what'], row['instead'])
         for row in _PAIRS
         if options.verb in row['verbs'].split() and _given(options, row['flag'])
         if _given(options, row['beside'] or row['without']) == bool(row['beside'])
     ]
-    refuse(problems)
+    errors.refuse(problems)
 
 
 def _given(options: argparse.Namespace, flag: str) -> bool:
@@ -179,6 +177,6 @@ def parser() -> argparse.ArgumentParser:
         top.words = (*top.words, verb.name, *below.words)
         for flag in _FLAGS:
             if verb.name in flag['verbs'].split():
-                below.add_argument(flag['flag'], **{**KINDS[flag['kind']], **flag_options(flag)})
+                below.add_argument(flag['flag'], **{**KINDS[flag['kind']], **files.flag_options(flag)})
     top.words = ('--version', *top.words)
     return top

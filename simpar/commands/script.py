@@ -13,10 +13,8 @@ from typing import Final
 
 import yaml
 
-from simpar.case import cluster_of
+from simpar import case, hardware, schedule
 from simpar.commands.common import print_answer
-from simpar.hardware import Cluster
-from simpar.schedule import load_schedule
 
 STORE, MEETING = 29500, 29400
 """Ports on the first host: of the ranks' store, and of the preflight before it."""
@@ -29,14 +27,14 @@ _SHOWN: Final = 3
 
 def script_command(options: argparse.Namespace) -> int:
     """Print the script."""
-    on = cluster_of(load_schedule(options.file, options.set))
+    on = case.cluster_of(schedule.load_schedule(options.file, options.set))
     text = _script(options, on)
     told = {'launcher': options.launcher, 'hosts': on.nodes, 'ranks': on.world, 'script': text}
     print_answer(options, lambda: told, lambda: text)
     return 0
 
 
-def _script(options: argparse.Namespace, on: Cluster) -> str:
+def _script(options: argparse.Namespace, on: hardware.Cluster) -> str:
     launchers = yaml.safe_load((Path(__file__).parent / 'launchers.yaml').read_text(encoding='utf-8'))
     own = launchers[options.launcher]
     words = {**launchers['common'], **own, **_words(options, on)}
@@ -55,7 +53,7 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
-def _words(options: argparse.Namespace, on: Cluster) -> dict[str, str]:
+def _words(options: argparse.Namespace, on: hardware.Cluster) -> dict[str, str]:
     """What a script is written for: its name, as Kubernetes allows it, its hosts, and what every rank runs."""
     name = re.sub(r'[^a-z0-9]+', '-', options.file.stem.lower())[:50].strip('-')
     # Kubernetes takes no name of a service that begins with a digit, and YAML takes 1e3 and null for no text.

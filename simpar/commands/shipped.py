@@ -11,21 +11,19 @@ import textwrap
 import webbrowser
 from typing import Final
 
+from simpar import files, schedule, shipped
 from simpar.commands.parser import VERBS, words_of
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_regular
 from simpar.hardware.profile import figures_of
 from simpar.profiles import load_profile, profile_names, profile_of_flag
-from simpar.schedule import schedule_schema
-from simpar.shipped import copy_examples, example, examples, notebooks
 
 
 def examples_command(options: argparse.Namespace) -> int:
     """List them, print one, or copy them."""
-    wanted = [example(options.name)] if options.name else examples()
+    wanted = [shipped.example(options.name)] if options.name else shipped.examples()
     if options.copy:
-        more = [] if options.name else notebooks()
-        written = [str(path) for path in copy_examples(wanted, options.copy, more)]
+        more = [] if options.name else shipped.notebooks()
+        written = [str(path) for path in shipped.copy_examples(wanted, options.copy, more)]
         print(json.dumps({'written': written}) if options.json else '\n'.join(f'wrote {path}' for path in written))
     elif options.json:
         print(json.dumps([{'name': one.name, 'about': one.about, 'path': str(one.path)} for one in wanted]))
@@ -65,7 +63,7 @@ def profiles_command(options: argparse.Namespace) -> int:
 def schema_command(options: argparse.Namespace) -> int:
     """Print the schema."""
     del options
-    print(json.dumps(schedule_schema(), indent=2))
+    print(json.dumps(schedule.schedule_schema(), indent=2))
     return 0
 
 
@@ -75,7 +73,7 @@ MOST_BYTES: Final = 2**26
 def show_command(options: argparse.Namespace) -> int:
     """Open it in the user's browser; without one, say where it is."""
     try:
-        text = read_regular(options.page, MOST_BYTES)[:200]
+        text = files.read_regular(options.page, MOST_BYTES)[:200]
     except OSError as error:
         raise ScheduleError(Problem(str(options.page), error.strerror or str(error), 'name a page')) from None
     if not text.lstrip().lower().startswith(b'<!doctype html'):

@@ -9,12 +9,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import errors, hardware, profiles
 from simpar.cost.costs import CollectiveCost
 from simpar.cost.formula import EXCHANGE, SEND, Terms, distinct, exchanged, share, symmetric, terms
 from simpar.cost.tables import Curve
-from simpar.errors import Infeasible
-from simpar.hardware import Cluster, Grade, Shape, Topology, worst
-from simpar.profiles import Row, read_table
 from simpar.program import COPY, OpClass
 
 Members = tuple[int, ...]
@@ -33,7 +31,7 @@ class _Measured(NamedTuple):
     seconds: float
     best: float
     text: str
-    grades: tuple[Grade, ...] = ()
+    grades: tuple[hardware.Grade, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +58,7 @@ class ClusterCollectives:
     Does not model: groups with unequal numbers of ranks in their nodes (the fullest node counts for all).
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: hardware.Cluster) -> None:
         self.cluster = cluster
         self.topology = cluster.topology
         self._measured_on = cluster.as_measured
@@ -70,8 +68,8 @@ class ClusterCollectives:
         node = self.topology.node
         # Where levels do not nest in nodes, a group's shape depends on where it begins, and no shape can be shared.
         self._node = node if all(node % size == 0 for size in self.topology.sizes if size) else 0
-        self._shapes: dict[Members, Shape] = {}
-        self._alone: dict[tuple[object, Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
+        self._shapes: dict[Members, hardware.Shape] = {}
+        self._alone: dict[tuple[object, hardware.Shape], tuple[CollectiveCost, tuple[float, ...]]] = {}
         self._costs: dict[tuple[object, ...], CollectiveCost] = {}
 
     def cost(self, op: OpClass, ranks: Sequence[int]) -> CollectiveCost:
@@ -137,7 +135,7 @@ class ClusterCollectives:
         link = self.topology.links[level]
         return f'{link.name}/{"node" if link.per == "node" else ""}{port}'
 
-    def _shape(self, members: Members) -> Shape:
+    def _shape(self, members: Members) -> hardware.Shape:
         """How a group lies; groups that lie alike from their first node on are looked at once."""
         if self._node:
             first = members[0] // self._node * self._node
@@ -154,14 +152,14 @@ class ClusterCollectives:
             users = members[:1] if pair and self.topology.links[level].per != 'pair' else members
             yield from ((name, part) for name in self.topology.channels(users, level))
 
-    def _alone_in(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+    def _alone_in(self, op: OpClass, shape: hardware.Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         """A message in groups of a shape, without links; seconds of work on each level."""
         key = (_message(op), shape)
         if key not in self._alone:
             self._alone[key] = self._price(op, shape)
         return self._alone[key]
 
-    def _price(self, op: OpClass, shape: Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
+    def _price(self, op: OpClass, shape: hardware.Shape) -> tuple[CollectiveCost, tuple[float, ...]]:
         if op.operator == COPY:
             return self._to_host(op), ()
         if shape.ranks < 2 or not op.bytes:
@@ -173,17 +171,17 @@ class ClusterCollectives:
         table, found = self.cluster.profile.tables.collective, self._measured(op, shape, formula)
         if found is None or table is None:
             formula = terms(op, shape, self.topology, self.library, graph=self.cluster.sunk)
-            grade = worst(formula.figures)
+            grade = hardware.worst(formula.figures)
             found = _Measured(formula.alpha, formula.alpha + formula.transfer, formula.transfer, formula.text)
             transfer, best = formula.transfer, formula.transfer
         else:
-            grade = worst([table.grade, *found.grades])
+            grade = hardware.worst([table.grade, *found.grades])
             transfer, best = max(found.seconds - found.alpha, 0.0), min(found.best, found.seconds)
         # What copy engines do takes no block, and nobody says how long they take.
         takes = self.cluster.kernels.get(op.operator)
         quick = symmetric(op, shape, self.topology, self.library) if takes and takes.blocks else None
         if quick and quick.alpha + quick.transfer < found.seconds:
-            formula, grade, transfer, best = quick, worst(quick.figures), quick.transfer, quick.transfer
+            formula, grade, transfer, best = quick, hardware.worst(quick.figures), quick.transfer, quick.transfer
             found = _Measured(quick.alpha, quick.alpha + transfer, transfer, quick.text)
         why = f'{found.text}: {found.alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
         return CollectiveCost(found.alpha, transfer, best, (), why, grade), formula.loads
@@ -195,16 +193,16 @@ class ClusterCollectives:
         """
         host = self.cluster.profile.host_link
         if host is None:
-            raise Infeasible(
+            raise errors.Infeasible(
                 f'plan.offload: profile {self.cluster.profile.name} has no host_link; write one into a profile that '
                 'extends it, or leave offload out'
             )
         alpha, transfer = host.latency.value, op.bytes / (host.bandwidth.value * host.share.value)
-        grade = worst([host.latency, host.bandwidth, host.share])
+        grade = hardware.worst([host.latency, host.bandwidth, host.share])
         why = f'host link {host.name}: {alpha * 1e6:.3g} us + {_speed(op, transfer)} ({grade})'
         return CollectiveCost(alpha, transfer, transfer, (), why, grade)
 
-    def _measured(self, op: OpClass, shape: Shape, formula: Terms) -> _Measured | None:
+    def _measured(self, op: OpClass, shape: hardware.Shape, formula: Terms) -> _Measured | None:
         if 'once' in op.dims:
             return None
         curves = self._curves.get(self._algorithm(op), {})
@@ -221,7 +219,7 @@ class ClusterCollectives:
             return self._outwards(op, shape.ranks, inner, formula)
         return None
 
-    def _near(self, op: OpClass, shape: Shape, curves: Mapping[Group, Curve], formula: Terms) -> _Measured:
+    def _near(self, op: OpClass, shape: hardware.Shape, curves: Mapping[Group, Curve], formula: Terms) -> _Measured:
         """Between two measured group sizes in log(size); beyond them scaled as the formula scales."""
         sizes = sorted(curves)
         below = [group for group in sizes if group[0] < shape.ranks]
@@ -241,7 +239,7 @@ class ClusterCollectives:
         return _Measured(min(alpha, seconds), seconds, best, text, ('estimate',))
 
     def _scaled(
-        self, op: OpClass, shape: Shape, group: Group, curves: Mapping[Group, Curve], formula: Terms
+        self, op: OpClass, shape: hardware.Shape, group: Group, curves: Mapping[Group, Curve], formula: Terms
     ) -> _Measured:
         """A measured curve of another group size, α and transfer each scaled by the formula's ratio."""
         there = self._laid(group)
@@ -253,13 +251,13 @@ class ClusterCollectives:
         seconds = alpha + (near.seconds - near.alpha) * ratio
         return _Measured(alpha, seconds, near.best * ratio, text, ('estimate', *(f.grade for f in formula.figures)))
 
-    def _laid(self, group: Group) -> Shape:
+    def _laid(self, group: Group) -> hardware.Shape:
         """How a group of so many ranks in so many nodes lies, evenly."""
         inner = -(-group[0] // group[1])
         node = self.topology.node
         return self._shape(tuple([place // inner * node + place % inner for place in range(group[0])]))
 
-    def _read(self, curve: Curve, op: OpClass, shape: Shape, text: str) -> _Measured:
+    def _read(self, curve: Curve, op: OpClass, shape: hardware.Shape, text: str) -> _Measured:
         """A message on a measured curve; where a link was changed since, its transfer scaled as the formula scales."""
         seconds, alpha = curve(op.bytes), curve.alpha
         read = _Measured(min(alpha, seconds), seconds, op.bytes * curve.best, text)
@@ -309,10 +307,10 @@ class ClusterCollectives:
         table, exchange = self.cluster.profile.tables.collective, self.library.exchange
         if table is None:
             return {}
-        return _collective_curves(read_table(table, 'collective'), exchange.value if exchange else 0.0)
+        return _collective_curves(profiles.read_table(table, 'collective'), exchange.value if exchange else 0.0)
 
 
-def _collective_curves(rows: tuple[Row, ...], exchange: float) -> Curves:
+def _collective_curves(rows: tuple[profiles.Row, ...], exchange: float) -> Curves:
     """Curves by operator and group; those of all-reduces up to ``exchange`` bytes apart, as another algorithm's."""
     points: dict[str, dict[Group, list[tuple[float, float]]]] = {}
     for operator, ranks, nodes, size, seconds in rows:
@@ -368,7 +366,7 @@ def demand(load: float, transfer: float) -> float:
     return min(max(round(load / transfer * GRID), 1), GRID) / GRID
 
 
-def demands(topology: Topology, loads: Sequence[float], transfer: float) -> Asked:
+def demands(topology: hardware.Topology, loads: Sequence[float], transfer: float) -> Asked:
     """What a collective demands of each channel of a level that it shares: pairs (level, demand).
 
     Arguments: ``loads``, at each level, seconds of work on each of its channels; ``transfer``, seconds. Links of a

@@ -12,9 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from simpar.files import read_csv
-from simpar.hardware import Shape, Topology
-from simpar.units import parse
+from simpar import files, hardware, units
 
 _COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
     '=': operator.eq, '<': operator.lt, '<=': operator.le, '>': operator.gt, '>=': operator.ge,
@@ -64,7 +62,7 @@ class Lie:
         }  # fmt: skip
 
 
-def lie(server: str, shape: Shape, topology: Topology) -> Lie:
+def lie(server: str, shape: hardware.Shape, topology: hardware.Topology) -> Lie:
     """How a group lies. Does not model: servers that hold unequal numbers of it; the fullest counts for all."""
     sizes = [size or 2**30 for size in topology.sizes]
     # The mesh of a few devices is what the 950's rules call a server.
@@ -92,7 +90,7 @@ def has_rules(server: str, operator: str) -> bool:
 @lru_cache(maxsize=1)
 def _rules() -> Mapping[tuple[str, str], tuple[Rule, ...]]:
     found: dict[tuple[str, str], tuple[Rule, ...]] = {}
-    for row in read_csv(Path(__file__).parent / 'hccl.csv'):
+    for row in files.read_csv(Path(__file__).parent / 'hccl.csv'):
         when = tuple([_condition(text) for text in row['when'].split('; ') if text])
         rule = Rule(when, row['inside'], row['between'], row['name'], row['source'])
         key = row['server'], row['operator']
@@ -102,7 +100,7 @@ def _rules() -> Mapping[tuple[str, str], tuple[Rule, ...]]:
 
 def _condition(text: str) -> tuple[str, str, float]:
     name, sign, bound = text.split(' ', 2)
-    return name, sign, parse(bound, 'size') if ' ' in bound else float(bound)
+    return name, sign, units.parse(bound, 'size') if ' ' in bound else float(bound)
 
 
 def _binary(count: int) -> bool:

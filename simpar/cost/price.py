@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import errors, hardware, session
 from simpar.cost.collective import Alike, ClusterCollectives, demand
 from simpar.cost.compute import MATRIX, NO_WORK, STAGE, DeviceCompute, StackCompute, dispatches
 from simpar.cost.costs import (
@@ -29,11 +30,8 @@ from simpar.cost.costs import (
     lasts,
 )
 from simpar.cost.formula import PAIRWISE
-from simpar.errors import Infeasible
-from simpar.hardware import GRADES, Cluster, Profile
 from simpar.model.operators.attention import CONTEXT_ATTENTION
 from simpar.program import COPY, OpClass, Program
-from simpar.session import Kept, Same
 from simpar.units import quantise
 
 BLOM: Final = 0.375
@@ -75,15 +73,15 @@ class Models:
     """
 
     def __init__(self) -> None:
-        self._devices: Kept[Profile, DeviceCompute] = Kept(4)
-        self._collectives: Kept[tuple[object, ...], ClusterCollectives] = Kept(4)
-        self._messages: Kept[Same, Communicated] = Kept(4)
+        self._devices: session.Kept[hardware.Profile, DeviceCompute] = session.Kept(4)
+        self._collectives: session.Kept[tuple[object, ...], ClusterCollectives] = session.Kept(4)
+        self._messages: session.Kept[session.Same, Communicated] = session.Kept(4)
 
-    def device(self, profile: Profile) -> DeviceCompute:
+    def device(self, profile: hardware.Profile) -> DeviceCompute:
         """The compute model of a profile."""
         return self._devices.get(profile, lambda: DeviceCompute(profile))
 
-    def collectives(self, cluster: Cluster) -> ClusterCollectives:
+    def collectives(self, cluster: hardware.Cluster) -> ClusterCollectives:
         """The model of collectives on a cluster; the same for all devices that may stand behind its links."""
         profile = cluster.profile
         levels = (profile.devices, profile.links, profile.library, profile.tables.collective)
@@ -93,13 +91,13 @@ class Models:
     def messages(self, program: Program, collective: CollectiveModel) -> Communicated:
         """What a model of collectives makes of a program's messages, without a stack."""
         return self._messages.get(
-            Same(program, collective), lambda: Communicated(program, collective, *program.cost_kinds)
+            session.Same(program, collective), lambda: Communicated(program, collective, *program.cost_kinds)
         )
 
 
 def price(
     program: Program,
-    cluster: Cluster,
+    cluster: hardware.Cluster,
     effects: Effects = Effects(),
     *,
     models: Models | None = None,
@@ -125,14 +123,14 @@ class Pricer:
     def __init__(
         self,
         program: Program,
-        cluster: Cluster,
+        cluster: hardware.Cluster,
         *,
         models: Models | None = None,
         compute: ComputeModel | None = None,
         collective: CollectiveModel | None = None,
     ) -> None:
         if program.world > cluster.world:
-            raise Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
+            raise errors.Infeasible(f'the program has {program.world} ranks, the cluster {cluster.world} devices')
         models, stack = models or Models(), cluster.stack
         self.bare = compute or models.device(cluster.profile)
         self.stacked = StackCompute(self.bare, cluster.profile, stack) if stack else None
@@ -266,7 +264,7 @@ class Pricer:
         """Seconds of the first rank's isolated work by the grade of the numbers that they rest on."""
         # One rank stands for all: grades are shares to show, not to add up.
         slots = np.bincount(self._kind[self._program.role(0).op_class], minlength=len(compute)).tolist()
-        seconds = dict.fromkeys(GRADES, 0.0)
+        seconds = dict.fromkeys(hardware.GRADES, 0.0)
         for kind, count in enumerate(slots):
             computed = self._computed.get(kind)
             if computed is not None:
@@ -320,7 +318,7 @@ def _later_stages(program: Program) -> NDArray[np.int64]:
     return np.array([*found.values()], dtype=np.int64)
 
 
-def _rank_speeds(world: int, cluster: Cluster, spread: float) -> Array:
+def _rank_speeds(world: int, cluster: hardware.Cluster, spread: float) -> Array:
     """Of all ranks. Arguments: ``spread`` of devices, as of ``Cluster``, whose slow devices are told by number."""
     speeds = np.full(world, 1.0 / slowest(world, spread))
     for device, speed in cluster.slow.items():
@@ -507,7 +505,7 @@ def _beside_compute(op: OpClass, slowed: float) -> float:
     return FREE if op.operator == COPY else 1.0 if op.kind == 'compute' else slowed
 
 
-def speeds_beside(cluster: Cluster, program: Program) -> Speeds:
+def speeds_beside(cluster: hardware.Cluster, program: Program) -> Speeds:
     """Of matrix kernels and of others beside a collective, and of a collective beside compute.
 
     A kernel has one speed whatever runs beside it. So of HCCL's collectives the one that takes most counts, and where a
@@ -524,7 +522,7 @@ def speeds_beside(cluster: Cluster, program: Program) -> Speeds:
     return float(whole[0]), float(whole[1]), slow_down.collective.value
 
 
-def _sent(cluster: Cluster, program: Program) -> Iterator[tuple[OpClass, int]]:
+def _sent(cluster: hardware.Cluster, program: Program) -> Iterator[tuple[OpClass, int]]:
     """What communicates, with how often ranks issue it, on devices whose collectives are of several kinds."""
     if not cluster.kernels:
         return
@@ -538,7 +536,7 @@ def _sent(cluster: Cluster, program: Program) -> Iterator[tuple[OpClass, int]]:
             yield op, count
 
 
-def _beside(cluster: Cluster, program: Program, op: OpClass) -> tuple[float, float] | None:
+def _beside(cluster: hardware.Cluster, program: Program, op: OpClass) -> tuple[float, float] | None:
     """Of products and of other kernels beside a collective; none: as ``slow_down`` says.
 
     Copies of engines and what the switch adds go once through a device's memory and once out of it, or the other way.
@@ -558,7 +556,7 @@ def _beside(cluster: Cluster, program: Program, op: OpClass) -> tuple[float, flo
     return found.speed(shape.ranks, device.multiprocessors.value), memory
 
 
-def cores_taken(cluster: Cluster, program: Program) -> int:
+def cores_taken(cluster: hardware.Cluster, program: Program) -> int:
     """Vector cores that the program's collectives take at most; one is always left."""
     has, taken = cluster.profile.expansion, cluster.taken
     if has is None or has.vector_cores is None or taken is None or not taken.cores:
@@ -567,7 +565,7 @@ def cores_taken(cluster: Cluster, program: Program) -> int:
     return min(most, int(has.vector_cores.value) - 1)
 
 
-def mode_notes(cluster: Cluster, program: Program) -> Iterator[str]:
+def mode_notes(cluster: hardware.Cluster, program: Program) -> Iterator[str]:
     """What a mode of the library other than the profile's default makes of the answer."""
     has = cluster.profile.expansion
     if has is None and cluster.mode:
@@ -587,7 +585,7 @@ def mode_notes(cluster: Cluster, program: Program) -> Iterator[str]:
     )
 
 
-def _vector(cluster: Cluster, program: Program) -> float:
+def _vector(cluster: hardware.Cluster, program: Program) -> float:
     has, taken = cluster.profile.expansion, cluster.taken
     speed = cluster.profile.slow_down.memory.value
     if taken and taken.bandwidth:

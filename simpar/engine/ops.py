@@ -11,13 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar import errors, trace, units
 from simpar.cost.costs import ByKey, Costs, lasts
 from simpar.engine.fold import Load, Representatives
-from simpar.errors import ProgramError
 from simpar.program import Csr, Kind, Program, Role, Turns, transfers, unlike
 from simpar.program import computes as op_computes
-from simpar.trace import Times
-from simpar.units import GRID, quantise
 
 # Ops: what one step of all representatives does, as arrays that every machine walks.
 #
@@ -155,7 +153,7 @@ def _alone(program: Program, number: int, representatives: Representatives) -> O
 def _check_meetings(program: Program) -> None:
     wrong = unlike(program)
     if wrong:
-        raise ProgramError(f'{wrong}, and they do unlike work; ops that meet in a collective must be alike')
+        raise errors.ProgramError(f'{wrong}, and they do unlike work; ops that meet in a collective must be alike')
 
 
 def _joined(parts: list[Csr], first: Ints) -> Csr:
@@ -245,9 +243,9 @@ _FEW: Final = 10_000
 class Rows(NamedTuple):
     """What nodes cost, each way of it once; shape [rows]; as of ``NodeCosts``."""
 
-    seconds: Times
-    alpha: Times
-    beside: Times
+    seconds: trace.Times
+    alpha: trace.Times
+    beside: trace.Times
     kind: Ints
 
 
@@ -266,22 +264,22 @@ class NodeCosts:
     row: Ints
     rows: Rows
     loads: list[Load]
-    issued: Times
+    issued: trace.Times
     launches: bool
     waiting_slows: bool
 
     @cached_property
-    def seconds(self) -> Times:
+    def seconds(self) -> trace.Times:
         """Isolated seconds of each node; of a communication, of its transfer."""
         return self.rows.seconds.take(self.row)
 
     @cached_property
-    def alpha(self) -> Times:
+    def alpha(self) -> trace.Times:
         """Latency of each node; 0 of a compute op."""
         return self.rows.alpha.take(self.row)
 
     @cached_property
-    def beside(self) -> Times:
+    def beside(self) -> trace.Times:
         """Speed beside what slows it.
 
         Of a compute op that is while a collective runs on its device; of a communication, its highest while one of its
@@ -383,12 +381,12 @@ def _message(
     return *lasts(by_group, groups.item(0)), representatives.load(by_group, groups)
 
 
-def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> Times:
+def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> trace.Times:
     """Each device's host issues its ops one after the other, over all steps; devices stand before all others."""
     # Hosts that wait are ops themselves.
     if costs.waits:
         return np.broadcast_to(np.zeros(1), (steps, len(ops)))
-    host, before = _quantise(costs.host).take(ops.op_class), quantise(costs.host_step)
+    host, before = _quantise(costs.host).take(ops.op_class), units.quantise(costs.host_step)
     if len(ops.roles) == 1:
         return _issued_by_one(host, before, steps)
     issued = np.zeros((steps, len(ops)))
@@ -397,13 +395,13 @@ def _issued(ops: Ops, costs: Costs, steps: int, devices: int) -> Times:
     return issued
 
 
-def _issued_by_one(host: Times, before: float, steps: int) -> Times:
+def _issued_by_one(host: trace.Times, before: float, steps: int) -> trace.Times:
     """The same of one device. Arguments: ``host``, seconds for each op; ``before``, those before any of a step."""
     # The host launches in issue order, whatever the stream, and never waits for the device.
     one = host.cumsum() + before
     return np.asarray(np.arange(steps)[:, None] * one[-1:] + one)
 
 
-def _quantise(times: Times) -> Times:
+def _quantise(times: trace.Times) -> trace.Times:
     # On a grid of 2⁻⁴⁰ s sums of doubles are exact below 2¹² s: ties are ties in every machine.
-    return np.rint(times * GRID) / GRID
+    return np.rint(times * units.GRID) / units.GRID

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.exporting.export import Unsaid, different, read_back, target_of
-from simpar.exporting.megatron import flag_of
+from simpar.exporting import export, megatron
 from simpar.exporting.settings import Said, Target, Values, values_of, word_of
-from simpar.importing.command_line import settings_of
-from simpar.importing.findings import MAPPED
-from simpar.importing.mapping import Import, schedule_text
-from simpar.importing.read import imported_text, settings_of_toml, settings_of_yaml
+from simpar.importing import command_line, findings, mapping, read
 from simpar.importing.settings import Setting, Settings, Source
 from simpar.schedule import Schedule, load_schedule
 
@@ -38,7 +34,7 @@ class Edited:
     framework: str
     text: str
     difference: str
-    unsaid: tuple[Unsaid, ...]
+    unsaid: tuple[export.Unsaid, ...]
 
     def __str__(self) -> str:
         return self.difference
@@ -50,19 +46,19 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
     Arguments: ``to``, its framework; ``given``, variables of the file, as of ``simpar import --set``.
     Raises ``ScheduleError`` where the file is not one of that framework, or where it cannot be made to say the plan.
     """
-    target, wanted = target_of(to), values_of(schedule)
+    target, wanted = export.target_of(to), values_of(schedule)
     if target.source is None:
         what = f'simpar reads no file of {target.title} back'
         raise ScheduleError(Problem('--onto', what, 'leave it out, and copy the lines'))
     said = target.settings(wanted)
-    goal = read_back(target, said, wanted)
+    goal = export.read_back(target, said, wanted)
     text = path.read_text(encoding='utf-8')
     asked = dict(given or {})
     edited = text
     for _ in range(_ROUNDS):
         made = _imported(target, edited, path, wanted, asked)
         now = _values(made, path)
-        keys = {one.key for one in different(goal, now, full=True)}
+        keys = {one.key for one in export.different(goal, now, full=True)}
         # Nodes are written where the file comes to another number of them beside its degrees.
         keys |= {'cluster.nodes', 'cluster.devices'} if now.ranks != goal.ranks else set()
         if not keys:
@@ -71,34 +67,34 @@ def onto(schedule: Schedule, to: str, path: Path, *, given: Mapping[str, str] | 
         edited = _edited(target, edited, settings, _changes(said, settings, made, keys))
     else:
         now = _values(_imported(target, edited, path, wanted, asked), path)
-        raise ScheduleError([_by_hand(path, one) for one in different(goal, now, full=True)])
+        raise ScheduleError([_by_hand(path, one) for one in export.different(goal, now, full=True)])
     name = path.name
     lines = difflib.unified_diff(text.splitlines(True), edited.splitlines(True), name, f'{name} with the plan', n=1)
-    return Edited(target.title, edited, ''.join(lines), tuple(different(wanted, goal, target=target)))
+    return Edited(target.title, edited, ''.join(lines), tuple(export.different(wanted, goal, target=target)))
 
 
-def _imported(target: Target, text: str, path: Path, wanted: Values, given: Mapping[str, str]) -> Import:
-    made = imported_text(text, path, given=given, profile=str(wanted.every['cluster.profile']))
+def _imported(target: Target, text: str, path: Path, wanted: Values, given: Mapping[str, str]) -> mapping.Import:
+    made = read.imported_text(text, path, given=given, profile=str(wanted.every['cluster.profile']))
     if target.source is not None and made.kind != target.source.name:
         what = f'a file of {made.kind}, not of {target.title}'
         raise ScheduleError(Problem(str(path), what, 'write its framework as --to'))
     return made
 
 
-def _values(made: Import, path: Path) -> Values:
-    return values_of(load_schedule(schedule_text(made, path.name)))
+def _values(made: mapping.Import, path: Path) -> Values:
+    return values_of(load_schedule(mapping.schedule_text(made, path.name)))
 
 
 def _settings(source: Source, text: str, path: Path, given: Mapping[str, str]) -> Settings:
     """The settings of the file, each with its line."""
     if path.suffix in ('.yaml', '.yml', '.json'):
-        return Settings(settings_of_yaml(text.replace('\t', ' '), str(path)), source.table)
+        return Settings(read.settings_of_yaml(text.replace('\t', ' '), str(path)), source.table)
     if path.suffix == '.toml':
-        return Settings(settings_of_toml(text, str(path)), source.table)
-    return settings_of(text, str(path), source, given)[0]
+        return Settings(read.settings_of_toml(text, str(path)), source.table)
+    return command_line.settings_of(text, str(path), source, given)[0]
 
 
-def _by_hand(path: Path, one: Unsaid) -> Problem:
+def _by_hand(path: Path, one: export.Unsaid) -> Problem:
     what = f'{one.key}: the file comes to {json.dumps(one.nearest, default=str)} where simpar edits it'
     return Problem(str(path), what, f'change it by hand to {json.dumps(one.value, default=str)}')
 
@@ -115,14 +111,14 @@ class _Change:
     old: Setting | None
 
 
-def _changes(said: list[Said], settings: Settings, made: Import, keys: set[str]) -> Iterator[_Change]:
+def _changes(said: list[Said], settings: Settings, made: mapping.Import, keys: set[str]) -> Iterator[_Change]:
     """Settings that say keys that differ: those to change, to add, and to take out."""
     wanted = {one.name: one for one in said}
     for one in said:
         old = settings.named.get(one.name)
         if keys & _family(one.keys) and (old is None or old.shown != _shown(one.value)):
             yield _Change(one.name, one.value, old)
-    mapped = {line.where + line.name: line.keys for line in made.lines if line.outcome == MAPPED}
+    mapped = {line.where + line.name: line.keys for line in made.lines if line.outcome == findings.MAPPED}
     for name, setting in settings.named.items():
         by = mapped.get(setting.where + setting.called, ())
         if name not in wanted and keys & _family(by) and not setting.where.startswith('--set'):
@@ -203,7 +199,7 @@ class _Script(_Lines):
             rest = line[: match.start()] + line[match.end() :].lstrip(' ')
             self.lines[at] = None if rest.strip() in ('', '\\') else rest
         elif not self.variable(value.strip(), one):
-            new = flag_of(Said(one.name, one.value, ())).partition(' ')[2]
+            new = megatron.flag_of(Said(one.name, one.value, ())).partition(' ')[2]
             sign = '=' if '=' in match[0] else ' '
             self.lines[at] = line[: match.start()] + f'{head}{sign}{new}'.rstrip('= ') + line[match.end() :]
 
@@ -238,7 +234,7 @@ class _Script(_Lines):
 
     def add(self, one: _Change) -> None:
         """Write a flag before another one of the command, on a line of its own where that one begins a line."""
-        words = flag_of(Said(one.name, one.value, ()))
+        words = megatron.flag_of(Said(one.name, one.value, ()))
         for row in reversed(self.settings.every):
             flag = rf'(?<![\w-]){re.escape(row.called)}(?![\w-])'
             at = self.place(row, flag) if row.called.startswith('--') else -1

@@ -5,14 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from simpar import files, plans, units
 from simpar.ablation.rules import facts_of, inert_keys
 from simpar.case import case_of, written_out
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_csv
 from simpar.importing.settings import Setting, SettingRow, Settings, Source, Table
-from simpar.plans import Plan
 from simpar.schedule import Schedule
-from simpar.units import parse
 
 FOLDER: Final = Path(__file__).parent / 'tables'
 T: Final = 'workload.transformer'
@@ -47,7 +45,7 @@ class Values:
 
     def plan(self, key: str) -> Any:
         """A value of the plan; its default where it has no effect."""
-        return self.every.get(f'plan.{key}', getattr(Plan(), key))
+        return self.every.get(f'plan.{key}', getattr(plans.Plan(), key))
 
     def model(self, key: str, default: Any = 0) -> Any:
         """A value of the transformer; a default where it has none."""
@@ -151,7 +149,7 @@ def direct(table: str, of_import: Table, values: Values, facts: Iterable[str]) -
     Arguments: ``table``, its name; ``of_import``, what settings are; ``facts``, words for what the table's rows need.
     """
     known = set(facts)
-    for row in read_csv(FOLDER / f'{table}.csv'):
+    for row in files.read_csv(FOLDER / f'{table}.csv'):
         needs = row['needs'].split(' & ') if row['needs'] else []
         if all((one.removeprefix('!') in known) != one.startswith('!') for one in needs):
             said = spoken(of_import.rows[row['setting']], values, row['part'], row['value'])
@@ -179,7 +177,7 @@ def bytes_of(value: Any) -> float:
     """A size in bytes; 0 for a word, or where there is none."""
     if isinstance(value, str):
         try:
-            return parse(value, 'size')
+            return units.parse(value, 'size')
         except ValueError:
             return 0.0
     return float(value or 0)

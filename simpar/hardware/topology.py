@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.document import dotted
-from simpar.errors import Problem
+from simpar import document, errors, plans
 from simpar.hardware.beside import Kernels, kernels_of, modes_of
 from simpar.hardware.profile import DeviceUse, Expansion, Link, Profile, RateFigure, ShareFigure
 from simpar.hardware.stack import Stack
-from simpar.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class Placement:
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: Plan, world: int) -> 'Placement | None':
+    def of(cls, plan: plans.Plan, world: int) -> 'Placement | None':
         """That of a plan on so many devices; None: rank r is on device r, or degrees and devices do not fit."""
         inner = plan.pipeline * plan.context * plan.tensor
         data = plan.data or world // inner
@@ -301,7 +299,7 @@ def _link_faults(made: Cluster) -> Iterator[Fault]:
             close = difflib.get_close_matches(name, names, 1)
             guess = f'did you mean {close[0]}? ' if close else ''
             yield (
-                f'{dotted(("links", name))}: there is no such link',
+                f'{document.dotted(("links", name))}: there is no such link',
                 f'{guess}links of {made.profile.name}: {", ".join(names)}',
             )
         elif not 0 < factor < math.inf:
@@ -320,17 +318,17 @@ def _mode_faults(made: Cluster) -> Iterator[Fault]:
         yield f'expansion_mode: {name} has no mode {mode}', f'write one of {", ".join(has.modes)}'
 
 
-def expansion_problems(expansion: Expansion) -> Iterator[Problem]:
+def expansion_problems(expansion: Expansion) -> Iterator[errors.Problem]:
     """What is wrong between the fields of an expansion."""
     if expansion.default not in expansion.modes:
         modes = ', '.join(expansion.modes) or 'none is there'
-        yield Problem(('expansion', 'default'), f'{expansion.default} is not among modes', f'one of {modes}')
+        yield errors.Problem(('expansion', 'default'), f'{expansion.default} is not among modes', f'one of {modes}')
     every = expansion.vector_cores.value if expansion.vector_cores else 0.0
     for mode, taken in expansion.modes.items():
         if taken.bandwidth and taken.bandwidth.value == 1:
-            yield Problem(('expansion', 'modes', mode, 'bandwidth'), 'leaves no kernel any', 'write less than 1')
+            yield errors.Problem(('expansion', 'modes', mode, 'bandwidth'), 'leaves no kernel any', 'write less than 1')
         for operator, figure in taken.cores.items():
             if figure.value >= every:
                 what = f'{figure.value:g} of {every:g} vector cores leave no kernel any'
                 where = ('expansion', 'modes', mode, 'cores', operator)
-                yield Problem(where, what, 'write fewer than expansion.vector_cores')
+                yield errors.Problem(where, what, 'write fewer than expansion.vector_cores')

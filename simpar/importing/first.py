@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simpar.files import read_csv
+from simpar import files, profiles, units
 from simpar.hardware import Profile
-from simpar.profiles import stack_of
-from simpar.units import format_time
 
 WIDTH: Final = 120
 _SHORT: Final = 64
@@ -320,7 +318,7 @@ def first_schedules(
     plans = candidates({**sizes, 'sequence': sequence}, nodes * node, node, memory, batch)
     given: dict[str, Any] = {'cluster.profile': profile.name}
     framework = _framework(profile)
-    given |= {'cluster.stack': stack_of(framework, profile.name)} if framework else {}
+    given |= {'cluster.stack': profiles.stack_of(framework, profile.name)} if framework else {}
     given |= {'cluster.nodes': nodes} if nodes > 1 else {}
     given |= {'cluster.devices': devices} if devices else {}
     if model:
@@ -369,7 +367,7 @@ def compared(steps: Mapping[Degrees, Step]) -> tuple[str, ...]:
     """Lines on the plans that were compared, the fastest first, those last that do not fit."""
     ordered = sorted(steps.items(), key=lambda one: (not one[1].fits, one[1].seconds))
     return tuple(
-        f'Compared: {_words(plan)}: {format_time(step.seconds)} a step{"" if step.fits else ", does not fit"}'
+        f'Compared: {_words(plan)}: {units.format_time(step.seconds)} a step{"" if step.fits else ", does not fit"}'
         for plan, step in ordered
     )
 
@@ -383,5 +381,5 @@ def _words(plan: Degrees) -> str:
 def _comments(plan: Degrees, batch: int, micro: int, sequence: int, framework: str) -> dict[str, str]:
     each = batch // (plan.data * micro)
     told = {'framework': framework, 'tokens': batch * sequence, 'samples': f'{each} sample{"s" if each > 1 else ""}'}
-    rows = read_csv(Path(__file__).parent / 'tables' / 'first_schedule.csv')
+    rows = files.read_csv(Path(__file__).parent / 'tables' / 'first_schedule.csv')
     return {row['key']: row['comment'].format(**told) for row in rows}

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from simpar import files, profiles
 from simpar.errors import Problem, ScheduleError
-from simpar.files import read_csv, read_regular
-from simpar.importing.findings import MAPPED
-from simpar.importing.mapping import Import, Line
+from simpar.importing import findings, mapping, settings
 from simpar.importing.python_script import (
     BY_LAYERS,
     UNKNOWN,
@@ -31,8 +30,6 @@ from simpar.importing.python_script import (
     Unknown,
     method_of,
 )
-from simpar.importing.settings import FOLDER
-from simpar.profiles import profile_of_flag, stack_of
 
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)
 USUAL: Final = 'ascend910b-8'
@@ -90,7 +87,7 @@ WRAPPERS: Final = {
 """Cells around a network that cut its batch: the key that says into how many."""
 
 
-def imported_script(text: str, path: Path, given: Mapping[str, str], profile: str) -> Import:
+def imported_script(text: str, path: Path, given: Mapping[str, str], profile: str) -> mapping.Import:
     """What a script says, as a schedule.
 
     Arguments: ``given``, ``worker_num`` or another number of the script; ``profile`` of the cluster.
@@ -116,7 +113,7 @@ class _Script(Reader):
     given: dict[str, str] = field(default_factory=dict)
     context: dict[str, tuple[Any, int]] = field(default_factory=dict)
     wrapped: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[mapping.Line] = field(default_factory=list)
     layers: list[tuple[dict[str, Any], int]] = field(default_factory=list)
     made: dict[int, str] = field(default_factory=dict)
     precision: str = 'fp32'
@@ -391,7 +388,7 @@ class _Script(Reader):
 
     # the schedule
 
-    def answer(self, path: Path, profile: str) -> Import:
+    def answer(self, path: Path, profile: str) -> mapping.Import:
         for of in [one for one in self.scope.values() if isinstance(one, Function)]:
             # A script of the tutorials may train in a function that its test runner calls.
             if self.network is None and _STARTS.match(of.of.name) and not of.of.args.args:
@@ -410,7 +407,7 @@ class _Script(Reader):
         values, comments, assumed = self.schedule(path, profile)
         if self.problems:
             raise ScheduleError(self.problems)
-        return Import('MindSpore', values, comments, tuple(self.lines), tuple(assumed))
+        return mapping.Import('MindSpore', values, comments, tuple(self.lines), tuple(assumed))
 
     def setting(self, name: str, otherwise: Any = None) -> tuple[Any, int]:
         return self.context.get(name, (otherwise, 0))
@@ -418,13 +415,13 @@ class _Script(Reader):
     def schedule(self, path: Path, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
         assumed = []
         name = profile or USUAL
-        device = profile_of_flag(name, '--cluster')
+        device = profiles.profile_of_flag(name, '--cluster')
         if not profile:
             assumed.append(f'{USUAL}: a script names no accelerator; --cluster says another')
         world = self.world(path)
         stages = int(self.number('pipeline_stages', 1))
         per_node = min(world, device.devices) or 1
-        values: dict[str, Any] = {'cluster.profile': name, 'cluster.stack': stack_of('MindSpore', name)}
+        values: dict[str, Any] = {'cluster.profile': name, 'cluster.stack': profiles.stack_of('MindSpore', name)}
         if world > device.devices:
             values['cluster.nodes'] = -(-world // device.devices)
         else:
@@ -447,12 +444,12 @@ class _Script(Reader):
             self.line('device_num', *self.context.pop('device_num'), ('cluster.devices',))
             return int(self.lines[-1].value)
         for script in sorted(path.parent.glob('*.sh')) if path.parent.is_dir() else ():
-            text = read_regular(script, 2**20).decode('utf-8', 'replace')
+            text = files.read_regular(script, 2**20).decode('utf-8', 'replace')
             found = _WORKERS.search(text)
             if found and path.name in text:
                 number = int(found[1])
                 where = f'{script}:{text[: found.start()].count(chr(10)) + 1}'
-                self.lines.append(Line('worker_num', str(number), where, MAPPED, ('cluster.devices',)))
+                self.lines.append(mapping.Line('worker_num', str(number), where, findings.MAPPED, ('cluster.devices',)))
                 return number
         self.refuse(1, 'nothing says on how many devices it runs', 'give it: --set worker_num=8')
         return 1
@@ -467,7 +464,7 @@ class _Script(Reader):
         return value
 
     def line(self, name: str, value: Any, line: int, keys: tuple[str, ...]) -> None:
-        self.lines.append(Line(name, str(value), f'{self.name}:{line}', MAPPED, keys))
+        self.lines.append(mapping.Line(name, str(value), f'{self.name}:{line}', findings.MAPPED, keys))
 
     def training(self, world: int, stages: int, assumed: list[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -596,7 +593,7 @@ def _shape(weight: Thing) -> tuple[int, int] | None:
 
 
 def _rows() -> list[dict[str, str]]:
-    return read_csv(FOLDER / 'mindspore_layers.csv')
+    return files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
 
 
 def _names() -> list[str]:

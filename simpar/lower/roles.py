@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple, TypeVar
 
-from simpar.errors import Problem
-from simpar.keys import conflicts_of
+from simpar import errors, keys, plans
 from simpar.lower.graph.chunks import ByChunk
 from simpar.lower.issue import EXPERT, Block, Issue, Issued, Run
 from simpar.lower.passes.offload import Offload, is_fetch, offloaded
 from simpar.lower.passes.recompute import Recompute, check_recompute, is_recomputed, nothing_tiled, recomputed, tiled
 from simpar.lower.tape import Tape, layer_of
-from simpar.pipeline.order import Action
-from simpar.pipeline.orders import AUTOMATIC
-from simpar.plans import Plan
+from simpar.pipeline import order, orders
 from simpar.program import COPY, OpClass, Tensor
 
 # Overlap passes: what may run beside what, switched as in MindSpore's ``parallel_speed_up.json``.
@@ -58,7 +55,7 @@ class Overlap:
     experts: bool = False
 
 
-def overlap_of(plan: Plan) -> Overlap:
+def overlap_of(plan: plans.Plan) -> Overlap:
     """What the plan's passes say of the order in a stage."""
     fill = isinstance(plan.overlap, str) or MATMUL_GRAD in plan.overlap
     delayed = plan.weight_gradients == 'delayed'
@@ -72,7 +69,7 @@ def overlap_of(plan: Plan) -> Overlap:
     )
 
 
-def with_passes(plan: Plan) -> Plan:
+def with_passes(plan: plans.Plan) -> plans.Plan:
     """The plan with what its passes say of the sums of gradients and the gathers of weights in their own keys."""
     if isinstance(plan.overlap, str):
         return plan
@@ -93,9 +90,9 @@ def passes_beside(passes: Sequence[str], said: Mapping[str, Any]) -> tuple[str, 
     return (*passes, *(name for name, is_on in on.items() if is_on and name not in passes))
 
 
-def plan_conflicts(plan: Plan) -> Iterator[Problem]:
+def plan_conflicts(plan: plans.Plan) -> Iterator[errors.Problem]:
     """Keys of a plan that do not go together, by the table of conflicts."""
-    return conflicts_of('plan', plan=plan, automatic=AUTOMATIC)
+    return keys.conflicts_of('plan', plan=plan, automatic=orders.AUTOMATIC)
 
 
 def recomputed_early(ops: Sequence[OpClass]) -> list[OpClass]:
@@ -552,7 +549,7 @@ def _freeing(
     return {op.name: op for op in add_frees(ordered, tape.tensors, elsewhere)}
 
 
-def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, late: bool) -> Issued:
+def issued(stages: Sequence[StageOps], row: Sequence[order.Action], copies: int, *, late: bool) -> Issued:
     """The ops of one pipeline rank in issue order.
 
     Arguments: ``row``, its actions; ``late``: receives wait for the computation before them, and so does a send that
@@ -560,7 +557,7 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     """
     blocks: list[Block] = []
     runs: dict[tuple[object, ...], Run] = {}
-    computed: tuple[tuple[Action, ...], ...] = ()
+    computed: tuple[tuple[order.Action, ...], ...] = ()
     # Where I and W are apart, W has its own place.
     whole = {(part.stage, part.micro_batch) for action in row for part in action.parts if part.kind == 'B'}
     for actions in _threads(row):
@@ -585,7 +582,7 @@ def issued(stages: Sequence[StageOps], row: Sequence[Action], copies: int, *, la
     return Issued(tuple([block for block in blocks if block.run.issues]))
 
 
-def _sends_what_is_new(action: Action, computed: Sequence[Sequence[Action]]) -> bool:
+def _sends_what_is_new(action: order.Action, computed: Sequence[Sequence[order.Action]]) -> bool:
     """Whether an action sends a result of what was last computed."""
     kinds = {'SEND_F': ('F',), 'SEND_B': ('B', 'I')}.get(action.kind, ())
     return any(
@@ -594,12 +591,12 @@ def _sends_what_is_new(action: Action, computed: Sequence[Sequence[Action]]) -> 
     )
 
 
-def _threads(row: Sequence[Action]) -> Iterator[tuple[tuple[Action, ...], ...]]:
+def _threads(row: Sequence[order.Action]) -> Iterator[tuple[tuple[order.Action, ...], ...]]:
     """What is interleaved: the two actions of an overlap, or one action, or a forward together with its backward.
 
     That is a backward right behind its forward, of the same stage and micro-batch.
     """
-    before: Action | None = None
+    before: order.Action | None = None
     for action in row:
         if before is not None:
             if _goes_back(before, action):
@@ -618,7 +615,7 @@ def _threads(row: Sequence[Action]) -> Iterator[tuple[tuple[Action, ...], ...]]:
         yield ((before,),)
 
 
-def _goes_back(forward: Action, action: Action) -> bool:
+def _goes_back(forward: order.Action, action: order.Action) -> bool:
     if action.kind not in ('B', 'I'):
         return False
     return action.stage == forward.stage and action.micro_batch == forward.micro_batch
@@ -626,7 +623,7 @@ def _goes_back(forward: Action, action: Action) -> bool:
 
 def _run(
     stages: Sequence[StageOps],
-    threads: Sequence[tuple[Action, ...]],
+    threads: Sequence[tuple[order.Action, ...]],
     micro_batches: tuple[int, ...],
     copies: int,
     *,
@@ -658,7 +655,7 @@ def _run(
 
 
 def _paired(
-    stages: Sequence[StageOps], threads: Sequence[tuple[Action, ...]], micro_batches: tuple[int, ...], copies: int
+    stages: Sequence[StageOps], threads: Sequence[tuple[order.Action, ...]], micro_batches: tuple[int, ...], copies: int
 ) -> Run:
     """The parts of layers of a forward and a backward in turns; of one alone, those of its copies."""
     overlap = stages[threads[0][0].stage].overlap

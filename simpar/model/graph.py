@@ -15,11 +15,8 @@ from simpar.document import Key, OneOf
 from simpar.errors import Infeasible, Problem
 from simpar.model.keys import Deviation, Width
 from simpar.model.model import Asked, Graph, Model, Node, Source
-from simpar.model.operators import KINDS
+from simpar.model.operators import KINDS, linear, pointwise, shape
 from simpar.model.operators.base import MisfitError, Operator, Weighted
-from simpar.model.operators.linear import Dense, Embedding
-from simpar.model.operators.pointwise import Mul, Relu
-from simpar.model.operators.shape import Flatten
 from simpar.model.primitive import Shape
 
 if TYPE_CHECKING:
@@ -115,7 +112,7 @@ def shapes_of(network: Network, samples: int) -> Shapes:
         unread[name] = place
         for read in reads:
             unread.pop(read, None)
-        if isinstance(layer, Embedding) and place:
+        if isinstance(layer, linear.Embedding) and place:
             found.problems.append(
                 Problem((place,), 'an embedding reads the tokens of samples', 'make it the first layer')
             )
@@ -173,7 +170,7 @@ def _names(model: Network) -> Iterator[Problem]:
 
 
 def _chain(asked: Asked, model: Network) -> Iterator[Problem]:
-    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, Dense)]
+    dense = [(place, layer) for place, layer in enumerate(model.layers) if isinstance(layer, linear.Dense)]
     if not dense:
         yield Problem(NETWORK, 'has no dense layer', 'add e.g. - dense: {in: 784, out: 10}')
         return
@@ -185,7 +182,7 @@ def _chain(asked: Asked, model: Network) -> Iterator[Problem]:
         yield from _mnist(asked, model, dense)
 
 
-def _mnist(asked: Asked, model: Network, dense: list[tuple[int, Dense]]) -> Iterator[Problem]:
+def _mnist(asked: Asked, model: Network, dense: list[tuple[int, linear.Dense]]) -> Iterator[Problem]:
     (start, first), (end, last) = dense[0], dense[-1]
     if first.inputs != MNIST_PIXELS:
         what = f'{first.inputs} features, but an image of mnist has {MNIST_PIXELS}'
@@ -207,11 +204,11 @@ def _by_class(asked: Asked) -> Iterator[Problem]:
 
 def _sample_is_told(model: Network) -> bool:
     """Tokens have no features that a dense layer could tell."""
-    return bool(model.input or (model.dense and not isinstance(model.layers[0], Embedding)))
+    return bool(model.input or (model.dense and not isinstance(model.layers[0], linear.Embedding)))
 
 
 def _untold(model: Network) -> Problem:
-    if isinstance(model.layers[0], Embedding):
+    if isinstance(model.layers[0], linear.Embedding):
         what = 'how many tokens a sample has is not told'
         return Problem(NETWORK, what, 'write layers: [...] and, beside it, e.g. input: [128]')
     what = 'the shape of a sample is not told, by an input or a dense layer'
@@ -241,7 +238,7 @@ def _digits(asked: Asked, model: Network, found: Shapes, last: Shape | None) -> 
     Arguments: ``last``, shape of the result, where it is known.
     """
     yield from _by_class(asked)
-    if isinstance(model.layers[0], Embedding):
+    if isinstance(model.layers[0], linear.Embedding):
         yield Problem(('workload', 'data'), 'mnist has images, and an embedding reads tokens', 'write random')
     elif prod(model.sample) != MNIST_PIXELS:
         what = f'{list(model.sample)} a sample, but an image of mnist has {MNIST_PIXELS} pixels'
@@ -290,20 +287,20 @@ class Network(Model):
 
     def __post_init__(self) -> None:
         """A ``mul`` of two values is the ``multiply`` that it is a way to write."""
-        meant = (layer.meant() if isinstance(layer, Mul) else layer for layer in self.layers)
+        meant = (layer.meant() if isinstance(layer, pointwise.Mul) else layer for layer in self.layers)
         # The class is frozen; before anyone has seen the value it may still be put in its plain form.
         object.__setattr__(self, 'layers', tuple(meant))
 
     @property
-    def dense(self) -> tuple[Dense, ...]:
+    def dense(self) -> tuple[linear.Dense, ...]:
         """Its dense layers."""
-        return tuple(layer for layer in self.layers if isinstance(layer, Dense))
+        return tuple(layer for layer in self.layers if isinstance(layer, linear.Dense))
 
     @property
     def is_graph(self) -> bool:
         """Whether it has operators that degrees do not split: others than a chain of dense layers and activations."""
         # Degrees know these chains (Megatron); everything else is split by batch or by strategies.
-        chained = all(isinstance(layer, Dense | Relu | Flatten) for layer in self.layers)
+        chained = all(isinstance(layer, linear.Dense | pointwise.Relu | shape.Flatten) for layer in self.layers)
         return bool(self.input) or not chained or any(getattr(layer, 'of', '') for layer in self.layers)
 
     @property
@@ -340,7 +337,7 @@ class Network(Model):
         """Of one input, tokens or features."""
         shapes, nodes = network_shapes(self, batch), self.nodes
         first = self.layers[0]
-        tokens = f'tokens:{first.vocab}' if isinstance(first, Embedding) else ''
+        tokens = f'tokens:{first.vocab}' if isinstance(first, linear.Embedding) else ''
         drawn = tokens or ('mnist' if digits else 'normal:1')
         return Graph(
             nodes=nodes,
@@ -356,7 +353,7 @@ class Network(Model):
     def counted(self) -> Mapping[str, Sequence[int]]:
         """In layers, operators and dense layers, each with what follows it."""
         # What stands before the first dense layer counts as −1, which is in the first stage.
-        dense = accumulate((isinstance(layer, Dense) for layer in self.layers), initial=-1)
+        dense = accumulate((isinstance(layer, linear.Dense) for layer in self.layers), initial=-1)
         return {'layers': layers_of(self), 'operators': range(len(self.layers)), 'dense layers': tuple(dense)[1:]}
 
     def settled(self) -> Self:

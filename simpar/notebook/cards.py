@@ -9,17 +9,13 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar import report
+from simpar import hardware, predict, report, units
 from simpar.case import Case
-from simpar.hardware import Profile
 from simpar.page.page import table_html, why_html
+from simpar.planner import plan, render
 from simpar.planner.answer import Answer, Robustness, words
-from simpar.planner.plan import Planned, Sizes
-from simpar.planner.render import front_picture, proven, ranking_cells, robust_cells, size_cells, sizes_picture
-from simpar.predict import Prediction
 from simpar.sweep.answer import SweepAnswer
 from simpar.sweep.table import best_summary, cells_of, heads_of, short_keys, shown
-from simpar.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +40,7 @@ def card(answer: Any) -> str:
 
 
 @card.register
-def _(prediction: Prediction) -> str:
+def _(prediction: predict.Prediction) -> str:
     """Headline, picture, figures and why."""
     parts = [
         f'<p><b>{html.escape(report.answer(prediction))}</b></p>',
@@ -77,7 +73,7 @@ def _(case: Case) -> str:
 
 
 @card.register
-def _(profile: Profile) -> str:
+def _(profile: hardware.Profile) -> str:
     """The device and its links, each number with its grade."""
     device = profile.device
     rows = [('device', device.name, ''), ('devices a node', str(profile.devices), '')]
@@ -107,7 +103,7 @@ def _(answer: Answer) -> str:
 
 
 @card.register
-def _(found: Planned) -> str:
+def _(found: plan.Planned) -> str:
     """The same with why, and what happens where something is worse."""
     return _framed(planned_html(found))
 
@@ -119,7 +115,7 @@ def _(found: Robustness) -> str:
 
 
 @card.register
-def _(found: Sizes) -> str:
+def _(found: plan.Sizes) -> str:
     """Numbers of devices beside one another."""
     return _framed(sizes_html(found))
 
@@ -153,12 +149,12 @@ def answer_html(answer: Answer) -> str:
     choice = answer.choice
     if choice is None:
         return '<p><b>No plan is known to fit</b></p>'
-    head = f'<p><b>{html.escape(words(choice))}</b>: {format_time(choice.step)} a step</p>'
-    table = cells_html(ranking_cells(answer))
-    return f'{head}<p>{html.escape(proven(answer))}</p>{table}{image_of(front_picture(answer))}'
+    head = f'<p><b>{html.escape(words(choice))}</b>: {units.format_time(choice.step)} a step</p>'
+    table = cells_html(render.ranking_cells(answer))
+    return f'{head}<p>{html.escape(render.proven(answer))}</p>{table}{image_of(render.front_picture(answer))}'
 
 
-def planned_html(found: Planned) -> str:
+def planned_html(found: plan.Planned) -> str:
     """The answer, why the runner-up loses, and what happens where something is worse."""
     parts = [answer_html(found.answer)]
     if found.why and found.why.baseline:
@@ -171,13 +167,13 @@ def planned_html(found: Planned) -> str:
 
 def robust_html(found: Robustness) -> str:
     """A row for everything that is made worse."""
-    return f'<p>If something is worse:</p>{cells_html(robust_cells(found))}'
+    return f'<p>If something is worse:</p>{cells_html(render.robust_cells(found))}'
 
 
-def sizes_html(found: Sizes) -> str:
+def sizes_html(found: plan.Sizes) -> str:
     """A row for each number of devices, and their front."""
-    picture = image_of(sizes_picture(found)) if found.front else ''
-    return f'{cells_html(size_cells(found))}{picture}'
+    picture = image_of(render.sizes_picture(found)) if found.front else ''
+    return f'{cells_html(render.size_cells(found))}{picture}'
 
 
 def cells_html(rows: Sequence[Sequence[str]]) -> str:

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simpar import predict, report, trace_files, units
 from simpar.case import Case, names_of
 from simpar.comparison import Comparison, render_comparison
 from simpar.comparison import compare as compare_traces
 from simpar.diagnosis import Diagnosis
 from simpar.notebook.cards import image_of
-from simpar.predict import Prediction
-from simpar.report import figures_of, render_parts
 from simpar.trace import Trace
-from simpar.trace_files import load_trace, to_trace
-from simpar.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,29 +23,29 @@ if TYPE_CHECKING:
 class Compared:
     """Predictions side by side; the fastest is marked."""
 
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[predict.Prediction, ...]
 
     @property
-    def fastest(self) -> Prediction:
+    def fastest(self) -> predict.Prediction:
         """The one with the shortest step, of those that fit if any does."""
         return min(self.predictions, key=lambda one: (not one.fits, one.step))
 
     def __str__(self) -> str:
-        return render_parts([self._answer(), '', figures_of(self.predictions)], colour=False, width=120)
+        return report.render_parts([self._answer(), '', report.figures_of(self.predictions)], colour=False, width=120)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from simpar.page.page import table_html
 
-        return f'<p><b>{html.escape(self._answer())}</b></p>{table_html(figures_of(self.predictions))}'
+        return f'<p><b>{html.escape(self._answer())}</b></p>{table_html(report.figures_of(self.predictions))}'
 
     def _answer(self) -> str:
         best = self.fastest
-        return f'fastest of {len(self.predictions)}: {best.name}, {format_time(best.step)} a step'
+        return f'fastest of {len(self.predictions)}: {best.name}, {units.format_time(best.step)} a step'
 
 
-def compare(first: Case | Prediction, *others: Case | Prediction | str | Path) -> Compared | Measured:
+def compare(first: Case | predict.Prediction, *others: Case | predict.Prediction | str | Path) -> Compared | Measured:
     """Cases and predictions side by side; or one of them beside a measurement, which is a path.
 
     Raises ``ScheduleError`` for a measurement of another program.
@@ -63,7 +60,7 @@ def compare(first: Case | Prediction, *others: Case | Prediction | str | Path) -
     return with_measurement(prediction, Path(files[0]))
 
 
-def compare_cases(*answers: Case | Prediction) -> Compared:
+def compare_cases(*answers: Case | predict.Prediction) -> Compared:
     """Cases or predictions side by side; cases are predicted. Raises ``ValueError`` without any.
 
     Example: ``compare_cases(case, case.what_if(copies=4))``.
@@ -104,11 +101,11 @@ class Measured:
         return f'{image_of(self.timeline())}<pre>{html.escape(str(self))}</pre>'
 
 
-def with_measurement(prediction: Prediction, file: Path) -> Measured:
+def with_measurement(prediction: predict.Prediction, file: Path) -> Measured:
     """A prediction beside what `simpar measure --save` wrote; raises ``ScheduleError`` for another program's trace."""
-    saved = load_trace(file)
+    saved = trace_files.load_trace(file)
     comparison = compare_traces(prediction.trace, saved, costs=prediction.costs)
-    return Measured(prediction.trace, to_trace(saved, prediction.program), comparison)
+    return Measured(prediction.trace, trace_files.to_trace(saved, prediction.program), comparison)
 
 
 def difference_picture(predicted: Trace, measured: Trace, comparison: Comparison, title: str = '') -> Figure:

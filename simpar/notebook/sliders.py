@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from simpar import errors, predict, units
 from simpar.case import Case, case_of
-from simpar.errors import SimparError
 from simpar.notebook.cards import card
 from simpar.page import answer_page
-from simpar.predict import Prediction, step_of
 from simpar.schedule.schedule import with_changes
-from simpar.units import format_time
 
 _FRAME: Final = (
     '<iframe title="timeline" style="width:100%;height:{height}px;border:0" srcdoc="'
@@ -36,7 +34,7 @@ class Interactive:
     Arguments: ``ranks`` whose ops are shown; empty: a few that differ.
     """
 
-    prediction: Prediction
+    prediction: predict.Prediction
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,10 +126,10 @@ class Sliders:
             # Without a baseline: the case as it was is neither lowered nor simulated again.
             own = replace(with_changes(self.case.schedule, changes), against={}) if changes else None
             case = case_of(own, session=self.case.session) if own else self.case
-            seconds = step_of(case.program, case.cluster, steps=_STEPS)
-        except SimparError as wrong:
+            seconds = predict.step_of(case.program, case.cluster, steps=_STEPS)
+        except errors.SimparError as wrong:
             return f'<pre>{html.escape(str(wrong))}</pre>'
-        return f'<b style="font-size:1.3em">{format_time(seconds)}</b> a step'
+        return f'<b style="font-size:1.3em">{units.format_time(seconds)}</b> a step'
 
     def _later(self) -> None:
         """Where a notebook's loop runs, predict one neighbour when it has nothing else to do."""
@@ -161,7 +159,7 @@ class Sliders:
         """The whole answer, with gain over the case as it was."""
         try:
             self.answer.value = card(self.changed().predict())
-        except SimparError as wrong:
+        except errors.SimparError as wrong:
             self.answer.value = f'<pre>{html.escape(str(wrong))}</pre>'
 
     def _ipython_display_(self) -> None:

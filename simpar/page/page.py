@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from simpar import report
-from simpar.keys import without_effect_line
-from simpar.memory import RankMemory, peak_summary
+from simpar import keys, memory, metrics, predict, report, units
 from simpar.memory.rank import KINDS
-from simpar.metrics import is_pipeline
-from simpar.plot.panel import Bar, phase_of, view
-from simpar.plot.pipeline_panel import Box, pipeline_view, row_name
-from simpar.predict import Contribution, Prediction
+from simpar.plot import panel, pipeline_panel
 from simpar.trace import Trace
-from simpar.units import format_time
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +31,7 @@ MOST_RANKS: Final = 4
 """Ranks of one side whose ops it holds; of a pipeline, whose actions stand above, the first and the last."""
 
 
-def timeline_of(prediction: Prediction, unit: float, ranks: Sequence[int] = ()) -> Columns:
+def timeline_of(prediction: predict.Prediction, unit: float, ranks: Sequence[int] = ()) -> Columns:
     """What the page draws of one side.
 
     Arguments: ``unit``, seconds of a tick; ``ranks`` to show, unless a few that differ shall be chosen.
@@ -49,7 +43,7 @@ def timeline_of(prediction: Prediction, unit: float, ranks: Sequence[int] = ()) 
     return {
         'name': prediction.name,
         'step': round(prediction.step / unit),
-        'boxes': _boxes(trace, unit) if is_pipeline(trace.program) else [],
+        'boxes': _boxes(trace, unit) if metrics.is_pipeline(trace.program) else [],
         'groups': groups,
         'left': left,
         'ops': _told(prediction, ops),
@@ -76,7 +70,7 @@ def _asked(trace: Trace, ranks: Sequence[int]) -> list[int]:
 
 def _telling(trace: Trace) -> list[int]:
     """Ranks that differ, the most telling first; of a pipeline the first and the last."""
-    if is_pipeline(trace.program):
+    if metrics.is_pipeline(trace.program):
         return [trace.representatives[0].rank, trace.representatives[-1].rank]
     # Who ends last holds the step up, and is what one looks at.
     ranked = sorted(trace.representatives, key=lambda one: -float(one.end_KS[-1].max()))
@@ -85,9 +79,9 @@ def _telling(trace: Trace) -> list[int]:
 
 def _rank(trace: Trace, rank: int, ops: dict[str, int], unit: float) -> Columns:
     """A rank's streams; ``ops`` is filled with the names of what runs on them."""
-    seen = view(trace, '', rank)
+    seen = panel.view(trace, '', rank)
     alike = int((trace.representative_of_rank == trace.representative_of_rank[rank]).sum()) - 1
-    rows: list[list[Bar]] = [[] for _ in seen.streams]
+    rows: list[list[panel.Bar]] = [[] for _ in seen.streams]
     bars = _few(seen.bars, seen.step)
     for bar in bars:
         rows[bar.row].append(bar)
@@ -100,11 +94,11 @@ def _rank(trace: Trace, rank: int, ops: dict[str, int], unit: float) -> Columns:
     }
 
 
-def _few(bars: Sequence[Bar], step: float) -> Sequence[Bar]:
+def _few(bars: Sequence[panel.Bar], step: float) -> Sequence[panel.Bar]:
     """Bars of a rank as a page has room for: where there are too many, those of a kind with short pauses become one."""
     pause = step / 2**13
     while len(bars) > MOST_SPANS and pause < step:
-        merged: list[Bar] = []
+        merged: list[panel.Bar] = []
         for bar in sorted(bars, key=lambda one: (one.row, one.arrive)):
             last = merged[-1] if merged else None
             if last and last[:3] == bar[:3] and bar.arrive - last.end <= pause:
@@ -116,7 +110,7 @@ def _few(bars: Sequence[Bar], step: float) -> Sequence[Bar]:
     return bars
 
 
-def _columns(bars: list[Bar], ops: dict[str, int], unit: float) -> Columns:
+def _columns(bars: list[panel.Bar], ops: dict[str, int], unit: float) -> Columns:
     """Bars in order of time: begin, wait for peers and run in ticks; op, copy."""
     ordered = sorted(bars, key=lambda bar: bar.arrive)
     begins = [round(bar.arrive / unit) for bar in ordered]
@@ -134,7 +128,7 @@ def _columns(bars: list[Bar], ops: dict[str, int], unit: float) -> Columns:
 def _boxes(trace: Trace, unit: float) -> list[Columns]:
     """The pipeline ranks with their actions, and the parts of these with their place in a box's height."""
     rows = []
-    seen = pipeline_view(trace, '')
+    seen = pipeline_panel.pipeline_view(trace, '')
     for number, row in enumerate(seen.rows):
         parts = [
             (*_ticks(part.begin, part.end, unit), layer.kind, sum(one.share for one in part.layers[:at]), layer.share)
@@ -145,7 +139,7 @@ def _boxes(trace: Trace, unit: float) -> list[Columns]:
         widest = [max(box.parts, key=lambda one: one.end - one.begin, default=box) for box in row.boxes]
         rows.append(
             {
-                'label': row_name(seen, number, 0.0),
+                'label': pipeline_panel.row_name(seen, number, 0.0),
                 'begin': [round(box.begin / unit) for box in row.boxes],
                 'run': [_ticks(box.begin, box.end, unit)[1] for box in row.boxes],
                 'kind': [box.labels[-1].kind for box in row.boxes],
@@ -163,23 +157,23 @@ def _ticks(begin: float, end: float, unit: float) -> tuple[int, int]:
     return round(begin / unit), round(end / unit) - round(begin / unit)
 
 
-def _text(box: Box) -> str:
+def _text(box: pipeline_panel.Box) -> str:
     return ' + '.join(f'{one.stage}{one.kind}{one.micro_batch}' for one in box.labels)
 
 
-def _told(prediction: Prediction, ops: Mapping[str, int]) -> list[list[str]]:
+def _told(prediction: predict.Prediction, ops: Mapping[str, int]) -> list[list[str]]:
     """For each op that is shown: name, phase or ``communication``, and how its seconds came about."""
     numbers = {op.name: index for index, op in enumerate(prediction.program.op_classes) if op.name in ops}
     return list(_lines(prediction, ops, numbers))
 
 
-def _lines(prediction: Prediction, ops: Mapping[str, int], numbers: Mapping[str, int]) -> Iterator[list[str]]:
+def _lines(prediction: predict.Prediction, ops: Mapping[str, int], numbers: Mapping[str, int]) -> Iterator[list[str]]:
     for name in ops:
         if name.startswith(_SEVERAL):
             yield [name.partition(',')[0], name.removeprefix(_SEVERAL), '', '']
             continue
         op = prediction.program.op_classes[numbers[name]]
-        kind = phase_of(op) if op.kind == 'compute' else 'communication'
+        kind = panel.phase_of(op) if op.kind == 'compute' else 'communication'
         yield [name, kind, op.operator, prediction.costs.why.get(numbers[name], '')]
 
 
@@ -193,7 +187,7 @@ MOST_LAYERS: Final = 11
 OTHERS: Final = 'others'
 
 
-def layers_of(sides: Sequence[Prediction]) -> list[str]:
+def layers_of(sides: Sequence[predict.Prediction]) -> list[str]:
     """Names of the layers, from the bottom: what stays, then what takes most at some time; the same for all sides."""
     most: dict[str, int] = {}
     for line in (side.memory.fullest.by_operator() for side in sides):
@@ -203,7 +197,7 @@ def layers_of(sides: Sequence[Prediction]) -> list[str]:
     return [*sorted(chosen, key=lambda name: name not in KINDS), OTHERS]
 
 
-def memory_of(prediction: Prediction, names: Sequence[str], unit: float) -> dict[str, Any]:
+def memory_of(prediction: predict.Prediction, names: Sequence[str], unit: float) -> dict[str, Any]:
     """What the page draws of one side; arguments: names of the layers, seconds of a tick."""
     rank = prediction.memory.fullest
     times, held = _layers(rank, names)
@@ -211,14 +205,14 @@ def memory_of(prediction: Prediction, names: Sequence[str], unit: float) -> dict
         'name': prediction.name,
         'step': round(prediction.step / unit),
         'device': prediction.device_memory,
-        'words': f'{peak_summary(rank, prediction.room)}.',
+        'words': f'{memory.peak_summary(rank, prediction.room)}.',
         'times': [round(time / unit) for time in times],
         'layers': [{'name': name, 'bytes': column} for name, column in zip(names, held, strict=True)],
         'peak': {'time': round(rank.peak.time / unit), 'bytes': rank.peak.bytes, 'op': rank.peak.action},
     }
 
 
-def _layers(rank: RankMemory, names: Sequence[str]) -> tuple[list[float], list[list[int]]]:
+def _layers(rank: memory.RankMemory, names: Sequence[str]) -> tuple[list[float], list[list[int]]]:
     """Moments, and bytes of each layer from that moment on."""
     line = rank.by_operator()
     columns = {name: np.zeros(len(line.bytes), dtype=np.int64) for name in names}
@@ -242,7 +236,7 @@ _MOST_PARTS: Final = 12
 
 
 def answer_page(
-    prediction: Prediction,
+    prediction: predict.Prediction,
     *,
     schedule: str = '',
     notes: Iterable[str] = (),
@@ -305,14 +299,14 @@ def _version() -> str:
     return __version__
 
 
-def _lines_of(prediction: Prediction, about: str) -> Iterator[str]:
+def _lines_of(prediction: predict.Prediction, about: str) -> Iterator[str]:
     """What stands below the headline: the interval, what the answer is of, and one warning."""
     for line in report.interval_lines(prediction):
         yield f'<p>{html.escape(line)}</p>'
     world = prediction.program.world
     facts = [about, f'{world} × {prediction.profile.device.name} ({prediction.profile.name})', f'simpar {_version()}']
     yield f'<p class="hint">{html.escape(" · ".join(fact for fact in facts if fact))}</p>'
-    for line in (without_effect_line(prediction.without_effect), *prediction.beside_stack):
+    for line in (keys.without_effect_line(prediction.without_effect), *prediction.beside_stack):
         if line:
             yield f'<p class="warning">{html.escape(line)}</p>'
 
@@ -331,7 +325,7 @@ def _cell(cell: object) -> str:
     return '&nbsp;' * (len(text) - len(text.lstrip())) + html.escape(text.lstrip())
 
 
-def why_html(prediction: Prediction) -> str:
+def why_html(prediction: predict.Prediction) -> str:
     """The gain as bars that add up."""
     baseline = prediction.baseline
     if baseline is None:
@@ -343,7 +337,7 @@ def why_html(prediction: Prediction) -> str:
     return f'<table><thead><tr>{heads}</tr></thead><tbody>{rows}{together}</tbody></table>'
 
 
-def _bar(row: Contribution, largest: float) -> str:
+def _bar(row: predict.Contribution, largest: float) -> str:
     width = round(150 * abs(row.seconds) / largest) if largest else 0
     bar = f'<i class="{"loss" if row.seconds < 0 else "gain"}" style="width:{width}px"></i>'
     cells = f'<td>{html.escape(row.effect)}</td><td>{_signed(row.seconds)}</td>'
@@ -351,4 +345,4 @@ def _bar(row: Contribution, largest: float) -> str:
 
 
 def _signed(seconds: float) -> str:
-    return f'{"+" if seconds > 0 else "−"}{format_time(abs(seconds))}' if seconds else '0'
+    return f'{"+" if seconds > 0 else "−"}{units.format_time(abs(seconds))}' if seconds else '0'

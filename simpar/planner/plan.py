@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
-from simpar.case import case_of, cluster_of
+from simpar import case, lazy, predict
 from simpar.document import Source, one_screen, read
 from simpar.errors import Problem, ScheduleError
-from simpar.lazy import card, dataframe
 from simpar.planner.answer import (
     USUAL,
     Answer,
@@ -31,9 +30,7 @@ from simpar.planner.judge import Judge, workers
 from simpar.planner.render import front_picture, render, render_sizes, sizes_picture
 from simpar.planner.search import Found, Path, search
 from simpar.planner.space import PLAN_KEYS, Space, space_of
-from simpar.predict import Prediction
-from simpar.schedule import Schedule, load_rows, load_schedule
-from simpar.schedule.contents import FIXED, FREE, Planner
+from simpar.schedule import Schedule, contents, load_rows, load_schedule
 from simpar.session import Session
 from simpar.sweep.answer import Outcome
 from simpar.sweep.journal import FILES, Wanted, content_key, identity, places
@@ -73,7 +70,7 @@ class Planning:
         Ctrl-C ends it with what it knows.
         Raises ``ScheduleError`` where journal or scheduler are none, ``RunFailed`` where a process dies.
         """
-        planner = self.schedule.planner or Planner()
+        planner = self.schedule.planner or contents.Planner()
         until = time.monotonic() + seconds
         margin = USUAL if planner.margin is None else planner.margin
         way = Way(
@@ -83,7 +80,7 @@ class Planning:
             note=_once(note) if note else None,
         )
 
-        judge = Judge(self.space, cluster_of(self.schedule))
+        judge = Judge(self.space, case.cluster_of(self.schedule))
         with rare_collections(), workers(self.space, judge, cores() if jobs is None else jobs) as those:
             place = self.space.place(self.schedule.plan)
             own = self._own(place, way)
@@ -109,11 +106,11 @@ class Planning:
 
     def _own(self, place: Path | None, way: Way) -> Own:
         """The file's plan, predicted. Argument: ``place``, among the plans of the space."""
-        planner, plan = self.schedule.planner or Planner(), self.schedule.plan
+        planner, plan = self.schedule.planner or contents.Planner(), self.schedule.plan
         alone = replace(self.schedule, against={}, sweep=None, planner=None)
         schedule = alone if place is None else self.space.schedule(place)
         (outcome,) = self._outcomes([schedule], way)
-        asked = [key for key, values in planner.keys.items() if values not in (FREE, FIXED)]
+        asked = [key for key, values in planner.keys.items() if values not in (contents.FREE, contents.FIXED)]
         names = [key.removeprefix('plan.') for key in asked]
         return Own(
             outcome=outcome,
@@ -148,7 +145,7 @@ def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = 
         schedule = load_schedule(path, overrides, module=module)
     except ScheduleError as wrong:
         raise ScheduleError(one_screen([*wrong.problems, *_other_values(path, overrides, module, wrong)])) from None
-    planner = schedule.planner or Planner()
+    planner = schedule.planner or contents.Planner()
     typed: dict[str, Any] = {}
     problems: list[Problem] = []
     for key, values in planner.keys.items():
@@ -162,7 +159,7 @@ def load_planning(path: Source, overrides: Sequence[str] = (), *, module: str = 
     if problems:
         raise ScheduleError(one_screen(problems))
     schedule = replace(schedule, planner=replace(planner, keys=typed))
-    return Planning(schedule=schedule, space=space_of(schedule, cluster_of(schedule).world))
+    return Planning(schedule=schedule, space=space_of(schedule, case.cluster_of(schedule).world))
 
 
 def _once(note: Note) -> Note:
@@ -230,7 +227,7 @@ class Sizes(BySize):
 
     def to_dataframe(self) -> Any:
         """A table of pandas."""
-        return dataframe(self)
+        return lazy.dataframe(self)
 
     def __str__(self) -> str:
         return render_sizes(self)
@@ -238,7 +235,7 @@ class Sizes(BySize):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return card(self)
+        return lazy.card(self)
 
 
 def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, search: Search) -> Sizes:
@@ -253,7 +250,7 @@ def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, sear
         if answer.choice is None:
             found.append(Size(devices=count, answer=answer))
             continue
-        throughput = case_of(answer.choice.schedule).throughput
+        throughput = case.case_of(answer.choice.schedule).throughput
         run = training_run(budget, throughput, answer.choice.step) if budget else None
         found.append(Size(devices=count, answer=answer, throughput=throughput, run=run))
     return Sizes(found=tuple(found), budget=budget)
@@ -261,7 +258,7 @@ def sizes(planning: Planning, counts: Sequence[int], budget: Budget | None, sear
 
 def _plannings(planning: Planning, counts: Sequence[int]) -> list[Planning]:
     schedule = planning.schedule
-    each = schedule.cluster.devices or cluster_of(schedule).profile.devices
+    each = schedule.cluster.devices or case.cluster_of(schedule).profile.devices
     problems = [
         Problem('--devices', f'{count} devices are no whole nodes of {each}', f'write {each * -(-count // each)}')
         for count in counts
@@ -278,7 +275,7 @@ def _on(schedule: Schedule, count: int, each: int) -> Planning:
     slow = {rank: share for rank, share in schedule.cluster.slow.items() if rank < count}
     plan = replace(schedule.plan, data=0)
     other = replace(schedule, plan=plan, cluster=replace(schedule.cluster, slow=slow, nodes=nodes, devices=devices))
-    return Planning(schedule=other, space=space_of(other, cluster_of(other).world))
+    return Planning(schedule=other, space=space_of(other, case.cluster_of(other).world))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -286,7 +283,7 @@ class Planned:
     """An answer with why the runner-up loses, and what becomes of the choice where something is worse."""
 
     answer: Answer
-    why: Prediction | None = field(default=None)
+    why: predict.Prediction | None = field(default=None)
     robustness: Robustness | None = field(default=None)
 
     @property
@@ -320,10 +317,10 @@ class Planned:
 
     def to_dataframe(self) -> Any:
         """The ranking as a table of pandas."""
-        return dataframe(self.answer)
+        return lazy.dataframe(self.answer)
 
     def _repr_html_(self) -> str:
-        return card(self)
+        return lazy.card(self)
 
 
 def plan(

@@ -9,10 +9,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from simpar import errors, hardware, plans
 from simpar.cost.costs import Costs, Entries
 from simpar.cost.price import Models, Pricer, speeds_beside
-from simpar.errors import Infeasible
-from simpar.hardware import Cluster, Topology
 from simpar.lower import lower
 from simpar.lower.passes.recompute import is_recomputed
 from simpar.memory import framework_of
@@ -20,14 +19,13 @@ from simpar.memory.lifetimes import NONE, Lifetimes, lifetimes
 from simpar.memory.memory import Framework, with_framework
 from simpar.planner.pieces import MIDDLE, PARTS, Block, Floats, Ops, Speeds, Work, block_of, layer_of, mark_of
 from simpar.planner.space import Few, Space, few_of
-from simpar.plans import Plan
 from simpar.program import OpClass, Program, Role
 from simpar.session import Session
 
 T = TypeVar('T')
 
 
-def outermost(topology: Topology, world: int) -> str:
+def outermost(topology: hardware.Topology, world: int) -> str:
     """The name of the outermost link between so many ranks; empty where nobody shares it, or each pair has its own."""
     joined = [
         link
@@ -282,7 +280,7 @@ def _peaks(
 
 MICRO_BATCHES: Final = 3
 """A first, a middle and a last one."""
-Known = Callable[[Plan, bool], 'Sample']
+Known = Callable[[plans.Plan, bool], 'Sample']
 """Makes a sample, or finds it made, of a plan and of whether its backwards are done in two parts."""
 JOINT: Final = ('F', 'B')
 APART: Final = ('F', 'I', 'W')
@@ -295,7 +293,7 @@ class Shared:
     session: Session = field(default_factory=lambda: Session(16))
     models: Models = field(default_factory=Models)
 
-    def costs(self, program: Program, cluster: Cluster) -> Costs:
+    def costs(self, program: Program, cluster: hardware.Cluster) -> Costs:
         """Of a small program."""
         return Pricer(program, _roomy(program, cluster), models=self.models).costs()
 
@@ -348,7 +346,7 @@ class Sample:
 
 
 def sample_of(
-    few: Few, plan: Plan, cluster: Cluster, size: int, *, split: bool, known: Known, shared: Shared
+    few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, *, split: bool, known: Known, shared: Shared
 ) -> Sample:
     """The sample of a plan's degrees, recomputation, copies and tiles.
 
@@ -377,7 +375,7 @@ def sample_of(
     return _in_turn(sample, blocks, plan, known, split=False)
 
 
-def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known, shared: Shared) -> Sample:
+def _parted(few: Few, plan: plans.Plan, cluster: hardware.Cluster, size: int, known: Known, shared: Shared) -> Sample:
     """The same where backwards are done in two parts, as well."""
     joint = known(plan, False)
     apart = _lowered(few, plan, size, shared, split=True)
@@ -388,7 +386,7 @@ def _parted(few: Few, plan: Plan, cluster: Cluster, size: int, known: Known, sha
 
 
 def _in_turn(
-    sample: Sample, blocks: dict[tuple[int, str, bool], Block], plan: Plan, known: Known, *, split: bool
+    sample: Sample, blocks: dict[tuple[int, str, bool], Block], plan: plans.Plan, known: Known, *, split: bool
 ) -> Sample:
     """A sample with the blocks of its stages, and of copies that go apart: taken to be done one after the other."""
     kinds = {*JOINT, *(APART if split else ())}
@@ -405,14 +403,14 @@ def _in_turn(
     return replace(sample, blocks=every, whole=blocks, in_turn=in_turn, mixed=mixed)
 
 
-def _in_step(few: Few, plan: Plan, program: Program) -> bool:
+def _in_step(few: Few, plan: plans.Plan, program: Program) -> bool:
     """Whether copies go through layers together: where computation waits for a collective, the next copy goes on."""
     role, layers = list(_stages(few, plan, program))[-1]
     ops = [program.op_classes[index] for index in sorted(set(role.op_class.tolist()))]
     return any(op.kind == 'collective' and program.sliced(op) and layer_of(op.name) == layers[-1] for op in ops)
 
 
-def _pace(few: Few, plan: Plan, program: Program, costs: Costs) -> float:
+def _pace(few: Few, plan: plans.Plan, program: Program, costs: Costs) -> float:
     seconds, host = np.array(costs.compute, dtype=np.float64), np.array(costs.host, dtype=np.float64)
     least = float('inf')
     for role, _ in _stages(few, plan, program):
@@ -423,7 +421,7 @@ def _pace(few: Few, plan: Plan, program: Program, costs: Costs) -> float:
     return least
 
 
-def _lowered(few: Few, plan: Plan, size: int, shared: Shared, *, split: bool) -> Program:
+def _lowered(few: Few, plan: plans.Plan, size: int, shared: Shared, *, split: bool) -> Program:
     stages = len(few.stages)
     small = replace(
         plan,
@@ -443,12 +441,12 @@ def _lowered(few: Few, plan: Plan, size: int, shared: Shared, *, split: bool) ->
     return lower(workload, small, stages * _ranks(plan), session=shared.session)
 
 
-def _ranks(plan: Plan) -> int:
+def _ranks(plan: plans.Plan) -> int:
     """Ranks of a stage of the small program: no more than share its layers."""
     return plan.tensor * plan.context * plan.expert
 
 
-def _stages(few: Few, plan: Plan, program: Program) -> Iterator[tuple[Role, list[int]]]:
+def _stages(few: Few, plan: plans.Plan, program: Program) -> Iterator[tuple[Role, list[int]]]:
     """The role of each stage, and its layers."""
     for stage, count in enumerate(few.stages):
         first = sum(few.stages[:stage])
@@ -456,7 +454,7 @@ def _stages(few: Few, plan: Plan, program: Program) -> Iterator[tuple[Role, list
 
 
 def _blocks(
-    few: Few, plan: Plan, program: Program, cluster: Cluster, costs: Costs, kinds: Sequence[str]
+    few: Few, plan: plans.Plan, program: Program, cluster: hardware.Cluster, costs: Costs, kinds: Sequence[str]
 ) -> dict[tuple[int, str, bool], Block]:
     isolated, slowed, wires = _seconds(program, costs)
     loads = loads_of(program, costs, outermost(cluster.topology, cluster.world))
@@ -522,7 +520,7 @@ def _seconds(program: Program, costs: Costs) -> tuple[Floats, Floats, dict[int, 
     return isolated, slowed, wires
 
 
-def _roomy(program: Program, cluster: Cluster) -> Cluster:
+def _roomy(program: Program, cluster: hardware.Cluster) -> hardware.Cluster:
     """A cluster for all stages, which may have more ranks than a pipeline leaves to one; groups lie alike on it."""
     return replace(cluster, nodes=cluster.nodes * -(-program.world // cluster.world), slow={})
 
@@ -543,7 +541,7 @@ Made = tuple[tuple[Any, ...], Sample]
 class Samples:
     """Finds or makes the samples of plans of one space."""
 
-    def __init__(self, space: Space, cluster: Cluster) -> None:
+    def __init__(self, space: Space, cluster: hardware.Cluster) -> None:
         self._space = space
         self._cluster = cluster
         self._few = few_of(space.base.workload)
@@ -565,20 +563,20 @@ class Samples:
         """Whether there are any."""
         return self._few is not None
 
-    def widest(self, plan: Plan) -> Sample | None:
+    def widest(self, plan: plans.Plan) -> Sample | None:
         """A sample of the whole batch at once: nothing takes less time for each of its samples."""
         return self.sample(self.base(plan), self._space.base.workload.batch, split=False)
 
-    def base(self, plan: Plan) -> Plan:
+    def base(self, plan: plans.Plan) -> plans.Plan:
         """The plan with the values of what is still open that take the least time."""
         return replace(self.plain(plan), recompute='none')
 
-    def plain(self, plan: Plan) -> Plan:
+    def plain(self, plan: plans.Plan) -> plans.Plan:
         """The plan with one copy and no tiles where these are still open."""
         copies, tiles = (one[0] if len(one := self._space.values_of(key)) == 1 else 1 for key in ('copies', 'tiles'))
         return replace(plan, copies=copies, tiles=tiles)
 
-    def sample(self, plan: Plan, size: int, *, split: bool) -> Sample | None:
+    def sample(self, plan: plans.Plan, size: int, *, split: bool) -> Sample | None:
         """The sample of a plan; None where the model has no small one.
 
         Arguments: ``size``, samples of a micro-batch, of all its copies; ``split`` as of ``sample_of``.
@@ -588,7 +586,7 @@ class Samples:
         # No more than there are, where they cannot be shared out evenly.
         each = size // plan.copies
         if not each:
-            raise Infeasible(f'the batch has fewer samples than {plan.copies} copies of so many micro-batches')
+            raise errors.Infeasible(f'the batch has fewer samples than {plan.copies} copies of so many micro-batches')
         key = (
             plan.tensor, plan.sequence_parallel, plan.context, plan.expert, plan.recompute, plan.copies, plan.tiles,
             each, split, *(repr(getattr(plan, key)) for key in self._space.keys if key not in _KNOWN),
@@ -608,7 +606,7 @@ class Samples:
             self._made.append((key, replace(sample, known={})))
         return self._known[key]
 
-    def _other(self, plan: Plan, size: int, *, split: bool) -> Sample:
+    def _other(self, plan: plans.Plan, size: int, *, split: bool) -> Sample:
         if (sample := self.sample(plan, size, split=split)) is None:
             raise ValueError('no model of few layers')
         return sample

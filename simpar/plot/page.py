@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simpar.headline import headline
-from simpar.metrics import is_pipeline
+from simpar import headline, metrics, units
 from simpar.plot.frame import HATCH, MOST_ZOOMED, Page, left_edge, new_figure, title
 from simpar.plot.panel import COLOURS, EASY, VISIBLE, Bar, Kind, Panel, View, view
 from simpar.plot.pipeline_page import pipeline_timeline
 from simpar.trace import Trace
-from simpar.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +52,7 @@ def timeline(
     """
     sides = [(plan, names[0])] if baseline is None else [(baseline, names[1]), (plan, names[0])]
     # One rank of a pipeline shows little; both sides are drawn alike if either is a pipeline.
-    if rank is None and any(is_pipeline(trace.program) for trace, _ in sides):
+    if rank is None and any(metrics.is_pipeline(trace.program) for trace, _ in sides):
         return pipeline_timeline(sides)
     views = [view(trace, name, rank, marks) for trace, name in sides]
     windows = _windows(views) if max(v.most_bars for v in views) > EASY else []
@@ -67,7 +65,7 @@ def timeline(
         panel, zoomed = Panel(frame, views[index % len(views)]), index >= len(views)
         panel.draw(_heading(panel, averaged, zoomed=zoomed), 0.0 if zoomed else averaged)
     page.finish(frames)
-    title(figure, answer or headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
+    title(figure, answer or headline.headline(*((v.name, v.step) for v in reversed(views))), _patches(views))
     return figure
 
 
@@ -124,10 +122,10 @@ def _heading(panel: Panel, averaged: float, *, zoomed: bool) -> str:
     v = panel.view
     if zoomed:
         window = panel.frame.window
-        return f'{v.name}: the framed {format_time(window[1] - window[0])}'
-    figures = f'{v.name}: {format_time(v.step)} a step'
+        return f'{v.name}: the framed {units.format_time(window[1] - window[0])}'
+    figures = f'{v.name}: {units.format_time(v.step)} a step'
     if v.metrics.communication:
-        exposed = f'{format_time(v.metrics.exposed)} ({v.metrics.exposed / v.step * 100:.0f} %)'
+        exposed = f'{units.format_time(v.metrics.exposed)} ({v.metrics.exposed / v.step * 100:.0f} %)'
         figures += f', {exposed} of it exposed communication, overlap {v.metrics.overlap * 100:.0f} %'
-    shares = f'; shares of time, averaged over {format_time(averaged)}' if averaged else ''
+    shares = f'; shares of time, averaged over {units.format_time(averaged)}' if averaged else ''
     return f'{figures}; rank {v.rank}{shares}'

@@ -17,9 +17,7 @@ from simpar.cost.compute import NO_WORK, PRODUCTS
 from simpar.files import read_csv
 from simpar.interval_sets import length, minus, union
 from simpar.program import COLLECTIVES, OpClass, Program
-from simpar.traces import RankTrace
-from simpar.traces.kineto import GLOO, shapes_of
-from simpar.traces.summary import whole
+from simpar.traces import RankTrace, kineto, summary
 from simpar.traces.table import COMMUNICATION, NANOSECOND, Row
 
 Shapes = Sequence[Sequence[int]]
@@ -78,7 +76,7 @@ def key_of(each: Row, world: int) -> Key | None:
     """
     product = _PRODUCTS.get(each.name)
     if product:
-        return product(shapes_of(each.shapes))
+        return product(kineto.shapes_of(each.shapes))
     if each.name in FAMILIES:
         return (each.name,)
     if _STEP.match(each.name):
@@ -86,15 +84,15 @@ def key_of(each: Row, world: int) -> Key | None:
     if _FOR_MESSAGES.match(each.name):
         return (MESSAGES, each.name, each.shapes)
     if found := _ATTENTION.match(each.name):
-        return _attention(shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
-    return message_key(each, world) if each.name.startswith(GLOO) else None
+        return _attention(kineto.shapes_of(each.shapes), 'I' if found[1] else 'F', _INNER.match(each.name) is not None)
+    return message_key(each, world) if each.name.startswith(kineto.GLOO) else None
 
 
 def message_key(each: Row, world: int) -> Key | None:
     """What a collective is, by what NCCL's recorder or gloo's annotation tells of it."""
     operator, ranks = _OPERATORS.get(each.type), each.ranks or world
     # Gathers of gloo say what a rank gives; sizes are of the full vector.
-    shard = operator and each.name.startswith(GLOO) and COLLECTIVES[operator].gives == 'shard'
+    shard = operator and each.name.startswith(kineto.GLOO) and COLLECTIVES[operator].gives == 'shard'
     size = each.bytes * world if shard else each.bytes
     return ('collective', operator, ranks, size) if operator and size and ranks > 1 else None
 
@@ -219,7 +217,7 @@ def _by_kernels(recording: RankTrace, host: Sequence[Row], known: _Known) -> Ite
 
 
 def _kernels(recording: RankTrace) -> Iterator[Row]:
-    kernels = whole(recording)
+    kernels = summary.whole(recording)
     return iter(()) if kernels is None else kernels.rows(recording.origin)
 
 
@@ -265,7 +263,7 @@ def _by_gloo(host: Sequence[Row]) -> Iterator[Row]:
     for each in host:
         if found := _SUMS.match(each.name):
             called.append(found[1])
-        elif each.name.startswith(GLOO):
+        elif each.name.startswith(kineto.GLOO):
             sums = _OPERATORS.get(each.type) == 'all_reduce' and called
             yield each._replace(type=called.popleft()) if sums else each
 
@@ -410,7 +408,7 @@ def _issue(recordings: Sequence[RankTrace]) -> dict[str, float]:
     """What the host usually takes from one launch of a phase to the next; nothing where phases are not told."""
     gaps: dict[str, list[float]] = defaultdict(list)
     for recording in recordings:
-        kernels = whole(recording)
+        kernels = summary.whole(recording)
         if kernels is None:
             continue
         for phase, told in (('forward', 'F'), ('backward', 'B')):
@@ -457,7 +455,7 @@ def _speeds(found: Mapping[Key, _Times]) -> dict[str, float]:
 
 def _by_names(program: Program, recording: RankTrace) -> list[TorchOp]:
     """The kernels of simpar's own recordings, which name an op of the program; none where others wrote it."""
-    kernels = whole(recording)
+    kernels = summary.whole(recording)
     if kernels is None or not set(kernels.shapes.tolist()) & {op.name for op in program.op_classes}:
         return []
     keys = {op.name: program_key(program, op) for op in program.op_classes if op.kind == 'compute'}

@@ -11,16 +11,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, WithJsonSchema
 
+from simpar import headline, plans, profiles
 from simpar.document import Bytes, Key, Short, Source, Tree, is_path, one_screen, override, put, read
 from simpar.document.tree import Unreadable, parse
 from simpar.errors import Problem, ProfileError, ScheduleError, refuse
 from simpar.hardware.profile import Mode
 from simpar.hardware.stack import MOST_QUEUES
-from simpar.headline import run_by
 from simpar.keys import described
 from simpar.lower.roles import passes_beside
-from simpar.plans import Plan
-from simpar.profiles import NONE, OF_WORKLOAD, UNKNOWN, load_profile, load_stack, stack_of
 from simpar.workload import Workload
 
 # What a schedule file may hold.
@@ -142,7 +140,7 @@ class ClusterReference:
     @property
     def has_stack(self) -> bool:
         """Whether a framework runs on it, not the device alone."""
-        return self.stack not in ('', NONE)
+        return self.stack not in ('', profiles.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +151,7 @@ class Contents:
     simpar: int
     cluster: Annotated[ClusterReference, Short('profile')]
     workload: Workload
-    plan: Plan = field(default_factory=Plan)
+    plan: plans.Plan = field(default_factory=plans.Plan)
     gaps: tuple[Annotated[str, Field(max_length=400)], ...] = ()
     against: dict[str, Any] | None = None
     sweep: Annotated[Any, WithJsonSchema(SWEEP_SCHEMA)] = None
@@ -178,14 +176,14 @@ def framework_words(tree: Tree) -> str:
 
     A key counts wherever the file asks for it, also in the baseline or in a sweep: its rows are of one framework.
     """
-    words = [UNKNOWN]
+    words = [profiles.UNKNOWN]
     workload, plan = tree.get(('workload',)), tree.get(('plan',))
     if isinstance(workload, dict) and 'network' in workload:
         words.append('network')
     beside = json.dumps([tree.get(('against',)), tree.get(('sweep',))])
     own = plan if isinstance(plan, dict) else {}
     for key in OF_MINDSPORE:
-        silent = getattr(Plan(), key)
+        silent = getattr(plans.Plan(), key)
         if own.get(key, silent) != silent or f'"plan.{key}"' in beside:
             words.append(key)
     return ' '.join(words)
@@ -230,8 +228,8 @@ def run_as(clusters: Iterable[ClusterReference]) -> str:
     """Whose steps those on some clusters are, in a sentence; empty where they are of several frameworks, or on CPUs."""
     every = list(clusters)
     try:
-        titles = {load_stack(one.stack).called if one.has_stack else '' for one in every}
-        clause = run_by(titles, {load_profile(one.profile).library.name for one in every})
+        titles = {profiles.load_stack(one.stack).called if one.has_stack else '' for one in every}
+        clause = headline.run_by(titles, {profiles.load_profile(one.profile).library.name for one in every})
     # Whoever predicts on it tells what is wrong with it.
     except ProfileError:
         return ''
@@ -253,18 +251,18 @@ def _default(tree: Tree, profile: Any, folder: Path, words: str) -> str:
     if not isinstance(profile, str) or not profile:
         return ''
     try:
-        library = load_profile(_path(tree, PROFILE, profile, folder)).library.name
+        library = profiles.load_profile(_path(tree, PROFILE, profile, folder)).library.name
     except ProfileError:
         return ''
-    return stack_of(words or framework_words(tree), library)
+    return profiles.stack_of(words or framework_words(tree), library)
 
 
 def _keys(tree: Tree, name: Any, folder: Path) -> Mapping[str, Any]:
     """The keys of a stack by its name or path; none where it cannot be read."""
-    if not isinstance(name, str) or name == NONE:
+    if not isinstance(name, str) or name == profiles.NONE:
         return {}
     try:
-        stack = load_stack(_path(tree, STACK, name, folder))
+        stack = profiles.load_stack(_path(tree, STACK, name, folder))
     except ProfileError:
         return {}
     return stack.keys_of(lambda key: tree.get(tuple(key.split('.'))))
@@ -280,7 +278,7 @@ def _is_written(tree: Tree, place: Key, written: Collection[Key] | None) -> bool
 
 def _decides(tree: Tree, key: str, written: Collection[Key] | None) -> bool:
     """Whether a framework decides a key: without an update none has an optimizer, and passes say more than keys."""
-    if key in OF_WORKLOAD:
+    if key in profiles.OF_WORKLOAD:
         return tree.get(('workload', 'phase')) in (None, 'train')
     return key not in OF_PASSES or not _is_written(tree, PASSES, written)
 

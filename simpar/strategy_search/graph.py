@@ -5,16 +5,13 @@ from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Literal
 
-from simpar.errors import Problem, ScheduleError
-from simpar.layout import Rule
-from simpar.model import Flatten, LayerNorm, Transpose
+from simpar import errors, layout
+from simpar.model import Flatten, LayerNorm, Transpose, ops
 from simpar.model.library import cross_entropy
 from simpar.model.model import Graph as ModelGraph
-from simpar.model.operators import PRIMITIVES
-from simpar.model.operators.base import PLAIN
+from simpar.model.operators import PRIMITIVES, base
 from simpar.model.operators.base import Operator as ModelOperator
 from simpar.model.operators.loss import DATASET
-from simpar.model.ops import Parameter
 from simpar.model.primitive import Call, Primitive, Shape
 from simpar.workload import Workload
 
@@ -36,7 +33,7 @@ class Operator(Call):
     primitive: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    named: Rule | None = field(default=None, compare=False)
+    named: layout.Rule | None = field(default=None, compare=False)
 
     @property
     def look(self) -> object:
@@ -74,7 +71,7 @@ class Graph:
         for operator in self.operators:
             if operator.name == name:
                 return operator
-        raise ScheduleError(Problem(name, 'no operator of this name', f'write one of {self.names}'))
+        raise errors.ScheduleError(errors.Problem(name, 'no operator of this name', f'write one of {self.names}'))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,10 +100,10 @@ def make_graph(
     readers: dict[str, list[int]] = {}
     for place, operator in enumerate(operators):
         if operator.primitive not in PRIMITIVES:
-            raise ScheduleError(Problem(operator.name, f'no rule for the operator {operator.primitive}'))
+            raise errors.ScheduleError(errors.Problem(operator.name, f'no rule for the operator {operator.primitive}'))
         for name in operator.reads:
             if name not in shapes:
-                raise ScheduleError(Problem(operator.name, f'reads {name}, which nothing has written'))
+                raise errors.ScheduleError(errors.Problem(operator.name, f'reads {name}, which nothing has written'))
             readers.setdefault(name, []).append(place)
         writer.update(dict.fromkeys(operator.writes, place))
     frozen = {name: tuple(places) for name, places in readers.items()}
@@ -156,7 +153,7 @@ class GraphBuilder:
             written = self.add(step.primitive.name, called, inputs, step.shape, step.call, named)
         return written
 
-    def _read(self, name: str, one: str | Parameter, tied: str) -> str:
+    def _read(self, name: str, one: str | ops.Parameter, tied: str) -> str:
         if isinstance(one, str):
             return one
         # The gradient of a tied weight is summed once, with that of the operator that owns it.
@@ -169,8 +166,8 @@ class GraphBuilder:
         name: str,
         reads: tuple[str, ...],
         shape: Shape,
-        call: Call = PLAIN,
-        named: Rule | None = None,
+        call: Call = base.PLAIN,
+        named: layout.Rule | None = None,
     ) -> str:
         """An operator that writes one tensor of this shape, named after the operator.
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, cast
 
-from simpar.case import cluster_of
+from simpar import case, errors
 from simpar.document import one_screen
-from simpar.errors import Problem, RunFailed, ScheduleError, refuse
-from simpar.schedule import Row, Schedule, load_rows
-from simpar.schedule.contents import run_as
+from simpar.schedule import Row, Schedule, contents, load_rows
 from simpar.session import Session
 from simpar.sweep.answer import Outcome, Result, SweepAnswer, gain_over, infeasible, predicted
 from simpar.sweep.journal import FILES, Journal, Wanted, content_key, identity, places
@@ -84,7 +82,7 @@ def received(connection: Connection, which: str) -> Any:
     try:
         found = connection.recv()
     except (EOFError, ConnectionResetError):
-        raise RunFailed(f'{which} died; try fewer --jobs') from None
+        raise errors.RunFailed(f'{which} died; try fewer --jobs') from None
     if isinstance(found, Exception):
         raise found
     return found
@@ -329,7 +327,7 @@ class Sweep:
             results=tuple(results),
             against=self.against,
             changed_links=any(set(row.schedule.cluster.links.values()) - {1} for row in self.rows),
-            framework=run_as(schedule.cluster for schedule in self._fitting()),
+            framework=contents.run_as(schedule.cluster for schedule in self._fitting()),
         )
         return answer if self.against else _from_first(answer)
 
@@ -356,18 +354,18 @@ class Sweep:
     def _fitting(self) -> list[Schedule]:
         return [row.schedule for row in self.rows if not row.problems]
 
-    def _baselines(self) -> list[Schedule | ScheduleError | None]:
+    def _baselines(self) -> list[Schedule | errors.ScheduleError | None]:
         """Return each row's baseline, why that is no schedule, or None where the row needs none."""
         asked = [bool(self.against) and not row.problems for row in self.rows]
         found = [_baseline(row.schedule) if ask else None for row, ask in zip(self.rows, asked, strict=True)]
-        refused = [one for one in found if isinstance(one, ScheduleError)]
+        refused = [one for one in found if isinstance(one, errors.ScheduleError)]
         # If some rows have a baseline, the others only lack a gain; if none has, ``against`` itself is wrong.
         if refused and len(refused) == sum(asked):
-            raise ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
+            raise errors.ScheduleError(one_screen([problem for wrong in refused for problem in wrong.problems]))
         return found
 
     def _result(self, row: Row, done: Mapping[int, Outcome]) -> Result:
-        refused = infeasible(ScheduleError(list(row.problems))) if row.problems else None
+        refused = infeasible(errors.ScheduleError(list(row.problems))) if row.problems else None
         outcome = refused or done[id(row.schedule)]
         return Result(settings=row.settings, batch=row.schedule.workload.batch, outcome=outcome)
 
@@ -404,7 +402,7 @@ def load_sweep(
 
 def _check_clusters(rows: Sequence[Row]) -> None:
     """Profiles and links that do not exist are wrong, not infeasible."""
-    problems: list[Problem] = []
+    problems: list[errors.Problem] = []
     seen: list[tuple[str, Mapping[str, float]]] = []
     for row in rows:
         cluster = row.schedule.cluster
@@ -414,26 +412,26 @@ def _check_clusters(rows: Sequence[Row]) -> None:
         seen.append((cluster.profile, cluster.links))
         try:
             # One node and nothing slow: only profile and links are checked here.
-            cluster_of(replace(row.schedule, cluster=replace(cluster, nodes=1, devices=0, slow={})))
-        except ScheduleError as wrong:
+            case.cluster_of(replace(row.schedule, cluster=replace(cluster, nodes=1, devices=0, slow={})))
+        except errors.ScheduleError as wrong:
             problems += wrong.problems
-    refuse(one_screen(problems))
+    errors.refuse(one_screen(problems))
 
 
-def _baseline(schedule: Schedule) -> Schedule | ScheduleError | None:
+def _baseline(schedule: Schedule) -> Schedule | errors.ScheduleError | None:
     try:
         return schedule.baseline()
-    except ScheduleError as wrong:
+    except errors.ScheduleError as wrong:
         return wrong
 
 
-def _measured(result: Result, baseline: Schedule | ScheduleError | None, done: Mapping[int, Outcome]) -> Result:
+def _measured(result: Result, baseline: Schedule | errors.ScheduleError | None, done: Mapping[int, Outcome]) -> Result:
     """A row with its gain over a baseline of its own, as `simpar run` has it."""
     if result.step is None:
         return result
     if baseline is None:
         return replace(result, baseline=result.step, gain=0.0, is_baseline=True)
-    if isinstance(baseline, ScheduleError):
+    if isinstance(baseline, errors.ScheduleError):
         return replace(result, why_no_gain=infeasible(baseline).reason)
     outcome = done[id(baseline)]
     if outcome.figures is None:

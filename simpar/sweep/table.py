@@ -8,11 +8,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from simpar.errors import Problem, ScheduleError
-from simpar.headline import gain_in_words, headline, than
-from simpar.report import render_parts
+from simpar import errors, headline, report, units
 from simpar.sweep.answer import Result, SweepAnswer
-from simpar.units import format_size, format_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -38,7 +35,7 @@ def render(answer: SweepAnswer, *, colour: bool | None = None) -> str:
     for line in lines:
         line.truncate(WIDTH, overflow='ellipsis')
     parts: list[Any] = [best_summary(answer), '', *lines, *(['', *notes] if notes else [])]
-    return render_parts(parts, colour=colour, width=WIDTH)
+    return report.render_parts(parts, colour=colour, width=WIDTH)
 
 
 def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
@@ -51,11 +48,11 @@ def best_summary(answer: SweepAnswer, *, brief: bool = False) -> str:
     lead = f'fastest of {rows}: ' if len(answer.results) > 1 else ''
     if not answer.batches_differ:
         step = best.step or 0.0
-        return lead + headline((name, step), None if brief or seconds is None else (reference, seconds))
+        return lead + headline.headline((name, step), None if brief or seconds is None else (reference, seconds))
     text = f'{lead}{name}: {_rate(best)}'
     if brief or best.is_baseline or best.gain is None:
         return text
-    return f'{text}, {than(1.0, 1.0 + best.gain)} {reference}'
+    return f'{text}, {headline.than(1.0, 1.0 + best.gain)} {reference}'
 
 
 def _reference(answer: SweepAnswer, result: Result) -> tuple[str, float | None]:
@@ -140,18 +137,18 @@ def cells_of(answer: SweepAnswer, result: Result) -> list[str]:
     figures, outcome = result.outcome.figures, result.outcome
     if figures is None or result.step is None:
         return []
-    cells = [format_time(figures.step)]
+    cells = [units.format_time(figures.step)]
     cells += [_rate(result).removesuffix(' samples/s')] if answer.batches_differ else []
     cells += [_gain(result), _of(figures.exposed, figures.step)]
     if _has_bubbles(answer):
         cells.append('' if figures.bubble is None else _of(figures.bubble, figures.step))
-    return [*cells, f'{format_size(outcome.peak)} {outcome.peak / outcome.device * 100:3.0f} %']
+    return [*cells, f'{units.format_size(outcome.peak)} {outcome.peak / outcome.device * 100:3.0f} %']
 
 
 def _gain(result: Result) -> str:
     if result.is_baseline:
         return 'baseline'
-    return '?' if result.gain is None else gain_in_words(result.gain)
+    return '?' if result.gain is None else headline.gain_in_words(result.gain)
 
 
 def _rate(result: Result) -> str:
@@ -159,7 +156,7 @@ def _rate(result: Result) -> str:
 
 
 def _of(seconds: float, total: float) -> str:
-    return f'{format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
+    return f'{units.format_time(seconds)} {seconds / total * 100:3.0f} %' if seconds else '-'
 
 
 def _columns(figures: list[list[str]]) -> list[str]:
@@ -302,7 +299,7 @@ def side_by_side(answer: SweepAnswer, across: str) -> str:
     """
     if across not in answer.keys:
         what = f'the sweep has no such key (got {across})'
-        raise ScheduleError(Problem('--across', what, f'write one of {", ".join(answer.keys)}'))
+        raise errors.ScheduleError(errors.Problem('--across', what, f'write one of {", ".join(answer.keys)}'))
     shorts, named = short_keys(answer.keys), _value_names(answer)
     others = [key for key in answer.keys if key != across]
     found: dict[tuple[str, ...], dict[str, Result]] = {}
@@ -325,9 +322,9 @@ def _cells_of_row(results: Sequence[Result | None]) -> Iterator[str]:
             yield result.outcome.reason
         else:
             outcome, exposed = result.outcome, result.outcome.figures.exposed / result.step
-            step = format_time(result.step)
+            step = units.format_time(result.step)
             told = f'**{step}**' if result.sample == best else step
-            yield f'{told}, {exposed * 100:.0f} %, {format_size(outcome.peak)}'
+            yield f'{told}, {exposed * 100:.0f} %, {units.format_size(outcome.peak)}'
 
 
 class _Name:

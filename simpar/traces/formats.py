@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import Problem, ScheduleError
-from simpar.traces import ascend
-from simpar.traces.databases import NSYS, read_database, read_nsys, tables_of
-from simpar.traces.flight import KEY, read_dump
-from simpar.traces.kineto import read_kineto
+from simpar.traces import ascend, databases, flight, kineto
 from simpar.traces.table import RankTrace
 
 OUTPUT: Final = 'ASCEND_PROFILER_OUTPUT'
@@ -129,7 +126,7 @@ def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
     head = _head(path)
     kind = _format(path, head)
     if kind == 'kineto':
-        return [read_kineto(path, extra)]
+        return [kineto.read_kineto(path, extra)]
     if kind == 'kernels':
         return ascend.read_kernel_details(path)
     if kind == 'steps':
@@ -138,13 +135,13 @@ def _of_file(path: Path, extra: re.Pattern[str] | None) -> list[RankTrace]:
         return [ascend.read_trace_view(path)]
     try:
         if kind == 'database':
-            return read_database(path)
+            return databases.read_database(path)
         if kind == 'nsys':
-            return read_nsys(path, extra)
+            return databases.read_nsys(path, extra)
     except (TypeError, ValueError, OverflowError) as error:
         raise ScheduleError(Problem(str(path), f'holds a row without times: {error}', 'export it again')) from None
     if kind == 'dump':
-        return [read_dump(path)]
+        return [flight.read_dump(path)]
     raise ScheduleError(_refusal(path, head) or Problem(str(path), 'is no recording that is read', f'give {READ}'))
 
 
@@ -160,13 +157,13 @@ def _format(path: Path, head: bytes) -> str:
     """Which reader takes a file; empty for none."""
     first = head.lstrip(b'\xef\xbb\xbf').split(b'\n', 1)[0]
     if head.startswith(b'SQLite format 3'):
-        tables = tables_of(path)
-        return 'nsys' if NSYS in tables else 'database' if 'COMPUTE_TASK_INFO' in tables else ''
+        tables = databases.tables_of(path)
+        return 'nsys' if databases.NSYS in tables else 'database' if 'COMPUTE_TASK_INFO' in tables else ''
     if b'Ascend Hardware' in head:
         return 'view'
     if any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')):
         return 'kineto'
-    if KEY.search(head) and head.lstrip()[:1] in (b'{', b'\x80'):
+    if flight.KEY.search(head) and head.lstrip()[:1] in (b'{', b'\x80'):
         return 'dump'
     if set(ascend.NEEDED) <= set(ascend.columns_of(first.decode('utf-8', 'replace').replace('"', '').split(','))[0]):
         return 'kernels'
@@ -178,7 +175,7 @@ def _format(path: Path, head: bytes) -> str:
 def _refusal(path: Path, head: bytes) -> Problem | None:
     """Why a file of a known tool is not read; None for a file of which nothing is known."""
     if head.startswith(b'SQLite format 3'):
-        tables = tables_of(path)
+        tables = databases.tables_of(path)
         known: Sequence[tuple[str, str]] = [(what, instead) for table, what, instead in _TABLES if table in tables]
     elif head.startswith(b'\x80') and b'\n' not in head[:2]:
         known = [('a pickle, and no dump of a flight recorder', 'record by torch.profiler, and give its Kineto JSON')]

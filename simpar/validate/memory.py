@@ -5,17 +5,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from simpar.document import Tree
+from simpar import document, profiles
 from simpar.errors import Problem, ScheduleError, SimparError
 from simpar.lower import lower
 from simpar.memory import Framework, RankMemory, memory, sequential
-from simpar.profiles import load_stack, stack_names
 from simpar.program import Program
 from simpar.schedule import schedule_of
-from simpar.validate.columns import stack_name
+from simpar.validate import columns, settings, words
 from simpar.validate.rows import Row
-from simpar.validate.settings import options, plan_tree
-from simpar.validate.words import Skipped
 
 PEAK: Final = 'peak_allocated_bytes'
 END: Final = 'end_of_step_allocated_bytes'
@@ -79,7 +76,7 @@ def memory_of(row: Row, without: Collection[str] = ()) -> RankMemory:
 def program_of(row: Row) -> Program:
     """The program of a row; raises ``Skipped`` for what is not modelled."""
     # Any cluster: a program knows none, and its memory is taken in issue order.
-    schedule = schedule_of(Tree(root=plan_tree(row, 'a100-sxm-8'), origins={(): row.name}))
+    schedule = schedule_of(document.Tree(root=settings.plan_tree(row, 'a100-sxm-8'), origins={(): row.name}))
     return lower(schedule.workload, schedule.plan, row.whole('n_gpus'))
 
 
@@ -88,11 +85,11 @@ def held_of(row: Row, program: Program, without: Collection[str] = ()) -> RankMe
 
     Ranks do their ops in issue order, as an allocator sees them: no device's seconds are needed.
     """
-    facts = load_stack(stack_name(row)).memory
+    facts = profiles.load_stack(columns.stack_name(row)).memory
     framework = None
     if facts:
         framework = Framework(
-            facts=facts, device=row.text('hardware'), options=options(row), without=frozenset(without)
+            facts=facts, device=row.text('hardware'), options=settings.options(row), without=frozenset(without)
         )
     return memory(sequential(program), framework=framework).rank(program.world - 1)
 
@@ -101,8 +98,8 @@ def known_facts(names: Iterable[str]) -> frozenset[str]:
     """Names of facts that some stack has; raises ``ScheduleError`` for others."""
     wanted = frozenset(names)
     known = set(OF_ALL)
-    for stack in stack_names():
-        facts = load_stack(stack).memory
+    for stack in profiles.stack_names():
+        facts = profiles.load_stack(stack).memory
         known |= {*facts.workspaces, *facts.beside} if facts else set()
     wrong = sorted(wanted - known)
     if wrong:
@@ -149,7 +146,7 @@ def memory_pairs(
         except (ValueError, ZeroDivisionError) as wrong:
             reason = f'{group[0].name}: a cell or flag is not a number as it should be ({wrong})'[:200]
             skipped[reason] = skipped.get(reason, 0) + 1
-        except (Skipped, SimparError) as why:
+        except (words.Skipped, SimparError) as why:
             reason = str(why).splitlines()[0][:200].removeprefix(f'{group[0].name}: ')
             skipped[reason] = skipped.get(reason, 0) + 1
         else:

@@ -18,11 +18,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from simpar.case import case_of
-from simpar.document import Tree
+from simpar import case, document, interval, predict
 from simpar.errors import ProfileError, SimparError
-from simpar.interval import Spread, bound_by, device_class, spread_among, streaming_share
-from simpar.predict import step_and_costs
 from simpar.schedule import schedule_of
 from simpar.size import LIMIT, Limit
 from simpar.validate.columns import stack_name
@@ -107,12 +104,12 @@ def outcome(row: Row, limit: Limit = LIMIT) -> Outcome:
 
 def predicted(row: Row, limit: Limit = LIMIT) -> Predicted:
     """The step of a row."""
-    schedule = schedule_of(Tree(root=schedule_tree(row), origins={(): row.name}))
-    made = case_of(schedule, limit=limit)
-    step, costs = step_and_costs(made.program, made.cluster)
-    device = device_class(made.cluster.profile.device.name)
-    bound = bound_by(made.program, costs, step)
-    return Predicted(step, stack_name(row), device, bound, streaming_share(made.program, costs, step, bound))
+    schedule = schedule_of(document.Tree(root=schedule_tree(row), origins={(): row.name}))
+    made = case.case_of(schedule, limit=limit)
+    step, costs = predict.step_and_costs(made.program, made.cluster)
+    device = interval.device_class(made.cluster.profile.device.name)
+    bound = interval.bound_by(made.program, costs, step)
+    return Predicted(step, stack_name(row), device, bound, interval.streaming_share(made.program, costs, step, bound))
 
 
 def outcomes(rows: Sequence[Row], jobs: int = 1, tell: Tell | None = None, limit: Limit = LIMIT) -> list[Outcome]:
@@ -319,9 +316,9 @@ def size_of(pair: Pair) -> float:
     return abs(log(pair.row.seconds / pair.seconds))
 
 
-def covered(pairs: Sequence[Pair], known: Sequence[Spread]) -> tuple[int, int, float]:
+def covered(pairs: Sequence[Pair], known: Sequence[interval.Spread]) -> tuple[int, int, float]:
     """Of pairs that have an interval: how many, how many of them lie within, and the median half of their width."""
-    told = [(pair, spread) for pair in pairs if (spread := spread_among(known, pair.device, pair.bound))]
+    told = [(pair, spread) for pair in pairs if (spread := interval.spread_among(known, pair.device, pair.bound))]
     widths = [spread.half_width(pair.streaming) for pair, spread in told]
     within = sum(size_of(pair) <= width for (pair, _), width in zip(told, widths, strict=True))
     return len(widths), within, sorted(map(sinh, widths))[len(widths) // 2] if widths else 0.0

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from simpar import keys, plans, program
 from simpar.errors import Infeasible, Problem
-from simpar.keys import conflicts_of
 from simpar.layout import Axis, TensorLayout, merged, minus, size_of
 from simpar.lower.graph.chunks import of_any_chunk
 from simpar.lower.graph.move import Mover
@@ -13,10 +13,7 @@ from simpar.lower.issue import PIPELINE, expert_stride
 from simpar.lower.passes.optimizer_parallel import Shards
 from simpar.lower.tape import Tape, Value, local_elements
 from simpar.model.model import Model
-from simpar.pipeline.order import Order
-from simpar.pipeline.zero_bubble import TWO_HOMES, dualpipe_v
-from simpar.plans import Plan
-from simpar.program import BYTES, OpClass, Partition, Phase
+from simpar.pipeline import order, zero_bubble
 from simpar.workload import Workload
 
 
@@ -94,12 +91,12 @@ MIRRORED = 'data.mirrored'
 """Data ranks, each at the place of its mirror: whose samples the second half of the stages works on."""
 
 
-def has_two_homes(plan: Plan) -> bool:
+def has_two_homes(plan: plans.Plan) -> bool:
     """Whether micro-batches go both ways."""
-    return plan.order == TWO_HOMES and not plan.rows and plan.pipeline > 1
+    return plan.order == zero_bubble.TWO_HOMES and not plan.rows and plan.pipeline > 1
 
 
-def two_homes_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
+def two_homes_fit(workload: Workload, plan: plans.Plan) -> Iterator[Problem]:
     """Counts that do not halve, and what is not built beside it."""
     for name, count in (('pipeline', plan.pipeline), ('micro_batches', plan.micro_batches)):
         if count % 2:
@@ -108,19 +105,19 @@ def two_homes_fit(workload: Workload, plan: Plan) -> Iterator[Problem]:
     if plan.micro_batches < 2 * plan.pipeline:
         what = f'{plan.micro_batches} micro-batches, but dualpipe needs two for each of {plan.pipeline} pipeline ranks'
         yield Problem(('plan', 'micro_batches'), what, f'write at least {2 * plan.pipeline}')
-    yield from conflicts_of('dualpipe', plan=plan, model=workload.model)
+    yield from keys.conflicts_of('dualpipe', plan=plan, model=workload.model)
 
 
-def order_of_a_half(plan: Plan) -> Order:
+def order_of_a_half(plan: plans.Plan) -> order.Order:
     """What each place of two mirrored pipeline ranks does."""
-    return dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
+    return zero_bubble.dualpipe_v(plan.pipeline // 2, plan.micro_batches // 2)
 
 
-def folded(workload: Workload, plan: Plan, world: int) -> Plan:
+def folded(workload: Workload, plan: plans.Plan, world: int) -> plans.Plan:
     """The plan with mirrored pipeline ranks as data ranks. Raises ``Infeasible`` where something does not fit."""
     if not has_two_homes(plan):
         # Rows, or one rank, in the order's place.
-        return replace(plan, order=Plan().order) if plan.order == TWO_HOMES else plan
+        return replace(plan, order=plans.Plan().order) if plan.order == zero_bubble.TWO_HOMES else plan
     for problem in two_homes_fit(workload, plan):
         raise Infeasible(str(problem))
     data = plan.data or max(1, world // (plan.context * plan.tensor * plan.pipeline))
@@ -128,7 +125,7 @@ def folded(workload: Workload, plan: Plan, world: int) -> Plan:
     return in_both_directions(replace(plan, data=data))
 
 
-def in_both_directions(plan: Plan) -> Plan:
+def in_both_directions(plan: plans.Plan) -> plans.Plan:
     """The degrees of a plan by samples that are worked on together: those of both directions, half as often."""
     if not has_two_homes(plan):
         return plan
@@ -157,9 +154,9 @@ def sent_to_mirror(tape: Tape, values: Sequence[Value]) -> list[Value]:
     return arrived
 
 
-def _exchange(tape: Tape, out: Value, into: Value, phase: Phase) -> None:
+def _exchange(tape: Tape, out: Value, into: Value, phase: program.Phase) -> None:
     tape.emit(
-        OpClass(
+        program.OpClass(
             name=f'{into.name}.send_recv.{phase}',
             kind='collective',
             operator='send_recv',
@@ -178,7 +175,7 @@ def _mirrors(tape: Tape) -> str:
     """The partition of the pairs; it has a stream of its own, so that no sum of gradients is in the way."""
     mesh = tape.mesh
     pairs = tape.groups(merged([Axis(2, mesh.data // 2 * mesh.context * mesh.tensor)]))
-    return tape.registered(Partition(MIRROR, pairs.groups_GP))
+    return tape.registered(program.Partition(MIRROR, pairs.groups_GP))
 
 
 def mirror_inputs(tape: Tape) -> None:
@@ -194,7 +191,7 @@ def mirror_inputs(tape: Tape) -> None:
         assert min(stages) >= half, f'both directions read {name}'
         groups = tape.partitions[samples].groups_GP
         places = [(place + size // 2) % size for place in range(size)]
-        mirrored = tape.registered(Partition(MIRRORED, groups[:, places]))
+        mirrored = tape.registered(program.Partition(MIRRORED, groups[:, places]))
         splits = [one._replace(partition=mirrored) if one.partition == samples else one for one in tensor.splits]
         tape.tensors[name] = replace(tensor, splits=tuple(splits))
 
@@ -283,7 +280,7 @@ def _in_chunks(
     tape: Tape,
     values: Sequence[Value],
     arrived: Sequence[Value],
-    phase: Phase,
+    phase: program.Phase,
     stages: tuple[int, int],
     by: Mover | None,
 ) -> None:
@@ -322,7 +319,7 @@ def _holds_all(layout: TensorLayout, axes: Sequence[Axis]) -> bool:
 
 
 def _transfer(
-    tape: Tape, values: Sequence[Value], arrived: Sequence[Value], phase: Phase, source: int, target: int
+    tape: Tape, values: Sequence[Value], arrived: Sequence[Value], phase: program.Phase, source: int, target: int
 ) -> None:
     """Emit a send of all values in stage ``source`` and its receive in ``target``."""
     for value, one in zip(values, arrived, strict=True):
@@ -331,7 +328,7 @@ def _transfer(
     names = tuple(value.name for value in values)
     # An offset, not a rank, so that all ranks of a stage share the op.
     offset = tape.mesh.pipeline_rank(target) - tape.mesh.pipeline_rank(source)
-    send = OpClass(
+    send = program.OpClass(
         name=f'{names[0]}.send.{phase}',
         kind='send',
         operator='send',
@@ -373,7 +370,7 @@ class End:
 
     gradient: str
     adders: frozenset[str]
-    ops: tuple[OpClass, ...]
+    ops: tuple[program.OpClass, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +379,7 @@ class Exchange:
 
     ends: tuple[End, ...] = ()
 
-    def ops(self, held: Collection[str], issued: Iterable[OpClass]) -> tuple[OpClass, ...]:
+    def ops(self, held: Collection[str], issued: Iterable[program.OpClass]) -> tuple[program.OpClass, ...]:
         """What a pipeline rank issues behind its own sums of the gradients.
 
         Arguments: ``held``, gradients that the rank adds to; ``issued``, its ops so far.
@@ -398,13 +395,13 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
 
     Raises ``Infeasible`` where more than two do.
     """
-    adders: dict[str, list[OpClass]] = {}
+    adders: dict[str, list[program.OpClass]] = {}
     for op in tape.ops:
         for name in op.accumulates:
             adders.setdefault(name, []).append(op)
     ends: list[End] = []
     for gradient, ops in adders.items():
-        places: dict[int, list[OpClass]] = {}
+        places: dict[int, list[program.OpClass]] = {}
         for op in ops:
             places.setdefault(tape.mesh.pipeline_rank(op.stage), []).append(op)
         # On one pipeline rank all stages add to one gradient, and nothing has to travel.
@@ -425,13 +422,13 @@ def exchange(tape: Tape, shards: Shards) -> Exchange:
     return Exchange(tuple(ends))
 
 
-def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[OpClass, ...]:
+def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tuple[program.OpClass, ...]:
     tensor = tape.tensors[gradient]
     other = f'{gradient}.other{index}'
     # An activation, so that it is freed by the addition; batch_dim None, as it is one for the whole step.
     tape.tensors[other] = replace(tensor, name=other, kind='activation', like='', batch_dim=None, members=())
-    size = float(local_elements(tape, tensor) * BYTES[tensor.dtype])
-    send = OpClass(
+    size = float(local_elements(tape, tensor) * program.BYTES[tensor.dtype])
+    send = program.OpClass(
         name=f'{gradient}.send{index}.W',
         kind='send',
         operator='send',
@@ -444,7 +441,7 @@ def _end(tape: Tape, gradient: str, index: int, offset: int, stage: int) -> tupl
         stage=stage,
     )
     receive = replace(send, name=f'{gradient}.recv{index}.W', kind='recv', operator='recv', reads=(), writes=(other,))
-    add = OpClass(
+    add = program.OpClass(
         name=f'{gradient}.add{index}.W',
         kind='compute',
         operator='add',

@@ -15,12 +15,10 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final
 
-from simpar.errors import Infeasible
+from simpar import errors, plans, program
 from simpar.lower.issue import Issue, Issued
 from simpar.lower.passes.optimizer_parallel import choice_of
 from simpar.lower.tape import Tape
-from simpar.plans import Plan
-from simpar.program import OpClass, Phase, Tensor, TensorKind
 from simpar.workload import Workload
 
 FP8: Final = 'fp8'
@@ -34,7 +32,7 @@ MULTIPLE: Final = 16
 """Rows, outputs and inputs of an 8-bit product are multiples of this (cuBLASLt)."""
 
 
-def in_fp8(tape: Tape, workload: Workload, plan: Plan) -> None:
+def in_fp8(tape: Tape, workload: Workload, plan: plans.Plan) -> None:
     """Have the products of a tape read 8 bits; adds casts and their tensors, and a note for products that cannot.
 
     Raises ``Infeasible`` where a product that is to be left out is none of them.
@@ -67,7 +65,7 @@ def _check(patterns: Sequence[str], products: Collection[str]) -> None:
         if pattern != HEAD and not any(fnmatchcase(name, pattern) for name in products):
             shown = ', '.join(islice(products, _SHOWN))
             more = ', ...' if len(products) > _SHOWN else ''
-            raise Infeasible(f'workload.fp8_except: {pattern} names no product; there are {shown}{more}')
+            raise errors.Infeasible(f'workload.fp8_except: {pattern} names no product; there are {shown}{more}')
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +81,7 @@ class _Rewriting:
     form: str
     once: bool
     phases: str
-    made: list[OpClass] = field(default_factory=list)
+    made: list[program.OpClass] = field(default_factory=list)
     cast: set[str] = field(default_factory=set)
     wanted: dict[str, dict[str, None]] = field(default_factory=dict)
     """By tensor, the forms that products read it in."""
@@ -102,7 +100,7 @@ class _Rewriting:
             self._put(op)
         self.tape.ops[:] = self.made
 
-    def _operands(self, op: OpClass) -> dict[str, str]:
+    def _operands(self, op: program.OpClass) -> dict[str, str]:
         """What a chosen product reads in 8 bits, and in which form; nothing of other ops."""
         name, _, phase = op.name.rpartition('.')
         if op.operator not in PRODUCTS or name not in self.chosen or phase not in self.phases:
@@ -110,7 +108,7 @@ class _Rewriting:
         first, second = op.reads[:2]
         return {first: COLUMNS if phase == 'W' else ROWS, second: ROWS if phase == 'F' else COLUMNS}
 
-    def _put(self, op: OpClass) -> None:
+    def _put(self, op: program.OpClass) -> None:
         gathered = op.writes[0] if op.operator == 'all_gather' and op.phase in self.phases else ''
         if gathered in self.wanted and gathered not in self.others and len(op.reads) == 1:
             self._gather(op, gathered)
@@ -125,13 +123,13 @@ class _Rewriting:
                 self._emit(op, f'{name}{ROWS}', name, (COLUMNS,), name=f'{name}.columns')
         self.made.append(self._product(op, operands) if operands else op)
 
-    def _product(self, op: OpClass, operands: Mapping[str, str]) -> OpClass:
+    def _product(self, op: program.OpClass, operands: Mapping[str, str]) -> program.OpClass:
         reads = tuple(f'{name}{operands[name]}' if name in operands else name for name in op.reads)
         held = self.tape.held_bytes
         saved = sum(held(name) - held(f'{name}{form}') for name, form in operands.items())
         return replace(op, reads=reads, bytes=op.bytes - saved, dtype=FP8)
 
-    def _gather(self, op: OpClass, full: str) -> None:
+    def _gather(self, op: program.OpClass, full: str) -> None:
         """A gather of 8 bits: what it gathers is cast before it."""
         (source,), target = op.reads, f'{full}{ROWS}'
         # The cast of what is gathered serves its gather in the backward, too.
@@ -146,7 +144,7 @@ class _Rewriting:
             )
         )  # fmt: skip
 
-    def _cast(self, op: OpClass, name: str, forms: Sequence[str] = ()) -> None:
+    def _cast(self, op: program.OpClass, name: str, forms: Sequence[str] = ()) -> None:
         """Cast a tensor before its first product, to all forms that are read."""
         of_weight = self.tape.tensors[name].kind == 'parameter'
         forms = tuple(forms or sorted(self.wanted[name]))
@@ -162,15 +160,15 @@ class _Rewriting:
         self._emit(op, name, name, forms, once=of_weight and self.once)
 
     def _emit(
-        self, op: OpClass, source: str, of: str, forms: Sequence[str], *, name: str = '', once: bool = False
+        self, op: program.OpClass, source: str, of: str, forms: Sequence[str], *, name: str = '', once: bool = False
     ) -> None:
         """Arguments: ``op``, before which it stands; ``source``, what is cast to the forms of a tensor."""
         writes = tuple(f'{of}{form}' for form in forms)
-        phase: Phase = 'F' if once else op.phase
+        phase: program.Phase = 'F' if once else op.phase
         ending = '' if len(self.wanted[of]) == len(forms) or name else ''.join(forms).removeprefix(ROWS)
         held = self.tape.held_bytes
         outputs = op.attributes.get('outputs')
-        made = OpClass(
+        made = program.OpClass(
             name=f'{name or source}.cast{ending}.{phase}',
             kind='compute',
             operator='cast',
@@ -190,8 +188,8 @@ class _Rewriting:
         (self.tape.casts if once else self.made).append(made)
 
     def _register(self, name: str, form: str, *, once: bool = False) -> None:
-        tensor: Tensor = self.tape.tensors[name]
-        kind: TensorKind = 'gathered' if once else 'activation'
+        tensor: program.Tensor = self.tape.tensors[name]
+        kind: program.TensorKind = 'gathered' if once else 'activation'
         like = name if once else ''
         made = replace(tensor, name=f'{name}{form}', kind=kind, dtype=FP8, initial='', like=like)
         self.tape.tensors[made.name] = made

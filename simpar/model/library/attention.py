@@ -10,10 +10,7 @@ from pydantic import Field
 
 from simpar.errors import Problem
 from simpar.model.keys import Size
-from simpar.model.operators.attention import Heads, LastFeatures, LatentNorm, LatentQkv, Rotation
-from simpar.model.operators.base import Operator
-from simpar.model.operators.linear import Product
-from simpar.model.operators.norm import RmsNorm
+from simpar.model.operators import attention, base, linear, norm
 
 if TYPE_CHECKING:
     from simpar.model.library.gpt import Transformer
@@ -41,14 +38,14 @@ class LongRope:
     magnitude: Annotated[float, Field(gt=0, le=1e6, description='queries and keys are multiplied by it')] = 1.0
 
 
-def rotation_of(model: Transformer, features: int) -> Rotation:
+def rotation_of(model: Transformer, features: int) -> attention.Rotation:
     """How so many features are turned; some kinds of scaling look at the longest document of a sample."""
     longest = max(model.packed or (model.sequence,))
     theta, scaling, long = model.rope_theta, model.rope_scaling, model.longrope
     if len(scaling) == 2:
         theta, scaling = _stretched(theta, *scaling, longest, features), ()
     factors = () if long is None else long.short if longest <= long.original else long.long
-    return Rotation(
+    return attention.Rotation(
         features=features,
         theta=theta,
         scaling=scaling,
@@ -107,33 +104,33 @@ def _of_longrope(model: Transformer, long: LongRope) -> Iterator[Problem]:
 # its own tokens; those up to heads are split by heads.
 
 OF_HEADS: Final = 'attention (its groups of heads)'
-Part = tuple[str, Operator, tuple[str, ...]]
+Part = tuple[str, base.Operator, tuple[str, ...]]
 """Name, operator, and what it reads, in a layer."""
 
 
-def latent_parts(model: Transformer, heads: Heads) -> Iterator[Part]:
+def latent_parts(model: Transformer, heads: attention.Heads) -> Iterator[Part]:
     """The operators between ``norm1`` and ``qkv``, the last of which is what attention reads."""
     rope, epsilon = model.qk_rope_head_dim, model.latent_epsilon or model.norm_epsilon
     queries = '.norm1'
     if model.q_lora_rank:
         yield 'q_down', _down(model, model.q_lora_rank), ('.norm1',)
-        yield 'q_norm', RmsNorm(epsilon=epsilon), ('.q_down',)
+        yield 'q_norm', norm.RmsNorm(epsilon=epsilon), ('.q_down',)
         queries = '.q_norm'
     yield 'q_up', _up(heads, heads.head_dim, model.q_lora_rank or model.hidden), (queries,)
     yield 'kv_down', _down(model, model.kv_lora_rank + rope), ('.norm1',)
-    yield 'kv_norm', LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
+    yield 'kv_norm', attention.LatentNorm(features=model.kv_lora_rank, epsilon=epsilon), ('.kv_down',)
     yield 'kv_up', _up(heads, model.qk_nope_head_dim + model.v_head_dim, model.kv_lora_rank), ('.kv_norm',)
-    yield 'k_rope', LastFeatures(features=rope), ('.kv_down',)
-    yield 'qkv', LatentQkv(heads=heads, rotation=model.turned(rope)), ('.q_up', '.kv_up', '.k_rope')
+    yield 'k_rope', attention.LastFeatures(features=rope), ('.kv_down',)
+    yield 'qkv', attention.LatentQkv(heads=heads, rotation=model.turned(rope)), ('.q_up', '.kv_up', '.k_rope')
 
 
-def _down(model: Transformer, outputs: int) -> Product:
+def _down(model: Transformer, outputs: int) -> linear.Product:
     """To a latent: too small to be split, so each tensor rank has all of its weight."""
-    return Product(outputs=(outputs,), inputs=(model.hidden,), bias='qkv' in model.bias, split='inputs')
+    return linear.Product(outputs=(outputs,), inputs=(model.hidden,), bias='qkv' in model.bias, split='inputs')
 
 
-def _up(heads: Heads, features: int, inputs: int) -> Product:
-    return Product(
+def _up(heads: attention.Heads, features: int, inputs: int) -> linear.Product:
+    return linear.Product(
         outputs=(heads.groups, features), inputs=(inputs,), bias=False, gathers=True, what=OF_HEADS
     )  # fmt: skip
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from simpar.errors import Problem, divisors
 from simpar.keys import described
-from simpar.model.model import Node
-from simpar.model.operators.base import Operator
+from simpar.model import model, ops
+from simpar.model.operators import base, linear, pointwise
 from simpar.model.operators.experts import (
     MAP,
     AuxLoss,
@@ -25,12 +25,9 @@ from simpar.model.operators.experts import (
     SigmoidGate,
     Sinkhorn,
 )
-from simpar.model.operators.linear import Product
-from simpar.model.operators.pointwise import Add
-from simpar.model.ops import Load
 
 Width = Annotated[int, Field(ge=0, le=2**22)]
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., model.Node]
 """Makes a node of a layer: name, operator, what it reads."""
 
 
@@ -96,16 +93,16 @@ class Experts:
             return sequence
         return min(sequence, ceil(sequence * self.top_k / self.count * self.capacity))
 
-    def load(self, sequence: int) -> Load:
+    def load(self, sequence: int) -> ops.Load:
         """How full slots are: all that are sent on are full, where there are fewer than tokens."""
         share = 1.0 if self.capacity else self.top_k / self.count
-        return Load(dim=1, experts=self.count, mean=share, imbalance=1.0 if self.capacity else self.imbalance)
+        return ops.Load(dim=1, experts=self.count, mean=share, imbalance=1.0 if self.capacity else self.imbalance)
 
 
 def mixture_nodes(
     experts: Experts, node: MakeNode, layer: int, x: str, *, hidden: int, ffn: int, sequence: int, gated: bool,
-    activation: type[Operator],
-) -> Iterator[Node]:  # fmt: skip
+    activation: type[base.Operator],
+) -> Iterator[model.Node]:  # fmt: skip
     """The operators of a mixture; the last is named ``mixture``.
 
     Arguments: ``node`` makes one of a layer; ``x``, what they read; ``ffn``, width of an expert unless it says so.
@@ -113,7 +110,7 @@ def mixture_nodes(
     routing, width, kind = experts.routing, experts.ffn or ffn, activation.key
     parts = 2 if gated else 1
     map_of = f'layer{layer}.route.{MAP}'
-    yield node('router', Product(outputs=(experts.count,), inputs=(hidden,), bias=False, split='inputs'), x)
+    yield node('router', linear.Product(outputs=(experts.count,), inputs=(hidden,), bias=False, split='inputs'), x)
     logits = '.router'
     for sweep in range(experts.sweeps):
         yield node(f'sinkhorn{sweep}', Sinkhorn(), logits)
@@ -140,18 +137,18 @@ def mixture_nodes(
         yield node('mixture', Combine(map_of=map_of), weights, '.experts.fc2')
         return
     yield node('combine', Combine(map_of=map_of), weights, '.experts.fc2')
-    shared = Product(outputs=(experts.shared, 2)[:parts], inputs=(hidden,), bias=False,
+    shared = linear.Product(outputs=(experts.shared, 2)[:parts], inputs=(hidden,), bias=False,
                      what='the shared experts (their width)')  # fmt: skip
     yield node('shared.fc1', shared, x)
     yield node(f'shared.{kind}', activation(), '.shared.fc1')
-    last = Product(outputs=(hidden,), inputs=(experts.shared,), bias=False, split='inputs')
+    last = linear.Product(outputs=(hidden,), inputs=(experts.shared,), bias=False, split='inputs')
     yield node('shared.fc2', last, f'.shared.{kind}')
     beside = '.shared.fc2'
     if experts.shared_gate:
-        yield node('shared.gate', Product(outputs=(1,), inputs=(hidden,), bias=False, split='inputs'), x)
+        yield node('shared.gate', linear.Product(outputs=(1,), inputs=(hidden,), bias=False, split='inputs'), x)
         yield node('shared.gated', SigmoidGate(), beside, '.shared.gate')
         beside = '.shared.gated'
-    yield node('mixture', Add(of=('', '')), '.combine', beside)
+    yield node('mixture', pointwise.Add(of=('', '')), '.combine', beside)
 
 
 def mixture_problems(experts: Experts, at: tuple[str, ...], layers: int) -> Iterator[Problem]:

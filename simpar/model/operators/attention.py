@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout, size_of
-from simpar.model.operators.base import Operator, Sharded, Step, Trained, Unary, operator
-from simpar.model.operators.norm import EPSILON, NORMALISED, SOFTMAX, SameShape
-from simpar.model.operators.stream import dropped
+from simpar.model.operators import base, norm, stream
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, dims_of, placed, seen, told
 from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names
@@ -152,8 +150,8 @@ ATTENTION = AttentionCore('FlashAttention', 'attention')
 SCORES, VALUES = AttentionCore('AttentionScores', 'matrix'), AttentionCore('AttentionValues', 'matrix')
 
 
-@operator
-class Attention(Sharded):
+@base.operator
+class Attention(base.Sharded):
     """Flash attention: the backward does the scores again (5 products to 2), dropped probabilities are drawn again.
 
     Arguments: ``dropout``, probability of a zero. Causal: half of the scores.
@@ -204,7 +202,7 @@ class Attention(Sharded):
         known = {**heads.told(local), **(slopes(local, heads.count, rows) if heads.alibi else {})}
         keys: tuple[str, ...] = ()
         if self.dropout:
-            known, keys = {**known, **dropped(local, self.dropout, local.name, rows)}, ('keys',)
+            known, keys = {**known, **stream.dropped(local, self.dropout, local.name, rows)}, ('keys',)
         return Ops(
             F=Work(operator='attention', reads=('qkv', *keys), writes=('y', 'lse'), flops=forward, dims=dims,
                    attributes=known),
@@ -214,8 +212,8 @@ class Attention(Sharded):
         )  # fmt: skip
 
 
-@operator
-class AttentionScores(Sharded):
+@base.operator
+class AttentionScores(base.Sharded):
     """q · kᵀ for every head, of all pairs of tokens; its backward also takes the gradient of the values.
 
     Arguments: ``values``, name of the operator that multiplies with the values.
@@ -258,8 +256,8 @@ def slopes(local: Local, heads: int, rows: TensorLayout) -> Attributes:
     return {'alibi': heads, **({'partition': partition} if partition else {})}
 
 
-@operator
-class Alibi(SameShape, Sharded, Unary):
+@base.operator
+class Alibi(norm.SameShape, base.Sharded, base.Unary):
     """Adds the slope of each head × the place of the key to scores (Press et al. 2022); their gradient stays.
 
     Arguments: ``heads`` of all ranks.
@@ -286,8 +284,8 @@ class Alibi(SameShape, Sharded, Unary):
         return Ops(F=work, I={'x': None})
 
 
-@operator
-class AttentionValues(Operator):
+@base.operator
+class AttentionValues(base.Operator):
     """Probabilities · v for every head; the gradient of v is handed to the operator of the scores, as which it lies."""
 
     key = 'attention_values'
@@ -327,8 +325,8 @@ class AttentionValues(Operator):
         )  # fmt: skip
 
 
-@operator
-class CausalSoftmax(SameShape):
+@base.operator
+class CausalSoftmax(norm.SameShape):
     """Softmax over the last dim of the scores of attention, zero for tokens of the future.
 
     Arguments: ``window``, how many tokens one sees, itself and those before it; 0: all; ``documents`` as of ``Heads``.
@@ -336,7 +334,7 @@ class CausalSoftmax(SameShape):
 
     key = 'causal_softmax'
     written = False
-    primitives = {'softmax': SOFTMAX}
+    primitives = {'softmax': norm.SOFTMAX}
     unsharded = 'last two dims'
 
     window: int = 0
@@ -442,8 +440,8 @@ class Rotation:
         }
 
 
-@operator
-class Rotary(SameShape, Sharded, Unary):
+@base.operator
+class Rotary(norm.SameShape, base.Sharded, base.Unary):
     """Turns queries and keys by their positions; values stay where they are.
 
     Arguments: ``heads`` of attention; ``rotation``.
@@ -488,8 +486,8 @@ GAINS = ('q_gain', 'k_gain')
 QK_NORM = Qkv('QkNorm')
 
 
-@operator
-class QkNorm(SameShape, Trained, Unary):
+@base.operator
+class QkNorm(norm.SameShape, base.Trained, base.Unary):
     """Divides every head of queries and keys by its root mean square, with gains; values stay.
 
     Arguments: ``heads`` of attention; ``epsilon``, added to the mean of squares; ``whole``: the mean is of all queries,
@@ -502,17 +500,17 @@ class QkNorm(SameShape, Trained, Unary):
     inputs_told = 'qkv'
 
     heads: Heads
-    epsilon: float = EPSILON
+    epsilon: float = norm.EPSILON
     whole: bool = False
 
     def axes(self, name: str, *reads: Shape) -> Rule:
         """Split by batch, by sequence and by groups; every rank has the gains in full."""
         rule = self.heads.rows(name, *reads)
-        return replace(rule, fixed={**rule.fixed, 'g': NORMALISED}) if self.whole else rule
+        return replace(rule, fixed={**rule.fixed, 'g': norm.NORMALISED}) if self.whole else rule
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """One primitive; its gains are full."""
-        yield Step(primitive=QK_NORM, reads=reads, shape=result)
+        yield base.Step(primitive=QK_NORM, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The gains of queries and of keys."""
@@ -583,8 +581,8 @@ def row_axes(name: str, x: Shape, result: Shape) -> Rule:
     return Rule(name, (names,), names, (x,), result, names[:-1], {})
 
 
-@operator
-class LatentNorm(Trained, Unary):
+@base.operator
+class LatentNorm(base.Trained, base.Unary):
     """RMSNorm of the first features of what it reads; the others are left out.
 
     Arguments: ``features``, how many; ``epsilon``, added to the mean of squares.
@@ -596,7 +594,7 @@ class LatentNorm(Trained, Unary):
     unsharded = 'last dim'
 
     features: int
-    epsilon: float = EPSILON
+    epsilon: float = norm.EPSILON
 
     def result_shape(self, samples: int, *reads: Shape) -> Shape:
         """With so many features."""
@@ -606,9 +604,9 @@ class LatentNorm(Trained, Unary):
         """Rows; every rank has the gain in full."""
         return row_axes(name, reads[0], self.result_shape(0, *reads))
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """One primitive; its gain is full."""
-        yield Step(primitive=LATENT_NORM, reads=reads, shape=result)
+        yield base.Step(primitive=LATENT_NORM, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The gain."""
@@ -632,8 +630,8 @@ class LatentNorm(Trained, Unary):
         )  # fmt: skip
 
 
-@operator
-class LastFeatures(Sharded, Unary):
+@base.operator
+class LastFeatures(base.Sharded, base.Unary):
     """The last features of what it reads, as a tensor of their own.
 
     Arguments: ``features``, how many.
@@ -663,8 +661,8 @@ class LastFeatures(Sharded, Unary):
         )
 
 
-@operator
-class LatentQkv(Operator):
+@base.operator
+class LatentQkv(base.Operator):
     """Queries, keys and values of all heads as attention reads them, rotary parts turned.
 
     Arguments: ``heads`` of attention; ``rotation`` of the last features of queries and keys.

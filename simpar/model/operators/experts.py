@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from simpar.layout import ONE, Rule, TensorLayout, size_of
 from simpar.model.keys import Aliases, SplitCounts
-from simpar.model.operators.base import Operator, Sharded, Step, Unary, Weighted, operator
-from simpar.model.operators.norm import SameShape
-from simpar.model.operators.stream import AlongRows
+from simpar.model.operators import base, norm, stream
 from simpar.model.ops import Attributes, Kept, Load, Local, Ops, Parameter, Work
 from simpar.model.primitive import Call, Primitive, Shape, dim_names
 
@@ -17,7 +15,7 @@ from simpar.model.primitive import Call, Primitive, Shape, dim_names
 
 Score = Literal['softmax', 'sigmoid']
 Group = Literal['rank', 'sample', 'global']
-ROUTE, BALANCE, AUX_LOSS, SINKHORN = map(AlongRows, ('Route', 'Balance', 'AuxLoss', 'Sinkhorn'))
+ROUTE, BALANCE, AUX_LOSS, SINKHORN = map(stream.AlongRows, ('Route', 'Balance', 'AuxLoss', 'Sinkhorn'))
 MAP = 'map'
 """What a router keeps: for each token and expert, whether the token goes there."""
 
@@ -66,8 +64,8 @@ def _rows(name: str, x: Shape) -> Rule:
     return Rule(name, (names,), names, (x,), x, names, {names[-1]: 'is chosen from and must stay unsharded'})
 
 
-@operator
-class Route(SameShape, Sharded, Unary):
+@base.operator
+class Route(norm.SameShape, base.Sharded, base.Unary):
     """Of logits [batch, sequence, experts] the weights of those experts that a token goes to, and zeros.
 
     Arguments: ``routing`` of tokens.
@@ -103,8 +101,8 @@ class Route(SameShape, Sharded, Unary):
         )  # fmt: skip
 
 
-@operator
-class Sinkhorn(SameShape, Unary):
+@base.operator
+class Sinkhorn(norm.SameShape, base.Unary):
     """One sweep of Sinkhorn's balance of logits [batch, sequence, experts]: what is priced, not computed.
 
     Rows and columns of exp(logits) are scaled in fp32 until the scales of columns no longer change
@@ -128,8 +126,8 @@ class Sinkhorn(SameShape, Unary):
         return Ops(F=sweep, I={'x': None})
 
 
-@operator
-class Balance(Operator):
+@base.operator
+class Balance(base.Operator):
     """Of each sample, how many tokens go to each expert and the sum of its scores: [batch, 2, experts].
 
     Arguments: ``routing`` of tokens; ``map_of``, name of the router's map; ``together``: of all samples of a copy, over
@@ -169,8 +167,8 @@ class Balance(Operator):
         )  # fmt: skip
 
 
-@operator
-class AuxLoss(SameShape, Operator):
+@base.operator
+class AuxLoss(norm.SameShape, base.Operator):
     """Hands on a router's weights, and adds its auxiliary loss to the loss and to the gradient of its logits.
 
     coefficient · experts · Σ share of choices · mean score, over the experts (Fedus et al. 2022; Megatron-LM).
@@ -234,7 +232,7 @@ class GroupedMatMul(Primitive):
         return grouped_axes(name, x, weight[2])
 
 
-DISPATCH, COMBINE, GATE = map(AlongRows, ('Dispatch', 'Combine', 'SigmoidGate'))
+DISPATCH, COMBINE, GATE = map(stream.AlongRows, ('Dispatch', 'Combine', 'SigmoidGate'))
 GROUPED_MATMUL = GroupedMatMul('GroupedMatMul', 'matrix')
 
 
@@ -261,8 +259,8 @@ class _Slots:
         return {'slots': local.slice_shape(slots)[2]}
 
 
-@operator
-class Dispatch(_Slots, Operator):
+@base.operator
+class Dispatch(_Slots, base.Operator):
     """x [batch, sequence, hidden] → [batch, experts, slots, hidden]: each token in a slot of each expert it goes to.
 
     Arguments:
@@ -309,8 +307,8 @@ class Dispatch(_Slots, Operator):
         )
 
 
-@operator
-class Combine(_Slots, Operator):
+@base.operator
+class Combine(_Slots, base.Operator):
     """The results of a token's experts [batch, experts, slots, hidden], weighted and added: [batch, sequence, hidden].
 
     Arguments as of ``dispatch``.
@@ -355,8 +353,8 @@ class Combine(_Slots, Operator):
         )  # fmt: skip
 
 
-@operator
-class GroupedProduct(Weighted, Unary):
+@base.operator
+class GroupedProduct(base.Weighted, base.Unary):
     """Slots [batch, experts, slots, inputs] · an own weight of each expert [experts, outputs..., inputs].
 
     Arguments: ``split``: by degrees, ``outputs``, or ``inputs`` alone.
@@ -386,10 +384,10 @@ class GroupedProduct(Weighted, Unary):
         """A matrix for each expert."""
         return (Parameter('weight', (self.experts, *self.outputs, self.inputs)),)
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """The product."""
         weight = Parameter('weight', (self.experts, self.inputs, prod(self.outputs)))
-        yield Step(primitive=GROUPED_MATMUL, reads=(*reads, weight), shape=result)
+        yield base.Step(primitive=GROUPED_MATMUL, reads=(*reads, weight), shape=result)
 
     def ops(self, local: Local) -> Ops:
         """2·m·n·k operations in each phase; m counts the tokens of the fullest rank, operations those of the mean."""
@@ -413,8 +411,8 @@ class GroupedProduct(Weighted, Unary):
         )  # fmt: skip
 
 
-@operator
-class SigmoidGate(SameShape, Operator):
+@base.operator
+class SigmoidGate(norm.SameShape, base.Operator):
     """x [batch, sequence, hidden] · sigmoid of a number of each token: the gate of shared experts (Qwen 2 MoE)."""
 
     key = 'sigmoid_gate'

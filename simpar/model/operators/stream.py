@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simpar.layout import ONE, Rule, TensorLayout
-from simpar.model.operators.base import Step, Trained, operator
-from simpar.model.operators.linear import BIAS_ADD
-from simpar.model.operators.norm import SameShape
-from simpar.model.operators.pointwise import ADD
+from simpar.model.operators import base, linear, norm, pointwise
 from simpar.model.ops import Attributes, Kept, Local, Ops, Parameter, Work, placed
 from simpar.model.ops import told as told_of
 from simpar.model.primitive import Call, Primitive, Shape, ShardCounts, Strategy, Use, dim_names, same
@@ -34,8 +31,8 @@ class AlongRows(Primitive):
 POSITION, DROPOUT = AlongRows('Position'), AlongRows('Dropout')
 
 
-@operator
-class Position(SameShape, Trained):
+@base.operator
+class Position(norm.SameShape, base.Trained):
     """x [batch, sequence, hidden] + weight [rows, hidden]: the rows of this rank's part of the sequence.
 
     Arguments: ``rows`` of the weight; 0: as many as tokens; ``documents``, lengths of those that a sample packs: each
@@ -76,8 +73,8 @@ class Position(SameShape, Trained):
         )
 
 
-@operator
-class Dropout(SameShape):
+@base.operator
+class Dropout(norm.SameShape):
     """x × mask / (1 − probability); keeps the mask, a byte an element.
 
     Arguments: ``site``, what its mask is drawn for.
@@ -106,8 +103,8 @@ class Dropout(SameShape):
         )  # fmt: skip
 
 
-@operator
-class Residual(SameShape, Trained):
+@base.operator
+class Residual(norm.SameShape, base.Trained):
     """x + z, with the bias of the product that made z; with dropout, x + what is left of z and its bias.
 
     Arguments: ``bias_of``, the product's name, empty: it has no bias, or has added it; ``dropout``, probability.
@@ -115,7 +112,7 @@ class Residual(SameShape, Trained):
 
     key = 'residual'
     written = False
-    primitives = {'residual': ADD}
+    primitives = {'residual': pointwise.ADD}
     inputs_told = 'both, keys [batch]'
     unsharded = 'last dim, where there is a bias'
     roles = ('x', 'z', 'keys')
@@ -130,9 +127,9 @@ class Residual(SameShape, Trained):
         fixed = {names[-1]: 'is the dim of a full bias'} if self.bias_of else {}
         return Rule(name, (names, names, *(names[:1] for _ in keys)), names, (x, z, *keys), x, names, fixed)
 
-    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[Step]:
+    def steps(self, reads: tuple[str, ...], result: Shape) -> Iterator[base.Step]:
         """The sum; the bias is full."""
-        yield Step(primitive=ADD, reads=reads, shape=result)
+        yield base.Step(primitive=pointwise.ADD, reads=reads, shape=result)
 
     def parameters(self, result: Shape) -> tuple[Parameter, ...]:
         """The product's bias."""
@@ -161,8 +158,8 @@ class Residual(SameShape, Trained):
         )  # fmt: skip
 
 
-@operator
-class Bias(SameShape, Trained):
+@base.operator
+class Bias(norm.SameShape, base.Trained):
     """y + bias, behind the sum of a product.
 
     Arguments: ``product``, its name; ``bias_shape``, of the bias.
@@ -170,7 +167,7 @@ class Bias(SameShape, Trained):
 
     key = 'bias'
     written = False
-    primitives = {'bias': BIAS_ADD}
+    primitives = {'bias': linear.BIAS_ADD}
     inputs_told = 'x, bias'
 
     product: str
