@@ -42,7 +42,7 @@ from simpar.program import COPY, OpClass, Program
 from simpar.size import Limit
 from simpar.units import format_size, format_time
 
-WHOLE: Final = 16
+WHOLE: Final = 8
 """Ranks up to which all are issued; of more, those that differ."""
 STEPS: Final = 2
 """One shows what a step needs of itself, the second what it needs of the one before."""
@@ -679,7 +679,11 @@ def _start(program: Program, request: Request, rank: int) -> Start:
 
 def _bytes_of(program: Program, hosts: Sequence[Issuer]) -> Iterator[RankBytes]:
     """For each rank what the program says, and what there was."""
-    said = memory(sequential(program))
+    # Experts that drop no token have room for all of them here, however full it is.
+    full = program
+    if any(tensor.fill != 1 for tensor in program.tensors):
+        full = replace(program, tensors=tuple(replace(tensor, fill=1.0) for tensor in program.tensors))
+    said = memory(sequential(full))
     for number, host in enumerate(hosts):
         assert isinstance(host.memory, Counted)
         timeline = said.rank(host.start.rank).by_kind()
