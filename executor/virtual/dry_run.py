@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from executor import virtual
 from executor.devices import KINDS
 from executor.devices.fused import dtypes
-from executor.devices.issue import INPUT, DeviceMemory, Issuer, storage
+from executor.devices.issue import INPUT, DeviceMemory, Issuer
 from executor.devices.open import Device, device_module
 from executor.draws import Batch
 from executor.kernels import Context
@@ -31,7 +31,7 @@ from executor.ranks.collectives import Messages
 from executor.ranks.real import Computation, Native, Start, Transport, device_transports, transfer
 from executor.ranks.request import Request
 from executor.tensors import persistent, torch_dtype
-from executor.virtual.engine import Pool, state
+from executor.virtual.engine import Lease, Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
 from executor.virtual.transport import VirtualTransport, ends_of, watch_of
 from executor.walk import Slot
@@ -52,6 +52,7 @@ WITHIN: Final = 0.01
 """How far bytes may be from those that the program says."""
 SECONDS: Final = 2e-3
 """An op takes at least so long: examples/transformer_h100.yaml has 34,000, and took 81 CPU seconds on a shared core."""
+storage = DeviceMemory.storage_of
 Tensors = list[torch.Tensor]
 Call = tuple[str, str]
 """An operation of torch and the dtype in which it computes."""
@@ -378,6 +379,18 @@ class Batched(Native):
         self.mode.flush()  # type: ignore[attr-defined]
 
 
+def form_kept(tensor: Any) -> Form:
+    """What a tensor of a dry run looks like."""
+    found: Form = tensor.form
+    return found
+
+
+def lease_of(tensor: Any) -> Lease:
+    """The memory of a tensor of a dry run."""
+    found: Lease = tensor.lease
+    return found
+
+
 class Counted(DeviceMemory):
     """A rank's memory that remembers the most bytes of tensors between two operations, inputs left out."""
 
@@ -385,6 +398,11 @@ class Counted(DeviceMemory):
         self.most = self._live = 0
         self._uses: Counter[int] = Counter()
         super().__init__(*args)
+
+    @staticmethod
+    def storage_of(tensor: torch.Tensor) -> int:
+        """The same, sooner than torch tells."""
+        return id(lease_of(tensor))
 
     def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
         """End what an op frees; until then it was there beside what the op made."""
@@ -394,18 +412,18 @@ class Counted(DeviceMemory):
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
         super()._hold(tensor, stream)
         # Of a view of an input the owner is the input's.
-        if self._owners[storage(tensor)][0] != INPUT:
+        if self._owners[self.storage_of(tensor)][0] != INPUT:
             self._count(tensor, 1)
         return tensor
 
     def _let_go(self, tensor: torch.Tensor) -> None:
-        if self._owners[storage(tensor)][0] != INPUT:
+        if self._owners[self.storage_of(tensor)][0] != INPUT:
             self._count(tensor, -1)
         super()._let_go(tensor)
 
     def _count(self, tensor: torch.Tensor, by: int) -> None:
         """One tensor more, or less, in some memory."""
-        key, size = storage(tensor), tensor.untyped_storage().nbytes()
+        key, size = self.storage_of(tensor), lease_of(tensor).asked
         before = self._uses[key]
         self._uses[key] += by
         self._live += size * (bool(self._uses[key]) - bool(before))
@@ -441,7 +459,7 @@ class FoldedComputation(Computation):
         program, device = self._start.program, self.where.device
         attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != 'site')
         forms = tuple(program.local_shape(program.tensor[name]) for name in op.writes + op.accumulates)
-        key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, tuple(map(form_of, reads))
+        key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, tuple(map(form_kept, reads))
         known = self._known.get(key)
         if known is not None:
             return self.mode.again(known, reads)
