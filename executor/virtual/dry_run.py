@@ -594,6 +594,14 @@ def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: ty
     Raises ``ProgramError`` where an operation fails, a host would wait, ranks meet in different collectives or a tensor
     is used without the events that this needs (``Race``), ``Deadlock`` where no stream can go on.
     """
+    try:
+        return _issued_by_all(program, kind, dtype, issuer)
+    finally:
+        # Its devices have no memory: whoever comes next finds others.
+        state.reset()
+
+
+def _issued_by_all(program: Program, kind: str, dtype: str, issuer: type[DryIssuer]) -> DryRun:
     # Before anything else: torch must know the kind.
     device_module(kind)
     virtual.install()
