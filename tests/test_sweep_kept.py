@@ -124,8 +124,8 @@ def test_passes_are_done_once_for_plans_that_differ_elsewhere(tmp_path, monkeypa
 
         return call
 
-    for name in done:
-        monkeypatch.setattr(lowering, name, counted(name, getattr(lowering, name)))
+    for name, module in {'shard': lowering, 'stages_of': lowering.roles}.items():
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     path = tmp_path / 'schedule.yaml'
     # Rows of 1,000 features do not divide by 16 ranks: there fusion decides how parameters are sharded.
     text = FILE.replace('LAYERS', '12').replace('ffn: 1000', 'ffn: 1024').replace('vocab: 1024', 'vocab: 2048')
