@@ -166,7 +166,10 @@ function drawSpans(draw, row, x, scale, y, height) {
     if (!communicates && row.copy[at] > 0) draw.globalAlpha = 0.62;
     draw.fillRect(x(begin + wait), y + low, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.4), height - 2 * low);
     draw.globalAlpha = 1;
-    if (communicates && row.busy) bare(draw, row, begin, begin + wait + run, x, scale, y + low, height - 2 * low);
+    if (communicates && row.busy) {
+      bare(draw, row, begin, begin + wait, x, scale, y + height / 2 - 1, 2);
+      bare(draw, row, begin + wait, begin + wait + run, x, scale, y + low, height - 2 * low);
+    }
     if (!communicates && wide > 40) {
       const name = op[0].replace(/^layer\d+\./, '').replace(/\.[FIWU](\.recompute)?$/, '');
       if (wide > 6.2 * name.length + 6) { draw.fillStyle = op[1] === 'R' ? '#000' : '#fff'; draw.fillText(name, x(begin + wait) + 4, y + height / 2 + 0.5); }
