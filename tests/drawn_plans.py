@@ -51,6 +51,9 @@ def of_megatron(seed):
         if pipeline == 4 and 'chunks' not in plan:
             # With the loss, or alone on a stage before it: a table of words may be in two places, not three.
             plan['stages'] = [3, 3, 2, 1] if sizes['tied'] else further.choice(([4, 4, 1, 0], [3, 3, 2, 1]))
+    alone = pipeline == 1 and plan['recompute'] == 'none' and 'pairs' not in plan and 'mtp_layers' not in sizes
+    if alone and further.random() < 0.5:
+        plan |= {'offload': ['activations'], 'offload_layers': further.choice((0, 1, 2))}
     workload = {
         'transformer': sizes, 'batch': 2 * data * plan['micro_batches'], 'precision': 'bf16',
         'gradients': dice.choice(('fp32', 'bf16')), 'clip_norm': 1.0,
@@ -70,6 +73,8 @@ def of_mindspeed(seed):
         plan['context_kind'] = 'ring'
     if plan['pipeline'] > 1:
         plan.setdefault('exchange', 'fused')
+    plan.pop('offload_layers', None)
+    plan['offload'] = random.Random(f'swap {seed}').choice(([], ['optimizer']))
     return {**made, 'cluster': {'profile': 'ascend910b-8', 'nodes': 2, 'stack': 'mindspeed'}}
 
 

@@ -117,6 +117,7 @@ def lines() -> Iterator[str]:
         print(row['id'], found, flush=True)
     yield ''
     yield f'- Sign: right in {signs} of {counted} pairs that were measured at ± {LEAST:.0%} or more.'
+    yield f'- All: {told([first for sizes in off.values() for first, _ in sizes])}.'
     for kind, sizes in off.items():
         first, rest = zip(*sizes, strict=True)
         yield f'- {kind}: {told(first)}. Outside the range of batches: {told(rest)}.'

@@ -1,6 +1,7 @@
 """Every pair of features, trained: covering arrays of plans, each by the user's path, against torch autograd in fp64.
 
-``python -m tests.pairs`` trains all plans and writes docs/proofs/pairs.md; ``--only models-12`` trains some.
+``python -m tests.pairs`` trains all plans of a page and writes it: docs/proofs/pairs.md, or with ``--page`` another of
+``PAGES``; ``--only models-12`` trains some.
 A plan is *trained* where every loss, gradient and parameter of two steps is the unsharded model's to 1e-10; *refused*
 where simpar says why not; *failed* otherwise. A refusal is for *mathematics* where ``MATHEMATICS`` has its message;
 every other one is *not built*.
@@ -25,6 +26,7 @@ sys.path.insert(0, str(HERE))
 
 import pair_chunks
 import pair_models
+import pair_overlaps
 import pair_plans
 from covering import Features, covered, rows_of
 
@@ -32,10 +34,10 @@ from simpar.case import load_case
 from simpar.errors import Infeasible, ScheduleError
 from tests.proof import commit, page_head
 
-PAGE = HERE.parent / 'docs' / 'proofs' / 'pairs.md'
+FOLDER = HERE.parent / 'docs' / 'proofs'
 BEFORE = HERE / 'recorded' / 'pairs_before.json'
 STEPS = 2
-SMALL = {'operators': 16, 'models': 16, 'chunks': 32}
+SMALL = {'operators': 16, 'models': 16, 'chunks': 32, 'overlaps': 16}
 """Stages × ranks of one × slices of the batch of plans that the suite trains, by array."""
 LONGEST = 300
 """Letters of a reason on the page."""
@@ -53,8 +55,14 @@ ARRAYS = {
         pair_chunks.FACTORS, pair_chunks.tree_of, pair_chunks.size_of, 120, 30, pair_chunks.ALONE, pair_chunks.EXCUSES,
         pair_chunks.UNBUILT, pair_chunks.NEVER,
     ),
+    'overlaps': Features(
+        pair_overlaps.FACTORS, pair_overlaps.tree_of, pair_overlaps.size_of, 540, 40, unbuilt=pair_overlaps.UNBUILT,
+        never=pair_overlaps.NEVER,
+    ),
 }  # fmt: skip
-"""Strategies, searches and networks; models that people train, and their axes; sequences in chunks."""
+"""Strategies, searches and networks; models that people train, and their axes; sequences in chunks; overlaps."""
+PAGES = {'pairs': ('operators', 'models', 'chunks'), 'pairs_of_overlaps': ('overlaps',)}
+"""Arrays by the page in docs/proofs that tells of them."""
 MATHEMATICS = (r'do(es)? not divide',)
 """Messages of refusals that no program could avoid, beside those of pairs that ask for nothing."""
 
@@ -167,14 +175,16 @@ def small(name, count):
     return [number for number in numbers_of(name) if features.size(number.levels) <= SMALL[name]][:count]
 
 
-def trained(numbers, tell=lambda number, found: None, jobs=1):
-    """Outcomes by number of the plan, of so many processes."""
-    found = {}
+def trained(numbers, tell=lambda number, found: None, jobs=1, seconds=float('inf')):
+    """Outcomes by number of the plan, of so many processes; of the first plans where the seconds are over before."""
+    found, until = {}, time.monotonic() + seconds
     with get_context('spawn').Pool(jobs) if jobs > 1 else nullcontext() as pool:
         told = pool.imap(outcome, numbers, 4) if pool else map(outcome, numbers)
         for number, one in zip(numbers, told, strict=True):
             found[number] = one
             tell(number, one)
+            if time.monotonic() > until:
+                break
     return found
 
 
@@ -203,25 +213,36 @@ TITLES = {
     'operators': 'Operators, strategies and searches',
     'models': 'Models, experts and shared sequences',
     'chunks': 'Sequences in chunks',
+    'overlaps': 'Overlaps, offload, further tokens and stages',
 }
 
 
-def page(outcomes, commit, before):
-    """The text of docs/proofs/pairs.md."""
-    arrays = {name: {number: one for number, one in outcomes.items() if number.array == name} for name in ARRAYS}
-    found = {name: covered(plans(name), features, 3) for name, features in ARRAYS.items()}
+def page(name, outcomes, commit, before):
+    """The text of a page of ``PAGES``."""
+    arrays = {name: {number: one for number, one in outcomes.items() if number.array == name} for name in PAGES[name]}
+    found = {name: covered(plans(name), ARRAYS[name], 3) for name in arrays}
     told = ', '.join(f'{share:.0%} of {whole:,}' for share, whole in found.values())
     now = {name: counts(of) for name, of in arrays.items()}
+    new = sum(pair_overlaps.has_overlap(number.levels) for number in arrays.get('overlaps', ()))
     lines = [
-        page_head('pairs', plans=len(outcomes), triples=told, steps=STEPS, commit=commit, before=before),
-        f'| plans | {" | ".join(ARRAYS)} |',
-        f'|---|{"---|" * len(ARRAYS)}',
-        _line('seed', (str(features.seed) for features in ARRAYS.values())),
+        page_head(
+            name,
+            plans=len(outcomes),
+            rows=sum(ARRAYS[of].rows for of in arrays),
+            new=new,
+            triples=told,
+            steps=STEPS,
+            commit=commit,
+            before=before,
+        ),
+        f'| plans | {" | ".join(arrays)} |',
+        f'|---|{"---|" * len(arrays)}',
+        _line('seed', (str(ARRAYS[name].seed) for name in arrays)),
         _line('all', (str(one['plans']) for one in now.values())),
         *(_line(name, (_share(one, kind) for one in now.values())) for kind, name in KINDS.items()),
         _line('pairs of levels that a trained plan holds', map(_of_pairs, now.values())),
         _line('worst relative error of a trained plan', (f'{one["worst"]:.1e}' for one in now.values())),
-        *(line for name in ARRAYS for line in _section(name, arrays[name])),
+        *(line for name, of in arrays.items() for line in _section(name, of)),
     ]
     return '\n'.join(lines) + '\n'
 
@@ -244,7 +265,7 @@ def _section(name, outcomes):
         'A form is that of what is sharded: none is for sharding off alone. These pairs ask for nothing, and a refusal',
         'for that is mathematics. Each is in one plan, and in no other:',
         '',
-        *(f'- {_name(one)} with {_name(other)}: {why}' for (one, other), why in features.alone.items()),
+        *([f'- {_name(one)} with {_name(other)}: {why}' for (one, other), why in features.alone.items()] or ['None.']),
         '',
         'These pairs are refused by name, not built. Each is in one plan, and in no other:',
         '',
@@ -304,12 +325,20 @@ def _reasons(outcomes):
 def main(arguments=None):
     """The command line."""
     parser = argparse.ArgumentParser(prog='python -m tests.pairs', description='Train every pair of features.')
+    parser.add_argument('--page', choices=PAGES, default='pairs', help='which page (default: pairs)')
     parser.add_argument('--only', default='', metavar='models-12', help='plans to train; no page is written')
     parser.add_argument('--tree', action='store_true', help='print the schedules of these plans')
+    parser.add_argument(
+        '--seconds', type=float, default=float('inf'), metavar='S', help='for so long, the smallest plans first'
+    )
     parser.add_argument('--jobs', type=int, default=2, metavar='N', help='processes (default: 2)')
     options = parser.parse_args(arguments)
     asked = [one.rsplit('-', 1) for one in options.only.split(',') if one]
-    numbers = [Number(name, int(row)) for name, row in asked] or [one for name in ARRAYS for one in numbers_of(name)]
+    numbers = [Number(name, int(row)) for name, row in asked] or [
+        one for name in PAGES[options.page] for one in numbers_of(name)
+    ]
+    if options.seconds < float('inf'):
+        numbers.sort(key=lambda number: ARRAYS[number.array].size(number.levels))
     began = time.monotonic()
 
     def tell(number, found):
@@ -318,13 +347,13 @@ def main(arguments=None):
         if options.tree:
             print(json.dumps(number.tree))
 
-    found = trained(numbers, tell, 1 if asked else options.jobs)
+    found = trained(numbers, tell, 1 if asked else options.jobs, options.seconds)
     now = counts(found)
     print(', '.join(f'{name} {value}' for name, value in now.items()) + f'; {time.monotonic() - began:.0f} s')
     if not asked:
-        PAGE.write_text(
-            page(found, commit('simpar', 'executor'), json.loads(BEFORE.read_text(encoding='utf-8'))), encoding='utf-8'
-        )
+        before = json.loads(BEFORE.read_text(encoding='utf-8'))
+        text = page(options.page, found, commit('simpar', 'executor'), before)
+        (FOLDER / f'{options.page}.md').write_text(text, encoding='utf-8')
     return 1 if now['failed'] else 0
 
 

@@ -45,7 +45,6 @@ PLANS = {
     'single': (2, Plan(data=2, streams='single')),
     'context': (2, Plan(context=2)),
 }
-TILED = {'tiles': (4, Plan(tensor=2, sequence_parallel=True, tiles=2, data=2, micro_batches=2))}
 STATES = {
     'full': (2, Plan(data=2), TRAINING),
     'zero 1': (2, Plan(data=2, zero=1, micro_batches=2), TRAINING),
@@ -67,9 +66,9 @@ def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Pl
 
 
 @pytest.mark.parametrize('recompute', ['none', ('layer*.fc1', 'layer*.gelu', 'layer*.fc2')], ids=['kept', 'again'])
-@pytest.mark.parametrize('name', ['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context', 'tiles'])
+@pytest.mark.parametrize('name', ['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context'])
 def test_attention_alone_leaves_while_a_feed_forward_may_be_made_again(name: str, recompute: Patterns) -> None:
-    world, plan = (PLANS | TILED)[name]
+    world, plan = PLANS[name]
     plain, leaving = (lower(TRAINING, replace(plan, offload=of, recompute=recompute), world) for of in ((), PART))
     validate(leaving)
     ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))
@@ -168,13 +167,41 @@ def test_a_cluster_whose_link_to_the_host_nobody_knows_says_so() -> None:
         price(lower(TRAINING, Plan(data=2, offload=OFF), 2), of)
 
 
-def test_mindspeeds_own_word_comes_in_and_goes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schedule = tmp_path / 'a.yaml'
+@pytest.mark.parametrize(
+    ('framework', 'cluster_', 'said', 'flag'),
+    [
+        ('mindspeed', '{profile: ascend910b-8, stack: mindspeed}', {'offload': ['optimizer']}, '--swap-optimizer'),
+        ('megatron', '{profile: h100-sxm-8, stack: megatron-te}', {'offload': ['activations'], 'offload_layers': 1},
+         '--cpu-offloading-num-layers 1'),
+        ('megatron', '{profile: h100-sxm-8, stack: megatron-te}', {'offload': ['activations']},
+         '--cpu-offloading-num-layers 3'),
+    ],
+)  # fmt: skip
+def test_words_of_frameworks_come_in_and_go_out(
+    framework: str, cluster_: str, said: dict[str, object], flag: str, tmp_path: Path
+) -> None:
+    schedule, script = tmp_path / 'a.yaml', tmp_path / 'a.sh'
     schedule.write_text(
-        'simpar: 1\ncluster: {profile: ascend910b-8, stack: mindspeed}\nworkload:\n'
-        '  transformer: {layers: 2, hidden: 64, heads: 8, vocab: 64, sequence: 32}\n  batch: 8\n  precision: bf16\n'
-        '  optimizer: {adamw: {master_weights: true}}\nplan: {data: 8, zero: 1, offload: [optimizer]}\n'
+        f'simpar: 1\ncluster: {cluster_}\nworkload:\n'
+        '  transformer: {layers: 4, hidden: 64, heads: 8, vocab: 64, sequence: 32}\n  batch: 8\n  precision: bf16\n'
+        f'  optimizer: {{adamw: {{master_weights: true}}}}\nplan: {{data: 8, zero: 1, **}}\n'.replace(
+            '**', ', '.join(f'{key}: {value}' for key, value in said.items())
+        )
     )
-    assert cli.main(['export', str(schedule), '--to', 'mindspeed', '--output', str(tmp_path / 'a.sh')]) == 0
-    assert imported(tmp_path / 'a.sh', given={}).values['plan.offload'] == ['optimizer']
-    capsys.readouterr()
+    assert cli.main(['export', str(schedule), '--to', framework, '--output', str(script)]) == 0
+    assert flag in script.read_text()
+    back = imported(script, given={}).values
+    assert {key: back.get(f'plan.{key}') for key in said} == said
+    assert ('plan.offload_layers' in back) is ('offload_layers' in said)
+
+
+def test_a_pipeline_beside_it_is_told_as_megatron_refuses_it(tmp_path: Path) -> None:
+    script = tmp_path / 'a.sh'
+    script.write_text(
+        'torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 8 '
+        '--seq-length 32 --max-position-embeddings 32 --vocab-size 64 --micro-batch-size 1 --global-batch-size 8 '
+        '--pipeline-model-parallel-size 2 --cpu-offloading-num-layers 1\n'
+    )
+    made = imported(script, given={})
+    assert 'plan.offload' not in made.values
+    assert any('cpu-offloading-num-layers' in str(line) and 'it refuses' in line.note for line in made.lines)

@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from covering import covered, rows_of
-from pairs import ARRAYS, BEFORE, PAGE, Outcome, _level, numbers_of, plans, small, trained
+from pairs import ARRAYS, BEFORE, FOLDER, PAGES, Outcome, _level, numbers_of, plans, small, trained
 
 pytestmark = pytest.mark.torch
-TRAINED = {'operators': 12, 'models': 6, 'chunks': 4}
+TRAINED = {'operators': 12, 'models': 6, 'chunks': 4, 'overlaps': 6}
 """Plans of each array that the suite trains; ``make prove-pairs`` trains all."""
 
 
@@ -87,9 +87,11 @@ def test_a_refusal_is_mathematics_only_where_all_its_reasons_are(message, excuse
 
 
 def test_the_page_tells_what_was_trained():
-    text = PAGE.read_text(encoding='utf-8')
     assert BEFORE.exists()
-    assert f'{sum(features.rows for features in ARRAYS.values())} small plans' in text
-    for features in ARRAYS.values():
-        for factor, levels in features.factors.items():
-            assert f'| {factor} | {", ".join(map(_level, levels))} |' in text
+    assert {name for arrays in PAGES.values() for name in arrays} == set(ARRAYS)
+    for name, arrays in PAGES.items():
+        text, shown = (FOLDER / f'{name}.md').read_text(encoding='utf-8'), [ARRAYS[array] for array in arrays]
+        assert f'{sum(features.rows for features in shown)} small plans' in text
+        for features in shown:
+            for factor, levels in features.factors.items():
+                assert f'| {factor} | {", ".join(map(_level, levels))} |' in text

@@ -51,6 +51,34 @@ def test_what_loses_says_by_what_and_what_is_idle_why(answer):
     assert '<table>' in answer._repr_html_()
 
 
+HOST = """
+simpar: 1
+cluster: {profile: h100-sxm-8, devices: 2, stack: megatron-te}
+workload:
+  transformer: {layers: 16, hidden: 2048, heads: 16, vocab: 512, sequence: 4096}
+  batch: 16
+  precision: bf16
+  optimizer: {adamw: {master_weights: true}}
+plan: {data: 2}
+"""
+
+
+def test_activations_stay_on_the_device_unless_the_plan_fits_only_without_them():
+    """The link takes longer than a layer computes, so that they leave where nothing else makes room."""
+    roomy = why_not(load_case(HOST))
+    assert 'activations on the host' not in roomy.best.overlaps
+    loser = next(one for one in roomy.verdicts if one.overlap == 'activations on the host')
+    assert loser.gain < 0
+    short = why_not(load_case(HOST, ['cluster.reserve=40 GB']))
+    assert 'activations on the host' in short.best.overlaps
+    rows = {row.name: row for row in short.rows}
+    assert 'fit' in rows['none of them'].reason
+    assert short.best.peak < rows['none of them'].peak
+    needed = next(one for one in short.verdicts if one.overlap == 'activations on the host')
+    assert needed.in_best
+    assert needed.why.startswith('without it: may not fit: ')
+
+
 def test_every_row_names_stacks_and_keys_that_exist_and_every_effect_has_words():
     names, keys = stack_names(), {f'plan.{key}' for key in Plan.__dataclass_fields__}
     for one in overlaps():

@@ -34,7 +34,7 @@ def flags(values: Values, source: Source) -> list[Said]:
     ]
     said += [*_training(values), *_states(values, source)]
     said += [one for rule in (_launch, _pipeline, _sharding) for one in rule(values)]
-    said += [*_tiles(values, source), *_pairs(values, source)]
+    said += [*_tiles(values, source), *_pairs(values, source), *_offload(values, source)]
     said += _window(values, source)
     if source is MINDSPEED:
         said += _mindspeed(values)
@@ -238,8 +238,6 @@ def _pairs(values: Values, source: Source) -> Iterator[Said]:
     pairs, delayed = values.plan('pairs'), values.plan('weight_gradients') == 'delayed'
     whole = values.plan('pipeline') > 1 and values.plan('chunks') < 2
     say, keys = partial(Said, part='PLAN'), ('plan.pairs',)
-    if source is MINDSPEED and values.plan('offload') == ['optimizer']:
-        yield say('swap-optimizer', True, ('plan.offload',))
     if pairs == 'none' or values.plan('expert') == 1 or whole:
         return
     if source is MINDSPEED and (pairs, delayed) == ('overlap', True):
@@ -250,6 +248,17 @@ def _pairs(values: Values, source: Source) -> Iterator[Said]:
         yield say('ep-overlap-early-attn-memory-release', True, keys)
     if delayed:
         yield say('delay-wgrad-compute', True, ('plan.weight_gradients',))
+
+
+def _offload(values: Values, source: Source) -> Iterator[Said]:
+    """States by MindSpeed; activations of the first layers by Megatron-LM, without a pipeline."""
+    away = values.plan('offload')
+    if source is MINDSPEED and away == ['optimizer']:
+        yield Said('swap-optimizer', True, ('plan.offload',), 'PLAN')
+    single = values.plan('pipeline') == 1 and not values.model('mtp_layers')
+    if source is not MINDSPEED and away == ['activations'] and single:
+        count = values.plan('offload_layers') or values.model('layers') - 1
+        yield Said('cpu-offloading-num-layers', count, ('plan.offload', 'plan.offload_layers'), 'PLAN')
 
 
 _ENDS: Final = (('decoder-first-pipeline-num-layers', 0), ('decoder-last-pipeline-num-layers', -1))

@@ -129,10 +129,7 @@ def attention(flags: Settings) -> Iterator[Finding]:
     # Before Transformer Engine attention was a product, a softmax and a product.
     is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
     yield Entry(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
-    # GPT-NeoX has a word of its own for it.
-    if 'attention-config' in flags.table.rows:
-        pass
-    elif is_old:
+    if is_old:
         yield Guess('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
     elif not by:
         yield Guess('attention is flash, as attention-backend auto finds it')
@@ -512,6 +509,21 @@ def pairs(flags: Settings) -> Iterator[Finding]:
             yield Entry('plan.weight_gradients', 'delayed', flags.given('delay-wgrad-compute') or by)
 
 
+def offload(flags: Settings) -> Iterator[Finding]:
+    """Activations of the first layers that wait on the host."""
+    switch, number = 'cpu-offloading', 'cpu-offloading-num-layers'
+    by, count = flags.given(switch, number), flags.number(number)
+    # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py: a number switches it on; transformer_config.py: it
+    # needs one pipeline rank, and nothing recomputed.
+    if not count or flags.number('pipeline-model-parallel-size') > 1:
+        why = 'a pipeline beside it, which it refuses' if count else 'offloading to host memory'
+        yield from (Unmapped(name, why) for name in by)
+        return
+    yield Entry('plan.offload', ['activations'], by)
+    if count != flags.number('num-layers') - 1:
+        yield Entry('plan.offload_layers', count, (number,))
+
+
 def sharding(flags: Settings) -> Iterator[Finding]:
     """What data ranks share, and what their messages hide under."""
     fsdp, strategy = flags.given('use-megatron-fsdp', 'use-torch-fsdp2'), 'data-parallel-sharding-strategy'
@@ -657,7 +669,7 @@ def further(flags: Settings) -> Iterator[Finding]:
 
 
 OF_MODEL: Final = (trainer, position, blocks, attention, latent, further, vocabulary, mixtures.experts)
-OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs)
+OF_PLAN: Final = (cluster, batch, precision, optimizer, parallel, pipeline, pairs, offload)
 MEGATRON: Final = Source(
     name='Megatron-LM',
     profile='h100-sxm-8',

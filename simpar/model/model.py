@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from simpar import document, errors
-from simpar.model.operators import base, stream
+from simpar.document import Key
+from simpar.errors import Problem
+from simpar.model.operators.base import Operator, Trained
+from simpar.model.operators.stream import DRAW, KEYS, Dropout
 from simpar.model.operators.torch_call import AtenSpec, Held, ModuleEmbedding, ModuleLinear, TorchCall
 from simpar.model.ops import NAMED
 from simpar.model.primitive import Shape
@@ -134,7 +136,7 @@ class Model(ABC):
         """Its operators with their names and what they read."""
 
     @property
-    def operators(self) -> dict[str, base.Operator]:
+    def operators(self) -> dict[str, Operator]:
         """Its operators by name."""
         return {node.name: node.operator for node in self.nodes}
 
@@ -149,11 +151,11 @@ class Model(ABC):
         return False
 
     @property
-    def listed(self) -> tuple[base.Operator, ...]:
+    def listed(self) -> tuple[Operator, ...]:
         """The operators that a file lists, each with keys of its own."""
         return ()
 
-    def with_listed(self, operators: Sequence[base.Operator]) -> Self:
+    def with_listed(self, operators: Sequence[Operator]) -> Self:
         """The same with other operators in the place of those that a file lists."""
         return self
 
@@ -181,7 +183,7 @@ class Model(ABC):
     def trained_layers(self) -> int:
         """How many groups of parameters there are whose names begin alike."""
         # A tied weight is its first operator's: counted there alone.
-        own = (node.name for node in self.nodes if isinstance(node.operator, base.Trained) and node.operator.has_own)
+        own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
 
     @property
@@ -200,12 +202,12 @@ class Model(ABC):
         """
         return tree
 
-    def file_key(self, place: int, key: str = '') -> document.Key:
+    def file_key(self, place: int, key: str = '') -> Key:
         """Where a file has a node, or a key of it."""
         return ('workload', self.key)
 
     @abstractmethod
-    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """What of it does not fit itself, the loss, the data or the degrees, each at the key to change."""
 
 
@@ -222,7 +224,7 @@ class Node:
     """
 
     name: str
-    operator: base.Operator
+    operator: Operator
     reads: tuple[str, ...]
     layer: int = 0
     result: str = ''
@@ -332,17 +334,17 @@ class FromModule(Model):
         """How many there are of each; what stands behind the last layer is none."""
         return {'operators': len(self.nodes), 'layers': self.exported.layers}
 
-    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
+    def problems(self, asked: Asked) -> Iterator[Problem]:
         """Samples of mnist, classes of what has none."""
         found = self.exported
         if asked.data == 'mnist':
-            yield errors.Problem(
+            yield Problem(
                 ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
             )
         last = found.shapes[found.nodes[-1].name]
         if asked.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
-            yield errors.Problem(('workload', 'loss'), what, 'write mse, or return logits')
+            yield Problem(('workload', 'loss'), what, 'write mse, or return logits')
 
 
 @lru_cache(maxsize=8)
@@ -356,8 +358,8 @@ def _read(text: str) -> Exported:
     sources = tuple(
         Source(one['name'], tuple(one['shape']), one['drawn'], bool(one['integer'])) for one in tree['sources']
     )
-    if any(isinstance(node.operator, stream.Dropout) for node in nodes):
-        sources = (*sources, Source(stream.KEYS, (tree['batch'],), stream.DRAW, integer=True))
+    if any(isinstance(node.operator, Dropout) for node in nodes):
+        sources = (*sources, Source(KEYS, (tree['batch'],), DRAW, integer=True))
     shapes = {source.name: source.shape for source in sources}
     shapes |= {one['name']: tuple(one['shape']) for one in tree['nodes']}
     known = {source.name for source in sources}
@@ -373,7 +375,7 @@ def _node(one: dict[str, Any], samples: int) -> Node:
     return Node(one['name'], _KINDS[one['kind']](one, samples), tuple(one['reads']), one['layer'])
 
 
-def _call(one: dict[str, Any], samples: int) -> base.Operator:
+def _call(one: dict[str, Any], samples: int) -> Operator:
     said: dict[str, Any] = {key: _tuples(value) for key, value in one['spec'].items()}
     said |= {key: tuple(_held(of) for of in one['spec'].get(key, ())) for key in ('weights', 'constants')}
     return TorchCall(spec=AtenSpec(**said, shape=tuple(one['shape']), samples=samples))
@@ -387,7 +389,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _linear(one: dict[str, Any], samples: int) -> base.Operator:
+def _linear(one: dict[str, Any], samples: int) -> Operator:
     return ModuleLinear(
         outputs=(one['outputs'],),
         inputs=(one['inputs'],),
@@ -399,12 +401,12 @@ def _linear(one: dict[str, Any], samples: int) -> base.Operator:
     )
 
 
-def _embedding(one: dict[str, Any], samples: int) -> base.Operator:
+def _embedding(one: dict[str, Any], samples: int) -> Operator:
     return ModuleEmbedding(vocab=one['vocab'], width=one['width'], weight=one['weight'], padding=one['padding'])
 
 
-def _dropout(one: dict[str, Any], samples: int) -> base.Operator:
-    return stream.Dropout(probability=one['probability'], site=one['name'])
+def _dropout(one: dict[str, Any], samples: int) -> Operator:
+    return Dropout(probability=one['probability'], site=one['name'])
 
 
 _KINDS: Final = {'call': _call, 'linear': _linear, 'embedding': _embedding, 'dropout': _dropout}

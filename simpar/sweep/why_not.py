@@ -314,7 +314,8 @@ class _Question:
         if within == without:
             return Verdict(overlap=name, in_best=inside, gain=0.0, why='the best set has it another way')
         gain, explanation = self._explained(within, without)
-        return Verdict(overlap=name, in_best=inside, gain=gain, why=in_words(explanation, gain))
+        needed = f'without it: {refused.reason}; ' if inside and refused.reason else ''
+        return Verdict(overlap=name, in_best=inside, gain=gain, why=needed + in_words(explanation, gain))
 
     def _explained(self, within: Schedule, without: Schedule) -> tuple[float, tuple[predict.Contribution, ...]]:
         keys = {key for changes in (self.off, *self.on.values()) for key in changes}
