@@ -260,3 +260,10 @@ def test_a_path_that_names_an_accelerator_without_a_profile_is_told_first(tmp_pa
     said = 'h100-sxm-8: the file names mi250x, and no profile is of it; --cluster says another'
     assert made.assumed[0] == said
     assert 'the path of the file says b200' in made_of(tmp_path, '8xb200.sh', EIGHT).assumed[0]
+
+
+@pytest.mark.parametrize(('name', 'profile'), [('a_A5_ptd.sh', 'ascend950-8'), ('a_A2_ptd.sh', 'ascend910b-8')])
+def test_a_name_in_the_words_of_mindspeed_says_the_accelerator(tmp_path, name, profile):
+    made = made_of(tmp_path, name, f'{ASCEND} --use-flash-attn')
+    assert made.values['cluster.profile'] == profile
+    assert ('the name of the file says A5' in made.assumed[0]) is (profile == 'ascend950-8')

@@ -229,6 +229,8 @@ MINDSPEED: Final = Source(
     rules=(*OF_MODEL, mindspeed_model, mindspeed_experts, *OF_PLAN, sharding, recompute, mindspeed_plan),
     # Nodes of the Atlas 800T A3 have sixteen dies.
     nodes={16: 'ascend910c-16'},
+    # As its examples are called: pretrain_…_A5_ptd.sh.
+    names={'a3': 'ascend910c-16', 'a5': 'ascend950-8'},
     framework=lambda _: ('MindSpeed-LLM', NOW),
 )
 MINDSPEED_HINTS: Final = re.compile(

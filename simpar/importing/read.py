@@ -228,13 +228,16 @@ def _made(
     words = accelerator(settings.text(ACCELERATOR)) or ('', '')
     of_file = accelerator(' '.join(path.parts[-2:])) or ('', '')
     usual = source.nodes.get(settings.number('nproc-per-node'), source.profile)
-    name = profile or words[1] or (of_file[1] if not words[0] else '') or usual
+    called = next((one for one in re.split(r'[^a-z0-9]+', path.stem.lower()) if one in source.names), '')
+    name = profile or words[1] or (of_file[1] if not words[0] else '') or source.names.get(called) or usual
     cluster = profiles.profile_of_flag(name, '--cluster')
     memory = str(round(cluster.device.memory.size.value))
     beside = [Setting(NODE_SIZE, str(cluster.devices), 'profile'), Setting(DEVICE_MEMORY, memory, 'profile')]
     beside += [Setting('model-config', model, '--model', '--model')] if model else []
     settings = Settings([*settings.every, *beside], source.table)
     unnamed = '' if profile or words[1] else 'the file names no accelerator'
+    if unnamed and called and not (words[0] or of_file[0]):
+        unnamed = f'the name of the file says {called.upper()}'
     if unnamed and (word := words[0] or of_file[0]):
         is_known = not words[0] and bool(of_file[1])
         unnamed = f'the path of the file says {word}' if is_known else f'the file names {word}, and no profile is of it'

@@ -342,6 +342,7 @@ class Source:
         name: of the launcher.
         profile: of the cluster where the file names none.
         nodes: profiles in its place, by how many devices of a node a file takes.
+        names: profiles in its place, by a word in the name of a file.
         table: its settings.
         rules: read several settings together, or what follows from one that is not there.
         framework: the framework that runs such a file, and the last year of its release, as the table of stacks has it.
@@ -352,6 +353,7 @@ class Source:
     table: Table
     rules: tuple[Rule, ...]
     nodes: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     framework: Callable[[Settings], tuple[str, int]]
 
 
