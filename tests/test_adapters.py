@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simpar import cli
 from simpar.errors import Infeasible, ScheduleError
 from simpar.importing.read import imported
 from simpar.lower import lower
@@ -85,6 +86,16 @@ def test_frozen_weights_have_no_gradient_no_state_and_no_message() -> None:
 def test_what_is_not_modelled_beside_adapters_is_refused_by_name(training: Workload, plan: Plan, what: str) -> None:
     with pytest.raises(Infeasible, match=what):
         lower(training, plan, 2)
+
+
+def test_a_search_says_that_it_does_not_know_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / 'a.yaml').write_text(
+        'simpar: 1\ncluster: {profile: h100-sxm-8}\nworkload:\n  transformer: {layers: 4, hidden: 64, heads: 4, '
+        'vocab: 64, sequence: 32, lora: {rank: 2}}\n  batch: 8\nplan: {}\nplanner: {keys: {plan.tensor: [1, 2]}}\n',
+        encoding='utf-8',
+    )
+    assert cli.main(['plan', str(tmp_path / 'a.yaml')]) == 2
+    assert 'a.yaml:4: workload.transformer.lora: not yet in a search' in capsys.readouterr().err
 
 
 SCRIPT = (
