@@ -147,6 +147,13 @@ def test_context_ranks_and_experts_of_a_row_are_those_of_the_plan():
     mixture = schedule_tree(row(n_experts=8, topk=2, ep=4, moe_ffn=512))
     assert mixture['workload']['transformer']['experts'] == {'count': 8, 'top_k': 2, 'ffn': 512}
     assert mixture['plan']['expert'] == 4
+    assert 'expert_ranks' not in mixture['plan']
+    # Whole experts lie on tensor ranks, those of a sequence on context ranks; a part of the tensor ranks has no key.
+    known = {'n_experts': 8, 'topk': 2, 'ep': 2, 'tp': 4, 'dp': 4, 'n_gpus': 16}
+    assert schedule_tree(row(**known, etp=1))['plan']['expert_ranks'] == 'tensor'
+    assert schedule_tree(row(**{**known, 'cp': 2, 'dp': 2}))['plan']['expert_ranks'] == 'context'
+    with pytest.raises(Skipped, match='experts over some of their tensor ranks'):
+        schedule_tree(row(**known, etp=2))
     # Of experts the null model counts those that a token goes to.
     dense, sparse = row(ffn=1024), row(ffn=4096, n_experts=8, topk=2, moe_ffn=512)
     assert null_work(dense) == null_work(sparse)

@@ -92,6 +92,9 @@ def degrees(row: rows.Row) -> dict[str, Any]:
         plan['context'] = row.whole('cp')
     if row.whole('ep', 1) > 1:
         plan['expert'] = row.whole('ep')
+        # As simpar.importing.mixtures reads Megatron-LM's flags.
+        kind = 'tensor' if row.whole('etp', tensor) < tensor else 'context' if 'context' in plan else ''
+        plan |= {'expert_ranks': kind} if kind else {}
     if data > 1 and (stage := zero_stage(row)):
         plan['zero'] = stage
     return plan

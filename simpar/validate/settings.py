@@ -77,8 +77,8 @@ def _not_modelled(row: Row) -> str:
     if row.whole('ep', 1) > 1 and row.whole('n_experts') < 2:
         return 'expert parallelism without experts'
     tensor = row.whole('tp', 1)
-    if row.whole('ep', 1) > 1 and row.whole('etp', 1 if has_flags(row) else tensor) != tensor:
-        return 'experts with another tensor degree than attention'
+    if row.whole('ep', 1) > 1 and row.whole('etp', 1 if has_flags(row) else tensor) not in (1, tensor):
+        return 'experts over some of their tensor ranks'
     if not has_flags(row):
         return ''
     if missing := columns.not_stated(row, ('tp', 'pp', 'dp')):
