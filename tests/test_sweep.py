@@ -345,7 +345,7 @@ def test_a_schedule_with_a_sweep_is_read_as_it_was_written(sweep, tmp_path):
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('simpar.sweep.answer.predicted', lambda schedule: pytest.fail('predicted'))
+    monkeypatch.setattr('simpar.sweep.run.predicted', lambda *_: pytest.fail('predicted'))
     assert run(write(tmp_path), '--sweep', 'plan.copies=1,2', '--plot', 'x.gif') == 2
     assert '.png' in capsys.readouterr().err
 
