@@ -50,7 +50,7 @@ FLAGS = {
     'import': ['--cluster', '--for', '--full', '--json', '--model', '--output', '--save', '--set', 'file'],
     'export': ['--given', '--json', '--onto', '--output', '--set', '--to', 'file'],
     'init': ['--batch', '--cluster', '--devices', '--json', '--model', '--nodes', '--output', '--sequence'],
-    'trace': ['--communication', '--for', '--json', '--what-if', 'recording'],
+    'trace': ['--communication', '--for', '--html', '--json', '--what-if', 'recording'],
     'script': ['--checkpoint', '--device', '--every', '--json', '--resume', '--set', '--steps', 'file', 'launcher'],
     'show': ['page'],
     'diff': ['--json', 'new', 'old'],
