@@ -7,6 +7,7 @@
 # make notebooks      execute the notebooks by Jupyter and keep their outputs
 # make bench          time everything, and write docs/proofs/performance.md
 # make prove          list what proves a claim and takes longer than the suite may; make prove NAME=gain runs one
+# make gpu            on a machine with accelerators: numerics, predicted steps, a profile; 8 minutes, of two devices 15
 # make clean          remove what the others made
 PYTHON ?= python3
 
@@ -89,6 +90,10 @@ bench: .venv-test/installed
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@
+
+# Rehearsed by GPU='--device virtual --size tiny'.
+gpu: .venv-test/installed
+	.venv-test/bin/python -m executor.gpu_check $(GPU)
 
 clean:
 	rm -rf .venv .venv-test .venv-docs out build dist

@@ -1,17 +1,19 @@
-"""What a machine with one accelerator shows, in a few minutes: ``python -m executor.gpu_check [--quick]``.
+"""What a machine with accelerators shows in 8 minutes, with two or more of them in 15: ``make gpu``.
 
-Losses against the CPU, several ranks on the one device over gloo, no waiting host inside of a step, flat memory, and
-for several schedules the measured step against the one that is predicted from op times of another run. Nothing is
-fetched from a network. Rehearsed with ``--device virtual --size tiny``, whose times say nothing.
+Losses against the CPU, several ranks on one device over gloo, no waiting host inside of a step, flat memory, for twelve
+schedules the measured step against the one that is predicted from op times of another run, and a profile. With two
+devices the twelve run over their own links and are predicted by that profile. Nothing is fetched from a network. Parts
+are kept in a folder: the same command goes on. Rehearsed with ``--device virtual --size tiny``: times say nothing.
 """
 
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,13 +31,15 @@ from executor.ranks.request import Request
 from executor.tensors import TORCH
 from executor.validate import communicators
 from simpar.cost.costs import Communication, Costs
+from simpar.cost.price import price
 from simpar.engine import simulate
-from simpar.errors import SimparError
+from simpar.errors import RunFailed, SimparError
+from simpar.files import write_atomically
 from simpar.lower import lower
 from simpar.memory import memory
 from simpar.plans import Plan
+from simpar.profiles import cluster, load_profile
 from simpar.program import Program
-from simpar.trace import Trace
 from simpar.units import quantise
 from simpar.workload import AdamW, Transformer, Workload
 
@@ -131,10 +135,10 @@ def costs_of(program: Program, seen: dict[str, float], host: float) -> Costs:
     )
 
 
-# What a machine with one accelerator shows, in a few minutes: ``python -m executor.gpu_check [--quick]``.
+# The parts, each of which has its minutes.
 
-BAR: Final = 0.10
-"""Share by which a predicted step may differ."""
+BAR: Final = 0.08
+"""Share by which predicted steps may differ in the median."""
 LOSSES: Final = {'fp32': 1e-4, 'bf16': 3e-2}
 """How far losses of a dtype may be from those of the CPU in fp64."""
 SIZES: Final = {
@@ -151,8 +155,14 @@ PLANS: Final = {
     'tensor 2, sequence parallel, copies 2': Plan(tensor=2, sequence_parallel=True, copies=2),
     'tensor 2, recomputed': Plan(tensor=2, recompute='full'),
     'data 2, 4 micro-batches': Plan(data=2, micro_batches=4),
+    'data 2, zero 1': Plan(data=2, zero=1),
+    'data 2, zero 2, 2 micro-batches': Plan(data=2, zero=2, micro_batches=2),
+    'tensor 2, tiles 2': Plan(tensor=2, tiles=2),
+    'context 2': Plan(context=2),
 }
 WORLD: Final = 2
+STEPS: Final = 10
+"""Of a schedule that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +179,26 @@ class Row:
     seconds: float = 0.0
 
 
+Share = Callable[[Device, argparse.Namespace], Iterator[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """A part of the check.
+
+    Arguments: ``minutes``, as planned; ``devices``, how many it needs; ``writes``, beside its findings; ``rehearsed``,
+    whether it belongs to a rehearsal alone.
+    """
+
+    run: Share
+    minutes: float
+    devices: int = 1
+    writes: str = ''
+    rehearsed: bool = False
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Check, print, and write JSON where asked."""
+    """Say what is planned, check, print and keep what was found; 4 where something is not as wanted."""
     options = _parser().parse_args(arguments)
     torch.manual_seed(0)
     try:
@@ -178,10 +206,19 @@ def main(arguments: list[str] | None = None) -> int:
     except SimparError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    rows = list(_rows(device, options))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + '\n', encoding='utf-8')
+    options.folder.mkdir(parents=True, exist_ok=True)
+    there, rehearsed = device.module.device_count(), options.device == 'virtual'
+    planned = [name for name, part in PARTS.items() if part.devices <= there and (rehearsed or not part.rehearsed)]
+    planned = options.only or planned
+    minutes = sum(PARTS[name].minutes for name in planned)
+    print(f'{len(planned)} parts, {minutes:g} minutes on {options.device}; findings and their page in {options.folder}')
+    for name in planned:
+        known = ', kept' if _kept(options, name) else ''
+        also = f', writes {PARTS[name].writes}' if PARTS[name].writes else ''
+        print(f'  {name}: {PARTS[name].minutes:g} minutes{also}{known}')
+    rows = [row for name in planned for row in _rows(name, device, options)]
     wrong = [row for row in rows if row.right is False]
+    (options.folder / 'page.md').write_text('\n'.join(_page(rows)) + '\n', encoding='utf-8')
     print(f'{len(rows)} findings, {len(wrong)} of them not as wanted')
     return 4 if wrong else 0
 
@@ -189,36 +226,50 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog='python -m executor.gpu_check', allow_abbrev=False)
     parser.add_argument('--device', choices=[name for name in KINDS if KINDS[name].numbered], default='cuda')
-    parser.add_argument('--quick', action='store_true', help='at most 8 minutes: fewer steps')
     parser.add_argument('--size', choices=tuple(SIZES), default='full', help='of the model that is timed')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='write what was found')
+    parser.add_argument('--only', nargs='*', choices=tuple(PARTS), metavar='PART', help=', '.join(PARTS))
+    parser.add_argument('--folder', type=Path, default=Path('out/gpu'), help='what is kept (default: out/gpu)')
     return parser
 
 
-def _rows(device: Device, options: argparse.Namespace) -> Iterator[Row]:
-    """Every part; one that fails leaves the others."""
-    parts: tuple[Callable[[Device, argparse.Namespace], Iterator[Row]], ...] = (
-        _machine,
-        _losses,
-        _shared,
-        _no_waiting,
-        _flat,
-        _predicted,
-    )
-    for part in parts:
-        begun = time.perf_counter()
-        try:
-            for row in part(device, options):
-                shown = replace(row, seconds=round(time.perf_counter() - begun, 1))
-                mark = {None: ' ', True: '+', False: '-'}[shown.right]
-                print(f'{mark} {shown.part}: {shown.name}: {shown.found} ({shown.seconds:g} s)', flush=True)
-                yield shown
-        # A machine that is lent for minutes must not lose the other parts to one error.
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else ''
-            failed = Row(part.__name__.strip('_'), 'failed', f'{type(error).__name__}: {reason}', right=False)
-            print(f'- {failed.part}: {failed.found}', flush=True)
-            yield failed
+def _kept(options: argparse.Namespace, name: str) -> list[Row]:
+    """What a part has found before, on such a device."""
+    file = options.folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
+    return [Row(**one) for one in json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
+
+
+def _rows(name: str, device: Device, options: argparse.Namespace) -> list[Row]:
+    """What a part finds; one that fails leaves the others, and is tried again by the next command."""
+    if kept := _kept(options, name):
+        return kept
+    begun, rows = time.perf_counter(), list[Row]()
+    try:
+        for row in PARTS[name].run(device, options):
+            rows.append(replace(row, seconds=round(time.perf_counter() - begun, 1)))
+            print(_line(rows[-1]), flush=True)
+    # A machine that is lent for minutes must not lose the other parts to one error.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ''
+        rows.append(Row(name, 'failed', f'{type(error).__name__}: {reason}', right=False))
+        print(_line(rows[-1]), flush=True)
+        return rows
+    file = options.folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
+    write_atomically(file, json.dumps([asdict(row) for row in rows], indent=1) + '\n')
+    return rows
+
+
+def _line(row: Row) -> str:
+    mark = {None: ' ', True: '+', False: '-'}[row.right]
+    return f'{mark} {row.part}: {row.name}: {row.found} ({row.seconds:g} s)'
+
+
+def _page(rows: Sequence[Row]) -> Iterator[str]:
+    """All findings as a page of the docs."""
+    yield from ('# What accelerators showed', '', 'Written by `make gpu`.', '')
+    yield from ('| part | what | found | as wanted | s |', '|---|---|---|---|---:|')
+    for row in rows:
+        wanted = {None: '', True: 'yes', False: '**no**'}[row.right]
+        yield f'| {row.part} | {row.name} | {row.found} | {wanted} | {row.seconds:g} |'
 
 
 def _machine(device: Device, options: argparse.Namespace) -> Iterator[Row]:
@@ -287,36 +338,96 @@ def _flat(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Bytes in use after many steps."""
     program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
     seen: list[int] = []
-    for steps in (40, 200 if options.quick else 2000):
+    for steps in (40, 200):
         run_alone(program, device, steps=steps)
         seen.append(int(device.module.memory_reserved(device.name)))
     yield Row('memory', 'reserved after few and many steps', f'{seen[0]:,} and {seen[1]:,} bytes', seen[1] <= seen[0])
 
 
 def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:
-    """Steps with copies as traffic, predicted from a run of the same ops on one stream, one after the other."""
-    steps = 6 if options.quick else 20
-    asked = options.size == 'full'
+    """Steps with copies as traffic, predicted from a run of the same ops on one stream, one after the other.
+
+    Tiny ones wait for their host.
+    """
+    asked, errors = options.size == 'full', list[float]()
     for size in dict.fromkeys((options.size, 'tiny')):
         for name, plan in PLANS.items():
             workload = _workload(SIZES[size])
             program, single = (lower(workload, one, WORLD) for one in (plan, replace(plan, streams='single')))
             # The device never waits for the host in the run that is calibrated on, or ops would seem longer.
-            serial = run_alone(single, device, steps=steps, dtype='bf16', ahead=200 if asked else 2)
-            seen = run_alone(program, device, steps=steps, dtype='bf16')
+            serial = run_alone(single, device, steps=STEPS, dtype='bf16', ahead=200 if asked else 2)
+            seen = run_alone(program, device, steps=STEPS, dtype='bf16')
             trace = simulate(program, costs_of(program, serial.ops, seen.host))
             step = float(trace.step_times[-1])
-            error = step / seen.step - 1
-            yield Row(
-                'prediction',
-                f'{size}: {name}',
-                f'{step * 1e3:.3f} ms for {seen.step * 1e3:.3f} ms: {error:+.1%}; {_bytes(trace, seen)}',
-                abs(error) <= BAR if asked else None,
-            )
+            errors.append(step / seen.step - 1)
+            memory_of = f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
+            yield Row('prediction', f'{size}: {name}', f'{_compared(step, seen.step)}; {memory_of}')
+    yield _median('prediction', errors, asked)
 
 
-def _bytes(trace: Trace, seen: Alone) -> str:
-    return f'{memory(trace).peak:,} bytes for {seen.bytes:,}'
+def _compared(step: float, seen: float) -> str:
+    return f'{step * 1e3:.3f} ms for {seen * 1e3:.3f} ms: {step / seen - 1:+.1%}'
+
+
+def _median(part: str, errors: Sequence[float], asked: bool) -> Row:
+    median = float(np.median(np.abs(errors)))
+    return Row(part, f'{len(errors)} schedules', f'{median:.1%} in the median', median <= BAR if asked else None)
+
+
+def _profile(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """Products, attention, kernels bound by memory, launches, and two ranks' messages, as `simpar calibrate` has it."""
+    words = ['--ranks', '2', '--device', options.device, '--dtype', 'bf16', '--profile', str(_profile_of(options))]
+    # One device carries no messages of two ranks by its own library.
+    words += ['--transport', 'gloo'] if device.module.device_count() < WORLD or options.device == 'virtual' else []
+    words += ['--quick'] if options.size == 'full' else ['--sizes', 'least']
+    done = subprocess.run([sys.executable, '-m', 'executor.bench', *words], capture_output=True, text=True, check=False)
+    said = (done.stderr.strip().splitlines() or [''])[-1]
+    if done.returncode:
+        raise RunFailed(said)
+    yield Row('profile', 'written', str(_profile_of(options)), right=True)
+
+
+def _profile_of(options: argparse.Namespace) -> Path:
+    found: Path = options.folder / f'{options.device}_{options.size}.yaml'
+    return found
+
+
+def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """The same schedules on two devices, over their own links, predicted by the profile that was just measured."""
+    errors, transport = [], 'gloo' if options.device == 'virtual' else 'native'
+    here = cluster(load_profile(str(_profile_of(options))), devices=WORLD)
+    with Pool(WORLD, timeout=60) as pool:
+        for name, plan in PLANS.items():
+            program = lower(replace(_workload(SIZES[options.size]), precision='bf16'), plan, WORLD)
+            request = Request(steps=STEPS, device=options.device, transport=transport)
+            seen = float(np.median(pool.perform(program, request).trace.step_times[1:]))
+            step = float(simulate(program, price(program, here)).step_times[-1])
+            errors.append(step / seen - 1)
+            yield Row('ranks', name, _compared(step, seen))
+    yield _median('ranks', errors, options.size == 'full')
+
+
+def _issued(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    """The schedules in full size, issued on a GPU that is not there."""
+    from executor.virtual.dry_run import dry_run
+
+    for name, plan in PLANS.items():
+        found = dry_run(lower(replace(_workload(SIZES['full']), precision='bf16'), plan, WORLD))
+        told = '; '.join(found.wrong) or f'{sum(found.calls.values())} operations'
+        yield Row('issued', name, told, not found.wrong)
+
+
+PARTS: Final[dict[str, PartOf]] = {
+    'machine': PartOf(_machine, 0.1),
+    'losses': PartOf(_losses, 0.5),
+    'shared': PartOf(_shared, 0.8),
+    'no waiting': PartOf(_no_waiting, 0.1),
+    'memory': PartOf(_flat, 0.5),
+    'prediction': PartOf(_predicted, 3.0),
+    'profile': PartOf(_profile, 3.0, writes='a profile with a table for each kind of operator'),
+    'ranks': PartOf(_ranks, 7.0, devices=WORLD),
+    'issued': PartOf(_issued, 0.0, rehearsed=True),
+}
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""The same trainings by hand in torch: DDP, FSDP2 and Schedule1F1B, for a comparison of step times.
+"""The same trainings by hand in torch: DDP, FSDP2, Schedule1F1B and experts on two ranks, to compare step times.
 
 Each rank is a process that trains so many steps as its parent asks for, and tells when they ended.
 """
@@ -8,12 +8,15 @@ import os
 import time
 
 import torch
-from recorded_training import VOCABULARY, Gpt
+from recorded_training import VOCABULARY, Block, Gpt
 from torch import nn
+from torch.distributed.nn.functional import all_to_all_single
 from torch.nn import functional
 
 RANKS = 2
 MICRO_BATCHES = 4
+EXPERTS, TOP = 4, 2
+"""Of a mixture, half of them on each rank; experts of a token."""
 
 
 def loss_of(logits, tokens):
@@ -91,7 +94,84 @@ def one_f_one_b(model, batch, sequence):
     return step
 
 
-ENGINES = {'ddp': ddp, 'fsdp2': fsdp2, '1f1b': one_f_one_b}
+class Mixture(Block):
+    """A layer without biases whose feed-forward is experts, shared out over the ranks.
+
+    An expert takes the mean of its tokens from each sample; further ones are dropped.
+    """
+
+    def __init__(self, hidden):
+        super().__init__(hidden)
+        for linear in (self.qkv, self.out):
+            linear.bias = None
+        del self.up, self.down
+        self.router = nn.Linear(hidden, EXPERTS, bias=False)
+        own = EXPERTS // RANKS
+        self.experts = nn.ParameterList(
+            torch.randn(own, *shape) / shape[0] ** 0.5 for shape in ((hidden, 4 * hidden), (4 * hidden, hidden))
+        )
+
+    def feed_forward(self, x):
+        """To the experts' ranks, through the experts, and back."""
+        batch, sequence, hidden = x.shape
+        slots = sequence * TOP // EXPERTS
+        scores, chosen = self.router(x).softmax(-1).topk(TOP, -1)
+        taken = torch.zeros(batch, sequence, EXPERTS, dtype=torch.int64).scatter_(-1, chosen, 1)
+        turn = (taken.cumsum(1) - 1).gather(-1, chosen)
+        sample = torch.arange(batch)[:, None, None]
+        place = torch.where(turn < slots, (chosen * batch + sample) * slots + turn, EXPERTS * batch * slots)
+        rows = x.new_zeros(EXPERTS * batch * slots + 1, hidden)
+        rows = rows.index_copy(0, place.flatten(), x.repeat_interleave(TOP, 1).reshape(-1, hidden))[:-1]
+        came = self._exchanged(rows).view(RANKS, EXPERTS // RANKS, -1, hidden).transpose(0, 1).flatten(1, 2)
+        up, down = self.experts
+        gone = (functional.gelu(came @ up) @ down).unflatten(1, (RANKS, -1)).transpose(0, 1)
+        back = functional.pad(self._exchanged(gone.reshape(-1, hidden)), (0, 0, 0, 1))
+        return (back[place] * (scores / scores.sum(-1, keepdim=True)).unsqueeze(-1)).sum(2)
+
+    def _exchanged(self, rows):
+        return all_to_all_single(torch.empty_like(rows), rows)
+
+
+def experts(model, batch, sequence):
+    """Experts on the ranks that share the data; gradients of all else are summed by layer beside the backward."""
+    hidden = model.norm.normalized_shape[0]
+    model.blocks = nn.ModuleList(Mixture(hidden) for _ in model.blocks)
+    sums = []
+
+    def summed(weights):
+        left = len(weights)
+
+        def ready(_):
+            nonlocal left
+            left -= 1
+            if not left:
+                left = len(weights)
+                flat = torch.cat([one.grad.flatten() for one in weights]) / RANKS
+                sums.append((weights, flat, torch.distributed.all_reduce(flat, async_op=True)))
+
+        for one in weights:
+            one.register_post_accumulate_grad_hook(ready)
+
+    for block in model.blocks:
+        summed([one for name, one in block.named_parameters() if not name.startswith('experts')])
+    summed([one for name, one in model.named_parameters() if not name.startswith('blocks')])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step():
+        tokens = torch.randint(0, VOCABULARY, (batch // RANKS, sequence))
+        loss_of(model(tokens), tokens).backward()
+        for weights, flat, work in sums:
+            work.wait()
+            for one, part in zip(weights, flat.split([one.numel() for one in weights]), strict=True):
+                one.grad = part.view_as(one)
+        sums.clear()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+ENGINES = {'ddp': ddp, 'fsdp2': fsdp2, '1f1b': one_f_one_b, 'experts': experts}
 
 
 def parameters(hidden, layers, sequence):

@@ -10,7 +10,7 @@ from simpar.planner.judge import Judge
 from simpar.planner.search import Path
 from simpar.planner.space import KEYS, Space, refused, space_of
 from simpar.schedule import Schedule, load_schedule
-from simpar.schedule.contents import Planner
+from simpar.schedule.contents import FREE, Planner
 from simpar.sweep.answer import Outcome, predicted
 
 MODELS: list[dict[str, Any]] = [
@@ -44,8 +44,11 @@ GIVEN: dict[str, list[Any]] = {
 """Values of which one may be given, and the key is not free."""
 
 
-def drawn_space(draw: random.Random) -> Space:
-    """A space of all usual keys, or of all but one or two, for a drawn model, cluster and batch."""
+def drawn_space(draw: random.Random, further: Sequence[str] = ()) -> Space:
+    """A space of all usual keys, or of all but one or two, for a drawn model, cluster and batch.
+
+    Argument: ``further``, keys that are free, too.
+    """
     cluster = draw.choice(CLUSTERS)
     schedule = load_schedule(
         {
@@ -62,7 +65,10 @@ def drawn_space(draw: random.Random) -> Space:
             'plan': {'exchange': 'fused', 'receive': 'late'} if 'stack' in cluster else {},
         }
     )
-    given = {f'plan.{key}': [draw.choice(GIVEN[key])] for key in draw.sample(sorted(GIVEN), draw.choice([0, 1, 2]))}
+    given: dict[str, Any] = {
+        f'plan.{key}': [draw.choice(GIVEN[key])] for key in draw.sample(sorted(GIVEN), draw.choice([0, 1, 2]))
+    }
+    given |= {f'plan.{key}': FREE for key in further}
     return space_of(replace(schedule, planner=Planner(keys=given)), cluster_of(schedule).world)
 
 

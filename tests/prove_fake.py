@@ -1,14 +1,6 @@
-"""Dry runs on fake devices: the table of kernels from torch's OpInfo, and plans held against it (make prove NAME=fake).
-
-``kernels`` writes executor/devices/dtypes.csv (needs expecttest); ``plans FILE [SECONDS]`` issues the recorded
-schedules one after the other, goes on where FILE ends, and keeps there what each asked for.
-"""
+"""Writes executor/devices/dtypes.csv, kernels of CUDA by OpInfo (`python -m tests.prove_fake`, needs expecttest)."""
 
 import csv
-import json
-import sys
-import time
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -84,40 +76,5 @@ def kernels() -> None:
     print(sum(map(len, rows.values())), 'operations in', len(rows), 'rows')
 
 
-def plans(path: Path, seconds: float) -> None:
-    """Issue recorded schedules for so long."""
-    sys.path.insert(0, str(ROOT / 'tests'))
-    from executor.virtual.dry_run import dry_run
-    from simpar.case import load_case
-    from simpar.errors import SimparError
-    from tests.op_tables import recorded
-
-    every = {name: one.get('schedule') or ROOT / name for name, one in recorded().items()}
-    names = sorted(every, key=lambda name: (name.rpartition('-')[2], name))
-    over = [json.loads(line)['name'] for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
-    begun = time.perf_counter()
-    for name in names:
-        if name in over or name.startswith('examples') or time.perf_counter() - begun > seconds:
-            continue
-        found: dict[str, object] = {'name': name}
-        try:
-            run = dry_run(load_case(every[name]).program)
-            found |= {
-                'ranks': len(run.ranks), 'world': run.world, 'collectives': run.collectives,
-                'wrong': run.wrong,
-                'error': max((one.error for one in run.bytes), key=abs), 'late': max(one.inside for one in run.bytes),
-            }  # fmt: skip
-        except SimparError as error:
-            found['wrong'] = str(error)[:400]
-        print(found, flush=True)
-        with path.open('a', encoding='utf-8') as file:
-            file.write(json.dumps(found) + '\n')
-
-
 if __name__ == '__main__':
-    warnings.simplefilter('ignore')
-    what, *rest = sys.argv[1:]
-    if what == 'plans':
-        plans(Path(rest[0]), float(rest[1]) if rest[1:] else 280)
-    else:
-        kernels()
+    kernels()

@@ -35,7 +35,11 @@ class Block(nn.Module):
         q, k, v = (part.view(batch, sequence, -1, hidden // HEADS).transpose(1, 2) for part in parts)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, -1))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return x + self.feed_forward(self.norm2(x))
+
+    def feed_forward(self, x):
+        """Two products, and what stands between them."""
+        return self.down(functional.gelu(self.up(x)))
 
 
 class Gpt(nn.Module):

@@ -13,6 +13,7 @@ from executor.virtual.engine import Race
 from simpar.case import load_case
 from simpar.errors import Infeasible, ProgramError
 from simpar.lower import lower
+from simpar.model.library.experts import Experts
 from simpar.plans import Plan
 from simpar.size import LIMIT, Limit
 from simpar.torch_module import from_module
@@ -51,6 +52,13 @@ def test_masks_turned_around_and_views_of_inputs_are_as_on_a_device():
     found = dry_run(load_case(recorded()['propagation-00']['schedule']).program)
     assert found.wrong == []
     assert [one.device for one in found.bytes] == [one.program for one in found.bytes]
+
+
+def test_experts_that_drop_no_token_have_room_for_all_of_them():
+    # The program counts the tokens that come to an expert; the executor has a slot for each token.
+    model = replace(MODEL, experts=Experts(count=4, top_k=2), bias=())
+    found = dry_run(lower(Workload(model=model, batch=32, optimizer=SGD, precision='bf16'), Plan(data=2, expert=2), 2))
+    assert found.wrong == []
 
 
 def changed(monkeypatch, operator, phase, how):

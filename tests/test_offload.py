@@ -45,6 +45,7 @@ PLANS = {
     'single': (2, Plan(data=2, streams='single')),
     'context': (2, Plan(context=2)),
 }
+TILED = {'tiles': (4, Plan(tensor=2, sequence_parallel=True, tiles=2, data=2, micro_batches=2))}
 STATES = {
     'full': (2, Plan(data=2), TRAINING),
     'zero 1': (2, Plan(data=2, zero=1, micro_batches=2), TRAINING),
@@ -66,9 +67,9 @@ def test_what_leaves_and_comes_back_trains_to_the_same_bits(world: int, plan: Pl
 
 
 @pytest.mark.parametrize('recompute', ['none', ('layer*.fc1', 'layer*.gelu', 'layer*.fc2')], ids=['kept', 'again'])
-@pytest.mark.parametrize('name', ['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context'])
+@pytest.mark.parametrize('name', ['data', 'tensor', 'all layers', 'pipeline', 'chunks', 'context', 'tiles'])
 def test_attention_alone_leaves_while_a_feed_forward_may_be_made_again(name: str, recompute: Patterns) -> None:
-    world, plan = PLANS[name]
+    world, plan = (PLANS | TILED)[name]
     plain, leaving = (lower(TRAINING, replace(plan, offload=of, recompute=recompute), world) for of in ((), PART))
     validate(leaving)
     ours, theirs = (InProcess(program, seed=3).run(2) for program in (leaving, plain))

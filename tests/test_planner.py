@@ -18,6 +18,7 @@ from simpar.planner.judge import Judge, Round, workers
 from simpar.planner.pieces import Speeds, Work, first_behind, last_ahead, windows
 from simpar.planner.render import render
 from simpar.planner.search import Starts, search
+from simpar.plans import NEAREST_FIRST
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
 from tests.planner_cases import (
@@ -76,11 +77,12 @@ def file(tmp_path):
     return path
 
 
-def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says():
-    draw = random.Random(18)
+@pytest.mark.parametrize(('seed', 'further'), [(18, ()), (44, ('offload', 'recompute_inputs', 'pairs'))])
+def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says(seed, further):
+    draw = random.Random(seed)
     seen = 0
     while seen < 10:
-        space = drawn_space(draw)
+        space = drawn_space(draw, further)
         judge = Judge(space, cluster_of(space.base))
         paths = [path for path in (drawn_path(space, draw) for _ in range(4)) if path]
         for path in paths:
@@ -127,6 +129,24 @@ def test_a_search_that_looks_around_its_best_plan_ends_the_same_and_counts_every
     assert (answer.best.step, answer.best.settings) == (whole.best.step, whole.best.settings)
     assert sum(one.plans for one in answer.pruned) + len(answer.ranking) + answer.infeasible == answer.plans
     assert answer.open == 0
+
+
+def test_plans_without_bounds_are_counted_apart_and_tried_near_the_best_plan(file, whole):
+    elsewhere = 'tensor-context-pipeline-data'
+    file.write_text(f'{FILE}    plan.placement: [{elsewhere}, {NEAREST_FIRST}]\n')
+    answer = load_planning(file).search(jobs=1)
+    assert answer.complete
+    assert answer.never_bounded * 2 == answer.plans
+    assert answer.best.step <= whole.best.step
+    placed = [one for one in answer.ranking if one.settings['plan.placement'] == elsewhere]
+    assert placed
+    assert answer.open == answer.never_bounded - len(placed)
+    told = f'were never bounded (plan.placement other than {NEAREST_FIRST}).'
+    assert told in render(answer)
+    assert 'never bounded' not in render(whole)
+    file.write_text(f'{FILE}    plan.placement: [{elsewhere}]\n')
+    with pytest.raises(ScheduleError, match='no bounds of ranks on other devices than those of their numbers'):
+        load_planning(file)
 
 
 def test_plans_that_do_not_fit_are_cut_off_by_memory_and_never_chosen(file):

@@ -36,6 +36,15 @@ def test_devices_of_one_table_are_ranks(tmp_path: Path) -> None:
     assert (two.computing, two.span) == (pytest.approx(30e-6), pytest.approx(30e-6))
 
 
+def test_totals_of_several_devices_are_of_ranks(tmp_path: Path) -> None:
+    """Two devices' step 5, not two steps of one rank."""
+    head = 'Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage'
+    text = f'{head}\n0,5,10,2,3,5,1,13\n1,5,20,2,3,5,1,23\n'
+    traces = read_traces(written(tmp_path / 'step_trace_time.csv', text.encode()))
+    told = [(trace.rank, name, round(found.computing * 1e6)) for trace in traces for name, found in step_figures(trace)]
+    assert told == [(0, '5', 10), (1, '5', 20)]
+
+
 def test_a_row_without_a_step_is_told_and_one_without_a_device_is_of_the_only_one(tmp_path: Path) -> None:
     rows = ['MatMulV2,10,100,one,AI_CORE,3,4', 'MatMulV2,10,110,two,AI_CORE,N/A,4', 'Add,5,120,three,AI_CORE,3,']
     (trace,) = read_traces(summary(tmp_path / 'PROF_1', 'op_summary_1.csv', rows))

@@ -76,6 +76,11 @@ class DeviceMemory(real.FedMemory):
     Arguments: ``known``, what each slot knows to be over, see ``Dropped``.
     """
 
+    @staticmethod
+    def storage_of(tensor: torch.Tensor) -> int:
+        """What tells whether two tensors share memory."""
+        return int(tensor.untyped_storage()._cdata)
+
     def __init__(self, start: real.Start, device: Device, known: NDArray[np.int64]) -> None:
         super().__init__(start)
         self._first = start.first
@@ -175,13 +180,13 @@ class DeviceMemory(real.FedMemory):
             raise self._absent(op, 'reads', key) from None
 
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
-        entry = self._owners.setdefault(storage(tensor), [stream, 0])
+        entry = self._owners.setdefault(self.storage_of(tensor), [stream, 0])
         entry[1] += 1
         return tensor
 
     def _let_go(self, tensor: torch.Tensor) -> None:
         """Drop a tensor as soon as its memory may be reused."""
-        owner = self._owners[storage(tensor)][0]
+        owner = self._owners[self.storage_of(tensor)][0]
         position, stream = self._place
         # What is on the stream that owns the memory is over when the next op there starts.
         if owner in (stream, INPUT):
@@ -190,15 +195,10 @@ class DeviceMemory(real.FedMemory):
             self._dropped.add(owner, stream, position, tensor)
 
     def _release(self, tensor: torch.Tensor) -> None:
-        key = storage(tensor)
+        key = self.storage_of(tensor)
         self._owners[key][1] -= 1
         if not self._owners[key][1]:
             del self._owners[key]
-
-
-def storage(tensor: torch.Tensor) -> int:
-    """What tells whether two tensors share memory."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 # One rank's host: a single thread that issues the program's ops in their order, each to its device stream.

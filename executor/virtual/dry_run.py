@@ -8,7 +8,7 @@ collectives are those of virtual accelerators, whose tasks do nothing.
 import datetime
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,26 +23,26 @@ from torch.overrides import TorchFunctionMode
 from executor import virtual
 from executor.devices import KINDS
 from executor.devices.fused import dtypes
-from executor.devices.issue import INPUT, DeviceMemory, Issuer, storage
+from executor.devices.issue import INPUT, DeviceMemory, Issuer
 from executor.devices.open import Device, device_module
 from executor.draws import Batch
 from executor.kernels import Context
 from executor.ranks.collectives import Messages
-from executor.ranks.real import Computation, Native, Start, device_transports
+from executor.ranks.real import Computation, Native, Start, Transport, device_transports, transfer
 from executor.ranks.request import Request
 from executor.tensors import persistent, torch_dtype
-from executor.virtual.engine import Pool, state
+from executor.virtual.engine import Lease, Pool, state
 from executor.virtual.tensor import READ_BY_HOST, Form, flat, form_of, touches, unflat, written
-from executor.virtual.transport import VirtualTransport, ends_of, exchanged, gathered, reduced, scattered, watch_of
+from executor.virtual.transport import VirtualTransport, ends_of, watch_of
 from executor.walk import Slot
 from simpar.errors import Infeasible, ProgramError
 from simpar.files import read_csv
 from simpar.memory import memory, sequential
-from simpar.program import OpClass, Program
+from simpar.program import COPY, OpClass, Program
 from simpar.size import Limit
 from simpar.units import format_size, format_time
 
-WHOLE: Final = 16
+WHOLE: Final = 8
 """Ranks up to which all are issued; of more, those that differ."""
 STEPS: Final = 2
 """One shows what a step needs of itself, the second what it needs of the one before."""
@@ -52,6 +52,8 @@ WITHIN: Final = 0.01
 """How far bytes may be from those that the program says."""
 SECONDS: Final = 2e-3
 """An op takes at least so long: examples/transformer_h100.yaml has 34,000, and took 81 CPU seconds on a shared core."""
+storage = DeviceMemory.storage_of
+Tensors = list[torch.Tensor]
 Call = tuple[str, str]
 """An operation of torch and the dtype in which it computes."""
 aten = torch.ops.aten
@@ -60,15 +62,21 @@ c10d = torch.ops.c10d
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a kernel asked for, of tensors of some forms.
+    """What a kernel, or a collective with all that goes before and behind it, asked for, of tensors of some forms.
 
-    Arguments: ``forms`` of its results; ``beside``, the most bytes that it held beside these.
+    Arguments:
+        forms: of its results; places, in which of their ``sizes``, bytes of memory, each of them is.
+        beside: the most bytes that it held beside these.
+        met: of a collective, its form.
     """
 
     device: torch.device
     forms: tuple[Form, ...]
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
     calls: Counter[Call]
     beside: int
+    met: tuple[object, ...]
 
 
 class FakeDevices(FakeTensorMode):  # type: ignore[misc]
@@ -86,6 +94,7 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         self.end: VirtualTransport | None = None
         self.changed: set[int] = set()
         self.deriving = self._plain = self._without_device = False
+        self.met: tuple[object, ...] = ()
         self._sends: list[tuple[torch.Tensor, int]] = []
         self._receives: list[tuple[torch.Tensor, int]] = []
 
@@ -135,6 +144,19 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
             self._issue(func, leaves, shape, ours, results)
         return found
 
+    def _made(self, known: Folded) -> list[torch.Tensor]:
+        """New tensors of known forms: by torch's own rules each would take ten times as long."""
+        self._without_device = True
+        try:
+            stores = [torch.empty(size, dtype=torch.uint8, device='meta').untyped_storage() for size in known.sizes]
+            made = [
+                torch.empty(0, dtype=form.dtype, device='meta').set_(stores[place], form.offset, form.size, form.stride)
+                for form, place in zip(known.forms, known.places, strict=True)
+            ]
+        finally:
+            self._without_device = False
+        return [FakeTensor(self, one, known.device) for one in made]
+
     def bare(self, tensor: torch.Tensor) -> torch.Tensor:
         """What autograd, which asks for a device, sees of a tensor: its form; ``twin`` is the tensor."""
         self._without_device = True
@@ -166,20 +188,32 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         return found
 
     def again(self, known: Folded, reads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What a kernel gave before for tensors of the same forms, as one task."""
-        queue = state.current_queue(torch.device('virtual', known.device.index))
-        pool = state.pool_of(torch.device('virtual', known.device.index), queue)
+        """What a kernel or a collective gave before for tensors of the same forms, as one task."""
+        device = torch.device('virtual', known.device.index)
+        queue = state.current_queue(device)
+        pool = state.pool_of(device, queue)
         beside = pool.lease(known.beside, queue) if known.beside else None
-        results = []
-        for size, stride, _, dtype in known.forms:
-            with self.plain():
-                one = torch.empty_strided(size, stride, dtype=dtype, device=known.device)
-            one.lease, one.form = pool.lease(one.untyped_storage().nbytes(), queue), form_of(one)
-            results.append(one)
+        leases = [pool.lease(size, queue) for size in known.sizes]
+        results = self._made(known)
+        for one, form, place in zip(results, known.forms, known.places, strict=True):
+            one.lease, one.form = leases[place], form
         self.calls.update(known.calls)
-        queue.issue('a kernel as before', _nothing, touches(reads, results))
+        if known.met:
+            assert self.end is not None
+            self.end.take_seat((*known.met, *self._named()), touches(reads, results))
+            self.collectives += 1
+        else:
+            queue.issue('a kernel as before', _nothing, touches(reads, results))
         del beside
         return results
+
+    def as_one(self, func: Any, args: Sequence[Any]) -> Any:
+        """An operation that a torch without CUDA takes apart before anybody sees it."""
+        with self.plain():
+            found = func(*args)
+        leaves, shape = flat(args, {})
+        self._issue(func, leaves, shape, [one for one in leaves if self._is_ours(one)], list(found))
+        return found
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.device.type == self.kind
@@ -212,27 +246,26 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         """A call of ``torch.distributed``: ranks meet on virtual streams; the fake group is through at once."""
         assert self.end is not None
         assert self.slot is not None
-        end, op = self.end, self.slot.op
-        named, name = (op.name, *self.slot.part), func._schema.name.partition('::')[2]
-        if name == 'allreduce_':
-            end.meet('all_reduce', op.reduce, args[0], args[0], reduced(op.reduce), named)
-        elif name == '_allgather_base_':
-            end.meet('all_gather', '', [args[1]], [args[0].view(end.size, -1)], gathered, named)
-        elif name == '_reduce_scatter_base_':
-            chunks = list(args[1].chunk(end.size))
-            end.meet('reduce_scatter', op.reduce, chunks, [args[0]], scattered(op.reduce), named)
-        elif name == 'alltoall_base_':
-            out, into = args[1].split(args[4]), args[0].split(args[3])
-            end.meet('all_to_all', '', list(out), list(into), exchanged, named)
+        name = func._schema.name.partition('::')[2]
+        if name in MET:
+            into, of = args[:2] if name != 'allreduce_' else (args[0][0], args[0][0])
+            op = self.slot.op
+            self.met = MET[name], op.reduce, of.numel(), into.numel(), of.dtype
+            self.end.take_seat((*self.met, *self._named()), touches([of], [into]))
         elif name in ('send', 'recv_'):
             (self._sends if name == 'send' else self._receives).append((args[0][0], args[2]))
         else:
-            raise ProgramError(f'{op.name}: {func} is no call that a dry run knows')
+            raise ProgramError(f'{self.slot.op.name}: {func} is no call that a dry run knows')
         self.collectives += 1
         group = next(one for one in args if isinstance(one, torch.ScriptObject))
         # Of the fake group every call is over at once, whatever its tensors are.
         work = c10d.recv_([torch.empty(0)], group, 0, 0)
         return work if len(func._schema.returns) == 1 else (args[0], work)
+
+    def _named(self) -> tuple[object, ...]:
+        """What all ranks of a collective must have alike beside its form."""
+        assert self.slot is not None
+        return self.slot.op.name, *self.slot.part
 
     def flush(self) -> None:
         """Messages that belong together are one batch."""
@@ -241,6 +274,13 @@ class FakeDevices(FakeTensorMode):  # type: ignore[misc]
         self._sends, self._receives = [], []
 
 
+MET: Final = {
+    'allreduce_': 'all_reduce',
+    '_allgather_base_': 'all_gather',
+    '_reduce_scatter_base_': 'reduce_scatter',
+    'alltoall_base_': 'all_to_all',
+}
+"""Calls of ``torch.distributed`` → collectives; what comes is their first argument, what goes the second."""
 READ: Final = 'read by the host inside of a step; a device would stand still meanwhile'
 NUMBERS: Final = {
     torch.Tensor.item,
@@ -269,6 +309,8 @@ class Indexed(TorchFunctionMode):  # type: ignore[misc]
             return self.mode.bare(args[0]).requires_grad_()
         if func is torch.autograd.grad:
             return self._derivatives(*args, **(kwargs or {}))
+        if func is aten._fused_rms_norm:
+            return self.mode.as_one(func.default, args)
         if func in GUARDED:
             return GUARDED[func](*args, **(kwargs or {}))
         if func is torch.Tensor.contiguous:
@@ -337,6 +379,18 @@ class Batched(Native):
         self.mode.flush()  # type: ignore[attr-defined]
 
 
+def form_kept(tensor: Any) -> Form:
+    """What a tensor of a dry run looks like."""
+    found: Form = tensor.form
+    return found
+
+
+def lease_of(tensor: Any) -> Lease:
+    """The memory of a tensor of a dry run."""
+    found: Lease = tensor.lease
+    return found
+
+
 class Counted(DeviceMemory):
     """A rank's memory that remembers the most bytes of tensors between two operations, inputs left out."""
 
@@ -344,6 +398,11 @@ class Counted(DeviceMemory):
         self.most = self._live = 0
         self._uses: Counter[int] = Counter()
         super().__init__(*args)
+
+    @staticmethod
+    def storage_of(tensor: torch.Tensor) -> int:
+        """The same, sooner than torch tells."""
+        return id(lease_of(tensor))
 
     def free(self, op: OpClass, micro_batch: int, copy: int) -> None:
         """End what an op frees; until then it was there beside what the op made."""
@@ -353,18 +412,18 @@ class Counted(DeviceMemory):
     def _hold(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
         super()._hold(tensor, stream)
         # Of a view of an input the owner is the input's.
-        if self._owners[storage(tensor)][0] != INPUT:
+        if self._owners[self.storage_of(tensor)][0] != INPUT:
             self._count(tensor, 1)
         return tensor
 
     def _let_go(self, tensor: torch.Tensor) -> None:
-        if self._owners[storage(tensor)][0] != INPUT:
+        if self._owners[self.storage_of(tensor)][0] != INPUT:
             self._count(tensor, -1)
         super()._let_go(tensor)
 
     def _count(self, tensor: torch.Tensor, by: int) -> None:
         """One tensor more, or less, in some memory."""
-        key, size = storage(tensor), tensor.untyped_storage().nbytes()
+        key, size = self.storage_of(tensor), lease_of(tensor).asked
         before = self._uses[key]
         self._uses[key] += by
         self._live += size * (bool(self._uses[key]) - bool(before))
@@ -373,35 +432,55 @@ class Counted(DeviceMemory):
 
 
 class FoldedComputation(Computation):
-    """Kernels that a rank asks for again, of tensors of the same forms, are issued as one task."""
+    """Kernels and collectives that a rank asks for again, of tensors of the same forms, are issued as one task."""
 
     mode: FakeDevices
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._known: dict[Hashable, Folded | None] = {}
+        self._known: dict[Hashable, Folded] = {}
 
     def run_kernel(self, index: int, where: Context, reads: list[torch.Tensor]) -> list[torch.Tensor]:
         """What the kernel of an op class gives; the first of each kind is issued call by call."""
-        op, program = self._start.program.op_classes[index], self._start.program
+        op = self._start.program.op_classes[index]
+        return self._folded(op, reads, lambda: Computation.run_kernel(self, index, where, reads))
+
+    def communicate(self, slot: Slot, step: int, transport: Transport) -> None:
+        """Carry out a collective as a kernel is run; messages are issued call by call, for they come in batches."""
+        op = slot.op
+        if op.kind != 'collective' or op.operator in (COPY, 'send_recv'):
+            super().communicate(slot, step, transport)
+            return
+        reads = self.reads(slot, step)
+        self.keep(slot, self._folded(op, reads, lambda: transfer(op, transport, reads, [])))
+
+    def _folded(self, op: OpClass, reads: list[torch.Tensor], issued: Callable[[], Tensors]) -> Tensors:
+        """What an op gives. Argument: ``issued``, which issues it call by call."""
+        program, device = self._start.program, self.where.device
         attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != 'site')
         forms = tuple(program.local_shape(program.tensor[name]) for name in op.writes + op.accumulates)
-        key = op.operator, op.phase, op.dtype, attributes, forms, tuple(map(form_of, reads))
+        key = op.operator, op.phase, op.dtype, op.partition, op.reduce, attributes, forms, tuple(map(form_kept, reads))
         known = self._known.get(key)
         if known is not None:
             return self.mode.again(known, reads)
-        pool, calls = state.pools[where.device.index], self.mode.calls.copy()
+        pool, calls = state.pools[device.index], self.mode.calls.copy()
         begun, peak, pool.peak = pool.allocated, pool.peak, pool.allocated
         self.mode.changed.clear()
-        results = super().run_kernel(index, where, reads)
+        self.mode.met = ()
+        results = issued()
         inside, pool.peak = pool.peak - begun, max(peak, pool.peak)
-        before, made = set(map(storage, reads)), set(map(storage, results))
-        whole = all(one.storage_offset() == 0 and one.untyped_storage().nbytes() == one.nbytes for one in results)
+        before, made = set(map(storage, reads)), list(dict.fromkeys(map(storage, results)))
         # One that changes what it reads, or gives a part of it, is issued in full each time.
-        if results and whole and len(made) == len(results) and not before & (made | self.mode.changed):
-            beside = inside - sum(one.nbytes for one in results)
+        if results and not before & {*made, *self.mode.changed}:
+            sizes = {storage(one): one.untyped_storage().nbytes() for one in results}
             self._known[key] = Folded(
-                where.device, tuple(map(form_of, results)), self.mode.calls - calls, max(beside, 0)
+                device,
+                tuple(map(form_of, results)),
+                tuple(made.index(storage(one)) for one in results),
+                tuple(sizes[one] for one in made),
+                self.mode.calls - calls,
+                max(inside - sum(sizes.values()), 0),
+                self.mode.met,
             )
         return results
 
@@ -515,6 +594,14 @@ def dry_run(program: Program, kind: str = 'cuda', *, dtype: str = '', issuer: ty
     Raises ``ProgramError`` where an operation fails, a host would wait, ranks meet in different collectives or a tensor
     is used without the events that this needs (``Race``), ``Deadlock`` where no stream can go on.
     """
+    try:
+        return _issued_by_all(program, kind, dtype, issuer)
+    finally:
+        # Its devices have no memory: whoever comes next finds others.
+        state.reset()
+
+
+def _issued_by_all(program: Program, kind: str, dtype: str, issuer: type[DryIssuer]) -> DryRun:
     # Before anything else: torch must know the kind.
     device_module(kind)
     virtual.install()
@@ -618,7 +705,11 @@ def _start(program: Program, request: Request, rank: int) -> Start:
 
 def _bytes_of(program: Program, hosts: Sequence[Issuer]) -> Iterator[RankBytes]:
     """For each rank what the program says, and what there was."""
-    said = memory(sequential(program))
+    # Experts that drop no token have room for all of them here, however full it is.
+    full = program
+    if any(tensor.fill != 1 for tensor in program.tensors):
+        full = replace(program, tensors=tuple(replace(tensor, fill=1.0) for tensor in program.tensors))
+    said = memory(sequential(full))
     for number, host in enumerate(hosts):
         assert isinstance(host.memory, Counted)
         timeline = said.rank(host.start.rank).by_kind()

@@ -1,8 +1,8 @@
 """What executes on virtual accelerators: streams of tasks that run later than they were issued, in any legal order.
 
 A stream runs its tasks in order. A task may wait: for an event to be recorded, or for peers of a collective. Of the
-streams whose head may run, a seed picks the next one; without a seed they take turns. Nothing runs before the host
-waits for something, so events fire as late as is legal.
+streams whose head may run, a seed picks the next one; without a seed each runs as far as it can. Nothing runs before
+the host waits for something, so events fire as late as is legal.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Queue:
 class Engine:
     """All streams of all virtual accelerators of this process.
 
-    Arguments: ``seed`` picks the order; None: streams take turns. ``room``, tasks that may wait on a stream.
+    Arguments: ``seed`` picks the order; None: each stream runs as far as it can. ``room``, tasks that may wait on one.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -234,8 +234,11 @@ class Engine:
 
     def drain(self, until: Callable[[], bool]) -> None:
         """Run tasks until something is so; raises ``Deadlock`` where nothing can run any more."""
+        queue: Queue | None = None
         while not until():
-            queue = self._next()
+            # To look for another stream takes longer than most tasks.
+            if self._random is not None or queue is None or not queue.tasks or not queue.may_run():
+                queue = self._next()
             if queue is None:
                 stuck = '\n'.join(f'  {queue}' for queue in self._busy.values())
                 raise Deadlock(f'no stream of the virtual accelerators can go on:\n{stuck or "  all are empty"}')
@@ -261,7 +264,7 @@ class Engine:
     def _next(self) -> Queue | None:
         """A stream whose head may run: the one in favour, or where a seed decides the next in priority."""
         if self._random is None:
-            # In turn: whoever ran goes to the back.
+            # Whoever ran goes to the back.
             for number, queue in self._busy.items():
                 if queue.may_run():
                     self._busy[number] = self._busy.pop(number)

@@ -147,20 +147,28 @@ class VirtualTransport:
 
         state.current_queue(self.device).whenever(put)
 
-    def meet(self, kind: str, reduce: str, brings: Cells, gets: Cells, work: Work, named: object = '') -> None:
-        """A collective of all ranks.
-
-        Arguments: ``named``, what else all of them must have alike.
-        """
-        shared, touched, what = self.communicator, touches(brings, gets), f'{kind} on {self.communicator.name}'
-        form = (kind, reduce, sum(tensor.numel() for tensor in brings), brings[0].dtype, named)
+    def meet(self, kind: str, reduce: str, brings: Cells, gets: Cells, work: Work) -> None:
+        """A collective of all ranks."""
+        form = (kind, reduce, sum(tensor.numel() for tensor in brings), brings[0].dtype)
         own, results = ([_cells(tensor) for tensor in tensors] for tensors in (brings, gets))
+        self.take_seat(form, touches(brings, gets), own, results, work)
+
+    def take_seat(
+        self,
+        form: tuple[object, ...],
+        touched: Sequence[Touch],
+        brings: Cells | None = None,
+        gets: Cells | None = None,
+        work: Work | None = None,
+    ) -> None:
+        """The same by its ``form``, kind first. Arguments: ``work``, None where tensors have no numbers."""
+        shared, what = self.communicator, f'{form[0]} on {self.communicator.name}'
 
         def put(queue: Queue) -> None:
             queue.touch_all(touched, what)
             number = shared.issued[self.position]
             shared.issued[self.position] += 1
-            seat = Seat(form, own, results, queue)
+            seat = Seat(form, brings or [], gets or [], queue)
             seats = shared.meetings.setdefault(number, {})
             seats[self.position] = seat
             state.lanes[queue.device].append(seat)
@@ -179,13 +187,13 @@ class VirtualTransport:
         state.current_queue(self.device).whenever(put)
 
 
-def _carry(shared: Communicator, seats: Mapping[int, Seat], work: Work) -> None:
+def _carry(shared: Communicator, seats: Mapping[int, Seat], work: Work | None) -> None:
     """Carry out a collective. Arguments: ``seats``, by position."""
     first = seats[min(seats)]
     for seat in seats.values():
         if seat.form != first.form:
             raise ProgramError(f'ranks meet in different collectives on {shared.name}: {first.form} and {seat.form}')
-    results = work([seats.get(position, first).brings for position in range(shared.size)])
+    results = work([seats[position].brings for position in range(shared.size)]) if work else [[]] * shared.size
     for position, seat in seats.items():
         for target, result in zip(seat.gets, results[position], strict=True):
             target.copy_(result)
@@ -240,7 +248,9 @@ def scattered(reduce: str) -> Work:
 
 def _cells(tensor: torch.Tensor) -> torch.Tensor:
     """Its numbers; of a dry run's tensor, which has none, its form."""
-    return tensor.cells if isinstance(tensor, VirtualTensor) else torch.empty_like(tensor, device='meta')
+    if isinstance(tensor, VirtualTensor):
+        return tensor.cells
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device='meta')
 
 
 # All ranks of a program on virtual accelerators of this process, each issued by a host of its own.
@@ -250,7 +260,7 @@ class VirtualWorld:
     """A program on virtual accelerators.
 
     Arguments:
-        order: a seed for the order in which streams run; None: they take turns.
+        order: a seed for the order in which streams run; None: each as far as it can.
         held: of each rank, what the stretch before has left; None, as the seed draws them.
     """
 

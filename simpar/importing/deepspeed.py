@@ -210,6 +210,10 @@ def deepspeed_sharding(flags: Settings) -> Iterator[Finding]:
     stage, file = flags.number('zero-stage'), flags.given('deepspeed-config')
     if stage > 0:
         yield Entry('plan.zero', stage, ('zero-stage', *file))
+    elif flags.on('bf16') and flags.given('deepspeed', *file) and not flags.on('no-pipeline-parallel'):
+        # deepspeedai/DeepSpeed deepspeed/runtime/engine.py, line 2014, and bf16_optimizer.py: a pipeline of one stage
+        # is one, too.
+        yield Entry('plan.zero', 1, flags.given('bf16', 'zero-stage', *file), 'BF16_Optimizer shards states')
     elif file and 'zero-stage' not in flags:
         shown = flags.named['deepspeed-config'].shown[:80]
         yield Guess(f'no ZeRO, for {shown} is not here; --set zero-stage=N says its stage')

@@ -129,7 +129,10 @@ def attention(flags: Settings) -> Iterator[Finding]:
     # Before Transformer Engine attention was a product, a softmax and a product.
     is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
     yield Entry(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
-    if is_old:
+    # GPT-NeoX has a word of its own for it.
+    if 'attention-config' in flags.table.rows:
+        pass
+    elif is_old:
         yield Guess('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
     elif not by:
         yield Guess('attention is flash, as attention-backend auto finds it')

@@ -153,6 +153,9 @@ def mindspeed_experts(flags: Settings) -> Iterator[Finding]:
 def mindspeed_plan(flags: Settings) -> Iterator[Finding]:
     """What MindSpeed adds to a plan."""
     yield from flags.said('context-parallel-algo', silent=True)
+    if flags.choice('context-parallel-algo') == 'all_gather' and flags.on('reset-attention-mask'):
+        # Ascend/MindSpeed 028de58ca6, mindspeed/core/context_parallel/get_batch_utils.py, line 112.
+        yield Entry('plan.context_split', 'contiguous', flags.given('context-parallel-algo', 'reset-attention-mask'))
     if flags.number('context-parallel-size') > 1 and 'context-parallel-algo' not in flags:
         # Ascend/MindSpeed 028de58ca6, mindspeed/arguments.py, line 175.
         yield Guess('a ring of context ranks, as MindSpeed-LLM has it; MindSpeed alone takes ulysses_cp_algo')
@@ -196,7 +199,9 @@ def swapped(flags: Settings) -> Iterator[Finding]:
         return
     kind, method = flags.text('recompute-granularity'), flags.text('recompute-method')
     counts = recomputed_layers(flags, stages) if stages and method == 'block' else stages
-    if stages is None or counts is None or kind not in ('none', 'full') or len(set(counts)) > 1:
+    most = max(counts or [0])
+    fits = stages and counts and all(one in (most, *range(has, most)) for one, has in zip(counts, stages, strict=True))
+    if not fits or stages is None or counts is None or kind not in ('none', 'full'):
         yield Unmapped(name, 'beside this recomputation, which is written')
     elif flags.text('swap-modules') not in ('', 'self_attention'):
         yield Unmapped('swap-modules', f'{flags.text("swap-modules")}; activations of attention leave')
@@ -204,7 +209,7 @@ def swapped(flags: Settings) -> Iterator[Finding]:
         # Ascend/MindSpeed 028de58ca6, mindspeed/core/memory/swap_attention/adaptor.py, line 89 on.
         by = flags.given(name, 'recompute-granularity', 'recompute-method', 'recompute-num-layers')
         yield Entry('plan.offload', ['attention'], (name,))
-        yield Entry('plan.offload_layers', counts[0], by)
+        yield Entry('plan.offload_layers', most, by)
         if kind == 'full':
             dense = ('fc1', activation_of(flags), 'fc2')
             mixed = ('route*', 'dispatch', 'experts.*', *(['shared.*'] if flags.number('n-shared-experts') else []))

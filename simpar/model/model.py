@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from simpar.document import Key
-from simpar.errors import Problem
-from simpar.model.operators.base import Operator, Trained
-from simpar.model.operators.stream import DRAW, KEYS, Dropout
+from simpar import document, errors
+from simpar.model.operators import base, stream
 from simpar.model.operators.torch_call import AtenSpec, Held, ModuleEmbedding, ModuleLinear, TorchCall
 from simpar.model.ops import NAMED
 from simpar.model.primitive import Shape
@@ -136,7 +134,7 @@ class Model(ABC):
         """Its operators with their names and what they read."""
 
     @property
-    def operators(self) -> dict[str, Operator]:
+    def operators(self) -> dict[str, base.Operator]:
         """Its operators by name."""
         return {node.name: node.operator for node in self.nodes}
 
@@ -151,11 +149,11 @@ class Model(ABC):
         return False
 
     @property
-    def listed(self) -> tuple[Operator, ...]:
+    def listed(self) -> tuple[base.Operator, ...]:
         """The operators that a file lists, each with keys of its own."""
         return ()
 
-    def with_listed(self, operators: Sequence[Operator]) -> Self:
+    def with_listed(self, operators: Sequence[base.Operator]) -> Self:
         """The same with other operators in the place of those that a file lists."""
         return self
 
@@ -183,7 +181,7 @@ class Model(ABC):
     def trained_layers(self) -> int:
         """How many groups of parameters there are whose names begin alike."""
         # A tied weight is its first operator's: counted there alone.
-        own = (node.name for node in self.nodes if isinstance(node.operator, Trained) and node.operator.has_own)
+        own = (node.name for node in self.nodes if isinstance(node.operator, base.Trained) and node.operator.has_own)
         return len({name.partition('.')[0] for name in own})
 
     @property
@@ -202,12 +200,12 @@ class Model(ABC):
         """
         return tree
 
-    def file_key(self, place: int, key: str = '') -> Key:
+    def file_key(self, place: int, key: str = '') -> document.Key:
         """Where a file has a node, or a key of it."""
         return ('workload', self.key)
 
     @abstractmethod
-    def problems(self, asked: Asked) -> Iterator[Problem]:
+    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
         """What of it does not fit itself, the loss, the data or the degrees, each at the key to change."""
 
 
@@ -224,7 +222,7 @@ class Node:
     """
 
     name: str
-    operator: Operator
+    operator: base.Operator
     reads: tuple[str, ...]
     layer: int = 0
     result: str = ''
@@ -334,17 +332,17 @@ class FromModule(Model):
         """How many there are of each; what stands behind the last layer is none."""
         return {'operators': len(self.nodes), 'layers': self.exported.layers}
 
-    def problems(self, asked: Asked) -> Iterator[Problem]:
+    def problems(self, asked: Asked) -> Iterator[errors.Problem]:
         """Samples of mnist, classes of what has none."""
         found = self.exported
         if asked.data == 'mnist':
-            yield Problem(
+            yield errors.Problem(
                 ('workload', 'data'), 'mnist has one image and a class, not the inputs of a module', 'write random'
             )
         last = found.shapes[found.nodes[-1].name]
         if asked.loss == 'cross-entropy' and len(last) < 2:
             what = f'cross-entropy takes classes, but the module returns shape {list(last[1:])} a sample'
-            yield Problem(('workload', 'loss'), what, 'write mse, or return logits')
+            yield errors.Problem(('workload', 'loss'), what, 'write mse, or return logits')
 
 
 @lru_cache(maxsize=8)
@@ -358,8 +356,8 @@ def _read(text: str) -> Exported:
     sources = tuple(
         Source(one['name'], tuple(one['shape']), one['drawn'], bool(one['integer'])) for one in tree['sources']
     )
-    if any(isinstance(node.operator, Dropout) for node in nodes):
-        sources = (*sources, Source(KEYS, (tree['batch'],), DRAW, integer=True))
+    if any(isinstance(node.operator, stream.Dropout) for node in nodes):
+        sources = (*sources, Source(stream.KEYS, (tree['batch'],), stream.DRAW, integer=True))
     shapes = {source.name: source.shape for source in sources}
     shapes |= {one['name']: tuple(one['shape']) for one in tree['nodes']}
     known = {source.name for source in sources}
@@ -375,7 +373,7 @@ def _node(one: dict[str, Any], samples: int) -> Node:
     return Node(one['name'], _KINDS[one['kind']](one, samples), tuple(one['reads']), one['layer'])
 
 
-def _call(one: dict[str, Any], samples: int) -> Operator:
+def _call(one: dict[str, Any], samples: int) -> base.Operator:
     said: dict[str, Any] = {key: _tuples(value) for key, value in one['spec'].items()}
     said |= {key: tuple(_held(of) for of in one['spec'].get(key, ())) for key in ('weights', 'constants')}
     return TorchCall(spec=AtenSpec(**said, shape=tuple(one['shape']), samples=samples))
@@ -389,7 +387,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _linear(one: dict[str, Any], samples: int) -> Operator:
+def _linear(one: dict[str, Any], samples: int) -> base.Operator:
     return ModuleLinear(
         outputs=(one['outputs'],),
         inputs=(one['inputs'],),
@@ -401,12 +399,12 @@ def _linear(one: dict[str, Any], samples: int) -> Operator:
     )
 
 
-def _embedding(one: dict[str, Any], samples: int) -> Operator:
+def _embedding(one: dict[str, Any], samples: int) -> base.Operator:
     return ModuleEmbedding(vocab=one['vocab'], width=one['width'], weight=one['weight'], padding=one['padding'])
 
 
-def _dropout(one: dict[str, Any], samples: int) -> Operator:
-    return Dropout(probability=one['probability'], site=one['name'])
+def _dropout(one: dict[str, Any], samples: int) -> base.Operator:
+    return stream.Dropout(probability=one['probability'], site=one['name'])
 
 
 _KINDS: Final = {'call': _call, 'linear': _linear, 'embedding': _embedding, 'dropout': _dropout}

@@ -77,9 +77,10 @@ class Answer:
         ranking: predicted plans that fit, the fastest first; of equal ones the simpler.
         infeasible: how many predicted plans do not fit, or have no program.
         pruned: by rule, most plans first.
-        plans: of the space; open, those neither predicted nor cut off.
-        least: seconds; no open plan, and none cut off by its bound, takes less.
-        gap: 1 − least / the best step; 1 where no plan is known.
+        plans: of the space; open, those neither predicted nor cut off; never_bounded, those of which nothing is known
+            before they are predicted.
+        least: seconds; no open plan that has a bound, and none cut off by its bound, takes less.
+        gap: 1 − least / the best step, of plans that have bounds; 1 where no plan is known.
         margin: share of the fastest step within which plans are one class; ``noise``, what that rests on.
         complete: whether the search ended by itself; else it was interrupted.
         nodes: of the tree that were looked at.
@@ -98,6 +99,7 @@ class Answer:
     margin: float
     complete: bool
     nodes: int
+    never_bounded: int = 0
     noise: str = 'nobody measured pairs of plans there'
     own: Own | None = None
 
@@ -188,6 +190,7 @@ def answer_of(space: Space, found: Found, margin: float, own: Own | None = None)
         margin=margin,
         complete=found.complete,
         nodes=found.nodes,
+        never_bounded=space.never_bounded,
         own=own,
     )
 

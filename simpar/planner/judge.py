@@ -27,7 +27,7 @@ from simpar.pipeline import AUTOMATIC
 from simpar.planner.bound import held_up, least_busy, least_mean, least_slowed, least_works, sums_of
 from simpar.planner.clock import Lasts, Timed, Work, timed
 from simpar.planner.sample import Made, Sample, Samples
-from simpar.planner.space import KEYS, ORDER_RULE, Judged, Refusal, Space
+from simpar.planner.space import KEYS, ORDER_RULE, WITH_BOUNDS, Judged, Refusal, Space, with_bounds
 from simpar.planner.ways import End, Laid, Ways
 from simpar.plans import Plan
 from simpar.predict import at_full_clocks
@@ -51,16 +51,22 @@ LEVELS: Final = ('pipeline', 'micro_batches', 'chunks', 'recompute', 'tiles', 's
 
 
 class Judge:
-    """Judges nodes of one space; keeps samples and orders, which many nodes share."""
+    """Judges nodes of one space; keeps samples and orders, which many nodes share.
 
-    def __init__(self, space: Space, cluster: Cluster) -> None:
+    Argument: ``samples``, of another judge, for plans of which it is not known what they hold, or when hosts are ahead.
+    """
+
+    def __init__(self, space: Space, cluster: Cluster, samples: Samples | None = None) -> None:
         self._space = space
         # What a whole step asks of the matrix units sets their clock; a sample does not know it.
         self._cluster = at_full_clocks(cluster)
         self._collectives = ClusterCollectives(self._cluster)
-        self._ways = Ways(space, self._cluster, self._layers)
-        self._device = room_of(cluster).tensors
-        self.samples = Samples(space, self._cluster)
+        self._roomy = samples is not None
+        self._device = inf if self._roomy else room_of(cluster).tensors
+        self._ways = Ways(space, self._cluster, self._layers, self._device)
+        self.samples = Samples(space, self._cluster) if samples is None else samples
+        self._known: dict[tuple[int, ...], Judged] = {}
+        self._other = None if self._roomy else Judge(space, cluster, self.samples)
         self._orders: dict[tuple[Any, ...], tuple[Timed, int]] = {}
         self._split: dict[tuple[Any, ...], bool] = {}
         self._stages: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
@@ -83,6 +89,8 @@ class Judge:
         if turn == GUESS:
             return self._estimate(path, limit)
         plan = self._plan(tuple(path))
+        if self._other and with_bounds(plan) is not plan:
+            return self._as_other(path, turn)
         level = self._depths[len(path)]
         try:
             if level == 'pipeline':
@@ -95,9 +103,18 @@ class Judge:
         except (ScheduleError, Infeasible) as wrong:
             return Judged(0.0, Refusal(ORDER_RULE, str(wrong).partition('\n')[0]))
 
+    def _as_other(self, path: Sequence[int], turn: int) -> Judged:
+        """As the plan whose bounds stand for it, and for others."""
+        assert self._other is not None
+        key = (*(place for name, place in zip(self._space.keys, path, strict=False) if name not in WITH_BOUNDS), -turn)
+        if key not in self._known:
+            self._known[key] = self._other(path, turn)._replace(held=0.0)
+        return self._known[key]
+
     def _plan(self, path: tuple[int, ...]) -> Plan:
         if self._last is None or self._last[0] != path:
-            self._last = path, self._space.plan(path)
+            plan = self._space.plan(path)
+            self._last = path, with_bounds(plan) if self._roomy else plan
         return self._last[1]
 
     def _estimate(self, path: Sequence[int], limit: float) -> Judged:
@@ -229,7 +246,7 @@ class Judge:
 
     def _splits(self, plan: Plan) -> bool:
         """Whether an order does its backwards in two parts."""
-        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches)
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, plan.pairs)
         if key not in self._split:
             self._split[key] = bool(order_of(plan).splits_backward)
         return self._split[key]
@@ -239,9 +256,9 @@ class Judge:
         more = 1
         for name, own in (('copies', sample.copies), ('tiles', sample.tiles)):
             more *= max(1, max(self._space.values_of(name)) // own)
-        ahead = sample.pace > AHEAD * more
+        ahead = sample.pace > AHEAD * more and not self._roomy
         awaited, hosts_wait = ahead and self._awaited(plan), self._ways.hosts_wait(plan)
-        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, awaited, hosts_wait)
+        key = (plan.pipeline, plan.order, plan.chunks, plan.micro_batches, plan.pairs, awaited, hosts_wait)
         if key not in self._orders:
             order = order_of(plan)
             clock = timed(order, awaited=awaited, hosts_wait=hosts_wait)

@@ -29,7 +29,7 @@ from simpar.planner.answer import (
     words,
 )
 from simpar.planner.answer import trials_in_words as trials_of
-from simpar.planner.space import KEYS
+from simpar.planner.space import BOUNDED, KEYS
 from simpar.plans import Plan
 from simpar.plot.frame import EXPOSED, FORWARD, HIDDEN, new_figure, time_unit, title
 from simpar.predict import Prediction
@@ -54,6 +54,7 @@ def to_dict(answer: Answer, why: Prediction | None = None, robustness: Robustnes
         'format': FORMAT,
         'plans': answer.plans,
         'open': answer.open,
+        'never_bounded': answer.never_bounded,
         'complete': answer.complete,
         'least': answer.least,
         'gap': answer.gap,
@@ -176,10 +177,18 @@ def proven(answer: Answer) -> str:
     if answer.refuted > _ROUNDING:
         wrong = f'a plan was predicted {answer.refuted:.1%} below its bound'
         return f'Not proven: {wrong}, so bounds do not hold here. Please report this schedule.'
+    bounded = count(answer.plans - answer.never_bounded)
     if answer.gap == 0:
-        return f'Proven: none of {count(answer.plans)} plans is faster than {format_time(answer.least)}.'
-    share = f'no plan of {count(answer.plans)} can be faster than the fastest by more than {answer.gap:.2%}'
-    return f'Proven: {share} (least open step {format_time(answer.least)}).'
+        found = f'Proven: none of {bounded} plans is faster than {format_time(answer.least)}.'
+    else:
+        share = f'no plan of {bounded} can be faster than the fastest by more than {answer.gap:.2%}'
+        found = f'Proven: {share} (least open step {format_time(answer.least)}).'
+    if not answer.never_bounded:
+        return found
+    keys = [key for key in BOUNDED if len(answer.keys.get(f'plan.{key}', ())) > 1]
+    what = ', '.join(f'plan.{key} other than {BOUNDED[key][0]}' for key in keys)
+    share = f'{answer.never_bounded / answer.plans:.1%} of all plans'
+    return f'{found} {count(answer.never_bounded)} others, {share}, were never bounded ({what}).'
 
 
 def _ranking(answer: Answer) -> Iterator[str]:

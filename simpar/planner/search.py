@@ -8,7 +8,7 @@ from itertools import chain, islice, product
 from typing import Final
 
 from simpar.planner.judge import GUESS, Asked, Judge
-from simpar.planner.space import DEGREES, TIME, Judged, Refusal, Space, refused
+from simpar.planner.space import DEGREES, TIME, WITH_BOUNDS, Judged, Refusal, Space, refused
 from simpar.sweep.answer import Outcome
 
 # Start: plans that are likely good, found by changing keys of a plan while that helps.
@@ -127,7 +127,7 @@ class Starts:
 
         Those that differ only in what hardly changes a step are left out.
         """
-        changed = chain(self._near(path, pairs=False), self._near(path, pairs=True, among=CLOSE))
+        changed = chain(self._near(path, pairs=False, every=True), self._near(path, pairs=True, among=CLOSE))
         found: dict[Path, float] = {}
         while time.monotonic() < self._until and (some := list(islice(changed, TOGETHER))):
             found |= zip(some, self._seconds(some, limit), strict=True)
@@ -187,9 +187,15 @@ class Starts:
                 if least < seconds:
                     seconds, path, better = least, one, True
 
-    def _near(self, path: Path, *, pairs: bool, among: Sequence[tuple[str, ...]] = PAIRS) -> Iterator[Path]:
+    def _near(
+        self, path: Path, *, pairs: bool, among: Sequence[tuple[str, ...]] = PAIRS, every: bool = False
+    ) -> Iterator[Path]:
+        """Plans that differ in a key or two. Argument: ``every``, also in keys whose values have the same bounds."""
         keys = self._space.keys
-        numbers = [number for number, values in enumerate(self._space.values) if len(values) > 1]
+        alike = () if every else WITH_BOUNDS
+        numbers = [
+            number for number, values in enumerate(self._space.values) if len(values) > 1 and keys[number] not in alike
+        ]
         if not pairs:
             for number in numbers:
                 yield from self._changed(path, (number,))
@@ -384,15 +390,20 @@ class _Tree:
         found.widened = True
         if not self.late:
             self._begin([*starts])
-        patience, size = found.nodes + PATIENCE, FIRST
+        patience, size, around = found.nodes + PATIENCE, FIRST, False
         while True:
             if self._dig(size, patience):
                 self._look_around(maker)
-                patience = NEVER
+                patience, around = NEVER, True
                 continue
             cut = self.cut
             round_ = [path for bound, path in self.leaves if bound < cut]
             self.settle()
+            if self.space.never_bounded and not (round_ or self.late or around):
+                # What has no bounds is tried near the best plan alone.
+                self._look_around(maker)
+                patience, around = NEVER, True
+                continue
             if not round_ or self.late:
                 found.complete = not round_ and (not self.heap or self.heap[0][0] >= cut)
                 return
@@ -519,6 +530,8 @@ class _Tree:
         children = []
         for place in range(len(self.space.values[len(path)])):
             child = (*path, place)
+            if not self.space.has_bounds(child):
+                continue
             refusal = refused(self.space, child)
             if refusal:
                 self._prune(child, refusal)

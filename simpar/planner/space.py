@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
 from simpar.document import dotted
@@ -71,8 +71,19 @@ SLICES: Final = ('recompute', 'copies', 'tiles')
 SHARDS: Final = ('zero', 'shard_group', 'fusion')
 KEYS: Final = (*DEGREES, *ORDER, *SLICES, *SHARDS)
 """Keys that are free unless the file says otherwise, in the order in which the tree asks for them."""
+BOUNDED: Final[Mapping[str, tuple[Any, str]]] = {
+    'placement': (NEAREST_FIRST, 'ranks on other devices than those of their numbers'),
+    'expert_ranks': ('data', 'experts on tensor or context ranks'),
+    'expert_tokens': ('sequence', 'tokens that tensor ranks exchange for features'),
+    'sequence_chunks': (1, 'chunks of a sequence'),
+}
+"""Key → its value of which there are bounds, and what others are: plans with others are never bounded."""
+RELAXED: Final[Mapping[str, Any]] = {'recompute_inputs': 'full', 'offload': ()}
+"""Key → the value that takes no longer than others, which may hold less: nothing is added to a step, nothing leaves."""
+WITH_BOUNDS: Final[Mapping[str, Any]] = {**{key: value for key, (value, _) in BOUNDED.items()}, **RELAXED}
 _COPIES: Final = (1, 2)
 _CHUNKS: Final = (0, 3, 4, 6, 8)
+PLACEMENTS: Final = (NEAREST_FIRST, 'tensor-context-pipeline-data', 'tensor-data-context-pipeline')
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,26 @@ class Space:
     def refused(self) -> dict[tuple[int, ...], Any]:
         """What rules said of nodes; grows."""
         return {}
+
+    @cached_property
+    def _without_bounds(self) -> frozenset[tuple[int, int]]:
+        """Which values of which keys have no bounds, by their places."""
+        return frozenset(
+            (number, place)
+            for number, (key, values) in enumerate(zip(self.keys, self.values, strict=True))
+            for place, value in enumerate(values)
+            if key in BOUNDED and value != WITH_BOUNDS[key]
+        )
+
+    def has_bounds(self, path: Sequence[int]) -> bool:
+        """Whether no value at a node is one of which there are no bounds."""
+        return not self._without_bounds or self._without_bounds.isdisjoint(enumerate(path))
+
+    @property
+    def never_bounded(self) -> int:
+        """How many plans are never bounded, those that cannot be among them."""
+        lost = [sum(number == one for one, _ in self._without_bounds) for number in range(len(self.keys))]
+        return self.count - prod(len(one) - few for one, few in zip(self.values, lost, strict=True))
 
     @property
     def count(self) -> int:
@@ -146,6 +177,14 @@ class Space:
 _NEUTRAL: Final = Plan()
 
 
+def with_bounds(plan: Plan) -> Plan:
+    """The plan itself, or the one whose bounds stand for it; where none do, for a guess."""
+    other = {key: value for key, value in WITH_BOUNDS.items() if getattr(plan, key) != value}
+    if 'expert_ranks' in other and plan.data:
+        other['expert'] = gcd(plan.expert, plan.data)
+    return replace(plan, **other) if other else plan
+
+
 def space_of(schedule: Schedule, world: int) -> Space:
     """The space that a schedule's section opens. Raises ``ScheduleError`` where bounds leave a key no value."""
     planner = schedule.planner or Planner()
@@ -159,12 +198,12 @@ def space_of(schedule: Schedule, world: int) -> Space:
             where = schedule.where(f'planner.keys.plan.{key}')
             problems.append(Problem(where, f'planner.keys: no value of plan.{key} is within its bounds', 'widen them'))
         elif key in KEYS or len(values) > 1 or asked[key] != FIXED:
-            chosen[key] = values
+            # First what has bounds: others are guessed at from it.
+            first = [value for value in values if key in WITH_BOUNDS and value == WITH_BOUNDS[key]]
+            chosen[key] = (*first, *(value for value in values if value not in first))
     problems += _unknown_orders(schedule, chosen.get('order', ()))
     problems += _adapted(schedule)
-    problems += _placed_elsewhere(schedule, chosen.get('placement', (schedule.plan.placement,)))
-    problems += _in_chunks(schedule, chosen.get('sequence_chunks', (schedule.plan.sequence_chunks,)))
-    problems += _elsewhere(schedule, chosen)
+    problems += _nothing_bounded(schedule, chosen)
     if problems:
         raise ScheduleError(problems)
     # Data takes the ranks that are left, whatever the plan says, unless it is asked for.
@@ -190,36 +229,13 @@ def _adapted(schedule: Schedule) -> Iterator[Problem]:
         yield Problem(where, what, 'compare plans by a sweep: section')
 
 
-def _placed_elsewhere(schedule: Schedule, orders: Sequence[Any]) -> Iterator[Problem]:
-    """Bounds and samples are those of ranks that are on the devices of their numbers."""
-    for placement in (one for one in orders if one != NEAREST_FIRST):
-        what = f'plan.placement: the search knows {NEAREST_FIRST} alone (got {placement})'
-        instead = 'leave it out, and try others on the plan that is found, by a sweep: section'
-        yield Problem(schedule.where('plan.placement'), what, instead)
-
-
-def _in_chunks(schedule: Schedule, counts: Sequence[Any]) -> Iterator[Problem]:
-    """The search's bounds of bubble and memory are those of whole samples, which chunks are below."""
-    if any(count != 1 for count in counts):
-        where = schedule.where('plan.sequence_chunks')
-        what = 'plan.sequence_chunks: the search does not know chunks of a sequence'
-        yield Problem(where, what, 'write 1, or compare them by a sweep: section')
-
-
-_BOUNDED: Final = {
-    'expert_ranks': ('data', 'the search knows no experts on tensor or context ranks'),
-    'expert_tokens': ('sequence', 'the search knows no tokens that tensor ranks exchange for features'),
-    'recompute_inputs': ('full', 'the search knows no inputs of layers in slices'),
-}
-"""Keys that bounds of memory and messages are of one value of."""
-
-
-def _elsewhere(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) -> Iterator[Problem]:
-    """Values of which the search has no bounds."""
-    for key, (value, what) in _BOUNDED.items():
-        if any(one != value for one in chosen.get(key, (getattr(schedule.plan, key),))):
-            instead = f'write {value}, or compare them by a sweep: section'
-            yield Problem(schedule.where(f'plan.{key}'), f'plan.{key}: {what}', instead)
+def _nothing_bounded(schedule: Schedule, chosen: Mapping[str, Sequence[Any]]) -> Iterator[Problem]:
+    """Keys that have no value of which there are bounds: nothing would be known of any plan."""
+    for key, (value, what) in BOUNDED.items():
+        if value not in chosen.get(key, (getattr(schedule.plan, key),)):
+            told = f'plan.{key}: the search has no bounds of {what}, and there is no other value'
+            instead = f'let planner.keys.plan.{key} have {value}, too, or compare them by a sweep: section'
+            yield Problem(schedule.where(f'plan.{key}'), told, instead)
 
 
 def _values(plan: Plan, key: str, asked: Any, usual: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -265,6 +281,12 @@ def _usual(schedule: Schedule, world: int) -> dict[str, tuple[Any, ...]]:
         'zero': (0, 1, 2, 3),
         'shard_group': (0, *degrees[1:-1]),
         'fusion': ('layer', 'none', 'all', 'auto'),
+        # Those below are free where the file says so.
+        'placement': PLACEMENTS,
+        'expert_ranks': ('data', 'context', 'tensor') if mixture else ('data',),
+        'pairs': ('none', 'overlap', 'memory') if mixture else ('none',),
+        'offload': ((), ('activations',), ('attention',), ('optimizer',), ('activations', 'optimizer')),
+        'recompute_inputs': ('full', 'sharded'),
     }
 
 

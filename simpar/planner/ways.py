@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simpar.cost.collective import ClusterCollectives
 from simpar.engine.queues import RECEIVE, STEP
 from simpar.hardware import Cluster
-from simpar.memory import framework_of, room_of
+from simpar.memory import framework_of
 from simpar.pipeline.messages import KINDS
 from simpar.planner.bound import Sums, held_up, least_alone, least_sharing, sums_of
 from simpar.planner.clock import Lasts, Moments, Tail, Timed, Work, moments_of
@@ -460,9 +460,12 @@ class End:
 
 
 class Ways:
-    """Judges plans of one space by what they hold and send of weights. Arguments: ``layers``, of the model."""
+    """Judges plans of one space by what they hold and send of weights.
 
-    def __init__(self, space: Space, cluster: Cluster, layers: int) -> None:
+    Arguments: ``layers``, of the model; ``room``, bytes of a device for tensors.
+    """
+
+    def __init__(self, space: Space, cluster: Cluster, layers: int, room: float) -> None:
         self._space = space
         self._layers = layers
         self._wires = Wires(cluster, space.world)
@@ -471,7 +474,7 @@ class Ways:
             for zero in space.values_of('zero')
             for group in (space.values_of('shard_group') if zero else (0,))
         ]
-        self._device = room_of(cluster).tensors
+        self._device = room
         workload = space.base.workload
         # The norm of all gradients, and whether they are finite, is one message of all ranks.
         self._together = bool(workload.clip_norm) or workload.loss_scale != 1

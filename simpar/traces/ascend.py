@@ -235,12 +235,14 @@ def read_step_times(path: Path) -> list[RankTrace]:
     lacking = [column for column in TOTALS.values() if column not in head]
     if lacking:
         raise ScheduleError(Problem(str(path), f'has no column {", ".join(lacking)}', 'export it again with CANN'))
+    device = head.index('Device_id') if 'Device_id' in head else None
+    several = device is not None and len({line[device] for line in lines if len(line) > device}) > 1
     for number, line in enumerate(lines, 2):
         cells = dict(zip(head, line, strict=False))
         if cells.get('Type', 'rank').strip() != 'rank':
             continue
         try:
-            rank = int(cells.get('Index') or 0)
+            rank = int(cells.get('Index') or (cells['Device_id'] if several else 0))
             total = {key: float(cells[column]) * 1000 for key, column in TOTALS.items()}
         except (KeyError, ValueError):
             raise ScheduleError(Problem(f'{path}:{number}', 'has no numbers where times should be')) from None

@@ -14,23 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from simpar import document
+from simpar import document, hardware, interval, profiles, units
 from simpar.case import Case, load_case
-from simpar.document import Seconds
 from simpar.errors import Problem, ScheduleError
-from simpar.hardware import Cluster, Profile
-from simpar.interval import LEVEL
 from simpar.numbers import Number, Step, numbers_of, steps_of
-from simpar.profiles import load_profile
-from simpar.traces import is_trace, read_traces
-from simpar.traces.summary import step_figures
-from simpar.units import format_time
+from simpar.traces import is_trace, read_traces, summary
 
 NOISE: Final = 0.06
 """Standard deviation of log(measured / predicted) that no number explains. With it 80 % of larger runs of LLM-Foundry
 and MindSpeed lay within the half-widths that runs on one node gave; it was chosen with these rows in sight, which
 so do not prove it (docs/accuracy.md)."""
-SIGMAS: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
+SIGMAS: Final = NormalDist().inv_cdf((1 + interval.LEVEL) / 2)
 """Standard deviations of the half-width of a range."""
 ROUNDS: Final = 2
 NUDGE: Final = 0.05
@@ -51,7 +45,7 @@ class Run:
     """
 
     schedule: str = ''
-    step: Seconds | None = None
+    step: document.Seconds | None = None
     recording: str = ''
 
 
@@ -60,7 +54,7 @@ class AnchorFile:
     """What a file of ``--anchor`` has: a run, or several ``runs``; ``profile``, what `simpar calibrate` wrote."""
 
     schedule: str = ''
-    step: Seconds | None = None
+    step: document.Seconds | None = None
     recording: str = ''
     runs: tuple[Run, ...] = ()
     profile: str = ''
@@ -105,7 +99,7 @@ class Anchored:
         if self.profile:
             yield (f'Anchored by the bench of {self.profile}: its {self.device}, and its innermost link.')
         for measured, before, after in self.steps:
-            times = ', '.join(map(format_time, (measured, before, after)))
+            times = ', '.join(map(units.format_time, (measured, before, after)))
             yield (f'Anchored by a step (measured, predicted without and with it): {times}.')
         told = [f'{one.number.words} × {one.factor:.3f}' for one in self.factors if one.is_told]
         if self.steps:
@@ -126,7 +120,7 @@ def anchored(case: Case, path: Path) -> tuple[Case, Anchored]:
     told = _read(path)
     bench = told.profile
     if bench:
-        measured = load_profile(_beside(path, bench))
+        measured = profiles.load_profile(_beside(path, bench))
         case = _on_profile(case, measured)
     runs = [*told.runs, *([Run(schedule=told.schedule, step=told.step, recording=told.recording)]
                           if told.step or told.recording else [])]  # fmt: skip
@@ -160,7 +154,7 @@ def _seconds(path: Path, run: Run) -> float:
     if not run.recording:
         raise ScheduleError(Problem(f'{path}: runs', 'a run without a step', 'write step: 161 ms, or recording: PATH'))
     [first, *_] = read_traces(Path(_beside(path, run.recording)))
-    spans = [figures.span for _, figures in step_figures(first)]
+    spans = [figures.span for _, figures in summary.step_figures(first)]
     if not spans:
         raise ScheduleError(Problem(run.recording, 'it has no step', 'record whole steps, or write step: 161 ms'))
     # The first recorded step is often a warm-up.
@@ -178,10 +172,10 @@ def _of_run(case: Case, path: Path, run: Run, bench: str) -> Case:
     return _on_profile(found, case.cluster.profile) if bench else found
 
 
-def _on_profile(case: Case, measured: Profile) -> Case:
+def _on_profile(case: Case, measured: hardware.Profile) -> Case:
     """The case on a device as its bench has it; links beyond the innermost stay as they are."""
 
-    def changed(cluster: Cluster) -> Cluster:
+    def changed(cluster: hardware.Cluster) -> hardware.Cluster:
         own = cluster.profile
         links = (replace(measured.links[0], name=own.links[0].name, devices=own.links[0].devices), *own.links[1:])
         profile = replace(own, device=measured.device, tables=measured.tables, links=links)
@@ -232,7 +226,7 @@ def _refuse_far(
     for step, wanted, own in zip(steps, measured, plain, strict=True):
         felt = np.array(_moves(step, np.zeros(len(numbers)), numbers, own))
         if abs(log(wanted / own)) > FAR * sqrt(felt @ prior @ felt + NOISE**2):
-            what = f'a step of {format_time(wanted)} was measured, and {format_time(own)} are predicted'
+            what = f'a step of {units.format_time(wanted)} was measured, and {units.format_time(own)} are predicted'
             instead = (
                 'check that its schedule is what ran: model, batch, plan, type, devices; no number is that far off'
             )

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
-from simpar.errors import Infeasible
+from simpar import errors, model
 from simpar.layout import ONE, Axis, Layout, Rule, Strategy, TensorLayout, merged, minus, size_of, union
 from simpar.lower.tape import Value
-from simpar.model import Add, Dense, Embedding, LayerNorm, RmsNorm
 from simpar.model.library.gpt import VOCABULARY
+from simpar.model.operators import linear, norm, torch_call
 from simpar.model.operators.experts import Balance, Combine, Dispatch, GroupedProduct, Route
-from simpar.model.operators.linear import Product
-from simpar.model.operators.norm import GainNorm
 from simpar.model.operators.stream import Dropout, Position, Residual
-from simpar.model.operators.torch_call import TorchCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class Placer:
         counts = tuple(layout.shard_counts for layout in layouts)
         problem = operator.wrong(counts, self.world) or _unlike(operator, layouts)
         if problem:
-            raise Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
+            raise errors.Infeasible(f'{operator.name}: layout {_shown(inputs)}: {problem}')
         axes = {name: dim for names, layout in zip(operator.inputs, layouts, strict=True)
                 for name, dim in zip(names, layout.dims, strict=True)}  # fmt: skip
         # In the operator's order, so that the axes of a sum stand as in the device matrix.
@@ -83,7 +80,7 @@ class Placer:
             wanted = matrix(*map(_aliases, output))
             scattered = operator.output_of(local, wanted.shard_counts)
             if scattered != wanted:
-                raise Infeasible(
+                raise errors.Infeasible(
                     f'{operator.name}: out_layout {_shown([output])}: the axes of the sum shard a dim inside '
                     'of what shards it already; write them last'
                 )
@@ -147,7 +144,7 @@ class Placer:
         """
         rows, count = (shape or operator.shapes[0])[0], layout.shard_counts[0]
         if rows % (count * self.copies):
-            raise Infeasible(
+            raise errors.Infeasible(
                 f'{operator.name}: {rows} samples cannot be split into {count} slices of {self.copies} copies'
             )
 
@@ -269,7 +266,7 @@ def slots_fit(operator: Dispatch, name: str, x: Value) -> None:
     """Raise ``Infeasible`` where ranks that hold slices of a sequence cannot hold equal slices of slots."""
     slices = x.layout.shard_counts[1]
     if operator.slots % slices:
-        raise Infeasible(
+        raise errors.Infeasible(
             f'{name}: {operator.slots} slots of an expert cannot be dealt out to {slices} slices of a sequence; choose '
             'another experts.capacity'
         )
@@ -304,9 +301,9 @@ def balanced(logits: TensorLayout, *, together: bool) -> Placed:
 
 Axes = tuple[Axis, ...]
 Dims = tuple[Axes, ...]
-STREAM = (LayerNorm, RmsNorm, GainNorm, Add, Residual, Position, Dropout)
+STREAM = (model.LayerNorm, model.RmsNorm, norm.GainNorm, model.Add, Residual, Position, Dropout)
 """Operators of the residual stream, which sequence parallelism splits."""
-SUMS = (Add, Residual)
+SUMS = (model.Add, Residual)
 
 
 @dataclass(slots=True, eq=False)
@@ -342,9 +339,9 @@ class Degrees:
 
     def placed(self, operator: object, name: str, rule: Rule, reads: Sequence[Value]) -> Placed:
         """Where the tensors of an operator lie."""
-        if isinstance(operator, Product | Dense):
+        if isinstance(operator, linear.Product | model.Dense):
             return self._product(operator, name, rule, reads[0])
-        if isinstance(operator, Embedding):
+        if isinstance(operator, model.Embedding):
             return self._embedding(rule, reads[0])
         if isinstance(operator, GroupedProduct):
             return grouped(self, operator, rule, reads[0])
@@ -380,7 +377,7 @@ class Degrees:
 
     # operators with a weight
 
-    def _product(self, operator: Product | Dense, name: str, rule: Rule, x: Value) -> Placed:
+    def _product(self, operator: linear.Product | model.Dense, name: str, rule: Rule, x: Value) -> Placed:
         *rows, features = x.layout.dims
         if features == self.tensor and self.degree > 1:
             dims = self._rows(x)
@@ -389,14 +386,14 @@ class Degrees:
             weight = TensorLayout(self.placer.world, (self.tensor, ()))
             inputs = (TensorLayout(self.placer.world, (*dims, self.tensor)), weight)
             return Placed(inputs, local, self._scattered(local.without_partial(), rule.output_shape))
-        by_outputs = not isinstance(operator, Product) or operator.split != 'inputs'
+        by_outputs = not isinstance(operator, linear.Product) or operator.split != 'inputs'
         if by_outputs and self._divides(rule.lengths['n'], operator, name):
             placed = self._local(self._rows(x), (), self.tensor)
-            if isinstance(operator, Product) and operator.split == 'rejoined':
+            if isinstance(operator, linear.Product) and operator.split == 'rejoined':
                 full = TensorLayout(self.placer.world, (*placed.output.dims[:-1], ()))
                 return replace(placed, output=self._scattered(full, rule.output_shape))
             return placed
-        if isinstance(operator, Product) and operator.gathers:
+        if isinstance(operator, linear.Product) and operator.gathers:
             return self._local(self._rows(x), (), ())
         return self._local(self._stream(x) if self.restores else rows, (), ())
 
@@ -405,8 +402,8 @@ class Degrees:
         y = TensorLayout(world, (*rows, outputs))
         return Placed((TensorLayout(world, (*rows, inputs)), TensorLayout(world, (inputs, outputs))), y, y)
 
-    def _divides(self, length: int, operator: Product | Dense, name: str) -> bool:
-        if isinstance(operator, Product):
+    def _divides(self, length: int, operator: linear.Product | model.Dense, name: str) -> bool:
+        if isinstance(operator, linear.Product):
             return self.divides(length, operator.what)
         return self.divides(length, name, f'its {length} outputs are')
 
@@ -430,7 +427,7 @@ class Degrees:
             outermost(self.data, tokens.shape[0] // self.placer.copies) or first,
             *map(self._without_tensor, others),
         )
-        split = self._divides(vocab, Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
+        split = self._divides(vocab, linear.Product(outputs=(vocab,), inputs=(1,), what=VOCABULARY), '')
         weight = TensorLayout(world, (self.tensor if split else (), ()))
         y = TensorLayout(world, (*rows, ()), self.tensor if split else ())
         return Placed(
@@ -487,7 +484,7 @@ class Degrees:
         dims[dim] = merged((*dims[dim], *self.tensor))
         try:
             return TensorLayout(layout.world, tuple(dims))
-        except Infeasible:
+        except errors.Infeasible:
             # A strategy has parted the ranks otherwise (2 × 3, not 3 × 2): it stays as it is.
             return layout
 
@@ -502,7 +499,7 @@ class Degrees:
             # The branch that is split, if one is: the other is sliced, which costs nothing.
             own = [place for place in (0, 1) if self._is_own(reads[place])] or [0, 1]
             lead = next((place for place in own if self._splits(reads[place].layout)), own[0])
-        elif isinstance(operator, TorchCall):
+        elif isinstance(operator, torch_call.TorchCall):
             # The value of the most slices, so that what is split stays split.
             lead = max(range(len(reads)), key=lambda place: _kept_slices(operator, place, reads[place].layout))
         layout = reads[lead].layout
@@ -510,7 +507,7 @@ class Degrees:
         return lead, self._scattered(layout, reads[lead].shape) if stream else layout
 
 
-def _kept_slices(operator: TorchCall, place: int, layout: TensorLayout) -> int:
+def _kept_slices(operator: torch_call.TorchCall, place: int, layout: TensorLayout) -> int:
     """Slices of a value that an operator reads, along dims that may be split."""
     names, fixed = operator.spec.reads[place], operator.spec.fixed
     split = (size_of(axes) for name, axes in zip(names, layout.dims, strict=True) if name and name not in fixed)
@@ -521,5 +518,5 @@ def _minus(axes: Axes, others: Axes) -> Axes | None:
     """What the others leave of axes; None where a strategy has parted the ranks otherwise (2 × 3, not 3 × 2)."""
     try:
         return minus(axes, others)
-    except Infeasible:
+    except errors.Infeasible:
         return None

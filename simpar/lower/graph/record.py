@@ -13,21 +13,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from simpar.errors import Infeasible
 from simpar.layout import Axis, Layout, Rule, TensorLayout, minus, operators, replicated
+from simpar.lower.graph import context, loss, move
 from simpar.lower.graph.chunks import attend_in_chunks, one_chunk
-from simpar.lower.graph.context import HeadsExchange, Unfused, attend, unfused
-from simpar.lower.graph.loss import add_loss, scale
-from simpar.lower.graph.move import Mover, Site, emit
 from simpar.lower.graph.place import Degrees, Placed, Placer, outermost
 from simpar.lower.graph.repeat import Layer, NotRepeated, Repeats, layers_of
 from simpar.lower.graph.stages import mirror_inputs, send_to_next_stage, stages_of
 from simpar.lower.issue import Mesh, mesh_of, mesh_of_strategies
 from simpar.lower.passes.messages import gathered_input
 from simpar.lower.tape import Backward, Tape, Value
-from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted
-from simpar.model.keys import Layouts
+from simpar.model import Flatten, Operator, Reshape, Sharded, Strategy, Weighted, keys
 from simpar.model.model import AHEAD, Further, Graph, Model, Node, Source
-from simpar.model.operators.attention import Attention, AttentionScores, AttentionValues, CausalSoftmax
-from simpar.model.operators.stream import KEYS, Bias
+from simpar.model.operators import attention, stream
 from simpar.model.ops import Ops
 from simpar.pipeline.zero_bubble import TWO_HOMES
 from simpar.plans import Plan
@@ -108,7 +104,7 @@ def _given(node: Node, key: str, give: Callable[[], Operator]) -> Node:
     return replace(node, operator=give())
 
 
-def laid_out(operator: Operator, layouts: Layouts) -> Operator:
+def laid_out(operator: Operator, layouts: keys.Layouts) -> Operator:
     """An operator with layouts of its inputs, the last of which may be that of its result."""
     own: dict[str, Any] = {'strategy': (), 'layout': layouts}
     if operator.splits_result:
@@ -126,7 +122,7 @@ def told(operator: Operator, strategy: Strategy) -> Operator:
     return replace(operator, **own)
 
 
-def counts_of(layouts: Layouts, matrix: Mapping[str, int]) -> Strategy:
+def counts_of(layouts: keys.Layouts, matrix: Mapping[str, int]) -> Strategy:
     """The strategy that layouts come to: into how many slices the axes of a device matrix split each dim."""
     return tuple(
         tuple(prod(matrix[axis] for axis in dim.split('+')) if dim.lower() != 'none' else 1 for dim in dims)
@@ -140,7 +136,7 @@ def counts_of(layouts: Layouts, matrix: Mapping[str, int]) -> Strategy:
 
 
 Shape = tuple[int, ...]
-ATTENDS = (Attention, AttentionScores, CausalSoftmax, AttentionValues)
+ATTENDS = (attention.Attention, attention.AttentionScores, attention.CausalSoftmax, attention.AttentionValues)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,7 +155,7 @@ class Forward:
     """
 
     tape: Tape
-    mover: Mover
+    mover: move.Mover
     placer: Placer
     degrees: Degrees | None
     workload: Workload
@@ -170,7 +166,7 @@ class Forward:
     repeats: bool = True
     context_kind: str = 'all_gather'
     scatter_gather: bool = False
-    cores: dict[str, Unfused] = field(default_factory=dict)
+    cores: dict[str, context.Unfused] = field(default_factory=dict)
     repeated: dict[str, Value] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -221,7 +217,7 @@ class Forward:
         return {one.node: one for one in self.graph.further}
 
     def _add_loss(self, logits: Value, further: Further | None = None) -> None:
-        add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, logits,
+        loss.add_loss(self.tape, self.mover, self.placer, self.degrees, self.workload, self.input, logits,
                  drawn_labels=self.graph.drawn_labels, summed=self.summed, further=further)  # fmt: skip
 
     @cached_property
@@ -259,7 +255,7 @@ class Forward:
 
     def _everywhere(self, name: str, value: Value) -> bool:
         """Whether all stages have an input, as keys of dropout and tokens further on where no one gathers them."""
-        return (name == KEYS or AHEAD in name) and self.tape.tensors[value.name].kind == 'input'
+        return (name == stream.KEYS or AHEAD in name) and self.tape.tensors[value.name].kind == 'input'
 
     # inputs
 
@@ -317,7 +313,7 @@ class Forward:
         reads = [self.mover.move(value, layout) for value, layout in zip(reads, layouts, strict=True)]
         if flat:
             return reads[0]
-        if isinstance(operator, Attention) and self.tape.mesh.sequence_chunks > 1:
+        if isinstance(operator, attention.Attention) and self.tape.mesh.sequence_chunks > 1:
             y = Value(node.value, shape, placed.output)
             return attend_in_chunks(self.tape, node.name, operator, reads, y)
         return self._emitted(node, reads, placed)
@@ -332,30 +328,30 @@ class Forward:
             ]
         if self.context_kind != 'all_to_all':
             return self._over_parts(node, operator, reads)
-        if isinstance(operator, CausalSoftmax):
+        if isinstance(operator, attention.CausalSoftmax):
             return self._emitted(node, reads, self._placed(node, reads))
-        assert isinstance(operator, Attention | AttentionScores | AttentionValues)
+        assert isinstance(operator, attention.Attention | attention.AttentionScores | attention.AttentionValues)
         place = operator.roles.index('qkv')
-        exchange = HeadsExchange(self.tape, self.mover, node.name, operator.heads, reads[place], self.repeated)
+        exchange = context.HeadsExchange(self.tape, self.mover, node.name, operator.heads, reads[place], self.repeated)
         reads = [*reads[:place], exchange.by_heads(), *reads[place + 1 :]]
         node = replace(node, operator=replace(operator, heads=exchange.exchanged))
         y = self._emitted(node, reads, self._placed(node, reads))
-        return y if isinstance(operator, AttentionScores) else exchange.by_tokens(y)
+        return y if isinstance(operator, attention.AttentionScores) else exchange.by_tokens(y)
 
     def _over_parts(self, node: Node, operator: Operator, reads: Sequence[Value]) -> Value:
         """Keys and values are gathered, or go round."""
         ring, shape = self.context_kind == 'ring', self.graph.shapes[node.name]
-        if isinstance(operator, AttentionScores):
-            core = self.cores[operator.values] = unfused(self.tape, node.name, operator, reads[0], ring=ring)
+        if isinstance(operator, attention.AttentionScores):
+            core = self.cores[operator.values] = context.unfused(self.tape, node.name, operator, reads[0], ring=ring)
             return core.scores(shape)
-        if isinstance(operator, AttentionValues):
+        if isinstance(operator, attention.AttentionValues):
             return self.cores[node.name].values(node.name, reads[0], Value(node.value, shape, reads[1].layout))
-        if isinstance(operator, CausalSoftmax):
+        if isinstance(operator, attention.CausalSoftmax):
             (layout,) = (read.layout for read in reads)
             return self._emitted(node, reads, Placed((layout,), layout, layout))
-        assert isinstance(operator, Attention)
+        assert isinstance(operator, attention.Attention)
         y = Value(node.value, shape, reads[0].layout)
-        return attend(self.tape, node.name, operator, reads, y, ring=ring)
+        return context.attend(self.tape, node.name, operator, reads, y, ring=ring)
 
     def _emitted(self, node: Node, reads: Sequence[Value], placed: Placed) -> Value:
         """The operator's ops, the sum behind it, and a bias behind that."""
@@ -365,15 +361,15 @@ class Forward:
         load = node.operator.load(*(read.load for read in reads))
         shape = node.operator.shape_of_copies(self.graph.shapes[node.name], self.tape.mesh.copies)
         y = Value(name, shape, placed.local, load=load)
-        weight, loss_scale = scale(self.tape, 1, summed=self.summed), self.workload.loss_scale
-        site = Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y}, inputs=placed.inputs,
-                    output=placed.output, deviation=self.graph.deviation, loss_weight=weight,
-                    loss_scale=loss_scale)  # fmt: skip
+        weight, loss_scale = loss.scale(self.tape, 1, summed=self.summed), self.workload.loss_scale
+        site = move.Site(tape=self.tape, mover=self.mover, name=node.name, values={**values, 'y': y},
+                         inputs=placed.inputs, output=placed.output, deviation=self.graph.deviation,
+                         loss_weight=weight, loss_scale=loss_scale)  # fmt: skip
         ops = self._trained(node, node.operator.ops(site))
         trained = any(one.trained for one in ops.parameters) or any(read.needs_gradient for read in reads)
         if not trained:
             site = replace(site, values={**values, 'y': y._replace(needs_gradient=False)})
-        y = emit(site, ops, roles)
+        y = move.emit(site, ops, roles)
         if not placed.local.partial:
             # A product that is split by nothing gives what its place in the residual stream wants in slices.
             # Kept for the backward: Megatron gathers once more only what a product reads.
@@ -387,10 +383,10 @@ class Forward:
         # A bias of a module has a name of its own.
         (one,) = biases
         product = one.role.removeprefix('=').rpartition('.')[0] if one.role.startswith('=') else node.name
-        bias = Bias(product=product, bias_shape=one.shape, given=one.initial)
+        bias = stream.Bias(product=product, bias_shape=one.shape, given=one.initial)
         z = Value(f'{node.name}.biased', y.shape, y.layout)
         site = replace(site, name=f'{node.name}.bias', values={'x': y, 'y': z}, inputs=(), output=y.layout)
-        return emit(site, self._trained(node, bias.ops(site)), ('x',))
+        return move.emit(site, self._trained(node, bias.ops(site)), ('x',))
 
     def _trained(self, node: Node, ops: Ops) -> Ops:
         """The ops of a node; weights that are frozen are constants, whose gradients nobody makes."""
@@ -581,9 +577,9 @@ def record(workload: Workload, plan: Plan, world: int, placement: tuple[int, ...
     placer = Placer(tape.world, mesh.copies)
     forward = Forward(
         tape=tape,
-        mover=Mover(tape, plan.redistribution, plan.all_to_all)
+        mover=move.Mover(tape, plan.redistribution, plan.all_to_all)
         if way.has_strategies
-        else Mover(tape, all_to_all=plan.expert_tokens == 'features'),
+        else move.Mover(tape, all_to_all=plan.expert_tokens == 'features'),
         placer=placer,
         degrees=_degrees(tape, placer, plan, way) if way.has_degrees else None,
         workload=workload,

@@ -25,6 +25,7 @@ from simpar.model.library.attention import (
 )
 from simpar.model.library.experts import Experts, mixture_nodes, mixture_problems
 from simpar.model.model import AHEAD, Asked, Further, Graph, Model, Node, Source
+from simpar.model.operators import base, linear, shape
 from simpar.model.operators.attention import (
     Alibi,
     Attention,
@@ -36,11 +37,8 @@ from simpar.model.operators.attention import (
     Rotary,
     Rotation,
 )
-from simpar.model.operators.base import Operator
-from simpar.model.operators.linear import Embedding, Product, TiedEmbedding
 from simpar.model.operators.norm import GainNorm, LayerNorm, RmsNorm
 from simpar.model.operators.pointwise import GATED, Add, Gelu, GeluTanh, Mul, Relu, Silu, Softcap, SquaredRelu
-from simpar.model.operators.shape import Concat
 from simpar.model.operators.stream import DRAW, KEYS, Dropout, Position, Residual
 from simpar.model.ops import packed
 
@@ -58,8 +56,8 @@ _DOWN, _UP = '.lora_a', '.lora_b'
 """What the products of an adapter have behind the name of the one beside."""
 MODULES: Final = 'layers and modules that predict further tokens'
 VOCABULARY: Final = 'the vocabulary (embedding and head)'
-PLAIN: Final[tuple[type[Operator], ...]] = (Gelu, GeluTanh, Relu, SquaredRelu, Silu)
-ACTIVATIONS: Final[Mapping[str, type[Operator]]] = {kind.key: kind for kind in (*PLAIN, *GATED)}
+PLAIN: Final[tuple[type[base.Operator], ...]] = (Gelu, GeluTanh, Relu, SquaredRelu, Silu)
+ACTIVATIONS: Final[Mapping[str, type[base.Operator]]] = {kind.key: kind for kind in (*PLAIN, *GATED)}
 
 
 def decoder_nodes(model: Transformer) -> Iterator[Node]:
@@ -86,7 +84,7 @@ def decoder_nodes(model: Transformer) -> Iterator[Node]:
 def _head(model: Transformer, before: str, ending: str) -> Iterator[Node]:
     """Logits of what a norm gives. Arguments: ``ending`` of names; where there is one, the weight is the model's."""
     own = 'embedding.weight' if model.tied else 'head.weight' if ending else ''
-    head = Product(outputs=(model.padded_vocab,), inputs=(model.hidden,), bias='head' in model.bias, weight=own,
+    head = linear.Product(outputs=(model.padded_vocab,), inputs=(model.hidden,), bias='head' in model.bias, weight=own,
                    gathers=True, what=VOCABULARY)  # fmt: skip
     yield Node(f'head{ending}', head, (before,), model.blocks)
     before = f'head{ending}'
@@ -105,7 +103,7 @@ def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
     block = _Block(model, model.layers + depth - 1, model.layers - 1)
     before = f'layer{block.layer}.embedding'
     # Outside of the module: its recomputation does not embed again.
-    table = TiedEmbedding(vocab=model.padded_vocab, width=model.hidden, weight='embedding.weight')
+    table = linear.TiedEmbedding(vocab=model.padded_vocab, width=model.hidden, weight='embedding.weight')
     yield Node(before, table, (f'{TOKENS}{AHEAD}{depth}',), model.blocks)
     if model.embedding_scale != 1:
         yield Node(f'{before}.scaled', Mul(factor=model.embedding_scale), (before,), model.blocks)
@@ -116,8 +114,8 @@ def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
         before = f'{drop.site}.dropout'
     yield block.node('enorm', _norm(model), before)
     yield block.node('hnorm', _norm(model), hidden)
-    yield block.node('concat', Concat(), '.enorm', '.hnorm')
-    joint = Product(outputs=(model.hidden,), inputs=(2 * model.hidden,), bias=False, split='rejoined')
+    yield block.node('concat', shape.Concat(), '.enorm', '.hnorm')
+    joint = linear.Product(outputs=(model.hidden,), inputs=(2 * model.hidden,), bias=False, split='rejoined')
     yield block.node('eh_proj', joint, '.concat')
     yield from block.layer_of(f'layer{block.layer}.eh_proj')
     yield block.node('final_norm', _norm(model), '.residual2')
@@ -126,7 +124,7 @@ def _further(model: Transformer, depth: int, hidden: str) -> Iterator[Node]:
 def _before_layers(model: Transformer) -> Iterator[Node]:
     """Embedding, its factor and norm, position, dropout."""
     before = 'embedding'
-    yield Node(before, Embedding(vocab=model.padded_vocab, width=model.hidden), (TOKENS,), -1)
+    yield Node(before, linear.Embedding(vocab=model.padded_vocab, width=model.hidden), (TOKENS,), -1)
     if model.embedding_scale != 1:
         yield Node('embedding.scaled', Mul(factor=model.embedding_scale), (before,), -1)
         before = 'embedding.scaled'
@@ -143,7 +141,7 @@ def _before_layers(model: Transformer) -> Iterator[Node]:
         yield Node(f'{site}.dropout', drop, (before, KEYS), -1, f'{site}.dropped')
 
 
-def _norm(model: Transformer) -> Operator:
+def _norm(model: Transformer) -> base.Operator:
     kind = RmsNorm if model.norm == 'rms_norm' else LayerNorm if model.norm_bias else GainNorm
     return kind(epsilon=model.norm_epsilon)
 
@@ -156,7 +154,7 @@ class _Block:
     layer: int
     like: int
 
-    def node(self, name: str, operator: Operator, *reads: str, result: str = '') -> Node:
+    def node(self, name: str, operator: base.Operator, *reads: str, result: str = '') -> Node:
         """A node whose name and reads stand in this layer, if they are not those of others."""
         own = f'layer{self.layer}.'
         # A dot in front stands for this layer.
@@ -198,14 +196,14 @@ class _Block:
         inputs = (heads.groups, heads.queries, heads.values)
         yield from self.half('proj', inputs, '.attention', x, '1', biased='proj' in model.bias)
 
-    def product(self, name: str, operator: Product, read: str) -> Iterator[Node]:
+    def product(self, name: str, operator: linear.Product, read: str) -> Iterator[Node]:
         """A product, and the adapter beside it if there is one: two of a low rank, scaled, and the sum of both."""
         yield self.node(name, operator, read)
         lora = self.model.lora
         if lora is None or name not in lora.of:
             return
         # As the product, so that inputs which come in split stay so, and the outputs are.
-        down = Product(outputs=(lora.rank,), inputs=operator.inputs, bias=False, split='inputs')
+        down = linear.Product(outputs=(lora.rank,), inputs=operator.inputs, bias=False, split='inputs')
         up = replace(operator, inputs=(lora.rank,), bias=False)
         yield self.node(f'{name}{_DOWN}', down, read)
         yield self.node(f'{name}.lora_scale', Mul(factor=lora.scale), f'.{name}{_DOWN}')
@@ -223,7 +221,7 @@ class _Block:
         # Group by group its queries, one key and one value: a split by groups keeps what belongs together.
         outputs = (heads.groups, heads.queries + 2, heads.head_dim)
         bias = 'qkv' in self.model.bias
-        qkv = Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
+        qkv = linear.Product(outputs=outputs, inputs=(self.model.hidden,), bias=bias, gathers=True, what=OF_HEADS)
         yield from self.product('qkv', qkv, source)
 
     def unfused(self, heads: Heads, qkv: str) -> Iterator[Node]:
@@ -263,7 +261,7 @@ class _Block:
             return
         # A gate stands beside what it lets through: a split by width keeps both together.
         outputs = (width, 2) if model.gated else (width,)
-        fc1 = Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
+        fc1 = linear.Product(outputs=outputs, inputs=(hidden,), bias=biased, what='the feed-forward (its width)')
         yield from self.product('fc1', fc1, read)
         yield self.node(model.activation, ACTIVATIONS[model.activation](), self.result_of('fc1'))
         yield from self.half('fc2', (width,), f'.{model.activation}', stream, '2', biased=biased)
@@ -275,7 +273,7 @@ class _Block:
         model = self.model
         # The residual adds the bias, unless a norm or a factor stands between.
         own = biased and (model.post_norms or model.residual_scale != 1)
-        product = Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
+        product = linear.Product(outputs=(model.hidden,), inputs=inputs, bias=own, split='inputs')
         yield from self.product(name, product, read)
         bias_of = f'layer{self.layer}.{name}' if biased and not own else ''
         yield from self.added(name, x, number, bias_of)

@@ -1,0 +1,107 @@
+"""Write the table of anchors in docs/proofs/accuracy_rows.md: `python -m tests.anchored_page`.
+
+Runs of a set on one node are the anchors of its larger runs, on the same device and stack. Beside them stands what
+any anchor of one node could do at best with one factor: the larger runs by the median of what the node's runs lack.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import expm1, log
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+import simpar
+from simpar.case import Case
+from simpar.files import read_csv
+from simpar.profiles import profile_of_hardware
+from simpar.shipped import measured_folder
+from simpar.validate.anchor import anchored
+from simpar.validate.columns import stack_name
+from simpar.validate.rows import Row, read_rows
+from simpar.validate.settings import schedule_tree
+from tests.accuracy_page import KEPT, put
+from tests.left_out_page import in_order
+
+NODE, MOST_LARGER, RUNS = 8, 6, (1, 8)
+PARTS = (
+    ('llm_foundry_mpt', 'a100'), ('llm_foundry_mpt', 'h100'), ('mindspeed_ascend', ''), ('vtrain_a100_measured', ''),
+)  # fmt: skip
+SETTLED = {line['id']: float(line['predicted']) / float(line['measured']) for line in read_csv(KEPT)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs of a set on one node and on several, in the order in which they are taken."""
+
+    nodes: list[Row]
+    larger: list[Row]
+
+    @property
+    def at_best(self) -> float:
+        """The median error of larger runs, all of them, behind one factor that the node's runs agree on."""
+        factor = median(SETTLED[row.name] for row in self.nodes)
+        return median(abs(SETTLED[row.name] / factor - 1) for row in self.larger)
+
+
+def part_of(name: str, hardware: str) -> Part:
+    rows = [row for row in read_rows(measured_folder(), name)
+            if hardware in row.text('hardware').lower() and row.name in SETTLED]  # fmt: skip
+    nodes = in_order([row for row in rows if row.whole('n_gpus') <= NODE])
+    return Part(nodes, in_order([row for row in rows if row.whole('n_gpus') > NODE]))
+
+
+def kind(row: Row) -> tuple[str, str]:
+    return stack_name(row), profile_of_hardware(row.text('hardware'), row.whole('gpu_mem_gb'))
+
+
+def file_of(row: Row, folder: Path) -> Path:
+    path = folder / f'{row.name.replace(":", "_")}.yaml'
+    path.write_text(yaml.safe_dump(schedule_tree(row)), encoding='utf-8')
+    return path
+
+
+def told(row: Row, runs: Sequence[Row], folder: Path) -> tuple[float, float, float, float]:
+    """Of a larger run: log(predicted / measured) and half-width without an anchor, and both with it."""
+    case = simpar.load_case(file_of(row, folder))
+    anchor = folder / 'anchor.yaml'
+    anchor.write_text(yaml.safe_dump({'runs': [
+        {'schedule': file_of(run, folder).name, 'step': f'{run.seconds * 1e3:.6f} ms'} for run in runs
+    ]}))  # fmt: skip
+    moved, _ = anchored(case, anchor)
+    return (*_of(case, row), *_of(moved, row))
+
+
+def _of(case: Case, row: Row) -> tuple[float, float]:
+    answer = case.predict(tell=False)
+    assert answer.interval
+    return log(answer.step / row.seconds), log(answer.interval.high / answer.step)
+
+
+def lines(folder: Path) -> Iterator[str]:
+    yield '| set | larger runs | node runs | without | at best | runs | with | half-width without | with | within |'
+    yield '|---' * 10 + '|'
+    for name, hardware in PARTS:
+        part = part_of(name, hardware)
+        larger = part.larger[:MOST_LARGER]
+        for count in RUNS:
+            found = [told(row, [run for run in part.nodes if kind(run) == kind(row)][:count], folder) for row in larger]
+            plain, before, error, after = (median(map(abs, column)) for column in zip(*found, strict=True))
+            shown = ' | '.join(f'{expm1(one):.1%}' for one in (error, before, after))
+            inside = sum(abs(one[2]) <= one[3] for one in found)
+            yield (
+                f'| {f"{name} {hardware}".strip()} | {len(larger)} of {len(part.larger)} | {len(part.nodes)} '
+                f'| {expm1(plain):.1%} | {part.at_best:.1%} | {count} | {shown} | {inside} of {len(found)} |'
+            )
+            print(name, hardware, count, f'{plain:.3f} {error:.3f}', flush=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        put('anchored', lines(Path(folder)))
+
+
+if __name__ == '__main__':
+    main()

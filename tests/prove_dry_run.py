@@ -1,0 +1,265 @@
+"""Dry runs on cuda: every example, and drawn plans, each of which is then spoiled in one of four ways.
+
+    python -m tests.prove_dry_run [--plans 100] [--examples NAME ...] [--write docs/proofs/dry_run_proof.md]
+
+An example is a process of its own. Rows are kept in out/dry_run.jsonl by commit: the same command goes on.
+"""
+
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor.kernels import bind, kernel
+from executor.virtual.dry_run import DryIssuer, FoldedComputation, dry_run, representatives
+from simpar.case import load_case
+from simpar.errors import Deadlock, ProgramError
+from simpar.program import Program
+from tests.drawn_plans import DRAWN
+from tests.proof import ROOT, arguments, commit, page_head
+
+KEPT = ROOT / 'out' / 'dry_run.jsonl'
+MOST = 180
+"""CPU seconds after which an example is ended."""
+BAR = 60
+"""CPU seconds that an example may take."""
+FRAMEWORKS = ('megatron', 'torchtitan', 'mindformers', 'deepspeed')
+ELSEWHERE = 'cuda:63'
+Row = dict[str, Any]
+Spoiler = type[DryIssuer] | None
+
+
+def spoiled_kernel(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[random.Random, Program], Spoiler]:
+    """One kernel of a drawn rank, wherever it is asked for, also does something to what it gives."""
+
+    def drawn(draw: random.Random, program: Program) -> Spoiler:
+        rank = draw.choice(representatives(program))
+        classes = sorted(set(program.role(rank).op_class.tolist()))
+        ops = {one: program.op_classes[one] for one in classes}
+        chosen = draw.choice([op for op in ops.values() if op.kind == 'compute' and op.phase in 'FI' and op.writes])
+        alike = [one for one, op in ops.items() if (op.operator, op.phase) == (chosen.operator, chosen.phase)]
+        right = kernel(chosen)
+
+        class Computation(FoldedComputation):
+            def __init__(self, *words: Any) -> None:
+                super().__init__(*words)
+                if self._start.rank == rank:
+                    self._bound |= {one: bind(program, ops[one], wrong, self._start.dtype) for one in alike}
+
+        def wrong(op: Any, where: Any, tensors: Any) -> Any:
+            first, *rest = right(op, where, tensors)
+            return [how(first), *rest]
+
+        return type('Spoiled', (DryIssuer,), {'computation_of': Computation})
+
+    return drawn
+
+
+def whole_numbers(first: torch.Tensor) -> torch.Tensor:
+    """A product of whole numbers, of which CUDA has none."""
+    ones = torch.ones(2, 2, dtype=torch.int32, device=first.device)
+    return first + (ones @ ones)[0, 0].to(first.dtype) * 0
+
+
+def elsewhere(first: torch.Tensor) -> torch.Tensor:
+    """A sum with what is on another device."""
+    return first + torch.zeros(1, device=ELSEWHERE, dtype=first.dtype)
+
+
+def out_of_order(draw: random.Random, program: Program) -> Spoiler:
+    """A drawn rank issues two unlike collectives of one communicator the other way round."""
+    rank = draw.choice(representatives(program))
+
+    class Swapped(DryIssuer):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.start.rank == rank:
+                one, other = draw.choice(pairs(self.slots, program))
+                self.slots[one], self.slots[other] = self.slots[other], self.slots[one]
+
+    streams = program.role(rank).stream.tolist()
+    ops = [program.op_classes[index] for index in program.role(rank).op_class.tolist()]
+    there = Counter((op.partition, streams[at]) for at, op in enumerate(ops) if op.kind == 'collective')
+    return Swapped if any(count > 1 for count in there.values()) else None
+
+
+def pairs(slots: Any, program: Program) -> list[tuple[int, int]]:
+    """Neighbours among the collectives of one communicator, of several ranks."""
+    found, last = [], dict[Any, int]()
+    for at, slot in enumerate(slots):
+        if slot.op.kind == 'collective' and program.partitions[slot.op.partition].size > 1:
+            key = slot.op.partition, slot.stream
+            if key in last:
+                found.append((last[key], at))
+            last[key] = at
+    return found
+
+
+def without_event(draw: random.Random, program: Program) -> Spoiler:
+    """A drawn rank does not wait for one event."""
+    rank = draw.choice(representatives(program))
+
+    class Forgetful(DryIssuer):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.start.rank == rank:
+                at = draw.choice([place for place, slot in enumerate(self.slots) if slot.needs])
+                needs = list(self.slots[at].needs)
+                needs.pop(draw.randrange(len(needs)))
+                self.slots[at] = replace(self.slots[at], needs=tuple(needs))
+
+    return Forgetful
+
+
+SABOTAGE: dict[str, Callable[[random.Random, Program], Spoiler]] = {
+    'a dtype outside of the table': spoiled_kernel(whole_numbers),
+    'a collective out of order': out_of_order,
+    'a tensor on another device': spoiled_kernel(elsewhere),
+    'an event that is missing': without_event,
+}
+
+
+def plan(number: int) -> Row:
+    """A drawn plan, as it is and spoiled."""
+    framework = FRAMEWORKS[number % len(FRAMEWORKS)]
+    begun = time.process_time()
+    drawn = DRAWN[framework](number)
+    # As few micro-batches as its order has: all do the same.
+    drawn['plan']['micro_batches'] = min(drawn['plan']['micro_batches'], max(2, drawn['plan'].get('pipeline', 1)))
+    program = load_case(drawn).program
+    ranks = representatives(program)
+    row: Row = {'ranks': len(ranks), 'slots': sum(len(program.role(rank)) for rank in ranks)}
+    try:
+        found = dry_run(program)
+    except (ProgramError, Deadlock) as error:
+        return {**row, 'wrong': str(error)[:300]}
+    row |= {
+        'collectives': found.collectives,
+        'operations': sum(found.calls.values()),
+        'wrong': '; '.join(found.wrong)[:300],
+        'error': max(abs(one.error) for one in found.bytes),
+        'seconds': round(time.process_time() - begun, 1),
+    }
+    # Each way meets each framework.
+    what = [*SABOTAGE][(number + number // len(FRAMEWORKS)) % len(SABOTAGE)]
+    spoiler = SABOTAGE[what](random.Random(number), program)
+    if spoiler is None:
+        return row
+    try:
+        said = '; '.join(dry_run(program, issuer=spoiler).wrong)
+    except (ProgramError, Deadlock) as error:
+        said = f'{type(error).__name__}: {error}'
+    return {**row, 'sabotage': what, 'said': said[:300]}
+
+
+def example(name: str) -> Row:
+    """An example by the command that a user writes."""
+    words = [sys.executable, '-m', 'simpar', 'check', f'examples/{name}', '--fake', '--json']
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
+
+    begun = os.times()
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limited)
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system - begun.children_user - begun.children_system
+    row: Row = {'exit': done.returncode, 'seconds': round(seconds, 1)}
+    if done.returncode:
+        return {**row, 'said': (done.stderr.strip().splitlines() or ['no answer in time'])[0][:400]}
+    found = json.loads(done.stdout)
+    error = max(abs(one['device'] / one['program'] - 1) for one in found['bytes'])
+    issued = {'ranks': len(found['ranks']), 'world': found['world'], 'collectives': found['collectives']}
+    return {**row, **issued, 'operations': sum(one['count'] for one in found['operations']), 'error': error}
+
+
+def rows(kind: str, names: list[Any], work: Callable[[Any], Row], now: str) -> list[Row]:
+    """Rows of this commit, made where they are not kept."""
+    KEPT.parent.mkdir(exist_ok=True)
+    lines = KEPT.read_text(encoding='utf-8').splitlines() if KEPT.exists() else []
+    kept = [row for row in map(json.loads, lines) if row['kind'] == kind and row['commit'] == now]
+    known = {row['name']: row for row in kept}
+    for name in names:
+        if name not in known:
+            known[name] = {'kind': kind, 'commit': now, 'name': name, **work(name)}
+            print(known[name], flush=True)
+            with KEPT.open('a', encoding='utf-8') as file:
+                file.write(json.dumps(known[name]) + '\n')
+    return [known[name] for name in names]
+
+
+def page(examples: list[Row], plans: list[Row], now: str) -> Iterator[str]:
+    """What was found."""
+    yield page_head('dry_run', commit=now, bar=BAR)
+    passed = [row for row in examples if not row['exit']]
+    yield f'## Examples: {len(passed)} of {len(examples)} pass, {len(examples) - len(passed)} are refused'
+    yield from (
+        '',
+        '| example | ranks | operations | collectives | memory off by | CPU s | |',
+        '|---|---|---|---|---|---|---|',
+    )
+    for row in examples:
+        if row['exit']:
+            cells = ['', '', '', '', row['seconds'], row['said'].replace('|', '/')]
+        else:
+            ranks = f'{row["ranks"]} of {row["world"]}'
+            cells = [
+                ranks,
+                f'{row["operations"]:,}',
+                f'{row["collectives"]:,}',
+                f'{row["error"]:.3%}',
+                row['seconds'],
+                '',
+            ]
+        yield f'| {row["name"]} | {" | ".join(map(str, cells))} |'
+    if not plans:
+        return
+    wrong = [row for row in plans if row['wrong']]
+    yield from ('', f'## {len(plans)} drawn plans: {len(wrong)} with something wrong', '')
+    right = [row for row in plans if not row['wrong']]
+    sums = {key: sum(row[key] for row in right) for key in ('slots', 'operations', 'collectives')}
+    yield f'Of {", ".join(FRAMEWORKS)} in turn, 8 or 16 ranks, of 16 those that differ: {sums["slots"]:,} slots twice,'
+    yield f'{sums["operations"]:,} operations, all in the table of kernels; {sums["collectives"]:,} collectives met.'
+    seconds = statistics.median(row['seconds'] for row in right)
+    most = max(row['error'] for row in right)
+    yield f'Memory is off by {most:.3%} at most. CPU seconds in the median: {seconds:.1f}.'
+    yield from (f'- plan {row["name"]}: {row["wrong"]}' for row in wrong)
+    yield from ('', '| sabotage | plans | named | for instance |', '|---|---|---|---|')
+    for what in SABOTAGE:
+        mine = [row for row in plans if row.get('sabotage') == what]
+        named = [row['said'] for row in mine if row['said']]
+        instance = named[0].replace('\n', ' ').replace('|', '/')[:160] if named else ''
+        yield f'| {what} | {len(mine)} | {len(named)} | {instance} |'
+
+
+def main() -> int:
+    """All rows; exit code 1 where a plan is wrong, sabotage is not named, or an example has no answer in time."""
+    now = (commit('executor', 'simpar'), 'of which rows are kept and told')
+    options = arguments(__doc__, plans=100, examples={'nargs': '*'}, write=Path, commit=now)
+    warnings.simplefilter('ignore')
+    now = options.commit
+    names = sorted(path.name for path in (ROOT / 'examples').iterdir() if path.suffix == '.yaml')
+    plans = rows('plan', [*range(options.plans)], plan, now)
+    examples = rows('example', names if options.examples is None else options.examples, example, now)
+    text = '\n'.join(page(examples, plans, now)) + '\n'
+    if options.write:
+        options.write.write_text(text, encoding='utf-8')
+    print(text)
+    slow = [row for row in examples if row['seconds'] > BAR]
+    unnamed = [row for row in plans if row.get('said') == '']
+    return int(bool(slow or unnamed or any(row['wrong'] for row in plans)))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
