@@ -454,13 +454,17 @@ def check_numerics(options: argparse.Namespace) -> int:
 # ``dry-run``: what ranks would ask of devices, held against one another and against the program.
 
 
+DRY_RUN: Final = '60s'
+"""What a dry run may take where no flag says otherwise."""
+
+
 def dry_run_job(options: argparse.Namespace) -> int:
     """Issue two steps without devices; raises ``RunFailed`` that names what would fail on them."""
     # It imports parts of torch that no other verb needs.
     from executor.virtual.dry_run import check_time, dry_run
 
     case = load_case(options.job, options.set, limit=size.parse_limit(options.limit), module=draws.module_of(options))
-    check_time(case.program, size.parse_limit(options.limit))
+    check_time(case.program, size.parse_limit([DRY_RUN, *options.limit]))
     try:
         found = dry_run(case.program, options.device, dtype=options.dtype)
     except (ProgramError, Deadlock) as error:

@@ -338,10 +338,12 @@ def _flat(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Bytes in use after many steps."""
     program = lower(_workload(SIZES['tiny']), PLANS['tensor 2, copies 2'], WORLD)
     seen: list[int] = []
-    for steps in (40, 200):
+    for steps in (40, 200) if options.size == 'full' else (10, 30):
         run_alone(program, device, steps=steps)
         seen.append(int(device.module.memory_reserved(device.name)))
-    yield Row('memory', 'reserved after few and many steps', f'{seen[0]:,} and {seen[1]:,} bytes', seen[1] <= seen[0])
+    # Virtual streams are new each time, and so are their blocks.
+    wanted = seen[1] <= seen[0] if options.size == 'full' else None
+    yield Row('memory', 'reserved after few and many steps', f'{seen[0]:,} and {seen[1]:,} bytes', wanted)
 
 
 def _predicted(device: Device, options: argparse.Namespace) -> Iterator[Row]:

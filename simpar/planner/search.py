@@ -8,7 +8,7 @@ from itertools import chain, islice, product
 from typing import Final
 
 from simpar.planner.judge import GUESS, Asked, Judge
-from simpar.planner.space import DEGREES, TIME, WITH_BOUNDS, Judged, Refusal, Space, refused
+from simpar.planner.space import DEGREES, KEYS, TIME, WITH_BOUNDS, Judged, Refusal, Space, refused
 from simpar.sweep.answer import Outcome
 
 # Start: plans that are likely good, found by changing keys of a plan while that helps.
@@ -363,6 +363,11 @@ class _Tree:
     leaves: list[tuple[float, Path]] = field(default_factory=list)
 
     @property
+    def _asked(self) -> int:
+        """How many keys are free because the file asks for them; they are ahead of all others."""
+        return sum(key not in KEYS for key in self.space.keys)
+
+    @property
     def late(self) -> bool:
         """Whether the search's time is over."""
         return time.monotonic() >= self.until
@@ -470,7 +475,10 @@ class _Tree:
                     self._push(batch)
                 else:
                     self._judge(batch)
-            ahead = [child for node in ahead if not node[3] for child in self._opened(node)]
+            children = [child for node in ahead if not node[3] for child in self._opened(node)]
+            # Of keys ahead of all degrees the first values at first: guesses are of them.
+            ahead = [child for child in children if not any(child[2][: self._asked])]
+            self._push([child for child in children if any(child[2][: self._asked])])
         self.settle()
 
     def _dig(self, size: int, patience: int) -> bool:
