@@ -203,7 +203,7 @@ def page(examples: list[Row], plans: list[Row], now: str) -> Iterator[str]:
     """What was found."""
     yield page_head('dry_run', commit=now, bar=BAR)
     passed = [row for row in examples if not row['exit']]
-    yield f'## Examples: {len(passed)} of {len(examples)} pass, {len(examples) - len(passed)} are refused'
+    yield f'## Examples: {len(passed)} of {len(examples)} pass, {len(examples) - len(passed)} refused'
     yield from (
         '',
         '| example | ranks | operations | collectives | memory off by | CPU s | |',
