@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     options.folder.mkdir(parents=True, exist_ok=True)
-    there, rehearsed = device.module.device_count(), options.device == 'virtual'
+    there, rehearsed = device.module.device_count(), options.size != 'full'
     planned = [name for name, part in PARTS.items() if part.devices <= there and (rehearsed or not part.rehearsed)]
     planned = options.only or planned
     minutes = sum(PARTS[name].minutes for name in planned)
@@ -226,7 +226,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog='python -m executor.gpu_check', allow_abbrev=False)
     parser.add_argument('--device', choices=[name for name in KINDS if KINDS[name].numbered], default='cuda')
-    parser.add_argument('--size', choices=tuple(SIZES), default='full', help='of the model that is timed')
+    parser.add_argument(
+        '--size', choices=tuple(SIZES), default='full', help='of the model that is timed; other than full: a rehearsal'
+    )
     parser.add_argument('--only', nargs='*', choices=tuple(PARTS), metavar='PART', help=', '.join(PARTS))
     parser.add_argument('--folder', type=Path, default=Path('out/gpu'), help='what is kept (default: out/gpu)')
     return parser
@@ -380,7 +382,7 @@ def _profile(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """Products, attention, kernels bound by memory, launches, and two ranks' messages, as `simpar calibrate` has it."""
     words = ['--ranks', '2', '--device', options.device, '--dtype', 'bf16', '--profile', str(_profile_of(options))]
     # One device carries no messages of two ranks by its own library.
-    words += ['--transport', 'gloo'] if device.module.device_count() < WORLD or options.device == 'virtual' else []
+    words += ['--transport', 'gloo'] if device.module.device_count() < WORLD or options.size != 'full' else []
     words += ['--quick'] if options.size == 'full' else ['--sizes', 'least']
     done = subprocess.run([sys.executable, '-m', 'executor.bench', *words], capture_output=True, text=True, check=False)
     said = (done.stderr.strip().splitlines() or [''])[-1]
@@ -396,7 +398,7 @@ def _profile_of(options: argparse.Namespace) -> Path:
 
 def _ranks(device: Device, options: argparse.Namespace) -> Iterator[Row]:
     """The same schedules on two devices, over their own links, predicted by the profile that was just measured."""
-    errors, transport = [], 'gloo' if options.device == 'virtual' else 'native'
+    errors, transport = [], 'native' if options.size == 'full' else 'gloo'
     here = cluster(load_profile(str(_profile_of(options))), devices=WORLD)
     with Pool(WORLD, timeout=60) as pool:
         for name, plan in PLANS.items():
