@@ -370,7 +370,8 @@ OF_DEEPSPEED = {
         'workload.transformer.experts.aux_loss': 0.01,
     },
     '--num-experts 1': {'workload.transformer.experts.count': None},
-    '--pipeline-model-parallel-size 8 --enable-zbh1-pipeline': {'plan.order': 'zb-h1', 'plan.zero': None},
+    # BF16_Optimizer shards states in a pipeline, whatever the stage of ZeRO.
+    '--pipeline-model-parallel-size 8 --enable-zbh1-pipeline': {'plan.order': 'zb-h1', 'plan.zero': 1},
     '--ds-sequence-parallel-size 4 --attention-head-type multiquery': {
         'plan.context': 4, 'plan.context_kind': 'all_to_all', 'workload.transformer.kv_heads': 1,
     },

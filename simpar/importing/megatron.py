@@ -518,6 +518,9 @@ def offload(flags: Settings) -> Iterator[Finding]:
     by, count = flags.given(switch, number), flags.number(number)
     # NVIDIA/Megatron-LM d98e8a64dd, megatron/training/arguments.py: a number switches it on; transformer_config.py: it
     # needs one pipeline rank, and nothing recomputed.
+    if not count and not flags.given(switch):
+        yield from flags.left('no layer is offloaded', number)
+        return
     if not count or flags.number('pipeline-model-parallel-size') > 1:
         why = 'a pipeline beside it, which it refuses' if count else 'offloading to host memory'
         yield from (Unmapped(name, why) for name in by)
