@@ -247,6 +247,17 @@ def test_ranks_of_a_recording_stand_side_by_side_on_one_clock(tmp_path: Path) ->
     assert ends[0] == side['step']
 
 
+def test_a_kernel_whose_name_is_markup_runs_nothing_on_the_page(tmp_path: Path) -> None:
+    name = '</script><script>alert(1)</script>'
+    event = {'ph': 'X', 'cat': 'kernel', 'name': name, 'pid': 0, 'tid': 7, 'ts': 10, 'dur': 5}
+    path = written(tmp_path / 'a.json', json.dumps({'schemaVersion': 1, 'traceEvents': [event]}).encode())
+    assert main(['trace', str(path), '--html', str(tmp_path / 'ranks.html')]) == 0
+    page = (tmp_path / 'ranks.html').read_text(encoding='utf-8')
+    assert '<script>alert' not in page
+    data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert data['sides'][0]['ops'][0][0] == name
+
+
 def test_no_page_is_drawn_of_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     totals = MSPROF / 'ddp8_level1' / 'rank0_ascend_pt' / OUTPUT / 'step_trace_time.csv'
     assert main(['trace', str(totals), '--html', str(tmp_path / 'a.html')]) == 2

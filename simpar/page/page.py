@@ -230,7 +230,7 @@ def _moments(total: Any) -> Any:
     return np.array([part[int(np.argmax(total[part]))] for part in parts])
 
 
-HERE: Final = Path(__file__).parent
+_HERE: Final = Path(__file__).parent
 _MOST_PARTS: Final = 12
 """Parts of the critical path that are told apart."""
 
@@ -267,15 +267,8 @@ def answer_page(
         'path': list(prediction.critical_path.shares.items())[:_MOST_PARTS],
         'memory': [memory_of(side, layers, unit) for side in sides],
     }
-    text = Template((HERE / 'page.html').read_text(encoding='utf-8'))
-    headline = headline or report.answer(prediction, exact=False)
     notes = [*prediction.notes, *notes]
-    return text.substitute(
-        title=html.escape(headline),
-        headline=html.escape(headline),
-        style=(HERE / 'page.css').read_text(encoding='utf-8'),
-        script=''.join((HERE / name).read_text(encoding='utf-8') for name in ('page.js', 'memory.js')),
-        lines=''.join(_lines_of(prediction, about)),
+    main = template('page').substitute(
         measured=f'<div><h2>Predicted and measured</h2>{measured}</div>' if measured else '',
         overlaps=f'<div><h2>Which overlap pays</h2>{overlaps}</div>' if overlaps else '',
         figures=table_html(report.six(prediction)),
@@ -287,10 +280,32 @@ def answer_page(
         many=str(len(notes)),
         notes=''.join(f'<p>{html.escape(note)}</p>' for note in notes),
         schedule=html.escape(schedule),
-        program=prediction.program.hash,
+    )
+    lines, footer = ''.join(_lines_of(prediction, about)), f'Program {prediction.program.hash}. '
+    return framed(main, headline or report.answer(prediction, exact=False), data, 'memory', lines=lines, footer=footer)
+
+
+def framed(
+    main: str, headline: str, data: Mapping[str, object], *scripts: str, lines: str = '', footer: str = ''
+) -> str:
+    """A page that stands alone. Arguments: HTML of its ``main`` part and of ``lines`` below the headline; ``scripts``
+    beside that of timelines, by name; what they draw as ``data``.
+    """
+    return template('frame').substitute(
+        main=main,
+        headline=html.escape(headline),
+        lines=lines,
+        footer=footer,
+        style=(_HERE / 'page.css').read_text(encoding='utf-8'),
+        script=''.join((_HERE / f'{name}.js').read_text(encoding='utf-8') for name in ('page', *scripts)),
         # A name may hold </script>, which would end the data.
         data=json.dumps(data, separators=(',', ':'), allow_nan=False).replace('<', '\\u003c'),
     )
+
+
+def template(name: str) -> Template:
+    """A part of a page, by its name."""
+    return Template((_HERE / f'{name}.html').read_text(encoding='utf-8'))
 
 
 def _version() -> str:

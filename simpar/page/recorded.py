@@ -1,16 +1,13 @@
 """The page of a recording: the ranks' timelines of one step side by side, on one clock."""
 
-import html
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from string import Template
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.page.page import HERE, MOST_SPANS, TICKS
+from simpar.page.page import MOST_SPANS, TICKS, framed, template
 from simpar.traces import Figures, RankTrace, figures
 from simpar.traces.blame import Meeting, meetings_of
 from simpar.traces.summary import whole
@@ -56,16 +53,11 @@ def ranks_page(traces: Sequence[RankTrace], headline: str, first: Sequence[int] 
         'ops': [[*op, ''] for op in ops],
     }
     left = len(tables) - len(shown)
-    return Template((HERE / 'ranks.html').read_text(encoding='utf-8')).substitute(
-        headline=html.escape(headline),
-        style=(HERE / 'page.css').read_text(encoding='utf-8'),
-        script=(HERE / 'page.js').read_text(encoding='utf-8'),
+    main = template('ranks').substitute(
         figures=_table({rank: figures(tables[rank]) for rank in sorted(tables)}),
         left=f'{left} more ranks are not drawn.' if left else '',
-        data=json.dumps(
-            {'unit': unit * NANOSECOND, 'sides': [side], 'path': [], 'memory': []}, separators=(',', ':')
-        ).replace('<', '\u003c'),
     )
+    return framed(main, headline, {'unit': unit * NANOSECOND, 'sides': [side], 'path': [], 'memory': []})
 
 
 def _step(traces: Sequence[RankTrace]) -> tuple[str, dict[int, Kernels]]:
