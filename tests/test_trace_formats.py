@@ -238,6 +238,18 @@ def test_a_flight_recorder_names_another_collective_and_a_chain_of_waits(tmp_pat
     assert (chain.group, chain.waiting, chain.absent) == ('2 (tp)', (2,), (1,))
 
 
+@pytest.mark.parametrize('where', ['profiling_name', 'process_group'])
+def test_a_pickle_whose_words_have_no_end_is_refused_at_once(tmp_path: Path, where: str) -> None:
+    """Forty lists, each twice the one before it: some hundred bytes, and 2^40 words if they are written out."""
+    nested: list[Any] = ['x']
+    for _ in range(40):
+        nested = [nested, nested]
+    dump = json.loads((FLIGHT / 'rank0.json').read_text(encoding='utf-8'))
+    dump['entries'][0][where] = [nested, 'default_pg'] if where == 'process_group' else nested
+    with pytest.raises(ScheduleError, match='is no whole dump of a flight recorder'):
+        read_traces(written(tmp_path / 'nccl_trace_rank_0', pickle.dumps(dump)))
+
+
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     """Nothing of it is imported or called."""
     data = pickle.dumps({'pg_config': {}, 'entries': [Path('/')]})

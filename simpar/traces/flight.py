@@ -49,9 +49,10 @@ def read_dump(path: Path) -> RankTrace:
                 continue
             name, title = entry['process_group']
             over = bool(entry['retired']) or entry['state'] == 'completed'
-            number, what = int(entry['collective_seq_id']), str(entry['profiling_name']).partition(':')[2]
+            number, what = int(entry['collective_seq_id']), entry['profiling_name'].partition(':')[2]
             sizes = ', '.join('×'.join(str(int(n)) for n in shape) for shape in entry['input_sizes'])
-            calls[f'{name} ({title})'].append(Call(number, f'{what} of {sizes}', over))
+            # Added up, not formatted: what is no text may be a list of itself, whose words have no end.
+            calls[name + ' (' + title + ')'].append(Call(number, f'{what} of {sizes}', over))
         world = max((len(json.loads(one['ranks'])) for one in found['pg_config'].values()), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         what = f'is no whole dump of a flight recorder: {error.__class__.__name__} {error}'
