@@ -234,9 +234,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _file(options: argparse.Namespace, name: str) -> Path:
+    folder: Path = options.folder
+    return folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
+
+
 def _kept(options: argparse.Namespace, name: str) -> list[Row]:
     """What a part has found before, on such a device."""
-    file = options.folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
+    file = _file(options, name)
     return [Row(**one) for one in json.loads(file.read_text(encoding='utf-8'))] if file.exists() else []
 
 
@@ -255,8 +260,7 @@ def _rows(name: str, device: Device, options: argparse.Namespace) -> list[Row]:
         rows.append(Row(name, 'failed', f'{type(error).__name__}: {reason}', right=False))
         print(_line(rows[-1]), flush=True)
         return rows
-    file = options.folder / f'{options.device} {options.size} {name}.json'.replace(' ', '_')
-    write_atomically(file, json.dumps([asdict(row) for row in rows], indent=1) + '\n')
+    write_atomically(_file(options, name), json.dumps([asdict(row) for row in rows], indent=1) + '\n')
     return rows
 
 

@@ -30,9 +30,9 @@ from executor.bench.rounds import (
     InOrder,
     Ran,
     Reporter,
-    beside,
     kernel_stretches,
     message_stretches,
+    messages_beside,
     own_seconds,
 )
 from executor.ranks.collectives import SMALL
@@ -284,12 +284,12 @@ def test_an_op_has_no_part_of_the_message_before_on_the_stream_of_its_own():
 
 
 def test_kernels_run_beside_the_messages_that_a_program_sends():
-    sums = beside(TINY, 1e6, [job(copies=2)])
+    sums = messages_beside(TINY, 1e6, [job(copies=2)])
     assert set(sums) == {'all_reduce'}
     assert len(sums['all_reduce']) <= USUAL
-    stages = beside(TINY, 1e6, [job(model=NETWORK, tensor=1, pipeline=2, micro_batches=2, copies=1)])
+    stages = messages_beside(TINY, 1e6, [job(model=NETWORK, tensor=1, pipeline=2, micro_batches=2, copies=1)])
     assert set(stages) == {'send_recv'}
-    assert set(beside(TINY, 1e6, [])) == set(TINY.beside)
+    assert set(messages_beside(TINY, 1e6, [])) == set(TINY.beside)
 
 
 def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path):

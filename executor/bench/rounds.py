@@ -164,7 +164,7 @@ def measure_overlap(
     """Run kernels alone, collectives alone and both at once, in turns.
 
     Arguments:
-        messages: bytes of those of each operator, see ``beside``.
+        messages: bytes of those of each operator, see ``messages_beside``.
         said: called ``2 × rounds`` times for each operator.
         programs: whose ops kernels are, if any are long enough.
     """
@@ -178,7 +178,7 @@ def measure_overlap(
     return found
 
 
-def beside(sizes: bench.Sizes, largest: float, programs: Sequence[Program]) -> dict[str, list[int]]:
+def messages_beside(sizes: bench.Sizes, largest: float, programs: Sequence[Program]) -> dict[str, list[int]]:
     """Bytes of the messages that run beside kernels, by operator.
 
     Those in which programs send most bytes; without programs that send, two sizes of what is usual. A send counts as an

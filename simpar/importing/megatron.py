@@ -130,11 +130,10 @@ def attention(flags: Settings) -> Iterator[Finding]:
     is_old = not by and framework(flags) in (('Megatron-DeepSpeed', NOW), ('Megatron-LM', 2022))
     yield Entry(f'{_T}.attention', 'unfused' if unfused or is_old else 'flash', by)
     # GPT-NeoX has a word of its own for it.
-    if 'attention-config' in flags.table.rows:
-        pass
-    elif is_old:
+    silent = not by and 'attention-config' not in flags.table.rows
+    if silent and is_old:
         yield Guess('attention is unfused, as in Megatron-LM of 2021 without --use-flash-attn')
-    elif not by:
+    elif silent:
         yield Guess('attention is flash, as attention-backend auto finds it')
     hidden, core = flags.real('hidden-dropout'), flags.real('attention-dropout')
     given = flags.given('hidden-dropout', 'attention-dropout')
