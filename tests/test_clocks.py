@@ -62,7 +62,10 @@ def test_a_device_whose_clock_under_load_nobody_knows_says_so_where_a_stack_is_n
 
 
 def test_kernels_of_a_later_year_have_the_clock_of_their_year():
-    """A100: today's kernels reach in a loop what its table says; H100: those of 2024 do not yet; 500 W never do."""
+    """A100: today's kernels reach in a loop what its table says; H100: those of 2024 do not yet.
+
+    On 500 W of 700 each has the clock that a power which goes with the cube of clocks allows.
+    """
     told = {
         (name, stack): cluster(load_profile(name), stack=load_stack(stack)).profile.device.sustained.value
         for name in ('a100-sxm-8', 'h100-sxm-8', 'h100-sxm-96-8')
@@ -70,4 +73,6 @@ def test_kernels_of_a_later_year_have_the_clock_of_their_year():
     }
     assert [told['a100-sxm-8', stack] for stack in ('torch-fsdp', 'megatron-te-2024', 'megatron-te')] == [0.83, 1, 1]
     assert [told['h100-sxm-8', stack] for stack in ('torch-fsdp', 'megatron-te-2024', 'megatron-te')] == [0.73, 0.73, 1]
-    assert {told['h100-sxm-96-8', stack] for stack in ('torch-fsdp', 'megatron-te')} == {0.73}
+    for stack in ('torch-fsdp', 'megatron-te-2024', 'megatron-te'):
+        by_power = (500 / 700) ** (1 / 3) * told['h100-sxm-8', stack]
+        assert told['h100-sxm-96-8', stack] == pytest.approx(by_power, abs=1e-3)
