@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from executor import checkpoint, devices, draws, numerics, state, train, validate
+from executor.bench.rounds import AlonePool, InOrder
 from executor.cluster import Launch, detect, external, meeting
 from executor.options import check_device, in_one_process
 from executor.ranks.pool import Pool
@@ -28,6 +29,7 @@ from simpar.cost.costs import Costs
 from simpar.cost.price import price
 from simpar.engine import simulate
 from simpar.errors import Deadlock, Problem, ProgramError, RunFailed, ScheduleError, SimparError
+from simpar.files import write_atomically
 from simpar.program import Program
 from simpar.trace import PERCENTILE, Trace, joined
 
@@ -223,7 +225,27 @@ def _alone(options: argparse.Namespace, job: Job) -> tuple[state.Execution, ...]
     # With more ranks than cores, pinning would make two ranks share one core while another idles.
     pinned = world <= (os.cpu_count() or 1)
     with Pool(world, net=options.net, timeout=options.timeout, port=options.port, pinned=pinned) as pool:
-        return _performed(options, job, pool.perform)
+        return _timing_ops(options, job, pool.perform) if options.time_ops else _performed(options, job, pool.perform)
+
+
+def _timing_ops(options: argparse.Namespace, job: Job, perform: state.Perform) -> tuple[state.Execution, ...]:
+    """The same; behind each block of steps the ops run without messages, and their seconds go to a file."""
+    costs = {
+        one.program.hash: price(one.program, predict.under_load(one.program, one.case.cluster))
+        for one in job.all
+        if one.case
+    }
+    with AlonePool(job.program.world, favour=options.favour_communication) as alone:
+        ops = InOrder(alone, [one.program for one in job.all], lambda program: costs[program.hash])
+
+        def and_ops(program: Program, request: Request) -> state.Execution:
+            execution = perform(program, request)
+            ops.round_of(program)
+            return execution
+
+        executions = _performed(options, job, and_ops)
+    write_atomically(options.time_ops, json.dumps(ops.seconds()))
+    return executions
 
 
 def _performed(options: argparse.Namespace, job: Job, perform: state.Perform) -> tuple[state.Execution, ...]:

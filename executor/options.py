@@ -31,6 +31,7 @@ class Wanted:
     compute: str = 'real'
     favour_communication: bool = False
     device_memory: int = 0
+    time_ops: Path | None = None
     net: Net = field(default_factory=Net)
 
     @property
@@ -88,6 +89,9 @@ def _problems(options: argparse.Namespace | Wanted, launched: str) -> Iterator[P
     if in_one_process(options) and launched:
         what = f'virtual accelerators are all in one process, but {launched} has started one for each rank'
         yield Problem('--device virtual', what, 'start it once, or add --transport gloo')
+    if options.time_ops and (launched or options.device != 'cpu' or options.compute != 'real'):
+        what = 'only ops that ranks of this machine compute on its CPUs are timed'
+        yield Problem('--time-ops', what, 'leave it out, or write --compute real --device cpu without a launcher')
     if in_threads(options.device, options.transport):
         return
     if options.compute == 'emulated':
@@ -127,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
         favour_communication=False,
         costs='',
         save_baseline=None,
+        time_ops=None,
         device_memory=0,
     )
     return top

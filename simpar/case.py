@@ -20,7 +20,7 @@ from simpar.lazy import card, why_not
 from simpar.lower import lower
 from simpar.memory import check_fit
 from simpar.pipeline.checks import read_csv, rows_of
-from simpar.predict import Prediction, Told, predict
+from simpar.predict import Prediction, Pricing, Told, predict
 from simpar.profiles import NONE, cluster, load_profile, load_stack, shaped
 from simpar.program import Program
 from simpar.resolve import Strategies, find_strategies, resolve
@@ -210,11 +210,13 @@ class Case:
         both = (self, self.baseline) if self.baseline else (self,)
         return tuple(numbers.Side(one.program, one.cluster, one.workload.batch) for one in both)
 
-    def predict(self, steps: int = 3, *, tell: bool = True, progress: Told | None = None) -> Prediction:
+    def predict(
+        self, steps: int = 3, *, tell: bool = True, progress: Told | None = None, pricing: Pricing | None = None
+    ) -> Prediction:
         """The prediction, with gain and why where there is a baseline.
 
         Arguments: ``steps`` that are simulated; ``tell``: it says which keys had no effect;
-            ``progress`` is told after each simulation.
+            ``progress`` is told after each simulation; ``pricing``, what prices the ops in place of the profile.
         """
         other = self.baseline
         prediction = predict(
@@ -225,7 +227,7 @@ class Case:
             names=self.names,
             baseline_cluster=other.cluster if other else None,
             progress=progress,
-            pricing=numbers.pricing_with(self.factors) if self.factors else None,
+            pricing=pricing or (numbers.pricing_with(self.factors) if self.factors else None),
             models=self.session.once(price.Models),
         )
         if prediction.spread:

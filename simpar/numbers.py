@@ -150,6 +150,18 @@ def pricing_with(factors: Mapping[str, float]) -> Pricing:
     return priced
 
 
+def pricing_by(seconds: Mapping[str, Mapping[str, float]]) -> Pricing:
+    """What prices programs whose ops were timed, for ``predict``; arguments: by a program's hash, seconds by op."""
+
+    def priced(program: Program, cluster: Cluster, effects: Effects) -> Costs:
+        costs = Pricer(program, under_load(program, cluster)).costs(effects)
+        timed, known = seconds.get(program.hash, {}), costs.compute.tolist()
+        compute = [timed.get(op.name, before) for op, before in zip(program.op_classes, known, strict=True)]
+        return replace(costs, compute=_on_grid(np.array(compute)))
+
+    return priced
+
+
 Step = Callable[[Mapping[str, float]], float]
 """Seconds of a step by factors of numbers."""
 

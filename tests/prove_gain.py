@@ -3,9 +3,10 @@
     python tests/prove_gain.py --seed 2028 --folder out/gain --write docs/proofs/gain_proof.md
 
 Every row is one command that a user would give. Emulated rows are predicted by the link alone, and nothing is fitted.
-Real rows are predicted by a profile that `python -m executor.bench` wrote just before, without any step of theirs. An
-A/A row measures a plan against itself: its gain is noise. Each finished command is a file in the folder, and a run that
-was interrupted goes on with those that are missing.
+Real rows are predicted by a profile that `python -m executor.bench` wrote just before, without any step of theirs, and
+by ops that run alone, without messages, between the steps: the machine drifts by a fifth within minutes. An A/A row
+measures a plan against itself: its gain is noise. Each finished command is a file in the folder, and a run that was
+interrupted goes on with those that are missing.
 """
 
 import json
@@ -141,7 +142,7 @@ def _answer(number: int, row: Row, folder: Path, seed: int) -> dict[str, Any]:
         write_atomically(path, json.dumps(row.schedule) + '\n')
         words = ['--net', row.net, '--compute', row.kind, '--steps', str(STEPS[row.kind]), '--seed', str(seed)]
         words += [] if row.against else ['--baseline', 'itself']
-        words += ['--set', f'cluster={_profile(row, path, folder)}'] if row.kind == 'real' else []
+        words += ['--time-ops', '--set', f'cluster={_profile(row, path, folder)}'] if row.kind == 'real' else []
         begun = time.monotonic()
         answer = json.loads(_run('simpar', 'measure', str(path), *words, '--json'))
         answer |= {'commit': commit(), 'load': os.getloadavg()[0], 'seconds': time.monotonic() - begun}
@@ -202,7 +203,8 @@ def page(measured: Sequence[Row], answers: Sequence[dict[str, Any]], seed: int) 
         f'Emulated rows count {STEPS["emulated"]} steps of each, real ones {STEPS["real"]}.',
         'A gain is baseline / step − 1. Points are predicted − measured.',
         'Emulated rows are predicted by the link that `--net` names, and nothing is fitted. Real rows are predicted by',
-        'profiles that `python -m executor.bench --quick --for` measured before: ops, messages and their slow-down.',
+        'messages and slow-down that `python -m executor.bench --quick --for` measured before, and by ops that',
+        '`--time-ops` timed without messages behind each block of steps.',
         'An A/A row measures a plan against itself: its gain is noise.',
         '',
         '| what must hold | found | |',

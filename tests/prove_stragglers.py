@@ -24,7 +24,7 @@ from sabotage_machine import Machine, measured, noisy
 from executor.ranks.pool import Pool
 from simpar.commands.trace import sentence_of
 from simpar.cost.price import price
-from simpar.diagnosis.causes import Bench, later
+from simpar.diagnosis.causes import Bench, later, longer
 from simpar.diagnosis.places import sites_of
 from simpar.files import write_atomically
 from simpar.hardware.net import parse_net
@@ -194,11 +194,28 @@ def late_entries(bench, sites, rng, strength, step):
     return later(bench, sites, mask, (1 + strength) * step / mask.sum()), Truth('host', 'late entries', mask)
 
 
+def late_input(bench, sites, rng, strength, step):
+    """The host of a rank needs longer than a step, all of it before the first op of a step."""
+    rank = rng.randrange(sites.program.world)
+    mask = np.arange(len(sites.rank)) == np.flatnonzero(sites.rank == rank)[0]
+    return later(bench, sites, mask, (1 + strength) * step), Truth('host', f'input of rank {rank}', mask)
+
+
+def slow_nodes(bench, sites, rng, strength, step):
+    """Two ranks of eight, or one of four, in everything that they compute."""
+    first = 2 * rng.randrange(sites.program.world // 2)
+    ranks = [first, first + 1][: sites.program.world // 4]
+    mask = sites.computes & np.isin(sites.rank, ranks)
+    return longer(bench, sites, mask, 1 + strength), Truth('compute', 'a node', mask)
+
+
 RAN = {
     sabotage_runs.slow_rank: {'computes'},
     sabotage_runs.slow_op_kind_on_rank: {'computes', 'kernel'},
     sabotage_runs.late_host: {'host', 'entry'},
     late_entries: {'entry', 'host'},
+    late_input: {'input'},
+    slow_nodes: {'computes'},
 }
 """What is done to runs of the executor, and what it may be called; a phase of small kernels has no name of its own."""
 
@@ -212,6 +229,8 @@ def ran(world, plan, options, rng):
     with Pool(world, net=net, timeout=120, pinned=False) as pool:
         for kind in [None] * options.clean + [*RAN] * options.draws:
             made, truth = kind(bench, sites, rng, rng.uniform(0.2, 0.5), step) if kind else (bench, None)
+            while kind and followed(made.program, made.costs, 3).step < (1 + LEAST) * step:
+                made, truth = kind(bench, sites, rng, rng.uniform(0.2, 0.5), step)
             trace, busy = sabotage_runs.measure(pool, made, program)
             if busy:
                 yield kind.__name__ if kind else 'clean', None, None

@@ -246,6 +246,9 @@ def test_ops_take_all_of_a_step_between_them():
     rows = [row for table in steps.rows().values() for row in table]
     assert sum(row['weight'] * row['wall']['low'] for row in rows) == program.world * len(program.roles[0])
     assert max(row['wall']['low'] for row in rows) > 1
+    role, seconds = program.roles[0], steps.seconds()[program.hash]
+    named = [program.op(role, slot).name for slot in range(len(role))]
+    assert sum(seconds.get(name, 0.0) for name in named) == len(role)
 
 
 def test_an_op_has_what_passes_from_its_needs_to_the_message_that_waits_for_it():

@@ -39,7 +39,7 @@ FLAGS = {
     ],
     'measure': [
         '--baseline', '--compute', '--device', '--html', '--json', '--limit', '--module', '--net', '--plot', '--save',
-        '--save-state', '--seed', '--set', '--steps', '--timeout', '--trace', 'file',
+        '--save-state', '--seed', '--set', '--steps', '--time-ops', '--timeout', '--trace', 'file',
     ],
     'why-not': ['--html', '--json', '--limit', '--module', '--set', 'file'],
     'compare': ['--json', '--plot', '--tolerance', 'measurement', 'prediction'],

@@ -14,6 +14,7 @@ from simpar import cli
 from simpar.case import load_case, on_net
 from simpar.cost.price import price
 from simpar.hardware.net import FRAME, PAYLOAD, parse_net
+from simpar.numbers import pricing_by
 from simpar.units import format_time
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +111,30 @@ def test_a_plan_is_measured_alone_or_against_itself_and_the_page_tells_it(job, t
     assert facts['gain']['predicted'] == 0
     assert abs(facts['gain']['measured']) < 0.1
     assert facts['baseline']['name'] == 'the same plan'
+
+
+def test_ops_that_were_timed_are_priced_by_their_seconds(job):
+    """On one device of two copies nothing overlaps: the step is the sum of its ops."""
+    case = load_case(job, ['cluster.devices=1', 'plan.tensor=1'])
+    seconds = {op.name: 0.001 * (1 + number) for number, op in enumerate(case.program.op_classes)}
+    role = case.program.role(0)
+    assert {case.program.op(role, slot).kind for slot in range(len(role))} == {'compute'}
+    step = sum(seconds[case.program.op(role, slot).name] for slot in range(len(role)))
+    assert case.predict(pricing=pricing_by({case.program.hash: seconds})).step == pytest.approx(step, rel=1e-6)
+    assert case.predict(pricing=pricing_by({'another': seconds})).step == case.predict().step
+
+
+@pytest.mark.torch
+def test_ops_are_timed_between_the_steps_of_real_ranks(job):
+    words = [job, '--net', 'paced:40mbit,2ms', '--time-ops', '--steps', 4, '--json']
+    code, out, error = measured(*words)
+    assert code == 0, error
+    facts = json.loads(out)
+    times = re.search(r'ops were timed between the steps: they take ([\d.]+) times', facts['note'])
+    assert times
+    assert 0.01 < float(times[1]) < 100
+    code, _, error = measured(*words, '--compute', 'emulated')
+    assert (code, '--time-ops: only ops that ranks of this machine compute' in error) == (2, True)
 
 
 @pytest.mark.torch

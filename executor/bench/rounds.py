@@ -643,13 +643,20 @@ class InOrder:
         """Rows of the record's tables, a row for each op class; it weighs as much as there are ops of it."""
         tables: dict[str, list[dict[str, Any]]] = {}
         for program in self._programs:
-            mine = [found for (digest, _), found in self._steps.items() if digest == program.hash]
-            for op in program.op_classes:
-                row = _row(op.name, mine)
-                if row:
-                    table, key = bench.place_of(op)
-                    tables.setdefault(table, []).append({**key, **row})
+            for op, row in self._rows_of(program):
+                table, key = bench.place_of(op)
+                tables.setdefault(table, []).append({**key, **row})
         return tables
+
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """By a program's hash the seconds of its ops by name."""
+        return {one.hash: {op.name: row['wall']['low'] for op, row in self._rows_of(one)} for one in self._programs}
+
+    def _rows_of(self, program: Program) -> Iterator[tuple[OpClass, dict[str, Any]]]:
+        mine = [found for (digest, _), found in self._steps.items() if digest == program.hash]
+        for op in program.op_classes:
+            if row := _row(op.name, mine):
+                yield op, row
 
 
 def _behind(seconds: Times, places: Sequence[int]) -> Times:

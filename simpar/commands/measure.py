@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ from simpar.comparison import (
     side_of,
     verdict,
 )
+from simpar.cost.price import price
 from simpar.errors import Problem, ScheduleError, dotted
 from simpar.files import remove_at_the_end, write_atomically
 from simpar.hardware.net import Net
 from simpar.keys import without_effect_json, without_effect_line
-from simpar.predict import Prediction
+from simpar.numbers import pricing_by
+from simpar.predict import Prediction, under_load
 from simpar.saved_answer import difference, difference_to_dict, render_difference
 from simpar.schedule.contents import STACK
 from simpar.trace import PERCENTILE, Trace
@@ -149,8 +152,9 @@ def measure_command(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix='simpar-') as folder:
         remove_at_the_end(Path(folder))
         recorded, other = Path(folder) / 'measured.json', Path(folder) / 'baseline.json'
+        ops = Path(folder) / 'ops.json' if options.time_ops else None
         # In a process of its own: torch is never imported here.
-        flags = _flags(options, case, recorded, other)
+        flags = [*_flags(options, case, recorded, other), *(['--time-ops', str(ops)] if ops else [])]
         code = start('run', options.file, options.set, flags, silent=options.json)
         # Of the ranks that a launcher has started, the first alone has all times.
         if code or not recorded.exists():
@@ -163,7 +167,8 @@ def measure_command(options: argparse.Namespace) -> int:
             # Before the comparison, so that a failure there does not cost the measurement.
             make_folders(options.save)
             save_trace(options.save, measured)
-    _answer(options, case, measured, net, left_out)
+        timed = json.loads(ops.read_text(encoding='utf-8')) if ops else {}
+    _answer(options, case, measured, net, left_out, timed)
     return 0
 
 
@@ -218,14 +223,21 @@ def _emulates(case: Case | None) -> None:
         )
 
 
-def _answer(options: argparse.Namespace, case: Case, measured: SavedTrace, net: Net, left_out: str) -> None:
-    prediction = replace(case.predict(), name=measured.name)
+def _answer(
+    options: argparse.Namespace,
+    case: Case,
+    measured: SavedTrace,
+    net: Net,
+    left_out: str,
+    timed: Mapping[str, Mapping[str, float]],
+) -> None:
+    prediction = replace(case.predict(pricing=pricing_by(timed) if timed else None), name=measured.name)
     gain = Gain(plan=_side(prediction, measured))
     if measured.baseline and prediction.baseline:
         below = replace(prediction.baseline, name=measured.baseline.name)
         gain = replace(gain, baseline=_side(below, measured.baseline))
     comparison, unlike = gain.plan.comparison, _unlike(options, case)
-    notes = [*filter(None, [left_out]), *_notes(options, case, measured)]
+    notes = [*filter(None, [left_out]), *_notes(options, case, measured, prediction if timed else None)]
     written = _write(options.trace, case, prediction, measured) if options.trace else []
     if options.plot:
         draw_difference(options.plot, prediction.trace, to_trace(measured, case.program), comparison, gain)
@@ -304,9 +316,14 @@ def _write(folder: Path, case: Case, prediction: Prediction, measured: SavedTrac
     return write_kineto(folder, prediction.trace, measured=both, costs=prediction.costs, library=library)
 
 
-def _notes(options: argparse.Namespace, case: Case, measured: SavedTrace) -> list[str]:
-    """What the reader must know of a comparison with this machine."""
+def _notes(options: argparse.Namespace, case: Case, measured: SavedTrace, timed: Prediction | None) -> list[str]:
+    """What the reader must know of a comparison with this machine; arguments: ``timed``, by ops timed beside it."""
     notes = []
+    if timed and timed.costs:
+        before = price(case.program, under_load(case.program, case.cluster)).compute
+        ops = case.program.role(0).op_class
+        times = timed.costs.compute[ops].sum() / before[ops].sum()
+        notes.append(f'ops were timed between the steps: they take {times:.2f} times as long as by the profile')
     if case.baseline and measured.baseline is None:
         notes.append('a launcher has started the ranks for the plan, so its baseline is not measured')
     if options.compute == 'emulated' and not _unlike(options, case):
