@@ -3,7 +3,7 @@
 And of a training run of so many tokens: days, device-hours and money, failures and checkpoints included.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import exp, isfinite, prod
 from typing import Any, Final
@@ -13,8 +13,14 @@ import numpy as np
 from simpar.cost.compute import MATRIX
 from simpar.hardware import Profile
 from simpar.hardware.profile import Dtype
+from simpar.layout import replicated
+from simpar.lower.graph.move import Mover, Site
+from simpar.lower.issue import mesh_of
+from simpar.lower.tape import Tape, Value
 from simpar.model.model import AHEAD, Graph
-from simpar.program import OpClass, Program
+from simpar.model.ops import Ops
+from simpar.plans import Plan
+from simpar.program import Program
 from simpar.program.op import BYTES
 from simpar.units import format_count, format_duration, format_size, format_time, parse
 
@@ -28,10 +34,9 @@ class Throughput:
         devices: ranks.
         parameters: numbers that the model trains.
         model_flops: of the products and attention of a step, forward and backward, without recomputation.
-        hardware_flops: of the same as the devices do it, with recomputation and the update.
+        hardware_flops: of the same as devices do it, with recomputation, the update, and what ranks repeat.
         peak: FLOP/s of one device in the step's precision; 0: its profile has none.
         checkpoint: bytes of weights and of the optimizer's states, each once, as the executor writes them.
-    Does not model: a product that several ranks repeat counts once for each of them.
     Example: ``prediction.throughput.mfu(prediction.step)``.
     """
 
@@ -85,10 +90,8 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
     """
     device = profile.device
     peak = device.matrix.get(precision) or device.vector.get(precision)
-    forward = _flops(program, lambda op: op.phase == 'F' and op.part == 'F')
+    forward, backward = flops_of_model(graph, precision)
     trains = any(op.phase == 'I' for op in program.cost_kinds[1])
-    # The backward of a product is two products of the same size; of frozen weights there is none.
-    backward = _flops(program, lambda op: op.phase in ('I', 'W')) if graph.frozen else 2 * forward
     return Throughput(
         samples=batch,
         # Indices are read by an embedding: each is a token, once. Images and features are none.
@@ -96,7 +99,7 @@ def throughput(program: Program, graph: Graph, profile: Profile, *, batch: int, 
         devices=program.world,
         parameters=graph.parameters,
         model_flops=forward + (backward if trains else 0.0),
-        hardware_flops=_flops(program, lambda op: True),
+        hardware_flops=_flops(program),
         peak=peak.value if peak else 0.0,
         checkpoint=_checkpoint(program),
     )
@@ -112,9 +115,55 @@ def _checkpoint(program: Program) -> int:
     return found
 
 
-def _flops(program: Program, counts: Callable[[OpClass], bool]) -> float:
-    """FLOPs of products and attention over all ranks; argument: which op classes count."""
-    each = np.array([op.flops if op.operator in MATRIX and counts(op) else 0.0 for op in program.op_classes])
+def flops_of_model(graph: Graph, precision: Dtype) -> tuple[float, float]:
+    """FLOPs of the products and attention of a graph, forward and backward, each counted once, whatever the plan."""
+    # One device that has everything in full: ranks of a plan may repeat products, which is no work of the model.
+    tape = Tape(mesh_of(Plan(), 1, 1), precision)
+    mover = Mover(tape)
+    values = {one.name: _whole(one.name, one.shape, needs_gradient=False) for one in graph.sources}
+    counts: dict[object, tuple[float, float]] = {}
+    forward = backward = 0.0
+    for node in graph.nodes:
+        operator, shape = node.operator, graph.shapes[node.name]
+        reads = [values[name] for name in node.reads]
+        trained = node.name not in graph.frozen and any(one.trained for one in operator.parameters(shape))
+        y = _whole(node.name, shape, needs_gradient=trained or any(read.needs_gradient for read in reads))
+        values[node.name] = y = y._replace(load=operator.load(*(read.load for read in reads)))
+        if MATRIX.isdisjoint(operator.primitives):
+            continue
+        # Most layers are alike.
+        key = (operator, trained, *(read._replace(name='') for read in reads))
+        if key not in counts:
+            rule = operator.axes(node.name, *(read.shape for read in reads))
+            layouts = tuple(replicated(1, len(dims)) for dims in rule.inputs)
+            of = {**dict(zip(operator.roles, reads, strict=False)), 'y': y}
+            ops = operator.ops(Site(tape=tape, mover=mover, name=node.name, values=of, inputs=layouts,
+                                    output=y.layout, deviation=0.0))  # fmt: skip
+            counts[key] = _both_ways(ops, of, trained=trained, every=not graph.frozen)
+        forward, backward = forward + counts[key][0], backward + counts[key][1]
+    return forward, backward
+
+
+def _whole(name: str, shape: tuple[int, ...], *, needs_gradient: bool) -> Value:
+    return Value(name, shape, replicated(1, len(shape)), needs_gradient)
+
+
+def _both_ways(ops: Ops, values: Mapping[str, Value], *, trained: bool, every: bool) -> tuple[float, float]:
+    """FLOPs of an operator forward and backward. Arguments: ``every``, no weight of the model is frozen."""
+    if ops.F.operator not in MATRIX:
+        return 0.0, 0.0
+    # The backward of a product is two products of its size. Attention that does its scores again counts them once.
+    twice = 2 * ops.F.flops
+    if every:
+        return ops.F.flops, twice
+    wanted = [work for role, work in ops.I.items() if work and values[role].needs_gradient]
+    wanted += [ops.W] if trained and ops.W else []
+    return ops.F.flops, min(twice, sum(work.flops for work in wanted))
+
+
+def _flops(program: Program) -> float:
+    """FLOPs of products and attention over all ranks."""
+    each = np.array([op.flops if op.operator in MATRIX else 0.0 for op in program.op_classes])
     ranks = np.bincount(program.role_of_rank, minlength=len(program.roles))
     return float(
         sum(

@@ -46,6 +46,36 @@ def test_flops_are_those_of_the_published_formula(tmp_path):
     assert 0.9 < extra / (24 * b * s * layers * h**2 + attention) <= 1
 
 
+LATENT = """
+simpar: 1
+cluster: {profile: h100-sxm-8}
+workload:
+  transformer: {layers: 2, hidden: 512, heads: 16, ffn: 1024, sequence: 256, vocab: 4096, position: rotary,
+    q_lora_rank: 96, kv_lora_rank: 64, qk_nope_head_dim: 32, qk_rope_head_dim: 16, v_head_dim: 24}
+  batch: 16
+  precision: bf16
+plan: {data: 8}
+"""
+PLANS = ('data: 8', 'tensor: 8', 'tensor: 8, sequence_parallel: true', 'tensor: 4, data: 2, recompute: full',
+         'tensor: 2, pipeline: 2, micro_batches: 4', 'copies: 2, tensor: 4, data: 2')  # fmt: skip
+
+
+@pytest.mark.parametrize('plan', PLANS)
+def test_flops_of_the_model_do_not_depend_on_the_plan(plan):
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): tensor ranks repeat its products to latents."""
+    q_down, q_up = 512 * 96, 96 * 16 * (32 + 16)
+    kv_down, kv_up, out = 512 * (64 + 16), 64 * 16 * (32 + 24), 16 * 24 * 512
+    of_a_token = 2 * (q_down + q_up + kv_down + kv_up + out + 2 * 512 * 1024) + 512 * 4096
+    # Scores over 48 features and values over 24, of the half of all pairs that the mask leaves.
+    attention = 2 * 16 * 256**2 / 2 * (48 + 24)
+    found = load_case(LATENT, [f'plan={{{plan}}}']).throughput
+    assert found.model_flops == 3 * 2 * 16 * (256 * of_a_token + attention)
+    if plan == 'tensor: 8':
+        # Devices do both products to latents eight times, and flash attention's scores again in its backward.
+        again = 7 * 2 * 3 * 2 * 16 * 256 * (q_down + kv_down)
+        assert found.hardware_flops == found.model_flops + again + 2 * 2 * 16 * 16 * 256**2 / 2 * 48
+
+
 def test_rates_stand_on_the_screen_and_in_json(tmp_path):
     case = gpt(tmp_path)
     prediction = case.predict()
