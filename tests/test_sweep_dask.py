@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from extras import Later
-from sweep_cases import run, write
+from sweep_cases import NETWORK, run, write
 
 from simpar.errors import RunFailed, ScheduleError
+from simpar.planner.plan import load_planning
+from simpar.planner.space import KEYS
 from simpar.sweep import dask as on_dask
 from simpar.sweep import load_sweep
 from simpar.sweep.journal import content_key, identity
@@ -52,19 +54,23 @@ def slowly():
 @pytest.mark.parametrize('allowed', [3, 0], ids=['Dask gives it away again', 'Dask gives it up'])
 def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allowed, cluster, tmp_path, monkeypatch):
     path, journal = write(tmp_path, sweep=SWEEP), tmp_path / 'rows'
-    kept = []
+    kept, killed, said = [], [], []
 
     def progress(done, of):
         if done == KILLED_AT:
             kept.extend(journal.read_bytes().splitlines())
-            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+            worker = next(iter(cluster.workers.values()))
+            killed.append(worker.worker_address)
+            os.kill(worker.pid, signal.SIGKILL)
 
     monkeypatch.setattr(cluster.scheduler, 'allowed_failures', allowed)
     with distributed.Client(cluster, set_as_default=False) as client:
         client.wait_for_workers(2)
         client.run(slowly)
     begin = len(cluster.scheduler.transition_log)
-    answer = load_sweep(path).predict(None, progress, journal=journal, scheduler=cluster.scheduler_address)
+    address = cluster.scheduler_address
+    answer = load_sweep(path).predict(None, progress, journal=journal, scheduler=address, note=said.append)
+    assert said == [f'worker {killed[0]} of {address} is gone; what it had goes to others']
     plain = load_sweep(path).predict()
     assert answer == plain
     assert as_csv(answer) == as_csv(plain)
@@ -82,6 +88,31 @@ def test_a_worker_that_is_killed_costs_no_finished_row_and_changes_nothing(allow
     assert {count for name, count in made.items() if int(name[-6:]) in finished} == {1}
     # Something was under way on the worker that died, and was given away again.
     assert any(before == 'processing' and after != 'memory' for _, before, after, *_ in log)
+
+
+def test_a_search_whose_worker_is_killed_finds_the_same_plan(cluster, monkeypatch):
+    real, killed, said = on_dask.on_scheduler, [], []
+
+    def killing(schedules, address, note):
+        for number, row in enumerate(real(schedules, address, note)):
+            if number == 1 and not killed:
+                worker = next(iter(cluster.workers.values()))
+                killed.append(worker.worker_address)
+                os.kill(worker.pid, signal.SIGKILL)
+            yield row
+
+    free = {'copies': '[1, 2, 4]', 'tensor': '[1, 2, 4]'}
+    keys = ', '.join(f'plan.{key}: {free.get(key, "fixed")}' for key in KEYS)
+    planning = load_planning(NETWORK, [f'planner.keys={{{keys}}}'])
+    plain = planning.search(jobs=1)
+    with distributed.Client(cluster, set_as_default=False) as client:
+        client.wait_for_workers(2)
+        client.run(slowly)
+    monkeypatch.setattr(on_dask, 'on_scheduler', killing)
+    found = planning.search(jobs=1, scheduler=cluster.scheduler_address, note=said.append)
+    assert [one.step for one in found.ranking] == [one.step for one in plain.ranking]
+    assert found.choice.schedule == plain.choice.schedule
+    assert any(killed[0] in text and 'is gone' in text for text in said)
 
 
 def test_workers_with_another_simpar_or_other_files_are_told(cluster, tmp_path, monkeypatch):
@@ -156,11 +187,14 @@ def test_a_sweep_whose_workers_are_all_gone_says_so_and_goes_on_with_others(tmp_
             said.append(text)
             # Nothing that was finished is lost meanwhile.
             assert KILLED_AT <= len(journal.read_bytes().splitlines()) - 1 < PREDICTED
-            worker()
+            if 'no workers' in text:
+                worker()
 
         answer = load_sweep(path).predict(None, progress, journal=journal, scheduler=address, note=note)
     start = f'dask worker {address} --nworkers -1 --nthreads 1'
-    assert said == [f'{address} has no workers any more; rows wait for some ({start})']
+    lone, *more = said[1:]
+    assert 'is gone; what it had goes to others' in said[0]
+    assert (lone, more) == (f'{address} has no workers any more; rows wait for some ({start})', [])
     assert answer == load_sweep(path).predict()
 
 

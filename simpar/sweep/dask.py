@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 5.0
 """Seconds in which a scheduler answers."""
 _LONE: Final = 5.0
-"""Seconds without any row after which it is looked whether there still are workers."""
+"""Seconds between two looks which workers there are, and without any row after which there may be none."""
 _OFTEN: Final = 0.01
 """Seconds between two looks whether a row has come."""
 _BYTES: Final = 4 * 2**20
@@ -118,16 +118,37 @@ def _no_workers(address: str, when: str) -> str:
     return f'{address} has no workers {when}; rows wait for some ({start})'
 
 
-def _comes(client: Client, coming: Any) -> bool:
-    """Wait for a row; whether one comes, and not all workers have gone: Dask would wait in silence."""
-    looked = monotonic()
-    while not coming.has_ready():
-        sleep(_OFTEN)
-        if monotonic() - looked > _LONE:
-            if not client.sync(client.scheduler.ncores):
-                return False
-            looked = monotonic()
-    return True
+@dataclass(slots=True)
+class _Workers:
+    """The workers of a scheduler; those that go are named. Arguments: ``known``, at the last look, at ``looked``."""
+
+    client: Client
+    address: str
+    note: Note | None
+    known: set[str]
+    looked: float = field(default_factory=monotonic)
+
+    def look(self) -> bool:
+        """Whether there are any now."""
+        now = set(self.client.sync(self.client.scheduler.ncores))
+        if self.note:
+            for worker in sorted(self.known - now):
+                self.note(f'worker {worker} of {self.address} is gone; what it had goes to others')
+        self.known, self.looked = now, monotonic()
+        return bool(now)
+
+    def comes(self, coming: Any) -> bool:
+        """Wait for a row; whether one comes, and not all workers have gone: Dask would wait in silence."""
+        waits = monotonic()
+        while not coming.has_ready():
+            sleep(_OFTEN)
+            if monotonic() - waits > _LONE:
+                if not self.look():
+                    return False
+                waits = monotonic()
+        if monotonic() - self.looked > _LONE:
+            self.look()
+        return True
 
 
 def _outcomes(
@@ -135,9 +156,9 @@ def _outcomes(
 ) -> Coming:
     places, coming = _sent(client, schedules, range(len(schedules)), workers)
     tries = dict.fromkeys(range(len(schedules)), _RETRIES)
-    told = not workers
+    told, those = not workers, _Workers(client, address, note, set(workers))
     while not coming.is_empty():
-        if not _comes(client, coming):
+        if not those.comes(coming):
             if note and not told:
                 note(_no_workers(address, 'any more'))
             told = True
@@ -154,6 +175,9 @@ def _outcomes(
                 raise _failure(result, places[name], address)
             del tries[places[name]]
             yield places[name], result
+    # All rows are here, so that a scheduler that ends now takes nothing along.
+    with suppress(OSError):
+        those.look()
 
 
 def _sent(
