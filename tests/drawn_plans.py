@@ -161,8 +161,27 @@ def of_torchtitan(seed):
     return {'simpar': 1, 'cluster': cluster, 'workload': work, 'plan': plan, 'against': {}}
 
 
+def of_mindspore(seed):
+    """Of what AutoParallel says of a chain of layers, by data ranks."""
+    dice = random.Random(seed)
+    pipeline, copies = dice.choice((1, 2, 4)), dice.choice((1, 2, 4))
+    plan = {
+        'pipeline': pipeline, 'data': 8 // pipeline, 'copies': copies, 'copies_loss': dice.choice(('mean', 'sum')),
+        'micro_batches': 4 if pipeline > 1 else dice.choice((1, 2)), 'fusion': dice.choice(('all', 'auto', '8 MiB')),
+        'hsdp': dice.choice(('off', 'level1', 'level2', 'level3')), 'overlap': [],
+    }  # fmt: skip
+    further = random.Random(f'mindspore {seed}')
+    if plan['hsdp'] != 'off' and pipeline < 4:
+        plan |= {'shard_group': further.choice((0, 2)), 'shard_threshold': further.choice(('64 KiB', '1 KiB'))}
+    plan['overlap'] = further.choice(([], ['matmul_grad_comm_overlap']))
+    network = [{'dense': {'in': 256, 'out': 256, 'bias': False}}, {'relu': {}}] * 4
+    work = {'network': network, 'batch': 128, 'loss': 'mse'}
+    return {'simpar': 1, 'cluster': {'profile': 'ascend910a-8'}, 'workload': work, 'plan': plan, 'against': {}}
+
+
 DRAWN = {
     'megatron': of_megatron, 'mindspeed': of_mindspeed, 'mindformers': of_mindformers, 'torchtitan': of_torchtitan,
+    'mindspore': of_mindspore,
     'deepspeed': lambda seed: of_data_ranks('deepspeed', seed),
     'accelerate': lambda seed: of_data_ranks('accelerate', seed),
 }  # fmt: skip

@@ -13,15 +13,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simpar.case import case_of
 from simpar.errors import ScheduleError
-from simpar.exporting.export import TARGETS, different, export, reimported
+from simpar.exporting.export import TARGETS, Export, different, export, framework_defaults, reimported
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import Values, values_of
 from simpar.importing.mapping import schedule_text
+from simpar.importing.mindspore_lines import plan_of
 from simpar.schedule import Schedule, load_schedule
 from tests.field_score import files, made_of
 
@@ -43,8 +44,7 @@ def returned(plan: Plan) -> tuple[str, list[str]]:
     """What became of a schedule that went out and came back, and the keys that are not the same."""
     target, values = TARGETS[plan.framework], values_of(plan.schedule)
     made = export(plan.schedule, plan.framework)
-    back = reimported(target, made.text, values, made.beside)
-    again = load_schedule(schedule_text(back, f'{plan.framework}{target.suffix}'))
+    again = _again(plan, made)
     keys = sorted(
         one.key for one in different(values, values_of(again), target=target, full=True) if _counts(one.key, values)
     )
@@ -55,6 +55,24 @@ def returned(plan: Plan) -> tuple[str, list[str]]:
     if kind == 'the same' and plan.file is not None and (edited := _touched(plan)):
         return 'TOUCHED', edited
     return kind, [key for key in keys if kind == 'listed' or key not in listed]
+
+
+def _again(plan: Plan, made: Export) -> Schedule:
+    """The schedule that comes back. Lines of MindSpore have a plan alone, which stands in the place of the first."""
+    target, values = TARGETS[plan.framework], values_of(plan.schedule)
+    if target.source is not None:
+        back = reimported(target, made.text, values, made.beside)
+        return load_schedule(schedule_text(back, f'{plan.framework}{target.suffix}'))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in made.beside.items():
+            (Path(folder) / name).write_text(text, encoding='utf-8')
+        keys, _ = plan_of(made.text, Path(folder) / 'lines.py', values.ranks)
+    # Of which the plan alone is taken: a chain and a batch that any plan fits.
+    network = [{'dense': {'in': 1, 'out': 1}}] * 64
+    usual = {key: value for key, value in framework_defaults(target.title).items() if key.startswith('plan.')}
+    said = {key.removeprefix('plan.'): value for key, value in {**usual, **keys}.items() if value is not None}
+    tree = {'simpar': 1, 'cluster': {'profile': 'ascend910a-8'}, 'workload': {'network': network, 'batch': 2**20}}
+    return replace(plan.schedule, plan=load_schedule({**tree, 'plan': said, 'against': {}}).plan)
 
 
 def _touched(plan: Plan) -> list[str]:

@@ -1,6 +1,5 @@
 """Lines of MindSpore: run against classes that take its calls, they say the plan; MindFormers' YAML comes back."""
 
-import random
 import sys
 import types
 from pathlib import Path
@@ -10,12 +9,15 @@ from drawn_plans import DRAWN
 from launch_sources import FOLDER, SOURCES
 
 from simpar.case import case_of
+from simpar.errors import ScheduleError
 from simpar.exporting.export import TARGETS, export, reimported
 from simpar.exporting.onto import onto
 from simpar.exporting.settings import values_of
 from simpar.importing.mapping import schedule_text
+from simpar.importing.mindspore_lines import plan_of
 from simpar.importing.read import imported
 from simpar.schedule import load_schedule
+from tests.prove_round_trip import Plan, returned
 
 SIGNATURES = {
     'pipeline': {'stages', 'output_broadcast', 'interleave', 'scheduler'},
@@ -108,30 +110,35 @@ def test_the_tutorial_of_optimizer_parallelism_calls_hsdp(monkeypatch):
 
 @pytest.mark.parametrize('seed', range(12))
 def test_a_drawn_plan_says_every_key_or_lists_it(seed, monkeypatch):
-    dice = random.Random(seed)
-    pipeline, copies = dice.choice((1, 2, 4)), dice.choice((1, 2, 4))
-    plan = {
-        'pipeline': pipeline, 'data': 8 // pipeline, 'copies': copies, 'copies_loss': dice.choice(('mean', 'sum')),
-        'micro_batches': 4 if pipeline > 1 else dice.choice((1, 2)), 'fusion': dice.choice(('all', 'auto', '8 MiB')),
-        'hsdp': dice.choice(('off', 'level1', 'level2', 'level3')), 'overlap': [],
-    }  # fmt: skip
-    network = [{'dense': {'in': 256, 'out': 256, 'bias': False}}, {'relu': {}}] * 4
-    workload = {'network': network, 'batch': 128, 'loss': 'mse'}
-    schedule = load_schedule(
-        {'simpar': 1, 'cluster': {'profile': 'ascend910a-8'}, 'workload': workload, 'plan': plan, 'against': {}}
-    )
+    schedule = load_schedule(DRAWN['mindspore'](seed))
+    plan = schedule.plan
+    pipeline, copies = plan.pipeline, plan.copies
     made = export(schedule, 'mindspore')
     said, unsaid = ran(made.text, monkeypatch), {one.key for one in made.unsaid}
     assert said.get('MicroBatchInterleaved', 1) == copies
     assert said.get('pipeline', {}).get('stages', 1) == pipeline
-    assert max(said.get('Pipeline', 1), said.get('GradAccumulation', 1)) == plan['micro_batches']
-    assert ('plan.copies_loss' in unsaid) == (copies > 1 and plan['copies_loss'] == 'mean')
+    assert max(said.get('Pipeline', 1), said.get('GradAccumulation', 1)) == plan.micro_batches
+    assert ('plan.copies_loss' in unsaid) == (copies > 1 and plan.copies_loss == 'mean')
     values = values_of(schedule)
     if values.sharded:
-        assert said['hsdp']['optimizer_level'] == plan['hsdp']
+        assert said['hsdp']['optimizer_level'] == plan.hsdp
     fused = said.get('comm_fusion', {}).get('config', {}).get('allreduce', {'mode': 'all'})
     if 'plan.fusion' in values.every:
-        assert {'all': 'all', 'auto': 'auto', '8 MiB': 'size'}[plan['fusion']] == fused['mode']
+        assert {'all': 'all', 'auto': 'auto', '8388608.0': 'size'}[str(plan.fusion)] == fused['mode']
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_lines_of_a_drawn_plan_come_back_as_the_same_program(seed):
+    assert returned(Plan('MindSpore', 'mindspore', load_schedule(DRAWN['mindspore'](seed)))) in (
+        ('the same', []), ('listed', ['plan.copies_loss']),
+    )  # fmt: skip
+
+
+def test_lines_of_two_versions_that_do_not_agree_are_refused():
+    text = export(load_schedule('examples/optimizer_parallel.yaml'), 'mindspore').text
+    assert plan_of(text, Path('lines.py'), 8)[0]['plan.hsdp'] == 'level1'
+    with pytest.raises(ScheduleError, match=r'plan.hsdp: set_context\(\) says another plan'):
+        plan_of(text.replace("'optimizer_level': 'level1'", "'optimizer_level': 'level3'"), Path('lines.py'), 8)
 
 
 FORMERS = [name for name in SOURCES if name.startswith('mindformers')]

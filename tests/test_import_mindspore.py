@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
+from mindspore_samples import SAMPLES, Sample
 
 from simpar.case import load_case
 from simpar.cli import main
 from simpar.errors import ScheduleError
+from simpar.files import read_csv
 from simpar.importing.read import imported
 
 SCRIPTS = Path(__file__).parent / 'mindspore_scripts'
@@ -98,7 +100,7 @@ def test_what_import_writes_is_run_and_trains(name: str, tmp_path: Path) -> None
 HEAD = """
 import mindspore as ms
 from mindspore import nn, ops
-import mindspore.dataset as ds
+import mindspore.dataset as ds; ms.set_auto_parallel_context(parallel_mode='data_parallel')
 """
 NET = """
 class Net(nn.Cell):
@@ -150,6 +152,44 @@ def script(tmp_path: Path, text: str) -> Path:
         ('net = Net()', 'net = Net()\nms.set_auto_parallel_context(dataset_strategy=((2, 1),))', 15, 'by slices'),
         ('self.one = nn.Dense(16, 16)', 'self.one = nn.Dense(WIDTH, 16)', 9, 'is no number that the script says'),
         ('return self.two(self.one(x))', 'return x, self.one(x)', 6, 'what the network returns'),
+        # What would change the model or the plan without a word.
+        ('return self.two(self.one(x))', 'y = self.two(x)\n        return self.one(x)', 12, 'nothing reads'),
+        ('nn.Dense(16, 16)', 'nn.Dense(16, 16, activation=nn.Tanh())', 9, 'this activation is not read'),
+        ('nn.Dense(16, 16)', 'nn.Dense(16, 16, dtype=ms.float16)', 9, 'dtype float16 is not read'),
+        ('nn.Dense(16, 16)', 'nn.Dense(16, 16).to_float(ms.float16)', 9, 'another precision of a part'),
+        ('self.two(self.one(x))', 'ops.matmul(self.two.weight, self.one(x))', 12, 'what this product multiplies'),
+        ('self.two(self.one(x))', 'ops.MatMul(transpose_a=True)(self.one(x), self.two)', 12, 'what this product'),
+        ('self.two(self.one(x))', 'self.two(self.one(x) - 1)', 12, 'this arithmetic of tensors'),
+        ('self.one = nn', 'for i in range(DEPTH):\n            self.one = nn', 9, 'over what this loop goes'),
+        ('self.one = nn', 'if DEEP:\n            self.one = nn', 9, 'whether this is done is not known'),
+        ('net = Net()', 'net = Net()\nnet.two.weight = net.one.weight', 15, 'what is said by .weight'),
+        ('net = Net()', 'net = Net()\nnet.one.weight.requires_grad = False', 15, '.requires_grad is not known'),
+        (
+            'net = Net()',
+            'net = Net()\nfor p in net.get_parameters():\n    p.comm_fusion = 2',
+            16,
+            '.comm_fusion is not',
+        ),
+        ('net = Net()', 'net = Net()\nnet.one.matmul.recompute()', 15, 'of what .recompute() says something'),
+        ('net = Net()', 'net = Net()\nnet.one.set_device("CPU")', 15, '.set_device() of a layer is not known'),
+        ('net = Net()', 'net = Net()\nnet.one.add_prim_attr("enable_nd_tp", True)', 15, '.add_prim_attr() of a layer'),
+        ('net = Net()', 'net = Net()\nnet.shard(((8, 1),))', 15, 'a shard of this is not read'),
+        ('net = Net()', 'net = Net()\nnet.one.recompute(mp_comm_recompute=False)', 15, 'arguments of recompute()'),
+        ('net = Net()', 'net = Net()\nms.set_algo_parameters(fully_use_devices=True)', 15, 'set_algo_parameters()'),
+        ('net = Net()', 'net = Net()\nms.set_context(mode=ms.PYNATIVE_MODE)', 15, 'PYNATIVE_MODE'),
+        (
+            'net = Net()',
+            'net = Net()\nif FAST:\n    ms.set_auto_parallel_context(pipeline_stages=2)',
+            15,
+            'whether this is',
+        ),
+        ('net = Net()', 'net = nn.GradAccumulationCell(nn.GradAccumulationCell(Net(), 2), 2)', 14, 'is called twice'),
+        ('net = Net()', 'net = Net()\nms.reset_auto_parallel_context()', 1, 'stand_alone trains 8 models'),
+        ('net.trainable_params()', 'list(net.trainable_params())[:1]', 15, 'which weights are updated'),
+        ('0.1, 0.9)', '0.1, 0.9), boost_level="O1"', 15, 'boost_level of Model is not read'),
+        ('nn.Momentum(', 'nn.Lamb(', 15, 'Lamb is not read'),
+        ('.batch(8))', '.batch(8 if FAST else 4))', 16, 'the batch is no number'),
+        ('model.train(1, ds', 'model.eval(ds', 16, 'evaluates and does not train'),
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_line(
@@ -234,3 +274,158 @@ def test_a_training_inside_of_a_function_is_read_with_its_biases(tmp_path: Path)
     path.write_text(FUNCTION.replace('.shard(((2, 4), (4, 1)))', '.shard((1, "mp"))'))
     with pytest.raises(ScheduleError, match=r'train.py:14: this strategy is no tuple of numbers'):
         imported(path, given={'worker_num': '8'})
+
+
+def test_layers_that_a_loop_puts_into_a_list_all_count(tmp_path: Path) -> None:
+    """Also by a list of Python, by names, in a class that extends another, and in a file beside."""
+    (tmp_path / 'blocks.py').write_text(
+        f'{HEAD}\nclass Base(nn.Cell):\n    def __init__(self, width, *, depth=3):\n        super().__init__()\n'
+        '        self.blocks, parts = nn.CellList(), []\n        for i in range(depth):\n'
+        '            if i == 2:\n                continue\n            parts.append(nn.Dense(width, width))\n'
+        '            self.blocks.append(nn.SequentialCell(*parts[i:], nn.ReLU()))\n'
+        "        for i in range(2):\n            setattr(self, f'last{i}', nn.Dense(width, width))\n",
+        encoding='utf-8',
+    )
+    net = (
+        'from blocks import Base\nclass Net(Base):\n    def __init__(self, width):\n        super().__init__(width)\n'
+        '    def construct(self, x):\n        for one in self.blocks:\n            x = one(x)\n'
+        '        return self.last1(self.last0(x) * 0.5)\n'
+    )
+    marks = (
+        'net = Net(16)\nfor i, block in enumerate(net.blocks):\n    block[0].pipeline_stage = i\n'
+        'net.blocks[1].recompute()\n'
+        'ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", pipeline_stages=2)\n'
+        'net = nn.PipelineCell(nn.WithLossCell(net, nn.MSELoss()), 4, stage_config={"_backbone.last1": 1})'
+    )
+    path = script(tmp_path, HEAD + net + TAIL.replace('net = Net()', marks).replace('nn.MSELoss(), nn', 'optimizer=nn'))
+    values = imported(path, given={'worker_num': '8'}).values
+    found = kinds(values['workload.network'])
+    assert [kind for kind, _ in found] == ['dense', 'relu', 'dense', 'relu', 'dense', 'scale', 'dense']
+    assert [spec.get('pipeline_stage') for _, spec in found] == [0, None, 1, None, None, None, 1]
+    assert [spec.get('recompute') for _, spec in found] == [None, None, True, True, None, None, None]
+    assert (values['plan.pipeline'], values['plan.micro_batches'], values['workload.batch']) == (2, 4, 32)
+
+
+SET = 'ms.set_auto_parallel_context'
+GROUPS = '{"optimizer_weight_shard_size": 4}'
+SIZES = '{"allreduce": {"mode": "size", "config": 8}}'
+
+
+@pytest.mark.parametrize(
+    ('before', 'after', 'key', 'expected'),
+    [
+        ('net = Net()', f'net = Net()\n{SET}(enable_parallel_optimizer=True, parallel_optimizer_config={GROUPS})',
+         'plan.shard_group', 4),
+        ('net = Net()', f'net = Net()\n{SET}(comm_fusion={SIZES})', 'plan.fusion', '8 MiB'),
+        ('Momentum(net.trainable_params(), 0.1, 0.9)', 'SGD(net.trainable_params(), 0.1, momentum=0.9)',
+         'workload.optimizer.momentum', {'learning_rate': 0.1, 'momentum': 0.9}),
+        ('nn.MSELoss()', 'nn.MSELoss(reduction="sum")', 'gaps', ['MSELoss reduction sum (the loss is as without it)']),
+        ('.batch(8)', '.batch(ms.communication.get_group_size())', 'workload.batch', 64),
+        ('model.train(1, ds', 'tests = ds.MnistDataset("t").batch(16)\nmodel.train(1, ds', 'workload.batch', 64),
+    ],
+)  # fmt: skip
+def test_what_is_said_otherwise_is_read(tmp_path: Path, before: str, after: str, key: str, expected: Any) -> None:
+    text = HEAD + NET + TAIL
+    assert before in text
+    assert imported(script(tmp_path, text.replace(before, after)), given={'worker_num': '8'}).values[key] == expected
+
+
+def test_what_the_environment_and_options_say_is_asked_for_or_read(tmp_path: Path) -> None:
+    options = (
+        'import argparse, os\nparser = argparse.ArgumentParser()\n'
+        'parser.add_argument("--copies", type=int, default=2)\nargs = parser.parse_args()\n'
+        'if os.getenv("WIDE") == 1:\n'
+        '    ms.set_auto_parallel_context(comm_fusion={"allreduce": {"mode": "auto", "config": None}})\n'
+        'net = nn.MicroBatchInterleaved(nn.WithLossCell(Net(), nn.MSELoss()), args.copies)'
+    )
+    text = HEAD + NET + TAIL.replace('net = Net()', options).replace('nn.MSELoss(), nn.M', 'optimizer=nn.M')
+    path = script(tmp_path, text)
+    with pytest.raises(ScheduleError, match=r'train.py:18: whether this is done is not known'):
+        imported(path, given={'worker_num': '8'})
+    given = {'worker_num': '8', 'WIDE': '1'}
+    values = imported(path, given=given).values
+    assert (values['plan.copies'], values['plan.fusion']) == (2, 'auto')
+    start = tmp_path / 'run.sh'
+    start.write_text(
+        '# mpirun -n 4 python train.py\nfor i in 0 1; do\n  export MS_WORKER_NUM=8\n  python ./train.py --copies 4\n'
+    )
+    assert imported(path, given={'WIDE': '1'}).values['plan.copies'] == 4
+    (tmp_path / 'other.sh').write_text('msrun --worker_num=16 \\\n  train.py\n')
+    with pytest.raises(ScheduleError, match='several numbers of devices'):
+        imported(path, given={'WIDE': '1'})
+
+
+def test_a_function_that_is_differentiated_is_followed_to_its_loss(tmp_path: Path) -> None:
+    """Every cell that it calls counts, and what it does to the loss; ranks of data_parallel sum what it makes."""
+    tail = (
+        'net, head = Net(), nn.Dense(4, 4)\nloss = nn.MSELoss()\ndef forward(x, y):\n    return loss(head(net(x)), y)\n'
+        'grads = ms.value_and_grad(forward, None, net.trainable_params())\nreduce = nn.DistributedGradReducer([])\n'
+        'update = nn.SGD(net.trainable_params(), 0.1)\nfor x, y in ds.MnistDataset("d").batch(8):\n'
+        '    update(ops.clip_by_global_norm(reduce(grads(x, y)), 0.5))\n'
+    )
+    path = script(tmp_path, HEAD + NET + tail)
+    values = imported(path, given={'worker_num': '8'}).values
+    assert [kind for kind, _ in kinds(values['workload.network'])] == ['dense'] * 3
+    assert values['workload.clip_norm'] == 0.5
+    for before, after, words in (
+        ('return loss(head(net(x)), y)', 'return loss(net(x), y) + 0.1', 'what is differentiated returns no loss'),
+        ('reduce(grads(x, y))', 'grads(x, y)', ''),
+        ('nn.DistributedGradReducer([])', 'None', 'nothing sums gradients over devices'),
+    ):
+        path.write_text((HEAD + NET + tail).replace(before, after), encoding='utf-8')
+        if words:
+            with pytest.raises(ScheduleError, match=words):
+                imported(path, given={'worker_num': '8'})
+        else:
+            assert imported(path, given={'worker_num': '8'}).values['plan.data'] == 8
+
+
+def test_layouts_name_axes_of_one_device_matrix(tmp_path: Path) -> None:
+    """A later Layout whose axes are products of those of the first; a weight that lies transposed."""
+    net = (
+        FUNCTION.replace(
+            'self.matmul = ops.MatMul().shard(((2, 4), (4, 1)))',
+            'lay, one = ms.Layout((2, 2, 2), ("dp", "sp", "mp")), ms.Layout((8,), ("all",))\n'
+            '        both = ("sp", "mp")\n'
+            '        self.matmul = ops.MatMul(transpose_b=True).shard((lay("dp", both), lay("None", both)))\n'
+            '        self.relu = ops.ReLU().shard((one("all", "None"),))',
+        )
+        .replace('[16, 32]', '[32, 16]')
+        .replace('return y', 'return self.relu(y)')
+    )
+    values = imported(script(tmp_path, net), given={'worker_num': '8'}).values
+    assert values['plan.device_matrix'] == {'dp': 2, 'sp': 2, 'mp': 2}
+    (_, dense), (_, relu) = kinds(values['workload.network'])
+    assert dense == {'in': 16, 'out': 32, 'bias': True, 'layout': [['dp', 'sp+mp'], ['sp+mp', 'none']]}
+    assert relu == {'layout': [['dp+sp+mp', 'none']]}
+    path = script(tmp_path, net.replace('(8,), ("all",)', '(2, 4), ("all", "b")'))
+    assert imported(path, given={'worker_num': '8'}).values['plan.device_matrix'] == {'dp': 2, 'sp': 2, 'mp': 2}
+    with pytest.raises(ScheduleError, match='the layouts are of 8 devices, and a stage has 16'):
+        imported(path, given={'worker_num': '16'})
+
+
+@pytest.mark.parametrize('sample', SAMPLES, ids=lambda sample: sample.of)
+def test_a_script_with_the_calls_of_a_public_sample_is_read_or_refused(sample: Sample, tmp_path: Path) -> None:
+    """What comes in is lowered on the devices of its launcher's line."""
+    path = tmp_path / sample.of.partition('/')[2]
+    path.write_text(sample.text, encoding='utf-8')
+    (tmp_path / 'run.sh').write_text(sample.launcher.replace('{}', path.name), encoding='utf-8')
+    mark, words = sample.refused
+    if mark:
+        with pytest.raises(ScheduleError) as refused:
+            imported(path, given={})
+        line = sample.text[: sample.text.index(mark)].count('\n') + 1
+        told = [(problem.place, problem.what) for problem in refused.value.problems]
+        assert any(place == f'{path}:{line}' and words in what for place, what in told), told
+        return
+    output = tmp_path / 'mine.yaml'
+    assert main(['import', str(path), '--output', str(output), '--json']) == 0
+    values = imported(path, given={}).values
+    assert [kind for kind, _ in kinds(values['workload.network'])] == sample.kinds
+    assert {key: values.get(key) for key in sample.values} == sample.values
+    assert load_case(output).program.world == 8
+
+
+def test_the_recorded_samples_are_those_of_our_scripts() -> None:
+    recorded = [row['path'] for row in read_csv(Path(__file__).parent / 'mindspore_samples.csv')]
+    assert recorded == [f'docs/sample_code/{sample.of}' for sample in SAMPLES]

@@ -23,6 +23,7 @@ from simpar.importing.mapping import Import, schedule_text
 from simpar.importing.megatron import MEGATRON
 from simpar.importing.mindformers import MINDFORMERS
 from simpar.importing.mindspeed import MINDSPEED
+from simpar.importing.mindspore_lines import plan_of
 from simpar.importing.read import imported
 from simpar.importing.torchtitan import TORCHTITAN
 from simpar.plans import Plan
@@ -133,17 +134,40 @@ def read_back(target: Target, said: list[Said], values: Values) -> Values:
     Raises ``ScheduleError`` where it is no schedule.
     """
     if target.source is None:
-        keys = {key for one in said for key in one.keys}
-        kept = {key: value for key, value in values.every.items() if not key.startswith('plan.') or key in keys}
-        return replace(values, every={**framework_defaults(target.title), **kept})
+        return _of_lines(target, said, values)
     made = reimported(target, target.text(said, values, ()), values, target.beside(said, values))
     return values_of(load_schedule(schedule_text(made, target.name)))
+
+
+def _of_lines(target: Target, said: list[Said], values: Values) -> Values:
+    """What lines around a network come to, which have none: all keys but those of the plan are as they are.
+
+    Marks of layers stand in comments, for the layers are the user's: what they say counts as said, and so do
+    strategies of operators where they come back as they went out.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f'{target.name}{target.suffix}'
+        for name, other in target.beside(said, values).items():
+            (path.parent / name).write_text(other, encoding='utf-8')
+        plan, strategies = plan_of(target.text(said, values, ()), path, values.ranks)
+    sent = {one.name: _lists(one.value) for one in said if one.part == 'shard'}
+    by_hand = ('', 'marks', '2.3', 'shard') if strategies == sent else ('', 'marks', '2.3')
+    kept = {key for one in said if one.part in by_hand for key in one.keys}
+    # What a call says, it says whole or not: a key that shares a call with others is as the call comes back.
+    spoken = {key for one in said for key in one.keys if set(one.keys) & plan.keys()}
+    back = {key: value for key, value in values.every.items() if not key.startswith('plan.') or key in kept | spoken}
+    return replace(values, every={**framework_defaults(target.title), **back, **plan})
+
+
+def _lists(value: Any) -> Any:
+    return list(map(_lists, value)) if isinstance(value, (list, tuple)) else value
 
 
 def framework_defaults(title: str) -> dict[str, Any]:
     """What a framework does where nothing is said, as the table of stacks has it."""
     rows = (row for row in read_csv(stack_folder() / 'defaults.csv') if row['framework'] == title)
-    return {row['key']: yaml.safe_load(row['value']) for row in rows}
+    # YAML reads off as false.
+    return {row['key']: 'off' if row['value'] == 'off' else yaml.safe_load(row['value']) for row in rows}
 
 
 def reimported(target: Target, text: str, values: Values, beside: Mapping[str, str]) -> Import:
@@ -200,7 +224,9 @@ def same(key: str, one: Any, other: Any, values: Values) -> bool:
         return not bool(values.work('optimizer.adamw.weight_decay'))
     if key == 'workload.transformer.positions':
         return bool((one or values.model('sequence')) == (other or values.model('sequence')))
-    if key in ('cluster.reserve', 'plan.shard_threshold'):
+    is_list = isinstance(one, (list, tuple)) or isinstance(other, (list, tuple))
+    is_size = key == 'plan.fusion' and not is_list and bytes_of(one) > 0 < bytes_of(other)
+    if is_size or key in ('cluster.reserve', 'plan.shard_threshold'):
         one, other = bytes_of(one), bytes_of(other)
         return bool(abs(one - other) <= 1e-3 * max(one, other))
     if key == 'plan.order' and values.plan('chunks') < 2:

@@ -110,7 +110,7 @@ def mapped(
     guesses = sorted((one for one in told if isinstance(one, findings.Guess)), key=lambda one: not one.of_cluster)
     said += [*larger, *(one.what for one in guesses), *more, *rounded]
     # What no prediction knows of goes with the schedule, so that its answer tells it.
-    gaps = [_gap(line) for line in lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN)][:MOST_GAPS]
+    gaps = [gap(line) for line in lines if line.outcome in (findings.NOT_MODELLED, findings.UNSEEN)][:MOST_GAPS]
     whole = {**head, **values, **({'gaps': gaps} if gaps else {})}
     return Import(source.name, whole, comments, tuple(lines), tuple(dict.fromkeys(said)))
 
@@ -300,7 +300,7 @@ def _flag(line: Line, *, with_note: bool = True) -> str:
     return f'{line.where}: {line.name}{value[:60]}{note}'
 
 
-def _gap(line: Line) -> str:
+def gap(line: Line) -> str:
     """A setting that no prediction knows of, and what it is."""
     return clean(f'{line.name} {line.value}'.removesuffix(' true')[:80] + (f' ({line.note[:80]})' if line.note else ''))
 

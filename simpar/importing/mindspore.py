@@ -8,15 +8,16 @@ mindspore.nn, mindspore.parallel and mindspore.set_auto_parallel_context of 2.3 
 
 import ast
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from simpar import files, profiles
-from simpar.errors import Problem, ScheduleError
-from simpar.importing import findings, mapping, settings
+from simpar.errors import ScheduleError
+from simpar.importing import findings, mapping
+from simpar.importing.mindspore_network import LABEL, LOSSES, LOST, last, row_of
+from simpar.importing.mindspore_parallel import WRAPPERS, Parallel
 from simpar.importing.python_script import (
     BY_LAYERS,
     UNKNOWN,
@@ -24,67 +25,69 @@ from simpar.importing.python_script import (
     Data,
     Function,
     Method,
-    Module,
-    Reader,
     Thing,
     Unknown,
     method_of,
+    tree_of,
 )
 
 HINT: Final = re.compile(r'^\s*(?:import|from)\s+mindspore\b', re.MULTILINE)
 USUAL: Final = 'ascend910b-8'
-_WORKERS = re.compile(r'(?:--worker_num[= ]|mpirun\b[^\n]*?\s-n(?:p)?\s+)(\d+)')
-LOSSES: Final = {
-    'CrossEntropyLoss': 'cross-entropy', 'SoftmaxCrossEntropyWithLogits': 'cross-entropy', 'MSELoss': 'mse',
-    'MAELoss': 'mae', 'L1Loss': 'mae',
-}  # fmt: skip
+USUAL_GPU: Final = 'a100-sxm-8'
+_WORKERS = re.compile(
+    r'(?:--worker_num[= ]|\b(?:MS_WORKER_NUM|RANK_SIZE|DEVICE_NUM)=|\bmpirun\b[^\n]*?\s(?:-n|-np|--np)\s+)(\d+|\$)'
+)
+_COMMENT = re.compile(r'(?m)(^|\s)#.*$')
 OPTIMIZERS: Final[Mapping[str, tuple[str, Mapping[str, str], tuple[str, ...]]]] = {
-    # Of MindSpore: ours, its arguments by name, and all of them in their order.
-    'SGD': ('sgd', {'learning_rate': 'learning_rate'}, ('params', 'learning_rate', 'momentum')),
-    'Momentum': ('momentum', {'learning_rate': 'learning_rate', 'momentum': 'momentum'},
-                 ('params', 'learning_rate', 'momentum')),
-    'Adam': ('adam', {'learning_rate': 'learning_rate'}, ('params', 'learning_rate')),
-    'AdamWeightDecay': ('adamw', {'learning_rate': 'learning_rate', 'weight_decay': 'weight_decay'},
+    # Of MindSpore: ours, its arguments that have keys, and all of them in their order.
+    'SGD': ('sgd', {'learning_rate': 'learning_rate'},
+            ('params', 'learning_rate', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'loss_scale')),
+    'Momentum': ('momentum', {'learning_rate': 'learning_rate', 'momentum': 'momentum', 'weight_decay': 'weight_decay',
+                              'use_nesterov': 'nesterov'},
+                 ('params', 'learning_rate', 'momentum', 'weight_decay', 'loss_scale', 'use_nesterov')),
+    'Adam': ('adam', {'learning_rate': 'learning_rate', 'beta1': 'beta1', 'beta2': 'beta2', 'eps': 'epsilon'},
+             ('params', 'learning_rate', 'beta1', 'beta2', 'eps', 'use_locking', 'use_nesterov', 'weight_decay',
+              'loss_scale', 'use_amsgrad', 'use_lazy', 'use_offload')),
+    'AdamWeightDecay': ('adamw', {'learning_rate': 'learning_rate', 'beta1': 'beta1', 'beta2': 'beta2',
+                                  'eps': 'epsilon', 'weight_decay': 'weight_decay'},
                         ('params', 'learning_rate', 'beta1', 'beta2', 'eps', 'weight_decay')),
-    'AdamW': ('adamw', {'learning_rate': 'learning_rate', 'weight_decay': 'weight_decay'},
-              ('params', 'learning_rate')),
 }  # fmt: skip
-MODES: Final = {
-    'stand_alone': 'stand_alone', 'data_parallel': 'data_parallel', 'semi_auto_parallel': 'semi_auto',
-    'semi_auto': 'semi_auto', 'auto_parallel': 'recursive_programming', 'hybrid_parallel': 'hybrid_parallel',
-    'recursive_programming': 'recursive_programming', 'sharding_propagation': 'sharding_propagation',
-    'dynamic_programming': 'dynamic_programming',
-}  # fmt: skip
-SEARCHES: Final = {'recursive_programming': 'double-recursive', 'sharding_propagation': 'sharding-propagation'}
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        *('mode', 'device_target', 'save_graphs', 'save_graphs_path', 'max_device_memory', 'jit_level', 'device_id'),
-        *('gradients_mean', 'gradient_fp32_sync', 'loss_repeated_mean', 'parameter_broadcast', 'output_broadcast'),
-        *(
-            'strategy_ckpt_save_file',
-            'strategy_ckpt_load_file',
-            'strategy_ckpt_config',
-            'dump_local_norm',
-            'jit_config',
-        ),
-    }
-)
-"""Settings of a context that do not change what a step does."""
-OF_FILES: Final = frozenset(
-    {
-        *('save_param_strategy_file', 'load_param_strategy_file', 'no_init_parameters_in_compile', 'print_local_norm'),
-        *('disable_strategy_file_only_for_trainable_params', 'set_group_ckpt_save_file', 'enable_device_local_norm'),
-        *('save_operator_strategy_file', 'load_operator_strategy_file'),
-    }
-)
-"""Methods of AutoParallel that are of files and printed norms."""
+_OTHER_UPDATES: Final = ('use_amsgrad', 'use_lazy', 'use_offload')
+"""Arguments of an optimizer with which it is another one."""
+_TRAINS: Final[Mapping[str, tuple[str, ...]]] = {
+    'Model': ('network', 'loss_fn', 'optimizer', 'metrics', 'eval_network', 'eval_indexes', 'amp_level', 'boost_level'),
+    'WithLossCell': ('network', 'loss_fn'),
+    'TrainOneStepCell': ('network', 'optimizer', 'sens'),
+    'build_train_network': ('network', 'optimizer', 'loss_fn', 'amp_level', 'boost_level'),
+}
+"""What puts a network, a loss and an optimizer together, and its arguments."""
+_FREE: Final = ('metrics', 'eval_network', 'eval_indexes', 'keep_batchnorm_fp32', 'sens')
 _STARTS: Final = re.compile('test_|main|train|run')
 """Names of functions that start a training where nothing else does."""
-WRAPPERS: Final = {
-    'MicroBatchInterleaved': 'copies', 'PipelineCell': 'micro_batches', 'Pipeline': 'micro_batches',
-    'GradAccumulationCell': 'micro_batches', 'GradAccumulation': 'micro_batches',
-}  # fmt: skip
-"""Cells around a network that cut its batch: the key that says into how many."""
+_LEVELS: Final = {'O0': 'fp32', 'O2': 'fp16', 'O3': 'fp16'}
+_SHAPES: Final = frozenset(
+    {'shard', 'recompute', 'set_comm_fusion', 'to_float', 'add_prim_attr', 'set_device', 'place'}
+)
+"""Methods that say something of model or plan, whatever they are of."""
+_ATTRIBUTES: Final = frozenset({'pipeline_stage', 'pipeline_segment', 'requires_grad', 'comm_fusion', 'weight', 'bias'})
+"""Attributes that say something of model or plan; those of a parameter are not read."""
+_HARMLESS: Final = frozenset(
+    {
+        *('set_train', 'get_parameters', 'parameters_dict', 'untrainable_params', 'parameters_and_names', 'init_data'),
+        *('update_parameters_name', 'init_parameters_data', 'set_grad', 'cells', 'cells_and_names', 'name_cells'),
+        *('set_inputs', 'compile', 'trainable_params', 'parameters_broadcast_dict', 'check_names', 'flatten_weights'),
+    }
+)
+"""Methods of a cell that do not change what a step does."""
+_SETTERS: Final = frozenset(
+    {
+        *('set_seed', 'set_context', 'set_auto_parallel_context', 'set_memory', 'set_dump', 'set_recursion_limit'),
+        *('set_device', 'set_deterministic', 'set_cpu_affinity', 'set_numa_enable', 'set_prefetch_size'),
+        *('set_num_parallel_workers', 'set_monitor_sampling_interval', 'set_enable_shared_mem', 'set_auto_num_workers'),
+        *('set_dynamic_columns', 'set_sending_batches', 'set_kernel_launch_group'),
+    }
+)
+"""Functions of MindSpore that set something without an effect on what a step does; all other setters are refused."""
 
 
 def imported_script(text: str, path: Path, given: Mapping[str, str], profile: str) -> mapping.Import:
@@ -93,518 +96,565 @@ def imported_script(text: str, path: Path, given: Mapping[str, str], profile: st
     Arguments: ``given``, ``worker_num`` or another number of the script; ``profile`` of the cluster.
     Raises ``ScheduleError`` with a line for each thing that is not understood.
     """
-    try:
-        with warnings.catch_warnings():
-            # Of the script's own style; what it means is the same.
-            warnings.simplefilter('ignore', SyntaxWarning)
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = getattr(error, 'lineno', None) or 1
-        raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {error}', 'check the file')) from None
-    reader = _Script(str(path), given=dict(given))
+    tree = tree_of(text, path)
+    reader = Script(str(path), path.parent, given=dict(given))
+    reader.launched(path)
     reader.module(tree)
-    return reader.answer(path, profile)
+    try:
+        return reader.answer(profile)
+    except RecursionError:
+        reader.refuse(1, 'functions call one another without an end', 'write the network in full')
+        raise ScheduleError(reader.problems) from None
 
 
 @dataclass(eq=False)
-class _Script(Reader):
-    """A script of MindSpore."""
+class Script(Parallel):
+    """A script of MindSpore.
 
-    given: dict[str, str] = field(default_factory=dict)
-    context: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    wrapped: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    lines: list[mapping.Line] = field(default_factory=list)
-    layers: list[tuple[dict[str, Any], int]] = field(default_factory=list)
-    made: dict[int, str] = field(default_factory=dict)
+    Arguments:
+        options: of the line that starts the script. world: devices, 0 where nobody says them.
+        casts: layers and cells that compute in another precision, which one and where.
+        network, loss, optimizer: as the training has them. forward: a function that makes the loss, differentiated.
+        batches: sizes of batches of datasets, and their lines. read: datasets that a training goes through.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    world: int = 0
+    casts: list[tuple[Any, str, int]] = field(default_factory=list)
     precision: str = 'fp32'
-    used: set[int] = field(default_factory=set)
-    full: bool = False
     network: Cell | Thing | None = None
-    loss: Thing | None = None
-    optimizer: Thing | None = None
-    batch: tuple[int, int] | None = None
+    forward: Function | Cell | Thing | None = None
+    with_loss: bool = False
+    clip: tuple[Any, int] | None = None
+    trained: Thing | None = None
+    evaluated: int = 0
+    called: list[Cell] = field(default_factory=list)
+    optimizers: list[Thing] = field(default_factory=list)
+    losses: list[Thing] = field(default_factory=list)
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    read: list[tuple[int, int]] = field(default_factory=list)
+
+    # the launcher
+
+    def launched(self, path: Path) -> None:
+        """Devices and options, as ``--set`` says or a script beside this one that starts it."""
+        said = self.given.get('worker_num') or self.given.get('device_num') or ''
+        found: dict[int, str] = {}
+        name = re.compile(rf'(?<![\w-]){re.escape(path.name)}\b([^\n&|;>]*)')
+        for script in sorted(path.parent.glob('*.sh')) if path.parent.is_dir() else ():
+            # A command goes on behind a backslash, and what follows a sharp is none.
+            raw = files.read_regular(script, 2**20).decode('utf-8', 'replace')
+            text = _COMMENT.sub(r'\1', raw).replace('\\\n', ' ')
+            runs = name.findall(text)
+            for number in _WORKERS.findall(text) if runs else ():
+                at = next((place for place, line in enumerate(raw.splitlines(), 1) if number in line), 1)
+                found.setdefault(int(number) if number.isdecimal() else 0, f'{script}:{at}')
+            for words in runs:
+                for option, value in re.findall(r'--([\w-]+)(?:[= ]\s*([^\s-][^\s]*))?', words):
+                    known = option.replace('-', '_')
+                    self.options[known] = UNKNOWN if '$' in value or known in self.options else value or True
+        if said.isdecimal() and int(said):
+            self.world = int(said)
+        elif len(found) > 1:
+            places = ', '.join(found.values())
+            self.refuse(1, f'scripts start it on several numbers of devices ({places})', 'say one: --set worker_num=8')
+            self.world = max(found)
+        elif found and (number := next(iter(found))):
+            self.world = number
+            self.lines.append(
+                mapping.Line('worker_num', str(number), found[number], findings.MAPPED, ('cluster.devices',))
+            )
+
+    def devices(self) -> int:
+        """Devices; of the context where it says them, unless ``--set`` does."""
+        number, line = self.context.pop('device_num', (None, 0))
+        said = self.given.get('worker_num') or self.given.get('device_num')
+        if isinstance(number, int) and number > 0 and not said:
+            self.line('device_num', number, line, ('cluster.devices',))
+            self.world = number
+        if not self.world:
+            self.refuse(1, 'nothing says on how many devices it runs', 'give it: --set worker_num=8')
+        return self.world or 1
 
     # calls of MindSpore
 
     def of_module(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
-        last = name.rpartition('.')[2]
-        if data := [value for value in values if isinstance(value, Data)]:
-            return self.layer(Thing(name, line, [], named), line, values, data)
-        if last in ('set_auto_parallel_context', 'set_context'):
-            self.context |= {key: (value, line) for key, value in named.items()}
-            return None
-        if last in WRAPPERS:
-            number = values[1] if len(values) > 1 else next(iter(named.values()), 2)
-            self.wrapped[last] = (number, line)
-            return values[0] if values else UNKNOWN
-        if last in ('WithLossCell', 'Model', 'TrainOneStepCell', 'build_train_network'):
-            return self.wraps(last, line, values, named)
-        if last in LOSSES:
-            self.loss = Thing(last, line, values, named)
-            return self.loss
-        if last in OPTIMIZERS and '.optim' not in name.lower().replace('optimizer', ''):
-            self.optimizer = Thing(last, line, values, named)
-            return self.optimizer
-        if last == 'AutoParallel':
-            mode = named.get('parallel_mode', values[1] if len(values) > 1 else 'semi_auto')
-            self.context['parallel_mode'] = (mode, line)
-            inner = values[0] if values else named.get('network', UNKNOWN)
-            if isinstance(inner, Cell):
-                self.network = inner
-            return Thing('AutoParallel', line, [inner])
-        if last in ('value_and_grad', 'grad') and values and isinstance(values[0], Function):
-            # What is differentiated calls the network and its loss.
-            self.function(values[0].of, [], {}, values[0].scope)
-        if last == 'GeneratorDataset' and values and isinstance(values[0], Function):
-            self.generated(values[0], line)
+        last_of = name.rpartition('.')[2]
+        if any(isinstance(value, Data) for value in (*values, *named.values())):
+            made = Thing(name, line, values, named)
+            return (
+                self.lost(made, line, [*values, *named.values()])
+                if last_of in LOSSES
+                else self.layer(made, line, values, named)
+            )
+        if name.partition('.')[0] != 'mindspore':
+            return self.of_python(name, line, values, named)
+        if last_of in ('set_auto_parallel_context', 'set_context'):
+            return self.contexts(line, named)
+        if last_of == 'reset_auto_parallel_context':
+            return self.context.clear()
+        if last_of.startswith('set_') and last_of not in _SETTERS:
+            return self.refuse(line, f'{last_of}() is not known', 'leave it out, or write what it does by hand')
+        if last_of in ('jit', 'ms_function', 'lazy_inline') and values:
+            return values[0]
+        found = self.of_training(last_of, name, line, values, named)
+        return Thing(name, line, values, named) if found is NotImplemented else found
+
+    def of_training(self, last_of: str, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """Calls that say something of a training; ``NotImplemented`` for any other."""
+        made = Thing(name, line, values, named)
+        if last_of == 'Layout':
+            return self.layout(line, values, named)
+        if last_of == 'get_group_size' and self.world and not values and not named:
+            return self.world
+        if last_of in ('DistributedGradReducer', 'PipelineGradReducer'):
+            self.reduces = True
+        elif last_of == 'clip_by_global_norm':
+            norm = named.get('clip_norm', values[1] if len(values) > 1 else 1.0)
+            self.clip = (norm, line)
+            self.changes += 1
+        elif last_of == 'auto_mixed_precision':
+            said = dict(zip(('network', 'amp_level'), values, strict=False)) | named
+            self.level(said.get('amp_level', 'O0'), line)
+            return said.get('network', UNKNOWN)
+        elif last_of in WRAPPERS:
+            return self.wrap(last_of, line, values, named)
+        elif last_of in _TRAINS:
+            return self.wraps(last_of, line, values, named)
+        elif last_of in LOSSES:
+            self.losses.append(made)
+            self.changes += 1
+        elif last_of in OPTIMIZERS and '.optim' not in name.lower().replace('optimizer', ''):
+            self.optimizers.append(made)
+            self.changes += 1
+        elif last_of == 'AutoParallel':
+            return self.automatic(line, values, named)
+        elif last_of in ('value_and_grad', 'grad') and values:
+            return self.differentiated(values[0], line)
+        elif last_of == 'GeneratorDataset' and values and isinstance(values[0], Function):
+            return self.generated(made, values[0], line)
+        else:
+            return NotImplemented
+        return made
+
+    def builtin(self, name: str, values: Sequence[Any]) -> Any:
+        """``filter(lambda x: x.requires_grad, net.get_parameters())`` are all of them; nothing here freezes one."""
+        if name == 'filter' and len(values) == 2 and isinstance(values[0], Function) and isinstance(values[1], Thing):
+            said = values[0].of.body[0] if values[0].of.name == 'lambda' else None
+            inner = said.value if isinstance(said, ast.Return) else None
+            return values[1] if isinstance(inner, ast.Attribute) and inner.attr == 'requires_grad' else UNKNOWN
+        is_data = (
+            name == 'enumerate' and len(values) == 1 and isinstance(values[0], Thing) and not self.parts(values[0])
+        )
+        return values[0] if is_data else super().builtin(name, values)
+
+    def of_python(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """Calls of other modules: what the environment and the options of the script are."""
+        if name in ('os.getenv', 'os.environ.get') and values and str(values[0]) in self.given:
+            return _literal(self.given[str(values[0])])
+        if name == 'argparse.ArgumentParser':
+            return Thing(name, line, values, named, {'parsed': {}})
         return Thing(name, line, values, named)
 
-    def generated(self, of: Function, line: int) -> None:
+    def automatic(self, line: int, values: list[Any], named: dict[str, Any]) -> Thing:
+        said = dict(zip(('network', 'parallel_mode'), values, strict=False)) | named
+        self.context['parallel_mode'] = (said.get('parallel_mode', 'semi_auto'), line)
+        self.changes += 1
+        inner = said.get('network', UNKNOWN)
+        if isinstance(inner, Cell):
+            self.trains(inner, line)
+        return Thing('AutoParallel', line, [inner])
+
+    def differentiated(self, of: Any, line: int) -> Thing:
+        """What is differentiated makes the loss; it is followed when all that it reads is known."""
+        self.changes += 1
+        if isinstance(of, (Function, Cell)):
+            if self.forward is not None and self.forward is not of:
+                self.refuse(line, 'two functions are differentiated', 'write the one that trains')
+            self.forward = of
+        return Thing('gradients', line, [of])
+
+    def trains(self, network: Any, line: int) -> None:
+        """Take a network for the one that is trained."""
+        inside = network.values[0] if isinstance(network, Thing) and network.name == 'AutoParallel' else network
+        if not isinstance(inside, (Cell, Thing)):
+            return
+        if self.network is not None and self.network is not inside:
+            self.refuse(line, 'another network is wrapped than before', 'name the file that trains one')
+        self.changes += self.network is None
+        self.network = inside
+
+    def generated(self, made: Thing, of: Function, line: int) -> Thing:
         """The samples that a generator yields: the first dim of the first array."""
         found = next((one for one in ast.walk(of.of) if isinstance(one, ast.Yield)), None)
         value = self.value(found.value, dict(of.scope)) if found else UNKNOWN
         first = value[0] if isinstance(value, (tuple, list)) and value else value
-        shape = [one for one in first.values if isinstance(one, int)] if isinstance(first, Thing) else []
-        if shape:
-            self.batch = (shape[0], line)
+        shape = list(_numbers(first))
+        return self.batched(made, shape[0], line) if shape else made
+
+    def batched(self, owner: Thing, size: int, line: int) -> Thing:
+        self.batches.append((size, line))
+        return Thing(owner.name, line, marks={'batch': (size, line)})
+
+    def iterated(self, over: Thing) -> None:
+        if 'batch' in over.marks:
+            self.read.append(over.marks['batch'])
 
     def wraps(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
-        inner = values[0] if values else named.get('network', UNKNOWN)
-        inside = inner.values[0] if isinstance(inner, Thing) and inner.name == 'AutoParallel' else inner
-        if isinstance(inside, (Cell, Thing)):
-            self.network = inside
-        for value in (*values[1:], *named.values()):
-            if isinstance(value, Thing) and value.name in LOSSES:
-                self.loss = value
-            elif isinstance(value, Thing) and value.name in OPTIMIZERS:
-                self.optimizer = value
-        level = named.get('amp_level', 'O0')
-        if level in ('O2', 'O3'):
-            self.precision = 'fp16'
-        elif level not in ('O0', None):
-            self.refuse(line, f'amp_level {level} is not read', "write 'O0' or 'O2'")
-        return Thing(name, 0, [inner]) if name == 'Model' else inner
+        """A call that puts a network, its loss and its optimizer together."""
+        said = dict(zip(_TRAINS[name], values, strict=False)) | named
+        inner = said.pop('network', UNKNOWN)
+        loss, optimizer = said.pop('loss_fn', None), said.pop('optimizer', None)
+        self.level(said.pop('amp_level', said.pop('level', 'O0')), line)
+        scale = said.pop('loss_scale_manager', None)
+        if scale is not None:
+            self.gap('loss_scale_manager', scale, line, 'gradients are looked through for infinite ones')
+        for key, value in said.items():
+            if key not in _FREE and value not in (None, 'O0', False, ''):
+                self.refuse(line, f'{key} of {name} is not read (got {last(value)[:40]})', 'leave it out')
+        for of, known, keep in ((loss, LOSSES, self.losses), (optimizer, OPTIMIZERS, self.optimizers)):
+            if any(of is one for one in keep):
+                keep[:] = [of]
+            elif of is not None:
+                self.refuse(line, f'{last(of)} is not read', f'write one of {", ".join(known)}')
+        self.with_loss |= loss is not None
+        self.reduces |= optimizer is not None
+        if name != 'Model' or loss is not None or optimizer is not None or self.network is None:
+            self.trains(inner, line)
+        return Thing('Model', line, [inner]) if name == 'Model' else inner
+
+    def level(self, said: Any, line: int) -> None:
+        """The precision of a level of automatic mixed precision."""
+        if said not in (*_LEVELS, None):
+            self.refuse(line, f'amp_level {last(said)} is not read', "write 'O0' or 'O2'")
+        elif _LEVELS.get(said, 'fp32') != 'fp32':
+            self.precision = _LEVELS[said]
+            self.changes += 1
+
+    # methods
 
     def method(self, of: Method, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         owner, name = of.owner, of.name
-        if name == 'batch' and values and isinstance(values[0], int):
-            self.batch = (values[0], line)
-            return owner
+        if any(isinstance(value, Data) for value in (owner, *values, *named.values())):
+            return self.of_tensor(owner, name, line, values)
+        if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard':
+            return self.sharded(owner.owner, owner.name, line, values, named)
+        if name in ('trainable_params', 'get_parameters') and not isinstance(owner, Data):
+            return Thing('parameters', line)
+        if isinstance(owner, Cell):
+            found = method_of(owner, name)
+            if found:
+                return self.bound(owner, found, values, named)
         if isinstance(owner, Thing) and owner.name == 'AutoParallel':
-            return self.parallel(name, line, values, named, owner)
-        if isinstance(owner, Method) and isinstance(owner.owner, Thing) and name == 'shard' and values:
-            return self.inner_shard(owner.owner, owner.name, line, values[0])
-        if isinstance(owner, (Thing, Cell)):
-            if name == 'shard' and values:
-                owner.marks['strategy'] = self.slices(line, values[0])
-            elif name == 'recompute':
-                owner.marks['recompute'] = True
-            elif name == 'to_float' and values:
-                self.precision = {'float16': 'fp16', 'bfloat16': 'bf16'}.get(_last(values[0]), 'fp32')
-            elif name == 'set_comm_fusion' and values:
-                owner.marks['comm_fusion'] = values[0]
-            elif isinstance(owner, Cell):
-                found = next(
-                    (one for one in owner.of.body if isinstance(one, ast.FunctionDef) and one.name == name), None
-                )
-                return self.function(found, [owner, *values], named, {}) if found else UNKNOWN
+            return UNKNOWN if name in _HARMLESS else self.parallel(name, line, values, named, owner)
+        if isinstance(owner, Cell) or (
+            isinstance(owner, Thing) and (self.parts(owner) is not None or row_of(owner.name))
+        ):
+            return self.of_layer(owner, name, line, values, named)
+        if name in _SHAPES:
+            return self.refuse(line, f'of what .{name}() says something is not known', 'call it on layers by name')
+        return self.of_thing(owner, name, line, values, named) if isinstance(owner, Thing) else UNKNOWN
+
+    def of_tensor(self, owner: Any, name: str, line: int, values: list[Any]) -> Any:
+        """A method of a tensor."""
+        shape = values[0] if len(values) == 1 and isinstance(values[0], (tuple, list)) else tuple(values)
+        if isinstance(owner, Data) and name in ('reshape', 'view') and len(shape) > 1 and shape[0] == -1:
+            return self.shaped('reshape', Thing(name, line), owner, shape, line)
+        return self.refuse(line, f'.{name}() of a tensor is not known', BY_LAYERS)
+
+    def of_layer(self, owner: Thing | Cell, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """A method of a layer, a cell or a container of cells."""
+        said = dict(zip(('first',), values, strict=False)) | named
+        if name in _HARMLESS:
             return owner
-        if any(isinstance(value, Data) for value in (owner, *values)):
-            return self.refuse(line, f'.{name}() of a tensor is not known', BY_LAYERS)
-        return Method(owner, name) if isinstance(owner, Unknown) else UNKNOWN
-
-    def inner_shard(self, of: Thing, inner: str, line: int, slices: Any) -> Any:
-        """The strategy of an operator inside of a layer, ``dense.matmul.shard(…)``."""
-        if not isinstance(slices, (tuple, list)):
-            return self.refuse(line, f'the strategy of {inner} is not what the script says', 'write it as slices')
-        if inner == 'matmul' and len(slices) == 2:
-            # The weight of a Dense lies [out, in] in MindSpore, and [in, out] here.
-            first, (out, into) = slices
-            of.marks['strategy'] = [list(first), [into, out]]
-        elif inner != 'bias_add':
-            # A bias lies as the product that it is added to.
-            of.marks['strategy'] = self.slices(line, slices)
-        return of
-
-    def slices(self, line: int, said: Any) -> Any:
-        """Numbers of slices of each input, as a strategy of a network has them."""
-        parts = said if isinstance(said, (tuple, list)) else [said]
-        if all(isinstance(part, (tuple, list)) and all(isinstance(one, int) for one in part) for part in parts):
-            return [list(part) for part in parts]
-        what = 'this strategy is no tuple of numbers for each input'
-        return self.refuse(line, what, 'write numbers of slices; a Layout as layout: and plan.device_matrix by hand')
-
-    def parallel(self, name: str, line: int, values: list[Any], named: dict[str, Any], owner: Thing) -> Any:
-        """A method of AutoParallel as the setting of the older context that says the same."""
-        if name == 'hsdp':
-            order = ('shard_size', 'threshold', 'optimizer_level')
-            said = {**dict(zip(order, values, strict=False)), **named}
-            self.context['enable_parallel_optimizer'] = (True, line)
-            self.context['parallel_optimizer_config'] = (
-                {
-                    'parallel_optimizer_threshold': said.get('threshold', 64),
-                    'optimizer_level': said.get('optimizer_level', 'level1'),
-                    'optimizer_weight_shard_size': said.get('shard_size', -1),
-                },
-                line,
+        if name == 'shard':
+            return self.sharded(owner, '', line, values, named)
+        self.changes += 1
+        if name == 'recompute':
+            is_on = said.pop('mode', said.pop('first', True))
+            usual = {'mp_comm_recompute': True, 'parallel_optimizer_comm_recompute': False}
+            if any(value is not usual.get(key) for key, value in said.items()) or is_on not in (True, False):
+                return self.refuse(line, 'arguments of recompute() are not read', 'write recompute()')
+            owner.marks['recompute'] = is_on
+        elif name == 'to_float' and len(said) == 1:
+            self.casts.append((owner, last(next(iter(said.values()))), line))
+        elif name == 'set_comm_fusion' and isinstance(said.get('first', said.get('fusion_type')), int):
+            owner.marks['comm_fusion'] = said.get('first', said.get('fusion_type'))
+        else:
+            return self.refuse(
+                line, f'.{name}() of a layer is not known', 'leave it out, or write what it does by hand'
             )
-        elif name == 'pipeline':
-            of_pipeline = ('stages', 'output_broadcast', 'interleave', 'scheduler')
-            said = {**dict(zip(of_pipeline, values, strict=False)), **named}
-            self.context['pipeline_stages'] = (said.get('stages', 1), line)
-            config = {
-                'pipeline_interleave': said.get('interleave', False),
-                'pipeline_scheduler': said.get('scheduler', '1f1b'),
-            }
-            self.context['pipeline_config'] = (config, line)
-        elif name == 'dataset_strategy' and (values or 'config' in named):
-            self.context['dataset_strategy'] = (values[0] if values else named['config'], line)
-        elif name == 'comm_fusion' and values:
-            self.context['comm_fusion'] = (values[0], line)
-        elif name not in OF_FILES:
-            self.refuse(line, f'AutoParallel.{name}() is not known', 'leave it out, or write its key by --set plan.…')
         return owner
 
-    # the network
+    def of_thing(self, owner: Thing, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """A method of a dataset, a model, options or what else a call made."""
+        if 'parsed' in owner.marks:
+            return self.of_options(owner, name, values, named)
+        if owner.name == 'Model':
+            if name in ('train', 'fit'):
+                data = named.get('train_dataset', values[1] if len(values) > 1 else None)
+                self.trained = data if isinstance(data, Thing) else owner
+            elif name in ('eval', 'predict', 'infer_predict_layout'):
+                self.evaluated = line
+            return UNKNOWN
+        if name in ('batch', 'padded_batch'):
+            size = named.get('batch_size', values[0] if values else UNKNOWN)
+            if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+                return self.batched(owner, size, line)
+            return Thing(owner.name, line, marks={'batch': (0, line)})
+        if name == 'scale' and owner.last.endswith('LossScaler') and values:
+            self.gap(owner.last, '', line, 'the loss is scaled')
+            return values[0]
+        is_array = owner.name.partition('.')[0] in ('numpy', 'mindspore') and name in ('astype', 'init_data')
+        is_data = 'Dataset' in owner.name or 'batch' in owner.marks
+        return owner if is_array or is_data else UNKNOWN
 
-    def apply(self, of: Thing | Cell, line: int, values: list[Any]) -> Any:
-        """Call a layer, a cell or an operator with tensors."""
-        data = [value for value in values if isinstance(value, Data)]
-        if not data:
+    def of_options(self, owner: Thing, name: str, values: list[Any], named: dict[str, Any]) -> Any:
+        """Options of the script: as ``--set`` says, the line that starts it, or their defaults."""
+        if name == 'add_argument' and values and all(isinstance(value, str) for value in values):
+            long = next((value for value in values if value.startswith('--')), values[0])
+            known = str(named.get('dest', long.lstrip('-').replace('-', '_')))
+            is_switch = named.get('action') in ('store_true', 'store_false')
+            usual = named.get('default', named.get('action') == 'store_false' if is_switch else None)
+            is_open = named.get('required') is True or not long.startswith('-')
+            found = self.given.get(known, self.options.get(known, NotImplemented))
+            if is_switch and found is not NotImplemented and not isinstance(found, Unknown):
+                found = str(found).lower() == 'true' if known in self.given else named.get('action') == 'store_true'
+            value = (UNKNOWN if is_open else usual) if found is NotImplemented else _literal(found)
+            owner.marks['parsed'][known] = str(value) if last(named.get('type')) == 'str' and value == found else value
+        elif name in ('parse_args', 'parse_known_args'):
+            options = Thing('options', owner.line, marks={'options': owner.marks['parsed']})
+            return options if name == 'parse_args' else (options, [])
+        return owner
+
+    def sets(self, owner: Any, name: str, value: Any, line: int) -> None:
+        if name == 'pipeline_stage' and isinstance(owner, (Thing, Cell)) and isinstance(value, int) and value >= 0:
+            owner.marks['pipeline_stage'] = value
+            self.changes += 1
+        elif name in _ATTRIBUTES or (isinstance(owner, Thing) and row_of(owner.name)):
+            self.refuse(line, f'what is said by .{name} is not known', 'say it of layers by name, with a number')
+        elif isinstance(owner, Thing) and name in owner.marks.get('options', {}):
+            owner.marks['options'][name] = value
+
+    def apply(self, of: Thing | Cell, line: int, values: list[Any], named: dict[str, Any]) -> Any:
+        """Call a layer, a cell, an operator, or what AutoParallel or a gradient was made of."""
+        if isinstance(of, Thing) and 'names' in of.marks:
+            return self.laid(of, line, values)
+        if isinstance(of, Thing) and of.name == 'AutoParallel' and isinstance(of.values[0], Function):
+            return self.function(of.values[0].of, values, named, of.values[0].scope)
+        if isinstance(of, Thing) and of.name == 'AutoParallel' and isinstance(of.values[0], (Thing, Cell)):
+            return self.apply(of.values[0], line, values, named)
+        if isinstance(of, Cell) and not self.depth and not any(isinstance(value, Data) for value in values):
             # A step by hand calls the network with a batch of which nothing is known.
-            if isinstance(of, Cell) and method_of(of, 'construct') and not self.depth:
-                self.network = self.network or of
-            return self.refuse(line, 'what this reads is not known', BY_LAYERS) if self.depth else UNKNOWN
-        if isinstance(of, Cell):
-            before = len(self.layers)
-            construct = next(
-                (one for one in of.of.body if isinstance(one, ast.FunctionDef) and one.name == 'construct'), None
-            )
-            if construct is None:
-                return self.refuse(line, f'{of.of.name} has no construct', 'write one')
-            self.depth += 1
-            found = self.function(construct, [of, *values], {}, {})
-            self.depth -= 1
-            self.mark(of.marks, before)
-            return found
-        if of.name.rpartition('.')[2] in ('SequentialCell', 'CellList'):
-            before = len(self.layers)
-            current: Any = data[0]
-            parts = of.values[0] if len(of.values) == 1 and isinstance(of.values[0], (list, tuple)) else of.values
-            for part in parts:
-                current = self.apply(part, line, [current]) if isinstance(part, (Thing, Cell)) else UNKNOWN
-            self.mark(of.marks, before)
-            return current
-        return self.layer(of, line, values, data)
-
-    def mark(self, marks: Mapping[str, Any], since: int) -> None:
-        """What is said of a cell counts for each of its layers."""
-        for layer, _ in self.layers[since:]:
-            for spec in layer.values():
-                # What is said of a layer itself counts before what is said of all in its cell.
-                spec.update({key: value for key, value in marks.items() if key not in spec and key != 'strategy'})
-
-    def layer(self, of: Thing, line: int, values: list[Any], data: list[Data]) -> Any:
-        row = _row(of.name)
-        if row is None:
-            what = f'{of.name.partition(".")[2] or of.name} is no layer that is read'
-            return self.refuse(of.line, what, f'layers are read of {", ".join(_names())}')
-        kind, order, values_of = row
-        keys = {key: of.argument(name, order) for key, _, name in (pair.partition('=') for pair in values_of)}
-        keys = {key: value for key, value in keys.items() if value is not None}
-        unknown = [key for key, value in keys.items() if isinstance(value, (Unknown, Thing, Method, Module))]
-        if unknown:
-            return self.refuse(
-                of.line, f'{of.name}: {", ".join(unknown)} is no number that the script says', '--set says it'
-            )
-        if kind == 'matmul':
-            return self.product(of, line, values, data)
-        if kind == 'print':
-            return data[0]
-        if kind == 'bias' or (kind == 'add' and len(data) == 1):
-            return self.biased(data[0], values, line)
-        if kind in ('dense', 'layer_norm', 'embedding') and id(of) in self.used:
-            return self.refuse(line, f'{self.named(of) or kind} is used twice, and weights are not shared', BY_LAYERS)
-        self.used.add(id(of))
-        inner = of.argument('activation', order) if kind == 'dense' else None
-        found = self.emit(kind, {**keys, **of.marks}, data, line, self.named(of))
-        if isinstance(inner, str):
-            found = self.emit(inner, {}, [found], line, '')
-        return found
-
-    def biased(self, data: Data, values: list[Any], line: int) -> Any:
-        """A vector of weights that is added to a product is its bias."""
-        weight = next((value for value in values if isinstance(value, Thing)), None)
-        layers = (one for layer, _ in self.layers for one in layer.values())
-        spec: dict[str, Any] = next((one for one in layers if one['name'] == data.name), {})
-        if weight is None or spec.get('bias') is not False:
-            return self.refuse(line, 'what is added is neither a result of a layer nor the bias of one', BY_LAYERS)
-        spec['bias'] = True
-        return data
-
-    def product(self, of: Thing, line: int, values: list[Any], data: list[Data]) -> Any:
-        """A product with a weight is a dense layer without a bias; of two results it is their product."""
-        weight = next((value for value in values if isinstance(value, Thing)), None)
-        if weight is None and len(data) < 2:
-            return self.refuse(line, 'what this product multiplies with is not known', BY_LAYERS)
-        if weight is None:
-            return self.emit('matmul', dict(of.marks), data, line, self.named(of))
-        shape = _shape(weight)
-        if shape is None:
-            return self.refuse(
-                weight.line, 'the shape of this Parameter is not known', 'write initializer(…, [in, out])'
-            )
-        into, out = reversed(shape) if of.argument('transpose_b', ('transpose_a', 'transpose_b')) else shape
-        keys = {'in': into, 'out': out, 'bias': False, **of.marks}
-        return self.emit('dense', keys, data, line, self.named(of))
-
-    def named(self, of: Thing) -> str:
-        return self.made.get(id(of), '')
-
-    def emit(self, kind: str, keys: Mapping[str, Any], data: Sequence[Data], line: int, name: str) -> Data:
-        taken = {next(iter(spec.values())).get('name') for spec, _ in self.layers}
-        if not name or name in taken:
-            name = f'{name or kind}_{len(self.layers)}'
-        last = next(iter(self.layers[-1][0].values()))['name'] if self.layers else 'x'
-        spec = dict(keys)
-        names = [one.name for one in data]
-        if len(names) > 1:
-            spec['of'] = names
-        elif names != [last]:
-            spec['of'] = names[0]
-        self.layers.append(({kind: {**spec, 'name': name}}, line))
-        return Data(name)
-
-    def label(self, owner: Cell, prefix: str = '') -> None:
-        """Names of layers are those of the attributes that hold them."""
-        for name, value in owner.attributes.items():
-            if isinstance(value, Thing):
-                self.made.setdefault(id(value), f'{prefix}{name}')
-                for place, part in enumerate(value.values if value.name.endswith('SequentialCell') else ()):
-                    if isinstance(part, Thing):
-                        self.made.setdefault(id(part), f'{prefix}{name}_{place}')
-            elif isinstance(value, Cell) and value is not owner:
-                self.label(value, f'{prefix}{name}_')
+            if method_of(of, 'construct') and all(of is not one for one in self.called):
+                self.called.append(of)
+            return UNKNOWN
+        return super().apply(of, line, values, named)
 
     # the schedule
 
-    def answer(self, path: Path, profile: str) -> mapping.Import:
+    def answer(self, profile: str) -> mapping.Import:
         for of in [one for one in self.scope.values() if isinstance(one, Function)]:
             # A script of the tutorials may train in a function that its test runner calls.
-            if self.network is None and _STARTS.match(of.of.name) and not of.of.args.args:
+            if not (self.network or self.forward or self.called) and _STARTS.match(of.of.name) and not of.of.args.args:
                 self.function(of.of, [], {}, of.scope)
-        network = self.network
-        if isinstance(network, Cell):
-            self.label(network)
-        if isinstance(network, (Cell, Thing)) and not self.problems:
-            result = self.apply(network, 1, [Data('x')])
-            if not isinstance(result, Data) and not self.problems:
-                line = network.of.lineno if isinstance(network, Cell) else network.line
-                self.refuse(line, 'what the network returns is not one result of a layer', BY_LAYERS)
+        if self.evaluated and self.trained is None and self.forward is None and not self.problems:
+            self.refuse(
+                self.evaluated, 'this script evaluates and does not train', 'name the file in which it is trained'
+            )
+        result = self.followed() if not self.problems else UNKNOWN
+        if isinstance(result, Data):
+            self.unread(result)
         if not self.layers and not self.problems:
             what = 'no network was found that a Model, a WithLossCell or an AutoParallel wraps'
             self.refuse(1, what, 'name the file in which it is trained, or write network: by hand')
-        values, comments, assumed = self.schedule(path, profile)
+        values, comments, assumed = self.schedule(profile)
         if self.problems:
-            raise ScheduleError(self.problems)
+            raise ScheduleError(list(dict.fromkeys(self.problems)))
+        gaps = [mapping.gap(line) for line in self.lines if line.outcome == findings.NOT_MODELLED]
+        values |= {'gaps': gaps[: mapping.MOST_GAPS]} if gaps else {}
         return mapping.Import('MindSpore', values, comments, tuple(self.lines), tuple(assumed))
 
-    def setting(self, name: str, otherwise: Any = None) -> tuple[Any, int]:
-        return self.context.get(name, (otherwise, 0))
+    def followed(self) -> Any:
+        """What the network makes of its input, before the loss; what is not understood is refused."""
+        of = self.forward if self.forward is not None else self.network
+        if of is None and len(self.called) > 1:
+            names = ' and '.join(one.of.name for one in self.called)
+            self.refuse(1, f'which cell trains is not known: {names}', 'write ms.Model(net, loss, optimizer)')
+        elif of is None and self.called:
+            of = self.network = self.called[0]
+        if of is None:
+            return UNKNOWN
+        found = method_of(of, 'construct') if isinstance(of, Cell) else None
+        line = of.of.lineno if isinstance(of, (Function, Cell)) else of.line
+        if self.forward is not None and self.trained is not None:
+            self.refuse(line, 'a Model and a function of the script both train', 'name the file that trains once')
+        count = len(of.of.args.args) if isinstance(of, Function) else len(found[0].args.args) - 1 if found else 1
+        inputs = [Data('x'), *(Thing(LABEL, line) for _ in range(count - 1))]
+        if isinstance(of, Function):
+            self.depth += 1
+            result = self.function(of.of, inputs, {}, of.scope)
+            self.depth -= 1
+        else:
+            result = self.apply(of, line, inputs, {})
+        first = result[0] if isinstance(result, (tuple, list)) and result and self.forward is not None else result
+        if isinstance(first, Thing) and first.name == LOST:
+            return first.values[0]
+        if isinstance(first, Data) and (self.forward is None or self.with_loss):
+            return first
+        if not self.problems:
+            what = 'what the network returns is not one result of a layer'
+            self.refuse(line, what if self.forward is None else 'what is differentiated returns no loss', BY_LAYERS)
+        return UNKNOWN
 
-    def schedule(self, path: Path, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    def schedule(self, profile: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
         assumed = []
-        name = profile or USUAL
+        target = last(self.setting('device_target', '')[0])
+        name = profile or (USUAL_GPU if target == 'GPU' else USUAL)
         device = profiles.profile_of_flag(name, '--cluster')
         if not profile:
-            assumed.append(f'{USUAL}: a script names no accelerator; --cluster says another')
-        world = self.world(path)
-        stages = int(self.number('pipeline_stages', 1))
-        per_node = min(world, device.devices) or 1
+            which = 'no accelerator' if target != 'GPU' else 'no GPU'
+            assumed.append(f'{name}: a script names {which}; --cluster says another')
+        if target == 'CPU' and not profile:
+            self.refuse(self.setting('device_target')[1], 'it trains on CPUs', 'say which: --cluster cpu-gloo')
+        world = self.devices()
+        stages = self.number('pipeline_stages', 1)
+        if stages > 1 and world % stages:
+            self.refuse(1, f'{world} devices are no multiple of {stages} stages', 'write pipeline_stages that divides')
         values: dict[str, Any] = {'cluster.profile': name, 'cluster.stack': profiles.stack_of('MindSpore', name)}
+        if world > device.devices and world % device.devices:
+            what = f'{world} devices are no whole nodes of {device.devices}, as {name} has them'
+            self.refuse(1, what, 'name another cluster by --cluster')
         if world > device.devices:
             values['cluster.nodes'] = -(-world // device.devices)
         else:
-            values['cluster.devices'] = per_node
+            values['cluster.devices'] = world
         values['workload.network'] = [layer for layer, _ in self.layers]
         values |= self.training(world, stages, assumed)
-        plan = self.plan(world, stages, assumed)
-        values |= plan
+        values |= self.plan(world, stages, assumed)
         comments = {'cluster.stack': 'the kernels and the host of MindSpore'}
         comments |= {f'cluster.{"nodes" if "cluster.nodes" in values else "devices"}': f'{world} workers'}
         self.leftover()
         return values, comments, assumed
 
-    def world(self, path: Path) -> int:
-        """Devices: as ``--set worker_num`` says, the context, or the launcher's line of a script beside this one."""
-        said = self.given.get('worker_num') or self.given.get('device_num')
-        if said and said.isdecimal() and int(said):
-            return int(said)
-        if isinstance(self.setting('device_num')[0], int):
-            self.line('device_num', *self.context.pop('device_num'), ('cluster.devices',))
-            return int(self.lines[-1].value)
-        for script in sorted(path.parent.glob('*.sh')) if path.parent.is_dir() else ():
-            text = files.read_regular(script, 2**20).decode('utf-8', 'replace')
-            found = _WORKERS.search(text)
-            if found and path.name in text:
-                number = int(found[1])
-                where = f'{script}:{text[: found.start()].count(chr(10)) + 1}'
-                self.lines.append(mapping.Line('worker_num', str(number), where, findings.MAPPED, ('cluster.devices',)))
-                return number
-        self.refuse(1, 'nothing says on how many devices it runs', 'give it: --set worker_num=8')
-        return 1
-
-    def number(self, name: str, otherwise: int) -> int:
-        value, line = self.context.pop(name, (otherwise, 0))
-        if not isinstance(value, int) or value < 1:
-            self.refuse(line, f'{name} is no number that the script says', f'write it, e.g. {name}=2')
-            return otherwise
-        if line:
-            self.line(name, value, line, ())
-        return value
-
-    def line(self, name: str, value: Any, line: int, keys: tuple[str, ...]) -> None:
-        self.lines.append(mapping.Line(name, str(value), f'{self.name}:{line}', findings.MAPPED, keys))
-
     def training(self, world: int, stages: int, assumed: list[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        if self.loss is None:
-            self.refuse(1, 'no loss of nn was found', f'losses are read of {", ".join(LOSSES)}')
-        else:
-            values['workload.loss'] = LOSSES[self.loss.name]
-            self.line(self.loss.name, '', self.loss.line, ('workload.loss',))
-        full, line = self.context.pop('dataset_strategy', ('data_parallel', 0))
-        if self.context.pop('full_batch', (False, 0))[0] is True:
-            full = 'full_batch'
-        if full not in ('data_parallel', 'full_batch'):
-            self.refuse(line, 'a dataset_strategy by slices is not read', "write 'data_parallel' or 'full_batch'")
-        self.full = full == 'full_batch'
-        size = (
-            int(self.given['batch']) if self.given.get('batch', '').isdecimal() else self.batch[0] if self.batch else 0
-        )
-        if not size:
-            self.refuse(1, 'no batch of a dataset was found', 'give that of one device: --set batch=32')
+        loss = self.loss or self.one_of(self.losses, 'loss', LOSSES)
+        if loss is not None:
+            values['workload.loss'] = LOSSES[loss.last]
+            self.line(loss.last, '', loss.line, ('workload.loss',))
+            plain = ('sparse', 'logits', 'labels', 'input', 'target')
+            for name, value in loss.named.items():
+                if name not in plain and value not in (None, 'mean', 0, 0.0):
+                    self.gap(f'{loss.last} {name}', value, loss.line, 'the loss is as without it')
+        self.reads(max(1, world // stages))
+        size = self.samples()
         readers = 1 if self.full else max(1, world // stages)
         if size and readers > 1:
             assumed.append(
                 f'each of {readers} devices reads {size} samples a step, as dataset_strategy data_parallel has it'
             )
         values['workload.batch'] = size * readers or 1
-        if self.batch:
-            self.line('batch', size, self.batch[1], ('workload.batch',))
+        self.cast()
         values['workload.precision'] = self.precision
-        if self.optimizer is None:
-            self.refuse(1, 'no optimizer of nn was found', f'optimizers are read of {", ".join(OPTIMIZERS)}')
+        if self.clip is not None and not isinstance(self.clip[0], (int, float)):
+            self.refuse(self.clip[1], 'the norm that clips gradients is no number', '--set workload.clip_norm=1.0')
+        elif self.clip is not None:
+            values['workload.clip_norm'] = self.clip[0]
+            self.line('clip_by_global_norm', self.clip[0], self.clip[1], ('workload.clip_norm',))
+        of = self.one_of(self.optimizers, 'optimizer', OPTIMIZERS)
+        return values | (self.updated(of) if of else {})
+
+    def one_of(self, found: list[Thing], what: str, known: Mapping[str, Any]) -> Thing | None:
+        """The one loss or optimizer of a script; refused where there are several kinds, or none."""
+        if not found:
+            self.refuse(1, f'no {what} of nn was found', f'{what}s are read of {", ".join(known)}')
+            return None
+        if len({one.last for one in found}) > 1:
+            names = ' and '.join(f'{one.last} (line {one.line})' for one in found)
+            self.refuse(found[-1].line, f'which {what} trains is not known: {names}', 'name the file that trains once')
+        return found[-1]
+
+    def samples(self) -> int:
+        """Samples that a reader takes at a time: of the dataset that is trained on, or the one that there is."""
+        if self.given.get('batch', '').isdecimal() and int(self.given['batch']):
+            return int(self.given['batch'])
+        of = self.trained
+        known = of is not None and ('batch' in of.marks or 'Dataset' in of.name)
+        found = (
+            [of.marks['batch']]
+            if of is not None and 'batch' in of.marks
+            else []
+            if known
+            else self.read or self.batches
+        )
+        sizes = {size for size, _ in found}
+        if not found:
+            self.refuse(1, 'no batch of a dataset was found', 'give that of one device: --set batch=32')
+        elif len(sizes) > 1 or not min(sizes):
+            what = 'the batch is no number that the script says' if len(sizes) < 2 else f'batches of {sorted(sizes)}'
+            self.refuse(found[-1][1], what, 'give that of one device: --set batch=32')
         else:
-            kind, keys, order = OPTIMIZERS[self.optimizer.name]
-            found = {key: self.optimizer.argument(of, order) for of, key in keys.items()}
-            values[f'workload.optimizer.{kind}'] = {
-                key: value for key, value in found.items() if isinstance(value, (int, float))
-            }
-            self.line(self.optimizer.name, '', self.optimizer.line, ('workload.optimizer',))
-        return values
+            self.line('batch', found[0][0], found[0][1], ('workload.batch',))
+            return found[0][0]
+        return 0
 
-    def plan(self, world: int, stages: int, assumed: list[str]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        said, line = self.context.pop('parallel_mode', ('semi_auto' if world > 1 else 'stand_alone', 0))
-        mode = MODES.get(_last(said).lower())
-        search, at = self.context.pop('search_mode', self.context.pop('auto_parallel_search_mode', ('', 0)))
-        if mode is None or mode in ('hybrid_parallel', 'dynamic_programming') or search == 'dynamic_programming':
-            self.refuse(line or at, f'the mode {_last(said)} {search}'.rstrip() + ' is not known', 'write semi_auto')
-        elif mode == 'stand_alone' and world > 1:
-            self.refuse(line, f'stand_alone trains {world} models of their own', 'write data_parallel or semi_auto')
-        elif mode in SEARCHES or _last(said).lower() == 'auto_parallel':
-            values['plan.search'] = SEARCHES.get(str(search) or str(mode), 'double-recursive')
-            values['plan.compat'] = self.given.get('version', '2.10')
-            if 'version' not in self.given:
-                assumed.append('the search of MindSpore 2.10; --set version=2.0 for that of 2.0')
-        strategies = any('strategy' in next(iter(layer.values())) for layer, _ in self.layers)
-        if line:
-            self.line('parallel_mode', _last(said), line, ('plan.search',) if 'plan.search' in values else ())
-        if 'plan.search' not in values and not strategies and world // stages > 1:
-            values['plan.data'] = world // stages
-            assumed.append('layers without a strategy are data parallel, as semi_auto has them')
-        if strategies or 'plan.search' in values:
-            values['plan.dataset'] = 'full-batch' if self.full else 'data-parallel'
-        if stages > 1:
-            values['plan.pipeline'] = stages
-        for name, key in WRAPPERS.items():
-            if name in self.wrapped:
-                number, at = self.wrapped[name]
-                if isinstance(number, int) and number > 0:
-                    values[f'plan.{key}'] = number
-                    self.line(name, number, at, (f'plan.{key}',))
-                else:
-                    self.refuse(at, f'{name} has no number that the script says', 'write it')
-        return values | self.optimizer_parallel(assumed) | self.order(stages)
+    def cast(self) -> None:
+        """Precision that cells are cast to: of the whole network, or refused."""
+        for owner, name, line in self.casts:
+            precision = {'float32': 'fp32', 'float16': 'fp16', 'bfloat16': 'bf16'}.get(name)
+            if precision is None:
+                self.refuse(line, f'{name} is no precision that is read', 'write ms.float16 or ms.bfloat16')
+            elif owner is self.outer or owner is self.network:
+                self.precision = precision
+            elif precision != self.precision:
+                self.refuse(line, 'another precision of a part of the network is not read', 'write it of the network')
 
-    def order(self, stages: int) -> dict[str, Any]:
-        config, line = self.context.pop('pipeline_config', ({}, 0))
-        if not isinstance(config, dict) or stages < 2:
-            return {}
-        scheduler = str(config.get('pipeline_scheduler', '1f1b'))
-        if config.get('pipeline_interleave') or scheduler not in ('1f1b', 'gpipe'):
-            what = f'the pipeline scheduler {scheduler}, interleaved {bool(config.get("pipeline_interleave"))}'
-            self.refuse(line, f'{what}, is not read', 'write 1f1b or gpipe, or --set plan.order=…')
-        return {'plan.order': scheduler}
-
-    def optimizer_parallel(self, assumed: list[str]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        on, line = self.context.pop('enable_parallel_optimizer', (False, 0))
-        config, _ = self.context.pop('parallel_optimizer_config', ({}, 0))
-        if on is True:
-            config = config if isinstance(config, dict) else {}
-            values['plan.hsdp'] = config.get('optimizer_level', 'level1')
-            if (threshold := config.get('parallel_optimizer_threshold', 64)) != 64:
-                values['plan.shard_threshold'] = f'{threshold} KiB'
-            if config.get('optimizer_weight_shard_size', -1) not in (-1, None):
-                what = 'optimizer_weight_shard_size is not read'
-                self.refuse(line, what, 'write it as --set plan.shard=N, see docs/optimizer_parallel.md')
-            self.line('enable_parallel_optimizer', True, line, ('plan.hsdp',))
-        if any('comm_fusion' in next(iter(layer.values())) for layer, _ in self.layers):
-            values['plan.fusion'] = 'ids'
-        return values
-
-    def leftover(self) -> None:
-        """Settings of the context that nothing above has read: without effect, off, or refused."""
-        for name, (value, line) in self.context.items():
-            if name in WITHOUT_EFFECT or value in (None, False, '', 0) or isinstance(value, Unknown):
-                continue
-            if name == 'device_num':
-                continue
-            self.refuse(
-                line, f'{name} is not known (got {str(value)[:60]})', 'leave it out, or write its key by --set plan.…'
-            )
+    def updated(self, of: Thing) -> dict[str, Any]:
+        """The optimizer and its settings."""
+        kind, keys, order = OPTIMIZERS[of.last]
+        said = dict(zip(order, of.values, strict=False)) | of.named
+        if len(of.values) > len(order) or set(said) - set(order):
+            self.refuse(of.line, f'{of.last} has arguments that are not known', 'leave them out')
+        if of.last == 'SGD' and said.get('momentum') not in (None, 0, 0.0):
+            # With momentum it is that optimizer.
+            kind, keys = 'momentum', {**OPTIMIZERS['Momentum'][1], 'nesterov': 'nesterov'}
+            if not isinstance(said['momentum'], (int, float)):
+                self.refuse(of.line, 'the momentum of SGD is no number that the script says', '--set says it')
+        weights = said.pop('params', None)
+        if isinstance(weights, (list, tuple)):
+            self.gap(f'{of.last} params', 'groups', of.line, 'all weights are updated alike')
+        elif not isinstance(weights, Thing) or weights.name != 'parameters':
+            self.refuse(of.line, 'which weights are updated is not known', 'write net.trainable_params()')
+        values: dict[str, Any] = {'weight_decay': 0.0} if kind == 'adamw' else {}
+        for name, value in said.items():
+            if name in keys and isinstance(value, (int, float)):
+                values[keys[name]] = value
+            elif name in _OTHER_UPDATES and value not in (None, False):
+                self.refuse(of.line, f'{name} of {of.last} is not read', 'leave it out')
+            elif (
+                name not in keys and value not in (None, False, 0, 0.0) and not (name == 'loss_scale' and value == 1.0)
+            ):
+                self.gap(f'{of.last} {name}', value, of.line, 'the update is as without it')
+        self.line(of.last, '', of.line, ('workload.optimizer',))
+        return {f'workload.optimizer.{kind}': values}
 
 
-def _last(value: Any) -> str:
-    """``ms.ParallelMode.AUTO_PARALLEL`` as ``AUTO_PARALLEL``."""
-    return (value.name if isinstance(value, (Module, Method)) else str(value)).rpartition('.')[2]
+def _numbers(made: Any) -> Iterator[int]:
+    """Whole numbers in the calls that make an array, in their order."""
+    for one in made.values if isinstance(made, Thing) else ():
+        if isinstance(one, int):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from (part for part in one if isinstance(part, int))
 
 
-def _shape(weight: Thing) -> tuple[int, int] | None:
-    """Of ``Parameter(initializer("normal", [in, out]), "w")``, or of an array with such a shape in its call."""
-    for value in (*weight.values, *weight.named.values()):
-        if isinstance(value, Thing) and (found := _shape(value)):
-            return found
-        if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, int) for one in value):
-            return value[0], value[1]
-    return None
-
-
-def _rows() -> list[dict[str, str]]:
-    return files.read_csv(settings.FOLDER / 'mindspore_layers.csv')
-
-
-def _names() -> list[str]:
-    return [row['call'] for row in _rows()]
-
-
-def _row(name: str) -> tuple[str, list[str], list[str]] | None:
-    """Kind, order of arguments and keys of a layer; ``mindspore.nn.Dense`` and ``P.MatMul`` are known by their end."""
-    parts = name.split('.')
-    for row in _rows():
-        package, call = row['call'].split('.')
-        if parts[-1] == call and (len(parts) < 2 or package in parts or (package == 'ops' and 'nn' not in parts)):
-            return row['kind'], row['arguments'].split(), row['values'].split()
-    return None
+def _literal(text: Any) -> Any:
+    """A value of an option as a number, or as the text that it is."""
+    if not isinstance(text, str):
+        return text
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return found if isinstance(found, (int, float, str)) else text

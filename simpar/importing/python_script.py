@@ -1,25 +1,45 @@
 """The syntax tree of a Python script, followed without running anything: classes, functions, and what calls make."""
 
 import ast
+import contextlib
 import operator
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from simpar.errors import Problem
+from simpar import files
+from simpar.errors import Problem, ScheduleError
 
 MOST_CALLS: Final = 10_000
 """Calls of a script's own functions and cells, so that a loop without an end is refused."""
 BY_LAYERS: Final = 'write it by layers of nn or ops'
+IN_PLACE: Final = 'write what the script does in its place'
+_FILE: Final = 10_000_000
+"""Lines of a file that the script imports are counted from a multiple of this."""
+_GLOBALS: Final = 'global '
+"""In a scope: the names that belong to the module; no name of Python has a blank."""
+_MOST: Final = 2**63
 _COMPARES: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
 _SIGNS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
+    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
+_OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
+    'int': int, 'float': float, 'str': str, 'bool': bool, 'abs': abs, 'min': min, 'max': max, 'round': round,
+}  # fmt: skip
+_OF_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
+    'tuple': tuple, 'list': list, 'len': len, 'enumerate': lambda one: list(enumerate(one)),
+    'zip': lambda *all_of: [tuple(one) for one in zip(*all_of, strict=False)], 'reversed': lambda one: list(one)[::-1],
+}  # fmt: skip
+_CHANGES: Final = frozenset({'append', 'extend', 'insert', 'pop', 'remove', 'clear', 'reverse', 'sort', 'update'})
+"""Methods that change a list or a dict."""
+_CONTAINERS: Final = ('CellList', 'SequentialCell')
 
 
 @dataclass(eq=False)
@@ -32,6 +52,11 @@ class Thing:
     named: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def last(self) -> str:
+        """Its name without its module."""
+        return self.name.rpartition('.')[2]
+
     def argument(self, name: str, order: Sequence[str], otherwise: Any = None) -> Any:
         """A value by its name, or by its place among the arguments."""
         if name in self.named:
@@ -42,9 +67,10 @@ class Thing:
 
 @dataclass(eq=False)
 class Cell:
-    """An object of a class of the script."""
+    """An object of a class of the script. Arguments: ``chain``, its class and those of the script that it extends."""
 
     of: ast.ClassDef
+    chain: tuple[ast.ClassDef, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
     marks: dict[str, Any] = field(default_factory=dict)
 
@@ -93,22 +119,39 @@ class _Return(Exception):
         self.value = value
 
 
+class _Turn(Exception):
+    """The end of a loop's turn. Arguments: ``is_last``, whether the loop ends."""
+
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.is_last = is_last
+
+
 @dataclass(eq=False)
 class Reader(ABC):
     """A script as it is followed.
 
     Arguments:
-        name: of the file. scope: its names.
+        name: of the file. folder: in which files lie that it imports. scope: its names.
         depth: how many cells are being called with tensors; what is not known may then not be passed over.
+        changes: how often something was said of model or plan, so that a loop or a branch that says nothing is known.
+        guards: how often it was not known whether a loop's turn ends.
         problems: what was not understood.
+        others: names of files that it imports. modules: names of each. around: names around each class.
     A subclass says what calls of a framework make, and what a layer does with tensors.
     """
 
     name: str
+    folder: Path = Path()
     scope: Scope = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     calls: int = 0
     depth: int = 0
+    changes: int = 0
+    guards: int = 0
+    others: list[str] = field(default_factory=list)
+    modules: dict[str, Scope] = field(default_factory=dict)
+    around: dict[int, Scope] = field(default_factory=dict)
 
     @abstractmethod
     def of_module(self, name: str, line: int, values: list[Any], named: dict[str, Any]) -> Any:
@@ -119,16 +162,28 @@ class Reader(ABC):
         """What a call of an attribute makes, which its object does not hold."""
 
     @abstractmethod
-    def apply(self, of: Thing | Cell, line: int, values: list[Any]) -> Any:
+    def apply(self, of: Thing | Cell, line: int, values: list[Any], named: dict[str, Any]) -> Any:
         """What a layer or a cell makes of tensors."""
 
     @abstractmethod
-    def emit(self, kind: str, keys: Mapping[str, Any], data: Sequence[Data], line: int, name: str) -> Data:
-        """A layer more, and its result."""
+    def arithmetic(self, one: ast.BinOp | ast.AugAssign, left: Any, right: Any) -> Any:
+        """What a sign makes of two values of which at least one is a tensor."""
+
+    @abstractmethod
+    def sets(self, owner: Any, name: str, value: Any, line: int) -> None:
+        """An attribute of what is no cell of the script is set."""
+
+    @abstractmethod
+    def iterated(self, over: Thing) -> None:
+        """A loop goes through what a call made, e.g. a dataset."""
+
+    def place(self, line: int) -> str:
+        """File and line."""
+        return f'{[self.name, *self.others][line // _FILE]}:{line % _FILE}'
 
     def refuse(self, line: int, what: str, instead: str) -> Unknown:
         """Name what is not understood."""
-        self.problems.append(Problem(f'{self.name}:{line}', what, instead))
+        self.problems.append(Problem(self.place(line), what, instead))
         return UNKNOWN
 
     # statements
@@ -136,7 +191,7 @@ class Reader(ABC):
     def module(self, tree: ast.Module) -> None:
         try:
             self.run(tree.body, self.scope)
-        except _Return:
+        except (_Return, _Turn):
             pass
         except RecursionError:
             self.refuse(1, 'functions call one another without an end', 'write the network in full')
@@ -149,6 +204,7 @@ class Reader(ABC):
         if isinstance(one, (ast.Import, ast.ImportFrom)):
             self.imports(one, scope)
         elif isinstance(one, ast.ClassDef):
+            self.around[id(one)] = scope
             scope[one.name] = one
         elif isinstance(one, ast.FunctionDef):
             scope[one.name] = Function(one, scope)
@@ -165,65 +221,167 @@ class Reader(ABC):
             self.value(one.value, scope)
         elif isinstance(one, ast.Return):
             raise _Return(self.value(one.value, scope) if one.value else None)
+        elif isinstance(one, (ast.Break, ast.Continue)):
+            raise _Turn(isinstance(one, ast.Break))
         elif isinstance(one, ast.If):
             self.branch(one, scope)
-        elif isinstance(one, (ast.With, ast.Try)):
+        elif isinstance(one, ast.With):
+            for item in one.items:
+                if item.optional_vars is not None:
+                    self.assign(item.optional_vars, UNKNOWN, scope)
             self.run(one.body, scope)
+        elif isinstance(one, ast.Try):
+            self.run([*one.body, *one.orelse, *one.finalbody], scope)
         elif isinstance(one, ast.For):
             self.loop(one, scope)
-        elif self.depth and not isinstance(one, (ast.Pass, ast.Assert, ast.AnnAssign)):
+        elif isinstance(one, ast.Global):
+            scope[_GLOBALS] = {*scope.get(_GLOBALS, ()), *one.names}
+        elif isinstance(one, ast.While) and not self.depth:
+            self.maybe([one.body], one.lineno, scope)
+        elif isinstance(one, ast.Match) and not self.depth:
+            self.maybe([case.body for case in one.cases], one.lineno, scope)
+        elif isinstance(one, ast.Nonlocal) or (isinstance(one, ast.Delete) and not _of_names(one)):
+            self.refuse(one.lineno, f'{type(one).__name__.lower()} is not read', IN_PLACE)
+        elif self.depth and not isinstance(one, (ast.Pass, ast.Assert, ast.AnnAssign, ast.Delete)):
             self.refuse(
                 one.lineno, f'{type(one).__name__.lower()} in a network is not read', 'write its layers in full'
             )
 
     def imports(self, one: ast.Import | ast.ImportFrom, scope: Scope) -> None:
         module = '' if isinstance(one, ast.Import) else f'{one.module or ""}.'
+        own = self.beside(one.module) if isinstance(one, ast.ImportFrom) and one.module and one.level < 2 else None
         for alias in one.names:
             name = f'{module}{alias.name}'
             known = alias.asname or (alias.name if module else alias.name.partition('.')[0])
-            scope[known] = Module(name if alias.asname or module else known)
+            if own is not None and alias.name == '*':
+                scope.update(own)
+            elif own is not None:
+                scope[known] = own.get(alias.name, UNKNOWN)
+            else:
+                scope[known] = Module(name if alias.asname or module else known)
+
+    def beside(self, module: str) -> Scope | None:
+        """Names of a file beside the script; None where there is none."""
+        if module in self.modules:
+            return self.modules[module]
+        path = self.folder / f'{module.replace(".", "/")}.py'
+        if not path.is_file():
+            return None
+        self.others.append(str(path))
+        found = self.modules[module] = Scope()
+        tree = tree_of(files.read_regular(path, 2**20).decode('utf-8', 'replace'), path)
+        ast.increment_lineno(tree, _FILE * len(self.others))
+        with contextlib.suppress(_Return, _Turn):
+            self.run(tree.body, found)
+        return found
 
     def branch(self, one: ast.If, scope: Scope) -> None:
         test = one.test
         is_main = isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == '__name__'
-        taken = True if is_main else self.value(test, scope)
+        taken = scope is self.scope if is_main else self.truth(self.value(test, scope))
         if isinstance(taken, Unknown) and self.depth:
             self.refuse(one.lineno, 'which branch the network takes is not known', 'write the branch in its place')
-            return
-        if isinstance(taken, Unknown):
-            # Both sides may set up what is asked about here; the first is how a script is written to run.
-            self.run(one.body, scope)
-            return
-        self.run(one.body if taken else one.orelse, scope)
+        elif isinstance(taken, Unknown):
+            self.maybe([one.body, one.orelse], one.lineno, scope)
+        else:
+            self.run(one.body if taken else one.orelse, scope)
+
+    def truth(self, value: Any) -> Any:
+        """Whether a value counts as true; what is not known is not."""
+        return UNKNOWN if isinstance(value, (Thing, Module, Method, Data)) else value
+
+    def maybe(self, bodies: Sequence[Sequence[ast.stmt]], line: int, scope: Scope) -> None:
+        """Of bodies one is run, and which is not known: they may say nothing, and names that they set are not known.
+
+        A body that leaves what it stands in is a guard: what comes behind it is read.
+        """
+        before, changes = dict(scope), self.changes
+        for body in bodies:
+            inner = Scope(before)
+            try:
+                self.run(body, inner)
+            except _Return as found:
+                if found.value is not None and not isinstance(found.value, Unknown):
+                    self.refuse(line, 'whether this is what is returned is not known', IN_PLACE)
+                continue
+            except _Turn:
+                self.guards += 1
+            for name in inner:
+                if name != _GLOBALS and (name not in before or inner[name] is not before[name]):
+                    scope[name] = UNKNOWN
+        if self.changes != changes:
+            what = 'whether this is done is not known, and model or plan hang on it'
+            self.refuse(line, what, IN_PLACE + ', or --set NAME=value for an option or a variable of the environment')
 
     def loop(self, one: ast.For, scope: Scope) -> None:
-        """Of a known list each turn; of data one, as a training loop's turns are alike."""
-        turns = self.turns(one.iter, scope)
-        # A range is counted where a network is made, and stands for epochs where it is trained.
-        for turn in turns if 'self' in scope else turns[:1]:
+        """Each turn of what is known. A range that says nothing of model or plan stands for epochs, and has one."""
+        over = self.value(one.iter, scope)
+        parts = self.parts(over)
+        if isinstance(over, Thing) and parts is None:
+            self.iterated(over)
+        if parts is None and self.depth:
+            self.refuse(one.lineno, 'how often this loop turns is not known', IN_PLACE)
+            return
+        before, changes, guards = dict(scope), self.changes, self.guards
+        is_cut = parts is None
+        for turn in [UNKNOWN] if parts is None else parts[:MOST_CALLS]:
             self.assign(one.target, turn, scope)
-            self.run(one.body, scope)
+            try:
+                self.run(one.body, scope)
+            except _Turn as end:
+                if end.is_last:
+                    break
+            if isinstance(over, range) and self.changes == changes and not (self.depth or 'self' in scope):
+                is_cut = True
+                break
+        # Turns of what a call made, e.g. of a dataset, are alike.
+        is_open = parts is None and not isinstance(over, Thing)
+        if self.changes != changes and (is_open or self.guards != guards):
+            self.refuse(one.lineno, 'over what this loop goes is not known, and model or plan hang on it', IN_PLACE)
+        if is_cut:
+            # Other turns may set them otherwise.
+            scope.update({name: UNKNOWN for name in scope if name not in before or scope[name] is not before[name]})
 
-    def turns(self, one: ast.expr, scope: Scope) -> list[Any]:
-        """What a loop goes through; one turn of what is not known."""
-        over = self.value(one, scope)
-        if isinstance(over, Thing) and over.name.endswith('CellList'):
-            over = over.values[0] if len(over.values) == 1 and isinstance(over.values[0], list) else over.values
-        return list(over)[:MOST_CALLS] if isinstance(over, (list, tuple, range)) else [UNKNOWN]
+    def parts(self, over: Any) -> list[Any] | None:
+        """What a list, a range or a container of cells holds; the list itself, so that it can grow."""
+        if isinstance(over, Thing) and over.last in _CONTAINERS:
+            if len(over.values) == 1 and isinstance(over.values[0], (list, tuple)):
+                over.values = list(over.values[0])
+            return over.values
+        if isinstance(over, list):
+            return over
+        return list(over) if isinstance(over, (tuple, range)) and len(over) <= MOST_CALLS else None
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         if isinstance(target, ast.Name):
-            scope[target.id] = value
+            (self.scope if target.id in scope.get(_GLOBALS, ()) else scope)[target.id] = value
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
-            if target.attr in ('pipeline_stage', 'pipeline_segment') and isinstance(owner, (Thing, Cell)):
-                owner.marks[target.attr] = value
-            elif isinstance(owner, Cell):
+            if isinstance(owner, Cell) and target.attr not in ('pipeline_stage', 'pipeline_segment'):
+                self.changes += 1
                 owner.attributes[target.attr] = value
+            else:
+                self.sets(owner, target.attr, value, target.lineno)
+        elif isinstance(target, ast.Subscript):
+            self.put(target, value, scope)
         elif isinstance(target, (ast.Tuple, ast.List)):
             parts = list(value) if isinstance(value, (tuple, list)) else [UNKNOWN] * len(target.elts)
             for part, one in zip(target.elts, parts, strict=False):
                 self.assign(part, one, scope)
+
+    def put(self, target: ast.Subscript, value: Any, scope: Scope) -> None:
+        """Set an element of a list or a dict."""
+        owner, index = self.value(target.value, scope), self.value(target.slice, scope)
+        parts = owner if isinstance(owner, dict) else self.parts(owner)
+        if isinstance(parts, dict) and isinstance(index, (int, str)):
+            parts[index] = value
+        elif (
+            isinstance(owner, (list, Thing)) and isinstance(index, int) and parts and -len(parts) <= index < len(parts)
+        ):
+            parts[index] = value
+            self.changes += 1
+        elif self.depth or parts is not None:
+            self.refuse(target.lineno, 'which element this sets is not known', IN_PLACE)
 
     # expressions
 
@@ -235,72 +393,141 @@ class Reader(ABC):
         if isinstance(one, ast.Name):
             return scope.get(one.id, self.scope.get(one.id, UNKNOWN))
         if isinstance(one, (ast.Tuple, ast.List)):
-            found = [self.value(part, scope) for part in one.elts]
+            found = list(self.spread(one.elts, scope))
             return tuple(found) if isinstance(one, ast.Tuple) else found
         if isinstance(one, ast.Dict):
-            pairs = zip(one.keys, one.values, strict=True)
-            return {
-                self.value(key, scope): self.value(value, scope)
-                for key, value in pairs
-                if isinstance(key, ast.Constant)
-            }
+            return self.dictionary(one, scope)
         if isinstance(one, ast.BinOp):
             return self.sign(one, self.value(one.left, scope), self.value(one.right, scope))
         if isinstance(one, ast.UnaryOp):
-            found = self.value(one.operand, scope)
-            if isinstance(found, (Unknown, Thing, Cell, Data)):
+            found_one = self.truth(self.value(one.operand, scope))
+            if isinstance(found_one, (Unknown, Cell)) or not isinstance(one.op, (ast.USub, ast.Not)):
                 return UNKNOWN
-            return -found if isinstance(one.op, ast.USub) else not found if isinstance(one.op, ast.Not) else UNKNOWN
+            return not found_one if isinstance(one.op, ast.Not) else -found_one if _is_number(found_one) else UNKNOWN
         if isinstance(one, ast.Attribute):
             return self.attribute(one, scope)
+        if isinstance(one, ast.Subscript):
+            return self.element(one, scope)
         if isinstance(one, ast.Call):
             return self.call(one, scope)
+        return self.rarer(one, scope)
+
+    def rarer(self, one: ast.expr, scope: Scope) -> Any:
+        """Values of lists made by a loop, comparisons, choices and functions without a name."""
         if isinstance(one, ast.ListComp) and len(one.generators) == 1 and not one.generators[0].ifs:
+            parts = self.parts(self.value(one.generators[0].iter, scope))
             found = []
-            for turn in self.turns(one.generators[0].iter, scope):
+            for turn in parts or ():
                 inner = dict(scope)
                 self.assign(one.generators[0].target, turn, inner)
                 found.append(self.value(one.elt, inner))
-            return found
+            return UNKNOWN if parts is None else found
         if isinstance(one, ast.Compare) and len(one.ops) == 1:
             return _compared(one.ops[0], self.value(one.left, scope), self.value(one.comparators[0], scope))
+        if isinstance(one, ast.BoolOp):
+            for part in one.values:
+                value = self.truth(self.value(part, scope))
+                if isinstance(value, Unknown) or bool(value) == isinstance(one.op, ast.Or):
+                    return value
+            return value
         if isinstance(one, ast.IfExp):
-            test = self.value(one.test, scope)
+            test = self.truth(self.value(one.test, scope))
             return UNKNOWN if isinstance(test, Unknown) else self.value(one.body if test else one.orelse, scope)
+        if isinstance(one, ast.NamedExpr):
+            value = self.value(one.value, scope)
+            self.assign(one.target, value, scope)
+            return value
+        if isinstance(one, ast.JoinedStr):
+            texts = [
+                self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in one.values
+            ]
+            return ''.join(map(str, texts)) if all(isinstance(text, (int, str)) for text in texts) else UNKNOWN
+        if isinstance(one, ast.Lambda):
+            body = ast.Return(one.body, lineno=one.lineno, col_offset=0)
+            return Function(ast.FunctionDef('lambda', one.args, [body], [], lineno=one.lineno, col_offset=0), scope)
         return UNKNOWN
+
+    def dictionary(self, one: ast.Dict, scope: Scope) -> Any:
+        """A dict whose keys are known."""
+        found: dict[Any, Any] = {}
+        for key, value in zip(one.keys, one.values, strict=True):
+            name, inner = self.value(key, scope), self.value(value, scope)
+            if key is None and isinstance(inner, dict):
+                found |= inner
+            elif isinstance(name, (int, str)):
+                found[name] = inner
+            else:
+                return UNKNOWN
+        return found
+
+    def spread(self, parts: Sequence[ast.expr], scope: Scope) -> Iterator[Any]:
+        """Values of a list or of arguments, with what a star takes apart."""
+        for part in parts:
+            if not isinstance(part, ast.Starred):
+                yield self.value(part, scope)
+                continue
+            found = self.parts(self.value(part.value, scope))
+            yield from [UNKNOWN] if found is None else found
+
+    def element(self, one: ast.Subscript, scope: Scope) -> Any:
+        """An element of a list, a dict or a container of cells; a part of a list."""
+        owner = self.value(one.value, scope)
+        if isinstance(one.slice, ast.Slice):
+            ends = [self.value(end, scope) for end in (one.slice.lower, one.slice.upper, one.slice.step)]
+            parts = self.parts(owner)
+            known = parts is not None and all(end is None or isinstance(end, int) for end in ends) and ends[2] != 0
+            return parts[slice(*ends)] if known and parts is not None else UNKNOWN
+        index = self.value(one.slice, scope)
+        if isinstance(owner, dict):
+            return owner.get(index, UNKNOWN) if isinstance(index, (int, str)) else UNKNOWN
+        parts = self.parts(owner)
+        is_inside = parts is not None and isinstance(index, int) and -len(parts) <= index < len(parts)
+        return parts[index] if is_inside and parts is not None else UNKNOWN
 
     def sign(self, one: ast.BinOp | ast.AugAssign, left: Any, right: Any) -> Any:
         if isinstance(left, Data) or isinstance(right, Data):
-            if isinstance(one.op, (ast.Add, ast.Mult)) and isinstance(left, Data) and isinstance(right, Data):
-                return self.emit(
-                    'add' if isinstance(one.op, ast.Add) else 'multiply', {}, [left, right], one.lineno, ''
-                )
-            return self.refuse(one.lineno, 'this arithmetic of tensors is not known', BY_LAYERS)
-        known = (int, float, str)
-        if isinstance(left, known) and isinstance(right, known) and type(one.op) in _SIGNS:
+            return self.arithmetic(one, left, right)
+        if isinstance(one.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(one.op, ast.Add) and isinstance(left, tuple) and isinstance(right, tuple):
+            return left + right
+        if isinstance(one.op, ast.Mult) and isinstance(left, (list, tuple)) and isinstance(right, int):
+            return left * right if len(left) * right <= MOST_CALLS else UNKNOWN
+        texts = isinstance(left, str) and isinstance(right, str) and isinstance(one.op, ast.Add)
+        if (texts or (_is_number(left) and _is_number(right))) and type(one.op) in _SIGNS:
+            if isinstance(one.op, ast.Pow) and not (abs(left) <= _MOST and 0 <= right <= 64):
+                return UNKNOWN
             try:
-                return _SIGNS[type(one.op)](left, right)
+                found = _SIGNS[type(one.op)](left, right)
             except (TypeError, ArithmeticError):
                 return UNKNOWN
+            return found if texts or abs(found) < _MOST else UNKNOWN
         return UNKNOWN
 
     def attribute(self, one: ast.Attribute, scope: Scope) -> Any:
         owner = self.value(one.value, scope)
         if isinstance(owner, Module):
-            return Module(f'{owner.name}.{one.attr}')
-        if isinstance(owner, Cell):
-            return owner.attributes.get(one.attr, Method(owner, one.attr))
+            own = self.beside(owner.name) if '.' not in owner.name else None
+            return Module(f'{owner.name}.{one.attr}') if own is None else own.get(one.attr, UNKNOWN)
+        if isinstance(owner, Cell) and one.attr in owner.attributes:
+            return owner.attributes[one.attr]
+        if isinstance(owner, (Cell, ast.ClassDef)):
+            for of in owner.chain if isinstance(owner, Cell) else self.chain(owner):
+                for line in of.body:
+                    if isinstance(line, ast.Assign) and any(_named(target, one.attr) for target in line.targets):
+                        return self.value(line.value, self.around.get(id(of), self.scope))
+        if isinstance(owner, Thing) and one.attr in owner.marks.get('options', {}):
+            return owner.marks['options'][one.attr]
         return Method(owner, one.attr)
 
     def call(self, one: ast.Call, scope: Scope) -> Any:
+        if isinstance(one.func, ast.Attribute) and _is_super(one.func.value):
+            return self.above(one.func.attr, one, scope)
         of = self.value(one.func, scope)
-        values = [self.value(part, scope) for part in one.args]
-        named = {word.arg: self.value(word.value, scope) for word in one.keywords if word.arg}
+        values, named = self.arguments(one, scope)
         self.calls += 1
         if self.calls > MOST_CALLS:
-            self.problems.append(
-                Problem(f'{self.name}:{one.lineno}', 'more calls than are read', 'write a shorter one')
-            )
+            self.problems.append(Problem(self.place(one.lineno), 'more calls than are read', 'write a shorter one'))
             raise _Return(UNKNOWN)
         if isinstance(of, ast.ClassDef):
             return self.cell(of, values, named)
@@ -309,39 +536,185 @@ class Reader(ABC):
         if isinstance(of, Module):
             return self.of_module(of.name, one.lineno, values, named)
         if isinstance(of, Method):
-            return self.method(of, one.lineno, values, named)
+            is_of_list = isinstance(of.owner, (list, dict)) or self.parts(of.owner) is not None
+            found = self.of_list(of, one.lineno, values) if is_of_list else NotImplemented
+            return self.method(of, one.lineno, values, named) if found is NotImplemented else found
         if isinstance(of, (Thing, Cell)):
-            return self.apply(of, one.lineno, values)
-        if isinstance(one.func, ast.Name) and one.func.id in ('range', 'len', 'int', 'tuple', 'list', 'super'):
-            return _builtin(one.func.id, values)
-        if any(isinstance(value, Data) for value in values):
+            return self.apply(of, one.lineno, values, named)
+        if isinstance(one.func, ast.Name) and one.func.id in ('getattr', 'setattr') and len(values) > 1:
+            return self.by_name(one, values, scope)
+        has_data = any(isinstance(value, Data) for value in (*values, *named.values()))
+        is_named = isinstance(one.func, ast.Name) and not (one.func.id in scope or one.func.id in self.scope)
+        if isinstance(one.func, ast.Name) and is_named and (not has_data or one.func.id == 'print'):
+            return self.builtin(one.func.id, values)
+        if has_data:
             return self.refuse(one.lineno, 'a call of tensors that is not known', BY_LAYERS)
         return UNKNOWN
+
+    def arguments(self, one: ast.Call, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
+        named: dict[str, Any] = {}
+        for word in one.keywords:
+            value = self.value(word.value, scope)
+            if word.arg:
+                named[word.arg] = value
+            elif isinstance(value, dict):
+                named |= {str(key): inner for key, inner in value.items()}
+            else:
+                # Of these nothing is known, not even their names.
+                named['**'] = UNKNOWN
+        return list(self.spread(one.args, scope)), named
+
+    def of_list(self, of: Method, line: int, values: list[Any]) -> Any:
+        """A method of a list, a dict or a container of cells; ``NotImplemented`` where it is of the framework."""
+        parts = of.owner if isinstance(of.owner, dict) else self.parts(of.owner)
+        one = values[0] if values else UNKNOWN
+        if isinstance(parts, dict):
+            if of.name == 'get' and isinstance(one, (int, str)):
+                return parts.get(one, values[1] if len(values) > 1 else UNKNOWN)
+            if of.name in ('items', 'keys', 'values'):
+                return list(getattr(parts, of.name)())
+            if of.name == 'update' and isinstance(one, dict):
+                parts.update(one)
+                return None
+        elif isinstance(of.owner, (list, Thing)) and parts is not None:
+            more = self.parts(one)
+            if of.name == 'append' and values:
+                parts.append(one)
+            elif of.name == 'extend' and more is not None:
+                parts.extend(more)
+            elif of.name == 'insert' and isinstance(one, int) and len(values) > 1:
+                parts.insert(one, values[1])
+            elif of.name not in _CHANGES:
+                return NotImplemented
+            else:
+                return self.refuse(line, f'.{of.name}() of this list is not read', IN_PLACE)
+            self.changes += 1
+            return of.owner
+        return (
+            self.refuse(line, f'.{of.name}() of this is not read', IN_PLACE) if of.name in _CHANGES else NotImplemented
+        )
+
+    def by_name(self, one: ast.Call, values: list[Any], scope: Scope) -> Any:
+        """``getattr`` and ``setattr`` with a name that the script says."""
+        name = values[1]
+        if not isinstance(name, str):
+            return self.refuse(one.lineno, 'which attribute this is, is not known', IN_PLACE)
+        where = ast.Attribute(one.args[0], name, ast.Load(), lineno=one.lineno, col_offset=0)
+        if isinstance(one.func, ast.Name) and one.func.id == 'setattr' and len(values) > 2:
+            self.assign(where, values[2], scope)
+            return None
+        return self.attribute(where, scope)
+
+    def builtin(self, name: str, values: Sequence[Any]) -> Any:
+        if name == 'range' and values and all(isinstance(value, int) for value in values):
+            return range(*values) if len(values) < 3 or values[2] else UNKNOWN
+        known = [part for part in map(self.parts, values) if part is not None]
+        try:
+            if name in _OF_LISTS and values and len(known) == len(values):
+                return _OF_LISTS[name](*known)
+            if name == 'sum' and known and all(map(_is_number, known[0])):
+                return sum(known[0])
+            if name in _OF_NUMBERS and values and all(isinstance(value, (int, float, str)) for value in values):
+                return _OF_NUMBERS[name](*values)
+            if name in ('min', 'max') and known and known[0] and all(map(_is_number, known[0])):
+                return _OF_NUMBERS[name](known[0])
+        except (TypeError, ValueError, OverflowError):
+            return UNKNOWN
+        return [] if name in ('list', 'tuple') and not values else UNKNOWN
 
     def function(
         self, of: ast.FunctionDef, values: Sequence[Any], named: Mapping[str, Any], scope: Mapping[str, Any]
     ) -> Any:
-        names = [argument.arg for argument in (*of.args.args, *of.args.kwonlyargs)]
-        defaults = dict(zip([one.arg for one in of.args.args][::-1], of.args.defaults[::-1], strict=False))
-        inner: Scope = dict(scope) | dict.fromkeys(names, UNKNOWN)
-        inner |= {name: self.value(value, self.scope) for name, value in defaults.items()}
-        inner |= dict(zip(names, values, strict=False)) | dict(named)
+        places = [argument.arg for argument in (*of.args.posonlyargs, *of.args.args)]
+        alone = [argument.arg for argument in of.args.kwonlyargs]
+        inner: Scope = dict(scope) | dict.fromkeys((*places, *alone), UNKNOWN)
+        inner.pop(_GLOBALS, None)
+        defaults = dict(zip(places[::-1], of.args.defaults[::-1], strict=False))
+        defaults |= {name: value for name, value in zip(alone, of.args.kw_defaults, strict=True) if value is not None}
+        inner |= {name: self.value(value, dict(scope)) for name, value in defaults.items()}
+        inner |= dict(zip(places, values, strict=False))
+        inner |= {name: value for name, value in named.items() if name in inner or of.args.kwarg is None}
+        if of.args.vararg:
+            inner[of.args.vararg.arg] = tuple(values[len(places) :])
+        if of.args.kwarg:
+            inner[of.args.kwarg.arg] = {name: value for name, value in named.items() if name not in (*places, *alone)}
         try:
             self.run(of.body, inner)
         except _Return as found:
             return found.value
         return None
 
+    # classes
+
+    def chain(self, of: ast.ClassDef, depth: int = 0) -> tuple[ast.ClassDef, ...]:
+        """A class, and those of the script that it extends."""
+        bases = [self.value(base, self.around.get(id(of), self.scope)) for base in of.bases]
+        above = (one for base in bases if isinstance(base, ast.ClassDef) for one in self.chain(base, depth + 1))
+        return (of, *dict.fromkeys(above)) if depth < 32 else (of,)
+
     def cell(self, of: ast.ClassDef, values: Sequence[Any], named: Mapping[str, Any]) -> Cell:
-        made = Cell(of)
-        start = method_of(made, '__init__')
-        if start:
-            self.function(start, [made, *values], named, {})
+        made = Cell(of, self.chain(of))
+        if found := method_of(made, '__init__'):
+            self.bound(made, found, values, named)
         return made
 
+    def bound(
+        self, owner: Cell, found: tuple[ast.FunctionDef, ast.ClassDef], values: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of a cell, or a static one."""
+        function, of = found
+        is_static = any(_named(one, 'staticmethod') for one in function.decorator_list)
+        around = {**self.around.get(id(of), self.scope), '__class__': of}
+        return self.function(function, [*([] if is_static else [owner]), *values], named, around)
 
-def method_of(of: Cell, name: str) -> ast.FunctionDef | None:
-    return next((one for one in of.of.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
+    def above(self, name: str, one: ast.Call, scope: Scope) -> Any:
+        """``super().name(…)``: of the next class of the script that has it; nothing of what a framework's has."""
+        owner, of = scope.get('self', UNKNOWN), scope.get('__class__')
+        values, named = self.arguments(one, scope)
+        if not isinstance(owner, Cell) or of not in owner.chain:
+            return UNKNOWN
+        rest = Cell(owner.of, owner.chain[owner.chain.index(of) + 1 :])
+        found = method_of(rest, name)
+        if found is None and any(isinstance(value, Data) for value in values):
+            return self.refuse(one.lineno, f'super().{name}() is not of this script', BY_LAYERS)
+        return self.bound(owner, found, values, named) if found else UNKNOWN
+
+
+def tree_of(text: str, path: Path) -> ast.Module:
+    """The syntax tree of a file. Raises ``ScheduleError`` where it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            # Of the script's own style; what it means is the same.
+            warnings.simplefilter('ignore', SyntaxWarning)
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, 'lineno', None) or 1
+        raise ScheduleError(Problem(f'{path}:{line}', f'is no Python: {error}', 'check the file')) from None
+
+
+def method_of(of: Cell, name: str) -> tuple[ast.FunctionDef, ast.ClassDef] | None:
+    """A method of a cell, and the class that has it."""
+    for one in of.chain:
+        for line in one.body:
+            if isinstance(line, ast.FunctionDef) and line.name == name:
+                return line, one
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _named(one: ast.expr, name: str) -> bool:
+    return isinstance(one, ast.Name) and one.id == name
+
+
+def _of_names(one: ast.Delete) -> bool:
+    return all(isinstance(target, ast.Name) for target in one.targets)
+
+
+def _is_super(one: ast.expr) -> bool:
+    return isinstance(one, ast.Call) and _named(one.func, 'super')
 
 
 def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
@@ -349,7 +722,8 @@ def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return UNKNOWN
     if isinstance(sign, (ast.Is, ast.IsNot)) and (left is None or right is None):
-        return (left is right) == isinstance(sign, ast.Is)
+        is_open = any(isinstance(one, (Method, Module, Thing)) for one in (left, right))
+        return UNKNOWN if is_open and not _is_made(left, right) else (left is right) == isinstance(sign, ast.Is)
     known = (int, float, str, type(None))
     try:
         known_values = isinstance(left, known) and isinstance(right, known)
@@ -358,11 +732,6 @@ def _compared(sign: ast.cmpop, left: Any, right: Any) -> Any:
         return UNKNOWN
 
 
-def _builtin(name: str, values: Sequence[Any]) -> Any:
-    if name == 'range' and values and all(isinstance(value, int) for value in values):
-        return range(*values)
-    if name in ('tuple', 'list') and values and isinstance(values[0], (list, tuple, range)):
-        return list(values[0]) if name == 'list' else tuple(values[0])
-    if name == 'len' and isinstance(values[0], (list, tuple, range)):
-        return len(values[0])
-    return int(values[0]) if name == 'int' and isinstance(values[0], (int, float)) else UNKNOWN
+def _is_made(*values: Any) -> bool:
+    """Whether what is compared with None is an object that a call of a class makes, which is never None."""
+    return any(isinstance(one, Thing) and one.last[:1].isupper() for one in values)
