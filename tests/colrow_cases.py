@@ -1,18 +1,16 @@
 """Networks of column-cut and row-cut products that MindSpore's compiler was given, and what it made of them."""
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+
+from golden_shapes import FOLDER
 
 from simpar.lower import lower
 from simpar.model import Add, Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import Momentum, Workload
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 OPERATORS = {'AllReduce': 'all_reduce', 'AllGather': 'all_gather', 'ReduceScatter': 'reduce_scatter'}
 ALONE = 0
 """The fusion id of what is not fused."""

@@ -144,17 +144,18 @@ class Oracle:
         return {*heads.values()}
 
     def longest_paths(self, slower: dict[int, float] | None = None) -> dict[Key, float]:
-        """The end of every op if nothing slowed anything: the longest path to it at isolated durations.
+        """The end of every op of a program that ends, if nothing slowed anything: the longest path at isolated durations.
 
         Arguments: ``slower``: instead, every op goes at the speed of its op class given here all the time.
         """
-        ends = dict.fromkeys(map(id, self.every), 0.0)
-        for _ in range(len(self.every) + 1):
+        ends, before = dict.fromkeys(map(id, self.every), 0.0), {}
+        while ends != before:
+            before = dict(ends)
             for task in self.every:
                 lasts = float(task.latency) + float(task.work) / (slower or {}).get(task.op_class, 1.0)
                 ready = [max([float(self.issued[k]), *(ends[id(t)] for t in self.before[k])]) for k in task.members]
                 ends[id(task)] = max(ready) + lasts
-        return {key: ends[id(task)] for key, task in self.tasks.items()}
+        return {key: ends[id(task)] for key, task in self.tasks.items() if key[0] >= 0}
 
     def _before(self, key: Key) -> list[Task]:
         """What must have ended before this op arrives."""

@@ -6,16 +6,17 @@ deadlock. Ops that meet in a collective are of one op class. In a quarter hosts 
 devices have few work queues.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
-from engine_cases import Case, role_of
 
 from simpar.cost.costs import Communication, Costs
 from simpar.engine.queues import WAITS
-from simpar.program import OpClass, Partition, Program, Role, grid
+from simpar.program import Csr, OpClass, Partition, Program, Role, grid
 from simpar.units import quantise
 
 LAYOUTS = (
@@ -34,6 +35,17 @@ UNITS = (2.0**-3, 2.0**-3, 1 / 21, 1 / 21, 1e-6, 2.0**-40)
 SLOW = (0.5, 0.5, 0.9, 0.3)
 UPDATES = ('square_sum', 'finite_check', 'adam')
 """Operators that hosts look at."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and what it costs."""
+
+    program: Program
+    costs: Costs
+
+    def with_costs(self, **changes) -> Case:
+        return Case(self.program, replace(self.costs, **changes))
 
 
 class Sample(NamedTuple):
@@ -318,3 +330,23 @@ def _speeds(rng: Random, world: int) -> list[float]:
     for rank in rng.sample(range(world), {'none': 0, 'one': 1, 'equal': rng.randint(1, world)}[how]):
         speeds[rank] = slow
     return speeds
+
+
+def _lists(pairs, count) -> Csr:
+    return Csr.of(*np.array(pairs, dtype=np.int32).reshape(-1, 2).T, count)
+
+
+def role_of(name, slots, needs, carry, streams, **changes) -> Role:
+    """A role from lists: slots as (op class, stream), the needs of each, and carry needs."""
+    zeros = np.zeros(len(slots), dtype=np.uint16)
+    return Role(
+        name=name,
+        streams=streams,
+        op_class=np.array([op for op, _ in slots], dtype=np.uint32),
+        micro_batch=zeros,
+        copy=zeros,
+        stream=np.array([stream for _, stream in slots], dtype=np.uint16),
+        need=_lists([(i, need) for i, own in enumerate(needs) for need in own], len(slots)),
+        carry=_lists(carry, len(slots)),
+        **changes,
+    )

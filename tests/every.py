@@ -1,9 +1,11 @@
-"""Which of many cases the suite takes: of random plans every twelfth, of a grid some points, of a table a cover.
+"""Which of many cases the suite takes: of random plans every twelfth, of a grid some points, of a law a third.
 
 `make prove NAME=every` takes all (SIMPAR_EVERY=1). What the plans cover is checked of all of them in both.
 """
 
 import os
+
+from hypothesis import settings
 
 EVERY = int(os.environ.get('SIMPAR_EVERY', '12'))
 
@@ -35,3 +37,8 @@ def words(tree):
         for key, value in tree.items():
             yield f'{key}: {value}' if isinstance(value, str) else key
             yield from words(value)
+
+
+def draws(most, **how):
+    """Settings of a law: so many draws by `make prove NAME=every`, of which the suite takes a third."""
+    return settings(max_examples=most if EVERY == 1 else max(most // 3, 6), **how)

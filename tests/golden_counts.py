@@ -20,6 +20,7 @@ import test_strategy_golden as products
 import test_strategy_search_golden as searches
 import test_strategy_training_golden as trained
 import test_transformer_golden as blocks
+from golden_shapes import SHIPPED
 
 DOCUMENT = Path(__file__).parent.parent / 'docs' / 'proofs' / 'strategy_tables.md'
 BEGIN = '| group | version |'
@@ -92,7 +93,7 @@ def rows(compare: Compare = passes) -> Rows:
     """By group and version."""
     found: Rows = defaultdict(lambda: Row(*(Count(compare) for _ in range(3))))
     groups = {}
-    for path in sorted(steps.SHIPPED.rglob('*.json')):
+    for path in sorted(SHIPPED.rglob('*.json')):
         version, group = path.parent.parent.name.removeprefix('v'), path.parent.name
         groups[version, path.stem] = found[group, version]
         found[group, version].cases += 1

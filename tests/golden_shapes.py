@@ -1,8 +1,20 @@
-"""Shapes of a rank's slice, as the compiler's reshapes and ours show the same elements."""
+"""What MindSpore's compiler recorded, and shapes of a rank's slice: its reshapes and ours show the same elements."""
 
+import json
+import os
 from itertools import accumulate
 from math import prod
 from operator import mul
+from pathlib import Path
+
+SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
+FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
+
+
+def cases(group, folder=FOLDER):
+    """Recorded cases of a group by version and name."""
+    found = (json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.rglob(f'{group}/*.json')))
+    return {f'{case["mindspore"]}-{case["case"]["name"]}': {'group': group, **case} for case in found}
 
 
 def bare(shape):

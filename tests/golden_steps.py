@@ -1,23 +1,18 @@
 """Training steps that MindSpore's compiler recorded, and the programs that we make of them."""
 
-import json
-import os
 import re
 from collections import Counter, defaultdict
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 
-from golden_shapes import are_views
+from golden_shapes import are_views, cases
 
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import Workload
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 GROUPS = ('prop', 'rec_chain', 'seeds', 'opt', 'fusion')
 NETWORKS = ('MatMulChain', 'Seed003', 'Mnist')
 KINDS = {
@@ -49,18 +44,12 @@ CROSS_ENTROPY = {
 WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
 
 
-def cases(folder):
-    """Recorded cases by version and name."""
-    paths = [path for group in GROUPS for path in sorted(folder.rglob(f'{group}/*.json'))]
-    found = ({'group': path.parent.name, **json.loads(path.read_text(encoding='utf-8'))} for path in paths)
-    return {
-        f'{case["mindspore"]}-{case["case"]["name"]}': case
-        for case in found
-        if case.get('final_comm') and case['case']['net'] in NETWORKS
-    }
-
-
-CASES = cases(FOLDER)
+CASES = {
+    name: case
+    for group in GROUPS
+    for name, case in cases(group).items()
+    if case.get('final_comm') and case['case']['net'] in NETWORKS
+}
 
 
 def tuples(value):
@@ -285,3 +274,9 @@ def of_one_number(op):
 def first(strategy):
     """The strategy of one tensor, whether it stands alone or in a list."""
     return strategy[0] if strategy and isinstance(strategy[0], tuple) else strategy
+
+
+@cache
+def recorded_of(name):
+    """A case, whose program is lowered once."""
+    return Recorded(CASES[name])

@@ -1,11 +1,11 @@
 """Training steps of transformer blocks that MindSpore's compiler recorded, and the programs that we make of them."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from math import prod
 
-from golden_steps import FOLDER, Recorded, first, tuples
+from golden_shapes import cases
+from golden_steps import Recorded, first, tuples
 
 from simpar.lower import lower
 from simpar.model import Dense, Mul, Reshape
@@ -17,17 +17,11 @@ BEHIND = {'_VirtualDataset', 'Reshape', 'Sub', 'Square', 'ReduceMean'}
 """Operators of data and loss, and reshapes, whose strategies follow from their neighbours (2.10 records none)."""
 
 
-def cases(folder):
-    """Recorded steps by version and name."""
-    found = (json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.rglob(f'{GROUP}/*.json')))
-    return {
-        f'{case["mindspore"]}-{case["case"]["name"]}': {'group': GROUP, **case}
-        for case in found
-        if case['case']['net'] == 'Transformer' and case.get('final_comm')
-    }
-
-
-CASES = cases(FOLDER)
+CASES = {
+    name: case
+    for name, case in cases(GROUP).items()
+    if case['case']['net'] == 'Transformer' and case.get('final_comm')
+}
 
 
 class RecordedBlocks(Recorded):

@@ -6,76 +6,15 @@ from contextlib import nullcontext
 from copy import deepcopy
 
 import torch
+from tables import load_tree
 from torch.overrides import TorchFunctionMode
 
 from simpar.plans import Plan
 from simpar.schedule import load_schedule
 
 SEQUENCE, BATCH = 8, 8
-BASE = {'vocab_size': 24, 'hidden_size': 16, 'intermediate_size': 20, 'num_hidden_layers': 2,
-        'num_attention_heads': 4, 'num_key_value_heads': 2, 'initializer_range': 0.3, 'attention_dropout': 0.0,
-        'pad_token_id': None, 'bos_token_id': None, 'eos_token_id': None}  # fmt: skip
-LATENT = {'num_key_value_heads': 4, 'kv_lora_rank': 12, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
-          'first_k_dense_replace': 2, 'rope_theta': 100.0, 'max_position_embeddings': 64}  # fmt: skip
-YARN = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 16, 'beta_fast': 4,
-        'beta_slow': 1, 'mscale': 1.3, 'mscale_all_dim': 0.7}  # fmt: skip
-TINY = {
-    'gpt2': {'model_type': 'gpt2', 'vocab_size': 24, 'n_embd': 16, 'n_layer': 2, 'n_head': 4, 'n_positions': 12,
-             'initializer_range': 0.3, 'attn_pdrop': 0.0, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'bos_token_id': None,
-             'eos_token_id': None},
-    'llama': {**BASE, 'model_type': 'llama', 'rope_theta': 100.0, 'rms_norm_eps': 1e-5, 'rope_scaling':
-              {'rope_type': 'llama3', 'factor': 4.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
-               'original_max_position_embeddings': 16}},
-    'mistral': {**BASE, 'model_type': 'mistral', 'sliding_window': 3, 'head_dim': 8},
-    'qwen3': {**BASE, 'model_type': 'qwen3', 'head_dim': 8, 'tie_word_embeddings': True},
-    'qwen2': {**BASE, 'model_type': 'qwen2', 'use_sliding_window': True, 'sliding_window': 4, 'max_window_layers': 1},
-    'gemma2': {**BASE, 'model_type': 'gemma2', 'head_dim': 8, 'query_pre_attn_scalar': 12, 'sliding_window': 3,
-               'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0},
-    'gemma3_text': {**BASE, 'model_type': 'gemma3_text', 'head_dim': 8, 'query_pre_attn_scalar': 12,
-                    'sliding_window': 3, 'layer_types': ['sliding_attention', 'full_attention'], 'rope_parameters': {
-                        'sliding_attention': {'rope_type': 'default', 'rope_theta': 50.0},
-                        'full_attention': {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 100.0}}},
-    'olmo2': {**BASE, 'model_type': 'olmo2'},
-    'cohere': {**BASE, 'model_type': 'cohere', 'logit_scale': 0.5},
-    'granite': {**BASE, 'model_type': 'granite', 'residual_multiplier': 0.4, 'logits_scaling': 3.0,
-                'attention_multiplier': 0.3, 'embedding_multiplier': 2.0},
-    'phi': {**BASE, 'model_type': 'phi', 'num_key_value_heads': 4, 'partial_rotary_factor': 0.5},
-    'phi3': {**BASE, 'model_type': 'phi3', 'partial_rotary_factor': 0.5, 'sliding_window': 5, 'head_dim': 8},
-    'deepseek_v3': {**BASE, **LATENT, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'rope_scaling': YARN},
-    'deepseek_v2': {**BASE, **LATENT, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'attention_bias': True},
-}  # fmt: skip
-LONGROPE = {'type': 'longrope', 'short_factor': [1.1, 1.4], 'long_factor': [1.3, 3.7]}
-# transformers checks the factors of Phi-3 by hidden / heads, whatever head_dim says.
-PHI = {**BASE, 'model_type': 'phi3', 'max_position_embeddings': 32}
-STRETCHED = {
-    'longrope short': {**PHI, 'rope_scaling': LONGROPE, 'original_max_position_embeddings': 8},
-    'longrope long': {**PHI, 'rope_scaling': LONGROPE, 'original_max_position_embeddings': 7},
-    'longrope of a part': {**PHI, 'partial_rotary_factor': 0.5, 'original_max_position_embeddings': 4, 'rope_scaling':
-                           {'type': 'longrope', 'short_factor': [1.1], 'long_factor': [1.7]}},
-    'longrope as su': {**PHI, 'rope_scaling': {**LONGROPE, 'type': 'su', 'attention_factor': 1.25,
-                                            'original_max_position_embeddings': 4},
-                       'original_max_position_embeddings': 4},
-    'longrope of llama': {**TINY['llama'], 'max_position_embeddings': 5, 'rope_scaling': {**LONGROPE, 'factor': 6.0}},
-    # Bases that fp32 holds: at times transformers makes them of numbers of torch's default precision.
-    'dynamic short': {**TINY['llama'], 'max_position_embeddings': 8, 'rope_scaling':
-                      {'rope_type': 'dynamic', 'factor': 2.0}},
-    'dynamic long': {**TINY['llama'], 'max_position_embeddings': 4, 'rope_scaling':
-                     {'rope_type': 'dynamic', 'factor': 2.0}},
-}  # fmt: skip
-"""Rotary of kinds that look at how long a sample is, which has 8 tokens."""
-EXPERTS = {'moe_intermediate_size': 12, 'num_experts_per_tok': 2}
-MIXTURES = {
-    'mixtral': {**BASE, 'model_type': 'mixtral', 'num_local_experts': 4, 'num_experts_per_tok': 2},
-    'qwen3_moe': {**BASE, **EXPERTS, 'model_type': 'qwen3_moe', 'head_dim': 8, 'num_experts': 8, 'mlp_only_layers': [0],
-                  'norm_topk_prob': True},
-    'qwen2_moe': {**BASE, **EXPERTS, 'model_type': 'qwen2_moe', 'num_experts': 4,
-                  'shared_expert_intermediate_size': 16},
-    'deepseek_v3': {**BASE, **LATENT, **EXPERTS, 'model_type': 'deepseek_v3', 'q_lora_rank': 10, 'n_routed_experts': 8,
-                    'first_k_dense_replace': 1, 'n_group': 4, 'topk_group': 2, 'n_shared_experts': 2},
-    'deepseek_v2': {**BASE, **LATENT, **EXPERTS, 'model_type': 'deepseek_v2', 'q_lora_rank': None, 'n_group': 4,
-                    'n_routed_experts': 8, 'topk_group': 2, 'n_shared_experts': 1, 'first_k_dense_replace': 0,
-                    'topk_method': 'group_limited_greedy', 'routed_scaling_factor': 1.5},
-}  # fmt: skip
+TINY, STRETCHED, MIXTURES = (load_tree(__file__, name) for name in ('TINY', 'STRETCHED', 'MIXTURES'))
+"""Configs by kind; STRETCHED are of rotary that looks at how long a sample is, which has 8 tokens."""
 PLANS = {
     'one': (Plan(), 1),
     'data-tensor-sequence-zero': (Plan(data=2, tensor=2, sequence_parallel=True, zero=1), 4),

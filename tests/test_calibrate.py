@@ -26,6 +26,7 @@ from bench_record import (
     row,
     stretch,
 )
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def test_known_laws_are_found_again(tmp_path):
     assert number['slow_down.collective'] == pytest.approx(1 / 2.0)  # between 1.6 and 2.5, as factors go
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(start=st.floats(1e-6, 1e-3), latency=st.floats(1e-6, 1e-3), rate=st.floats(1e7, 1e11))
 def test_any_latency_and_bandwidth_are_found_again(tmp_path_factory, start, latency, rate):
     law = collectives(lambda *what: ring(*what, start=start, latency=latency, rate=rate))
@@ -180,7 +181,7 @@ def test_overlap_that_was_not_seen_is_a_guess_and_a_speed_up_is_doubted(tmp_path
     assert '2.00 times as quick' in number['slow_down.memory'].flags[0]
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(data=st.data())
 def test_a_fit_is_never_negative_and_exact_where_it_can_be(data):
     floats = st.floats(0.1, 10.0)
@@ -287,7 +288,7 @@ def test_a_broken_record_is_refused_on_one_screen(tmp_path, text):
     assert all(line.startswith(str(file)) for line in lines)
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(place=st.integers(0, len(WHOLE) - 1), junk=st.sampled_from(['', '0', '-', '"', '}', 'null', '1e999', '\x00']))
 def test_a_damaged_record_is_refused_or_still_makes_a_profile(tmp_path_factory, place, junk):
     folder = tmp_path_factory.mktemp('damaged')

@@ -8,6 +8,7 @@ from operator import getitem
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
@@ -214,7 +215,7 @@ def test_files_that_are_no_trace_are_refused(tmp_path, text):
         load_trace(path)
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(st.data())
 def test_a_torn_file_never_breaks_through(tmp_path_factory, data):
     """Cut or overwritten anywhere, a file is loaded or refused, never anything else."""

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ def test_equal_op_classes_are_priced_once():
     assert len(counting.keys) < len(program.op_classes) / 2
 
 
-@settings(max_examples=20)
+@draws(20)
 @given(factor=st.sampled_from([2.0, 4.0, 8.0]), tensor=st.sampled_from([1, 2, 4, 8]))
 def test_all_rates_doubled_and_no_latency_halve_every_cost(factor, tensor):
     profile = faster(load_profile('ascend910b-8'), 1.0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_costs import plain_costs
@@ -115,7 +116,7 @@ models = st.sampled_from(
 quarters = st.integers(1, 16).map(lambda quarters: quarters / 4)
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(plans, models, quarters, quarters, st.sampled_from([0.0, 0.25]), st.sampled_from([1.0, 0.5]), st.data())
 def test_segments_cover_the_step_without_gap_or_overlap(plan, model, compute, transfer, host, beside, data):
     world = plan.data * plan.tensor
@@ -135,7 +136,7 @@ def test_segments_cover_the_step_without_gap_or_overlap(plan, model, compute, tr
         assert {segment.kind for segment in path.segments} <= {'compute', 'communication', 'host'}
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(plans, quarters)
 def test_shortening_an_op_off_the_path_saves_nothing(plan, transfer):
     """Without slow-down, sharing or hosts, shortening an op class that is not on the path saves nothing."""

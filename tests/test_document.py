@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from every import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
@@ -19,7 +20,7 @@ from simpar import document
 from simpar.errors import Problem, ProfileError, ScheduleError
 from simpar.units import UNITS, parse
 
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = draws(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from engine_cases import role_of
+from engine_programs import role_of
 from every import some
 from plain_costs import plain_costs
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from engine_cases import role_of
+from engine_programs import role_of
 from plain_costs import plain_costs
 from worked import worked_costs, worked_program
 

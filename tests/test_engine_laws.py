@@ -1,70 +1,77 @@
-"""Laws that hold for every program: bounds, links, scaling, and the same bytes in every process."""
+"""Laws that hold for every program: bounds, links, scaling, and times on the grid."""
 
 import numpy as np
-from engine_cases import make_case
 from engine_oracle import Oracle
-from hypothesis import given, settings
+from engine_programs import make_sample
+from every import draws
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from simpar.cost.costs import Communication
 from simpar.engine import simulate
+from simpar.errors import Deadlock
 from simpar.units import GRID
 
-SHAPES = {
-    'seed': st.integers(0, 2**32),
-    'pipe': st.integers(1, 3),
-    'data': st.integers(1, 3),
-    'tensor': st.integers(1, 3),
-    'ops': st.integers(1, 12),
-}
-LINKS = st.sampled_from(['none', 'alike', 'any'])
+CASES = st.integers(0, 2**32).map(lambda seed: make_sample(seed).case)
+FORTY = draws(40)
 
 
-def no_slow_down(case):
-    count = len(case.program.op_classes)
-    return case.with_costs(beside_communication=np.ones(count), beside_compute=np.ones(count))
+def simulated(case, **how):
+    """The trace of two steps; a program that does not end is drawn again."""
+    try:
+        return simulate(case.program, case.costs, steps=2, **how)
+    except Deadlock:
+        reject()
 
 
-def ends(trace, key):
-    rank, step, slot = key
-    return trace.times_of(rank).end_KS[step, slot]
+def against_paths(case, slower=None):
+    """Each end of an op, and the longest path to it."""
+    trace = simulated(case)
+    for (rank, step, slot), path in Oracle(case.program, case.costs, steps=2).longest_paths(slower).items():
+        yield trace.times_of(rank).end_KS[step, slot], path
 
 
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES, links=LINKS)
-def test_nothing_ends_before_the_longest_path_at_isolated_durations(links, **shape):
-    case = make_case(**shape, links=links)
-    trace = simulate(case.program, case.costs, steps=2)
-    for key, earliest in Oracle(case.program, case.costs, steps=2).longest_paths().items():
-        assert ends(trace, key) >= earliest
+def communicating(case, change):
+    """The case with each communication changed."""
+    return case.with_costs(
+        communication={index: tuple(map(change, entries)) for index, entries in case.costs.communication.items()}
+    )
 
 
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES)
-def test_without_slow_down_and_links_everything_ends_exactly_at_the_longest_path(**shape):
-    case = no_slow_down(make_case(**shape, links='none'))
-    trace = simulate(case.program, case.costs, steps=2)
-    for key, expected in Oracle(case.program, case.costs, steps=2).longest_paths().items():
-        assert ends(trace, key) == expected
+def without_links(case):
+    """The case on links for nobody else, and with as many work queues as streams."""
+    return communicating(case, lambda one: Communication(one.alpha, one.transfer, ())).with_costs(work_queues=0)
 
 
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES)
-def test_without_links_nothing_ends_later_than_with_everything_slowed_always(**shape):
-    case = make_case(**shape, links='none')
-    trace = simulate(case.program, case.costs, steps=2)
+@FORTY
+@given(CASES)
+def test_nothing_ends_before_the_longest_path_at_isolated_durations(case):
+    assert all(end >= earliest for end, earliest in against_paths(case))
+
+
+@FORTY
+@given(CASES)
+def test_without_slow_down_and_links_everything_ends_exactly_at_the_longest_path(case):
+    ones = np.ones(len(case.program.op_classes))
+    alone = without_links(case).with_costs(beside_communication=ones, beside_compute=ones)
+    assert all(end == expected for end, expected in against_paths(alone))
+
+
+@FORTY
+@given(CASES)
+def test_without_links_nothing_ends_later_than_with_everything_slowed_always(case):
+    costs = case.costs
     slower = {
-        index: (case.costs.beside_communication if op.kind == 'compute' else case.costs.beside_compute)[index]
+        index: (costs.beside_communication if op.kind == 'compute' else costs.beside_compute)[index]
         for index, op in enumerate(case.program.op_classes)
     }
-    for key, latest in Oracle(case.program, case.costs, steps=2).longest_paths(slower).items():
-        assert ends(trace, key) <= latest + 1e-9
+    assert all(end <= latest + 1e-9 for end, latest in against_paths(without_links(case), slower))
 
 
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES, links=st.sampled_from(['alike', 'any']), unfold=st.sampled_from([True, None]))
-def test_no_link_is_ever_overloaded(links, unfold, **shape):
-    case = make_case(**shape, links=links)
+@FORTY
+@given(CASES, st.sampled_from([True, None]))
+def test_no_link_is_ever_overloaded(case, unfold):
+    assume(case.costs.links)
 
     def check(time, transfers):
         load = np.zeros(len(case.costs.links))
@@ -75,36 +82,28 @@ def test_no_link_is_ever_overloaded(links, unfold, **shape):
                     load[link] += speed * demand
         assert load.max() <= 1 + 1e-12, f'at {time}'
 
-    simulate(case.program, case.costs, steps=2, unfold=unfold, observe=check)
+    simulated(case, unfold=unfold, observe=check)
 
 
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES, links=LINKS)
-def test_all_times_are_on_the_grid_and_in_order(links, **shape):
-    case = make_case(**shape, links=links)
-    for lane in simulate(case.program, case.costs, steps=2).representatives:
+@FORTY
+@given(CASES)
+def test_all_times_are_on_the_grid_and_in_order(case):
+    for lane in simulated(case).representatives:
         times = np.stack([lane.arrive_KS, lane.start_KS, lane.end_KS])
         np.testing.assert_array_equal(times * GRID, np.rint(times * GRID))
         assert (np.diff(times, axis=0) >= 0).all()
 
 
-def double(case):
-    twice = {
-        index: tuple(Communication(2 * c.alpha, 2 * c.transfer, c.links) for c in groups)
-        for index, groups in case.costs.communication.items()
-    }
-    return case.with_costs(compute=2 * case.costs.compute, communication=twice)
-
-
-@settings(max_examples=40, deadline=None)
-@given(**SHAPES, links=LINKS)
-def test_with_no_latency_and_no_host_cost_doubling_all_rates_halves_the_step(links, **shape):
-    case = make_case(**shape, links=links)
-    none = {
-        index: tuple(Communication(0.0, c.transfer, c.links) for c in groups)
-        for index, groups in case.costs.communication.items()
-    }
-    fast = case.with_costs(communication=none, host=0 * case.costs.host)
-    slow = double(fast)
-    halved, whole = (simulate(c.program, c.costs) for c in (fast, slow))
-    np.testing.assert_allclose(halved.step_ends, whole.step_ends / 2, rtol=0, atol=1e-9)
+@FORTY
+@given(CASES)
+def test_with_no_latency_and_no_host_cost_doubling_all_rates_halves_all_times(case):
+    free = case.with_costs(host=0 * case.costs.host, host_step=0.0)
+    fast, slow = (
+        communicating(free, lambda one, times=times: Communication(0.0, times * one.transfer, one.links)).with_costs(
+            compute=times * free.costs.compute
+        )
+        for times in (1, 2)
+    )
+    halved, whole = (simulated(one, unfold=True).representatives for one in (fast, slow))
+    for one, other in zip(halved, whole, strict=True):
+        np.testing.assert_allclose(one.end_KS, other.end_KS / 2, rtol=0, atol=1e-9)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_cases import role_of
+from engine_programs import role_of
 from plain_costs import plain_costs
 
 from simpar.cost.costs import costs_from_dict, costs_to_dict

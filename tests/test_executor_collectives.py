@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 from at_once import at_once
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ sizes = st.integers(2, 8)
 counts = st.one_of(st.integers(1, 40), st.integers(LARGE, LARGE + 40))
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(sizes, counts, st.sampled_from(['sum', 'max']))
 def test_all_reduce_is_the_sum_or_maximum_with_the_same_bits_everywhere(size, count, reduce):
     values = drawn(size, count)
@@ -70,7 +71,7 @@ def test_all_reduce_is_the_sum_or_maximum_with_the_same_bits_everywhere(size, co
         assert torch.equal(result, results[0])
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(sizes, st.integers(1, 500))
 def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
     values = drawn(size, size * count)
@@ -85,7 +86,7 @@ def test_reduce_scatter_gives_each_position_its_slice_of_the_sum(size, count):
     assert sent == [(size - 1) * count * 8] * size, 'a ring sends no more than it must'
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(sizes, st.integers(1, 500))
 def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     values = drawn(size, count)
@@ -95,7 +96,7 @@ def test_all_gather_gives_everybody_all_pieces_by_position(size, count):
     assert sent == [(size - 1) * count * 8] * size
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(sizes, st.integers(1, 500))
 def test_all_to_all_gives_everybody_the_chunks_meant_for_it(size, count):
     values = [list(value.chunk(size)) for value in drawn(size, size * count)]
@@ -116,7 +117,7 @@ def test_a_ring_all_reduce_sends_twice_what_is_not_its_own(size):
 
 
 @given(sizes, st.lists(st.floats(0, 1e6), min_size=8, max_size=8))
-@settings(max_examples=20, deadline=None)
+@draws(20)
 def test_everybody_learns_when_the_last_arrived(size, moments):
     results, _ = on_all(size, lambda channel: channel.latest(moments[channel.position]))
     assert results == [max(moments[:size])] * size

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from at_once import at_once
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jump_clock import JumpClock
@@ -221,7 +222,7 @@ def test_ops_behind_one_another_do_not_drift():
 # clocks
 
 
-@settings(max_examples=30)
+@draws(30)
 @given(st.floats(-1e3, 1e3), st.lists(st.tuples(st.floats(1e-5, 1e-2), st.floats(1e-5, 1e-2)), min_size=4, max_size=8))
 def test_clocks_of_two_hosts_are_aligned_within_the_bound_that_is_told(offset, delays):
     there, back, here = iter(delays), iter(delays), [0.0]

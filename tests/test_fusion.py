@@ -3,6 +3,7 @@
 from itertools import groupby
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def messages(program, operator='all_reduce') -> list[tuple[str, ...]]:
     return [''.join(name.partition('dense')[2][0] for name in op.reads) for op in ops if op.operator == operator]
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sizes=parameters, fusion=st.sampled_from([fusion for fusion in FUSIONS if fusion != 'ids']))
 def test_every_parameter_is_in_one_bucket_and_buckets_are_neighbours(sizes, fusion):
     buckets = fuse(list(sizes), sizes, Plan(fusion=fusion), {})
@@ -44,7 +45,7 @@ def test_every_parameter_is_in_one_bucket_and_buckets_are_neighbours(sizes, fusi
         assert len(list(groupby(order))) == len(buckets)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sizes=parameters, limit=st.integers(1, 20000))
 def test_a_bucket_stays_below_its_size_and_could_take_no_more(sizes, limit):
     buckets = list(fuse(list(sizes), sizes, Plan(fusion=float(limit)), {}).values())

@@ -2,7 +2,7 @@
 
 import golden_counts
 import pytest
-from golden_steps import FOLDER, SHIPPED
+from golden_shapes import FOLDER, SHIPPED
 from golden_transformers import GROUP
 
 if FOLDER != SHIPPED:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_cases import WORLDS, layouts
@@ -35,7 +36,7 @@ def test_layouts_are_equal_by_what_ranks_have_and_not_by_how_often_they_cut():
     assert inner != outer
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.data())
 def test_slices_tile_the_tensor_once_for_each_repetition(data):
     world, dims = data.draw(st.sampled_from(WORLDS)), data.draw(st.integers(1, 3))
@@ -47,7 +48,7 @@ def test_slices_tile_the_tensor_once_for_each_repetition(data):
     assert (covered == size_of(layout.replicated_axes)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.data())
 def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -56,7 +57,7 @@ def test_equal_layouts_are_those_that_give_every_rank_the_same(data):
     assert same == (one == other)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.data())
 def test_groups_hold_every_rank_once_and_differ_along_their_axes_alone(data):
     world = data.draw(st.sampled_from(WORLDS))

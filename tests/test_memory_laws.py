@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_costs import random_costs
@@ -17,7 +18,7 @@ from simpar.plans import Plan
 from simpar.program import KINDS, instance
 from simpar.workload import Adam, Transformer, Workload
 
-SETTINGS = settings(max_examples=20, deadline=None)
+SETTINGS = draws(20)
 
 
 def totals(rank):

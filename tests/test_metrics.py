@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
@@ -18,7 +19,7 @@ from simpar.trace import RankTimes, Trace
 PROGRAM = worked_program()
 SLOTS = len(PROGRAM.roles[0])
 COMMUNICATES = [PROGRAM.op(PROGRAM.roles[0], slot).kind != 'compute' for slot in range(SLOTS)]
-SETTINGS = settings(max_examples=30, deadline=None)
+SETTINGS = draws(30)
 
 
 def worked(**costs):

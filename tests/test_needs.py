@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +88,7 @@ def compare(slots, op_classes, kept):
     assert carry.rows() == [tuple(sorted(need for need in mine if need < count)) for mine in kept[count:]]
 
 
-@settings(max_examples=120, deadline=None)
+@draws(120)
 @given(rows, op_classes, afters)
 def test_needs_are_those_of_a_walk(rows, op_classes, afters):
     rows = [(op % len(op_classes), *place) for op, *place in rows]
@@ -137,7 +138,7 @@ def columns(slots):
     return op_class, stream, slots.micro_batch(np.int64), copy
 
 
-@settings(max_examples=120, deadline=None)
+@draws(120)
 @given(
     st.lists(runs, min_size=1, max_size=4), op_classes, blocks_of,
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=3),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,7 +221,7 @@ def cut_tensors(draw_one):
     return built(world, [tensor], [], {'all': (range(world), [])}, partitions=grid(world, axes).values()), tensor
 
 
-@settings(max_examples=50, deadline=None)
+@draws(50)
 @given(cut_tensors())
 def test_pieces_of_all_ranks_make_the_tensor_that_was_drawn(case):
     program, tensor = case
@@ -268,7 +269,6 @@ def test_replicas_that_differ_are_named():
         assemble(program, tensor, pieces)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 1), st.sampled_from(['sum', 'max']))
 def test_a_reduce_scatter_and_an_all_gather_make_an_all_reduce(ranks, length, dim, reduce):
     generator = torch.Generator().manual_seed(ranks)

@@ -1,18 +1,15 @@
 """MindSpore's compiler inserts the same messages for optimizer parallelism and fusion: sizes, ranks and fusion ids."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
+from golden_shapes import FOLDER
 
 from simpar.lower import lower
 from simpar.model import Dense, Network, Relu
 from simpar.plans import Plan
 from simpar.workload import Adam, Workload
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 GROUPS = ('opt', 'fusion')
 RECORDED = {
     path.stem: json.loads(path.read_text(encoding='utf-8'))

@@ -38,7 +38,6 @@ def test_spelling(text, action):
 
 
 @given(st.one_of(SINGLE, OVERLAP))
-@settings(deadline=None)
 def test_what_is_written_is_read_back(action):
     assert parse_action(str(action)) == action
 
@@ -57,7 +56,6 @@ def test_anything_else_is_refused_with_an_example(text):
 
 
 @given(st.one_of(SINGLE, OVERLAP), st.text(min_size=1, max_size=3))
-@settings(deadline=None)
 def test_junk_before_or_behind_is_refused(action, junk):
     for text in (f'{action}{junk}', f'{junk}{action}'):
         if not text.isascii() or not text.replace('_', '').isalnum():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_traces import B, F, plan_of, program_of, trace_of
@@ -149,7 +150,7 @@ pipelines = st.builds(
 seconds = st.sampled_from([0.0, 0.25, 2.0])
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(pipelines, seconds, st.sampled_from([0.0, 0.0, 0.0625, 1.0]))
 def test_segments_cover_the_step_and_the_host_is_named_only_where_it_held_the_op_up(plan, send, host):
     chunks = 2 if plan.order == 'interleaved-1f1b' else 0

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_ticks import longest, steady
@@ -62,7 +63,7 @@ def questions(draw, ranks, micro_batches):
 
 
 @given(questions(st.integers(1, 5), st.integers(1, 10)))
-@settings(max_examples=40, deadline=None)
+@draws(40)
 def test_never_worse_than_1f1b_and_zb_h1_where_these_keep_the_limit(question):
     m, times, limit, kept = question
     order = check_order(automatic_order(m, times, limit, kept))
@@ -77,7 +78,7 @@ def test_never_worse_than_1f1b_and_zb_h1_where_these_keep_the_limit(question):
 @given(
     questions(st.integers(1, 6), st.integers(1, 12)), st.lists(st.sampled_from(RULES), min_size=1), st.integers(1, 5)
 )
-@settings(max_examples=40, deadline=None)
+@draws(40)
 def test_orders_of_the_shortlist_end_when_the_clock_says(question, rules, most):
     m, times, limit, kept = question
     setting = Setting(times, m, (limit,) * times.stages, kept)
@@ -149,7 +150,7 @@ def test_one_activation_is_enough():
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4))
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_limits_may_differ_by_rank(limits):
     times = StageTimes.uniform(len(limits), 2.0, 3.0, 1.0, 0.5)
     order = check_order(automatic_order(5, times, limits))

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,7 +126,7 @@ def test_the_drawing_leaves_out_what_is_far_away():
 
 
 @given(st.sampled_from(sorted(pipeline.ORDERS)), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=40, deadline=None)
+@draws(40)
 def test_a_removed_repeated_or_moved_action_is_found(name, seed, sent):
     right = pipeline.named_order(name, 3, 6)
     right = pipeline.with_communication(right) if sent else right

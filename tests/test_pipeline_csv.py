@@ -1,6 +1,7 @@
 """Orders as files: torch's CSV in and out, every fault with file, line and column."""
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,7 +104,7 @@ def test_of_many_faults_the_first_hundred_are_told(file):
 
 
 @given(st.text(alphabet='0123FBIW,;()\n SENDRCV_"', max_size=60))
-@settings(max_examples=80, deadline=None)
+@draws(80)
 def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
     path = tmp_path_factory.mktemp('nonsense') / 'order.csv'
     path.write_text(text)

@@ -1,15 +1,11 @@
 """MindSpore's orders are those that its compiler wrote: F and B in order, the same W, each behind its backward."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
+from golden_shapes import FOLDER, SHIPPED
 
 from simpar.pipeline import check_order, named_order
-
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 
 
 def stage_orders(folder):

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 
 import pytest
+from every import draws
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def count(order):
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_every_forward_and_backward_is_done_once_on_its_rank(drawn):
     _, order = drawn
     done = count(order)
@@ -98,7 +99,7 @@ def finish(order):
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_needs_are_respected_and_every_rank_ends(drawn):
     _, order = drawn
     assert finish(order) == [0] * order.ranks
@@ -106,7 +107,7 @@ def test_needs_are_respected_and_every_rank_ends(drawn):
 
 
 @given(orders(tuple(MOST_LIVE)))
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_activations_stay_within_the_bound_of_the_order(drawn):
     name, order = drawn
     chunks, m = order.stages // order.ranks, order.micro_batches
@@ -130,7 +131,6 @@ def test_the_bound_is_reached_with_many_micro_batches(name, ranks):
 
 
 @given(st.integers(1, 8), st.integers(1, 30), st.sampled_from([0.25, 0.5, 1.0]))
-@settings(deadline=None)
 def test_zero_bubble_memory_where_a_part_waits_for_w(ranks, more, kept):
     """(p − i + 1) M_B + (i − 1) M_W and (2p − 2i + 1) M_B + (2i − 2) M_W on worker i (Qi et al. 2023, section 2.3)."""
     m = 2 * ranks - 1 + more
@@ -170,7 +170,7 @@ def rendezvous(order):
 
 
 @given(orders(), st.sampled_from(['early', 'late']))
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_sends_and_receives_never_block_each_other_for_ever(drawn, receive):
     _, order = drawn
     sent = with_communication(order, receive)
@@ -181,7 +181,7 @@ def test_sends_and_receives_never_block_each_other_for_ever(drawn, receive):
 
 
 @given(orders(), st.sampled_from(['early', 'late']))
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_messages_between_two_ranks_arrive_in_the_order_in_which_they_are_sent(drawn, receive):
     order = with_communication(drawn[1], receive)
     queues = defaultdict(list)
@@ -199,7 +199,7 @@ def test_messages_between_two_ranks_arrive_in_the_order_in_which_they_are_sent(d
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_a_late_receive_waits_for_its_use_or_for_a_send_that_would_block(drawn):
     order = with_communication(drawn[1], 'late')
     for row in order.actions:

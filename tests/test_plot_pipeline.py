@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.collections import PolyCollection
@@ -80,7 +81,7 @@ pictures = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(pictures)
 def test_parts_are_the_seconds_of_the_metrics(picture):
     """Of every rank: parts hold all computing of the actions and no pause that could be seen; the rest is exposed,

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
@@ -91,7 +92,7 @@ plans = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@draws(15)
 @given(workloads, plans, plans)
 def test_seconds_add_up_to_the_bit(workload, plan, other):
     programs = [lower(workload, one, one.data * one.tensor) for one in (plan, other)]

@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layout_cases import layouts, pairs
@@ -25,7 +26,7 @@ def strategy(world, *cuts):
     return mapped(world, cuts, [[dim] for dim in range(len(cuts))])
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(pairs())
 def test_every_rank_ends_with_its_slice_exactly(pair):
     shape, source, target = pair
@@ -37,7 +38,7 @@ def test_every_rank_ends_with_its_slice_exactly(pair):
             np.testing.assert_array_equal(mine, tensor[target.slices(shape, rank)])
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(pairs())
 def test_ours_moves_no_more_than_the_compilers_sequences(pair):
     for all_to_all in (True, False):
@@ -47,7 +48,7 @@ def test_ours_moves_no_more_than_the_compilers_sequences(pair):
     assert redistribute(*pair).elements <= redistribute(*pair, all_to_all=False).elements
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(pairs(pending=False))
 def test_no_rank_receives_less_than_it_lacks(pair):
     shape, source, target = pair
@@ -61,7 +62,7 @@ def test_no_rank_receives_less_than_it_lacks(pair):
         assert redistribute(*pair, *way).elements >= lacks
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(pairs())
 def test_the_backward_is_the_transpose(pair):
     shape, source, target = pair
@@ -77,7 +78,7 @@ def test_the_backward_is_the_transpose(pair):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(pairs(pending=False))
 def test_the_backward_takes_a_gradient_of_shares_to_shares(pair):
     shape, source, target = pair
@@ -130,7 +131,7 @@ def test_layouts_without_common_parts_meet_where_all_is_gathered():
         np.testing.assert_array_equal(mine, tensor[by_rows.slices((6, 6), rank)])
 
 
-@settings(max_examples=60)
+@draws(60)
 @given(st.data())
 def test_what_two_ways_of_a_value_begin_with_is_done_once_only_where_it_is_the_same(data):
     """Copies alone see a tensor in other parts: two of them are one where they see the same ones."""

@@ -1,24 +1,13 @@
 """Redistribution as MindSpore's compiler recorded it: for pairs of layouts the collectives, their ranks and shapes."""
 
-import json
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from golden_shapes import bare
+from golden_shapes import FOLDER, SHIPPED, bare, cases
 
 from simpar.layout import group_of, mapped, redistribute, replicated
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 KINDS = {'AllGather': 'all_gather', 'AlltoAll': 'all_to_all'}
-
-
-def cases(folder):
-    """Recorded pairs of layouts by the name of their file."""
-    found = (json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.rglob('redist/*.json')))
-    return {f'{case["mindspore"]}-{case["case"]["name"]}': case for case in found if case.get('step_parallel_graph')}
 
 
 class Recorded:
@@ -69,7 +58,7 @@ class Recorded:
         return Counter((step.kind, group_of(self.rank, step.axes), bare(step.before)) for step in steps)
 
 
-CASES = cases(FOLDER)
+CASES = {name: case for name, case in cases('redist').items() if case.get('step_parallel_graph')}
 
 
 def test_there_are_cases():
@@ -90,7 +79,7 @@ def test_shapes_of_all_messages(name):
 
 
 def test_the_other_version_is_noticed():
-    recorded = Recorded(cases(SHIPPED)['2.10.0-redist2d_d8_r6'])
+    recorded = Recorded(cases('redist', SHIPPED)['2.10.0-redist2d_d8_r6'])
     recorded.method = 'mindspore-2.0'
     different = [
         pair

@@ -4,6 +4,7 @@ from math import lcm, prod
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_cases import layouts
@@ -48,13 +49,13 @@ def spread(layout):
     return TensorLayout(layout.world**2, tuple(map(tuple, axes[:-1])), tuple(axes[-1]))
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(binary())
 def test_it_receives_the_least_in_the_fewest_collectives(pair):
     assert counted(pair, redistribute(*pair)) == least(*pair[1:], all_to_all=True)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(binary())
 def test_without_all_to_all_it_receives_the_least_that_whole_axes_can(pair):
     shape, *ends = pair
@@ -63,7 +64,7 @@ def test_without_all_to_all_it_receives_the_least_that_whole_axes_can(pair):
     assert counted(pair, apart) == least(*ends, all_to_all=False)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(binary())
 def test_the_least_sequence_brings_every_rank_its_slice(pair):
     shape, source, target = pair
@@ -75,7 +76,7 @@ def test_the_least_sequence_brings_every_rank_its_slice(pair):
         np.testing.assert_array_equal(mine, tensor[target.slices(shape, rank)])
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(binary(pending=False))
 def test_strategy_search_counts_what_the_sequence_receives(pair):
     shape, source, target = pair

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from good_schedules import GRAPH, NETWORK, TRANSFORMER
+from every import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -38,7 +39,7 @@ from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_
 from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
 
 DOCUMENTATION = Path(__file__).parent.parent / 'docs' / 'keys.md'
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = draws(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 words = st.sampled_from(
     ['simpar', 'cluster', 'profile', 'nodes', 'slow', 'workload', 'network', 'layers', 'transformer', 'hidden', 'dense',

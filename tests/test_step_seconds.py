@@ -3,6 +3,7 @@
 from math import prod
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_strategy_search import combinations, graphs
@@ -29,7 +30,7 @@ def seconds(devices, hidden):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@draws(20)
 @given(graphs(), st.sampled_from([2, 4]), st.booleans())
 def test_exact_by_time_is_the_least_of_all_combinations(graph, devices, hidden):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:

@@ -1,11 +1,9 @@
 """One sharded MatMul as MindSpore's compiler recorded it: strategy, slices, collectives, their ranks and shapes."""
 
-import json
-import os
-from pathlib import Path
+from functools import cache
 
 import pytest
-from golden_shapes import is_view_of
+from golden_shapes import FOLDER, cases, is_view_of
 
 from simpar.layout import group_of, operators
 from simpar.lower import lower
@@ -13,20 +11,12 @@ from simpar.model import Dense, Network
 from simpar.plans import Plan
 from simpar.workload import Workload
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 KINDS = {
     'AllReduce': 'all_reduce',
     'AllGather': 'all_gather',
     'ReduceScatter': 'reduce_scatter',
     'AlltoAll': 'all_to_all',
 }
-
-
-def cases(folder):
-    """Recorded cases by version and name."""
-    found = (json.loads(path.read_text(encoding='utf-8')) for path in sorted(folder.rglob('matmul8/*.json')))
-    return {f'{case["mindspore"]}-{case["case"]["name"]}': case for case in found if case.get('final_comm')}
 
 
 class Recorded:
@@ -79,7 +69,12 @@ class Recorded:
         ]
 
 
-CASES = cases(FOLDER)
+CASES = {name: case for name, case in cases('matmul8').items() if case.get('final_comm')}
+
+
+@cache
+def recorded_of(name):
+    return Recorded(CASES[name])
 
 
 def test_there_are_cases():
@@ -88,7 +83,7 @@ def test_there_are_cases():
 
 @pytest.mark.parametrize('name', CASES)
 def test_collectives_of_a_training_step(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     ours, theirs = recorded.ours(), recorded.collectives()
     assert [one[:2] for one in ours] == [one[:2] for one in theirs]
     for (*_, shape), (*_, wanted) in zip(ours, theirs, strict=True):
@@ -97,7 +92,7 @@ def test_collectives_of_a_training_step(name):
 
 @pytest.mark.parametrize('name', CASES)
 def test_strategy_and_slices(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     sharded = operators.matmul(
         'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)
     ).sharded(recorded.strategy, recorded.world)  # fmt: skip
@@ -113,7 +108,7 @@ def test_strategy_and_slices(name):
 
 @pytest.mark.parametrize('name', CASES)
 def test_the_mirror_is_over_all_ranks_with_the_same_slice(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     mirrors = [op for op in recorded.case['final_comm'] if (op.get('instance') or '').startswith('grad_mirror')]
     sharded = operators.matmul(
         'mm', (recorded.batch, recorded.inputs), (recorded.inputs, recorded.outputs)

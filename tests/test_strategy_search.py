@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +130,7 @@ def handing(graph, name, options, picks, objective):
     return min(cost(source, middle) + sum(cost(middle, target) for target in wanted) for middle in meeting)
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(graphs(), st.sampled_from([2, 4]))
 def test_exact_is_the_least_of_all_combinations(graph, devices):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:
@@ -137,7 +138,7 @@ def test_exact_is_the_least_of_all_combinations(graph, devices):
     assert exact(graph, devices).cost == pytest.approx(min(combinations(graph, devices)), rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(graphs())
 def test_ranked_begins_with_the_optimum_and_goes_up(graph):
     found = ranked(graph, 2, 5)
@@ -149,7 +150,7 @@ def test_ranked_begins_with_the_optimum_and_goes_up(graph):
         assert evaluate(graph, one.choices, 2).cost == pytest.approx(one.cost, rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@draws(25)
 @given(graphs(), st.data())
 def test_ranked_keeps_what_is_fixed_and_has_the_best_of_all_that_do(graph, data):
     every = ranked(graph, 2, 40)

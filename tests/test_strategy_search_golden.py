@@ -1,18 +1,15 @@
 """Both of MindSpore's searches choose what its compiler wrote down, in every version recorded."""
 
 import json
-import os
 from collections import Counter
 from math import prod
-from pathlib import Path
 
 import pytest
+from golden_shapes import FOLDER, SHIPPED
 from mindspore_networks import NETWORKS, case_graph, fixed, tuples
 
 from simpar.strategy_search import double_recursive, evaluate, propagate
 
-SHIPPED = Path(__file__).parent / 'golden' / 'mindspore'
-FOLDER = Path(os.environ.get('SIMPAR_GOLDEN', SHIPPED))
 GROUPS = ('prop', 'rec_chain', 'rec_transformer', 'seeds')
 VERSIONS = {'v2.0.0': '2.0', 'v2.10.0': '2.10'}
 AFTER_SEARCH = {'Receive'}

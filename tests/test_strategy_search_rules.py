@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +99,7 @@ def layouts(draw):
     return bits, layout(), layout()
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(layouts())
 def test_redistribution_moves_what_the_cheapest_sequence_moves(pair):
     """Bits stand apart in the other's ranks, so that it does not take two for one axis."""
@@ -112,7 +113,7 @@ def test_redistribution_moves_what_the_cheapest_sequence_moves(pair):
     assert redistribution_bytes(source, target, shape, itemsize=1) == pytest.approx(float(theirs), rel=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(layouts())
 def test_without_all_to_all_redistribution_moves_what_whole_axes_move(pair):
     bits, *ends = pair

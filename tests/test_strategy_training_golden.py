@@ -8,32 +8,31 @@ not fold (``Recorded.of_constant``).
 from math import prod
 
 import pytest
-from golden_steps import CASES, FOLDER, GROUPS, SHIPPED, Recorded
-
-"""Cases of sharding propagation that copy a layout to a ReLU whose strategy alone would name other ranks."""
+from golden_shapes import FOLDER, SHIPPED
+from golden_steps import CASES, GROUPS, recorded_of
 
 
 def test_every_recorded_step_is_compared():
     files = [path for group in GROUPS for path in FOLDER.rglob(f'{group}/*.json')]
     assert len(CASES) == len(files) > 0
     if FOLDER == SHIPPED:
-        assert {Recorded(case).group for case in CASES.values()} == set(GROUPS)
+        assert {case['group'] for case in CASES.values()} == set(GROUPS)
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_collectives_of_a_training_step(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     assert recorded.ours() == recorded.theirs()
 
 
-@pytest.mark.parametrize('name', [name for name in CASES if not Recorded(CASES[name]).cuts_weights])
+@pytest.mark.parametrize('name', [name for name in CASES if not recorded_of(name).cuts_weights])
 def test_shapes_of_messages(name):
-    assert Recorded(CASES[name]).unlike() == []
+    assert recorded_of(name).unlike() == []
 
 
 @pytest.mark.parametrize('name', [name for name in CASES if CASES[name].get('parameters_after')])
 def test_slices_of_parameters(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     ours, theirs = recorded.parameters(), recorded.recorded_parameters()
     if recorded.cuts_weights:
         ours, theirs = (sorted(map(prod, shapes)) for shapes in (ours, theirs))
@@ -51,7 +50,7 @@ SLICED = {
 @pytest.mark.skipif(FOLDER != SHIPPED, reason='names cases of the shipped ones')
 @pytest.mark.parametrize('name', SLICED)
 def test_a_batch_in_slices_is_gathered_once_to_be_cut(name):
-    recorded = Recorded(CASES[name])
+    recorded = recorded_of(name)
     role, program = recorded.program.role(recorded.rank), recorded.program
     ops = [program.op(role, slot) for slot in range(len(role))]
     once = [op for op in ops if any(read.endswith('.step') for read in op.reads)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from every import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
@@ -103,7 +104,7 @@ choices = st.fixed_dictionaries(
 ).filter(lambda keys: 0 < math.prod(len(values) for values in keys.values()) <= 8 and keys)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sweep=choices, against=st.sampled_from([{}, {'plan.copies': 1}, {'plan.copies': 2, 'plan.reduce': 'late'}]))
 def test_a_row_is_what_run_says_with_the_same_settings(sweep, against, tmp_path):
     fixed = [f'against={json.dumps(against)}']
@@ -285,7 +286,7 @@ def test_bad_input_is_one_screen_with_its_line_and_exit_code_2(case, tmp_path, c
     assert all(text in errors for text in told)
 
 
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = draws(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 keys = st.sampled_from(
     ['plan.copies', 'plan.stages.0', 'workload.network.0', 'cluster', 'cluster.links.nvlink', 'plan']
 )

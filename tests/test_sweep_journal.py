@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from every import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, run, write
@@ -93,7 +94,7 @@ outcomes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=outcomes)
 def test_an_outcome_is_read_as_it_was_written_to_the_bit(found, tmp_path):
     path = tmp_path / 'rows'

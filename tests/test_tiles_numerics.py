@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from every import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_cases import left_over
@@ -48,7 +49,7 @@ def test_the_plans_cover_every_choice():
     assert {1, 2, 3, 4} <= blocks
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(dim=st.integers(0, 1), tiles=st.integers(1, 4), blocks=st.integers(1, 4), rows=st.integers(1, 3))
 def test_tiles_put_together_are_the_whole(dim, tiles, blocks, rows):
     shape = [5, 5, 3]

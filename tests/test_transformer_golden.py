@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 import pytest
-from golden_steps import SHIPPED
-from golden_transformers import CASES, FOLDER, GROUP, RecordedBlocks
+from golden_shapes import FOLDER, SHIPPED
+from golden_transformers import CASES, GROUP, RecordedBlocks
 
 from simpar.layout import TensorLayout, matrix_axes, size_of
 from simpar.lower import lower
