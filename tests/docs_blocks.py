@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tables import load_table
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
 PROOFS = DOCS / 'proofs'
@@ -20,30 +22,7 @@ COMMAND = re.compile(
 )
 FENCE = re.compile(r'^(?P<fence>```+)(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\s*$')
 
-REASONS = (
-    (r'^make (demo|test|check|docs)\b', 'installs, or runs the whole suite: > 20 s'),
-    (r'^make ', 'a proof of its own: > 20 s'),
-    (r'^pip install', 'installs from the index'),
-    (r'^(dask|HTA_|kubectl|mpirun|msrun|sbatch|srun|ssh)', 'cluster, or another program'),
-    (r'--scheduler', 'cluster'),
-    (r'--device (cuda|npu)|executor\.gpu_check', 'GPU'),
-    (r'executor preflight', 'cluster'),
-    (r'^simpar plan', 'searches a large space: > 20 s'),
-    (r'--(fit measured|anchor anchor)\.yaml', 'needs measured steps of a run of yours'),
-    (r'best\.yaml', 'needs what a search of a large space wrote: > 20 s'),
-    (r'^torchrun .*train\.py', 'trains a module of the reader'),
-    (r'--nnodes|^#!/bin/bash|SLURM', 'cluster'),
-    (r'^simpar measure .*--module', 'starts 8 processes that each import torch: > 20 s'),
-    (
-        r'^simpar (import|trace) trace/|recorded\.json|cluster\.profile=mine\.yaml',
-        'needs recordings of a training of yours',
-    ),
-    (r'^simpar calibrate|executor\.bench', 'measures this machine: > 20 s'),
-    (r'^simpar validate($| --memory| --set zero_bubble| --data)', 'predicts all published steps: > 20 s'),
-    (r'^python -m (tests|benchmarks)', 'a proof of its own: > 20 s'),
-    (r'^python tests/', 'writes files of the repository; its result is held by a test'),
-    (r'^python -m executor\.validation', 'measures this machine: > 20 s'),
-)
+REASONS = load_table(__file__, 'REASONS')
 """Why a command is not run: the first pattern that is found in it."""
 PARTS = 'part of a file: its keys are held by the test of all keys'
 """Why a YAML block is not run that is neither schedule nor profile nor stack."""

@@ -144,7 +144,7 @@ class Oracle:
         return {*heads.values()}
 
     def longest_paths(self, slower: dict[int, float] | None = None) -> dict[Key, float]:
-        """The end of every op of a program that ends, if nothing slowed anything: the longest path at isolated durations.
+        """The end of every op of a program that ends, by the longest path to it at isolated durations.
 
         Arguments: ``slower``: instead, every op goes at the speed of its op class given here all the time.
         """

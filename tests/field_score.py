@@ -17,6 +17,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from tables import load_table
+
 from simpar.document.tree import parse
 from simpar.errors import ScheduleError
 from simpar.importing.command_line import settings_of
@@ -29,17 +31,7 @@ from simpar.importing.read import imported
 RECORDED = Path(__file__).parent / 'recorded' / 'field.json.xz'
 SCORE = '| launcher | public files | clean | with gaps | refused | what is missing most often |'
 # Launcher, repository, files of it, and how many of these at most.
-FILES = (
-    ('Megatron-LM', 'NVIDIA/Megatron-LM', r'test_cases/gpt/[^/]*/model_config.yaml$', 60),
-    ('Megatron-LM, mixtures', 'NVIDIA/Megatron-LM', r'test_cases/(moe|mixtral)/[^/]*/model_config.yaml$', 40),
-    ('Megatron-LM, examples', 'NVIDIA/Megatron-LM', r'^examples/(gpt3|llama|gptoss|megatron_fsdp|bert|t5)/.*sh$', 20),
-    ('MindSpeed-LLM', 'Ascend/MindSpeed-LLM', r'^examples/(mcore|mindspore)/.*/pretrain[^/]*sh$', 60),
-    ('MindFormers', 'mindspore-lab/mindformers', r'(pretrain|finetune)[^/]*yaml$', 40),
-    ('GPT-NeoX', 'EleutherAI/gpt-neox', r'^configs/(pythia|ll.*|mistral|mamba|rwkv)/(?!train).*yml$', 30),
-    ('GPT-NeoX, sizes', 'EleutherAI/gpt-neox', r'^configs/[0-9][^/]*\.yml$', 20),
-    ('NeMo', 'NVIDIA/NeMo-Megatron-Launcher', r'/training/(gpt3|llama|mistral|mixtral|falcon|qwen2|gemma)/.*yaml$', 40),
-    ('Megatron-DeepSpeed', 'bigscience-workshop/bigscience', r'^train/tr\d+[a-z]?-.*slurm$', 40),
-)  # fmt: skip
+FILES = load_table(__file__, 'FILES')
 _ASKED = re.compile(r'--set ([\w.-]+)=')
 _ANSWERS = {'vocab-size': '50432', 'micro-batch-size': '1', 'global-batch-size': '256'}
 """What a file is given that does not say it; of devices 8 nodes of 8."""

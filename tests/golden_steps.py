@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import prod
 
 from golden_shapes import are_views, cases
+from tables import load_table
 
 from simpar.lower import lower
 from simpar.model import Dense, Flatten, Network, Relu
@@ -15,31 +16,11 @@ from simpar.workload import Workload
 
 GROUPS = ('prop', 'rec_chain', 'seeds', 'opt', 'fusion')
 NETWORKS = ('MatMulChain', 'Seed003', 'Mnist')
-KINDS = {
-    'AllReduce': 'all_reduce',
-    'AllGather': 'all_gather',
-    'ReduceScatter': 'reduce_scatter',
-    'AlltoAll': 'all_to_all',
-    'Send': 'send',
-    'Receive': 'recv',
-}
+KINDS = load_table(__file__, 'KINDS')
 IMAGE = (1, 28, 28)
 MNIST = (784, 512, 512)
 """Features of the tutorials' network before its last layer."""
-CROSS_ENTROPY = {
-    'ReduceMax': ('max',),
-    'Sub': ('shifted', 'log_softmax'),
-    'Exp': ('exp',),
-    'SumExt': ('sum', 'likelihood_sum', 'count', 'smooth', 'smooth_sum', 'count'),
-    'Log': ('log',),
-    'Add': ('lse',),
-    'ExpandDims': ('target',),
-    'Equal': ('ignored',),
-    'MaskedFill': ('index', 'likelihood_kept', 'weights', 'smooth_kept'),
-    'GatherD': ('picked',),
-    'Neg': ('likelihood', 'smooth_negative'),
-    'Squeeze': ('likelihood_rows', 'smooth_rows'),
-}
+CROSS_ENTROPY = load_table(__file__, 'CROSS_ENTROPY')
 """Its operators by primitive, in the order of the compiler's dump, which has the count twice."""
 WEIGHT = re.compile(r'w\d*|network\.weight\d*|layer\d\.(weight|bias)')
 

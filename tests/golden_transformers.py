@@ -18,9 +18,7 @@ BEHIND = {'_VirtualDataset', 'Reshape', 'Sub', 'Square', 'ReduceMean'}
 
 
 CASES = {
-    name: case
-    for name, case in cases(GROUP).items()
-    if case['case']['net'] == 'Transformer' and case.get('final_comm')
+    name: case for name, case in cases(GROUP).items() if case['case']['net'] == 'Transformer' and case.get('final_comm')
 }
 
 

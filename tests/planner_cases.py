@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tables import load_tree
+
 from simpar.case import cluster_of
 from simpar.planner.judge import Judge
 from simpar.planner.search import Path
@@ -13,34 +15,12 @@ from simpar.schedule import Schedule, load_schedule
 from simpar.schedule.contents import FREE, Planner
 from simpar.sweep.answer import Outcome, predicted
 
-MODELS: list[dict[str, Any]] = [
-    {'layers': 4, 'hidden': 1024, 'heads': 8, 'vocab': 8192, 'sequence': 512},
-    {'layers': 8, 'hidden': 2048, 'heads': 16, 'vocab': 32000, 'sequence': 1024, 'tied': True},
-    {'layers': 8, 'hidden': 1024, 'heads': 16, 'kv_heads': 4, 'vocab': 16384, 'sequence': 1024, 'norm': 'rms_norm',
-     'activation': 'swiglu', 'bias': [], 'position': 'rotary'},
-    {'layers': 6, 'hidden': 1024, 'heads': 8, 'vocab': 8192, 'sequence': 512, 'norm': 'rms_norm',
-     'activation': 'swiglu', 'bias': [], 'experts': {'count': 8, 'top_k': 2, 'ffn': 512}},
-    {'layers': 6, 'hidden': 1024, 'heads': 8, 'vocab': 8192, 'sequence': 512, 'norm': 'rms_norm',
-     'activation': 'swiglu', 'bias': [], 'experts': {'count': 8, 'top_k': 2, 'ffn': 512, 'first_dense': 1}},
-]  # fmt: skip
-CLUSTERS: list[dict[str, Any]] = [
-    {'profile': 'a100-sxm-8'},
-    {'profile': 'h100-sxm-8', 'nodes': 2},
-    {'profile': 'ascend910a-8'},
-    {'profile': 'h100-sxm-8', 'nodes': 4, 'devices': 4},
-    # A framework whose hosts are slower than its devices.
-    {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'},
-]
+MODELS: list[dict[str, Any]] = load_tree(__file__, 'MODELS')
+CLUSTERS: list[dict[str, Any]] = load_tree(__file__, 'CLUSTERS')
 PRECISION = {'ascend910a-8': 'fp16'}
 
 
-GIVEN: dict[str, list[Any]] = {
-    'copies': [2],
-    'tiles': [2],
-    'recompute': ['full', 'selective'],
-    'zero': [3, 1],
-    'order': ['interleaved-1f1b', 'zb-v', 'gpipe'],
-}
+GIVEN: dict[str, list[Any]] = load_tree(__file__, 'GIVEN')
 """Values of which one may be given, and the key is not free."""
 
 
@@ -102,20 +82,7 @@ def is_steady(outcome: Outcome) -> bool:
     return not any(note.startswith('not steady yet') for note in (outcome.figures.notes if outcome.figures else ()))
 
 
-_FEW: dict[str, list[Any]] = {
-    'tensor': [1, 2, 4],
-    'sequence_parallel': [False, True],
-    'context': [1, 2],
-    'pipeline': [1, 2, 4],
-    'micro_batches': [2, 4, 8],
-    'chunks': [0, 2],
-    'recompute': ['none', 'selective', 'full'],
-    'copies': [1, 2],
-    'tiles': [1, 2],
-    'zero': [0, 1, 2, 3],
-    'shard_group': [0, 2],
-    'fusion': ['layer', 'none', 'all', 'auto'],
-}
+_FEW: dict[str, list[Any]] = load_tree(__file__, '_FEW')
 _BESIDE = {'shard_group': 'zero', 'chunks': 'order', 'sequence_parallel': 'tensor'}
 _ORDERS = ['1f1b', 'gpipe', 'zb-h1', 'zb-h2', 'interleaved-1f1b', 'looped-bfs', 'zb-v', 'v-half', 'v-min']
 _TINY: list[dict[str, Any]] = [{**model, 'layers': 4} for model in MODELS[:4]]

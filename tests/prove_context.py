@@ -13,21 +13,14 @@ from itertools import combinations
 from pathlib import Path
 
 from proof import arguments, commit
+from tables import load_table
 
 from simpar.cli import main as simpar
 
 NET, STEPS, BOUND = 'paced:100MB/s,1ms', 8, 0.05
 KINDS = ('all_gather', 'all_to_all', 'ring')
 # Devices are slow, so that their compute is as long as messages of links that one machine can pace.
-FILE = """simpar: 1
-cluster: {{profile: h100-sxm-8, devices: 4, slow: {{0: {speed}, 1: {speed}, 2: {speed}, 3: {speed}}}}}
-workload:
-  transformer: {{layers: 2, hidden: 512, heads: {heads}, kv_heads: {kv_heads}, head_dim: {head_dim}, ffn: 512,
-                vocab: 64, sequence: {sequence}, position: rotary}}
-  batch: {data}
-  precision: bf16
-plan: {{context: {context}, data: {data}, context_kind: {kind}}}
-"""
+FILE = load_table(__file__, 'FILE')
 SIZES = ('heads', 'kv_heads', 'head_dim', 'context', 'data', 'sequence', 'speed')
 CASES = {
     'few keys, two ranks': dict(zip(SIZES, (16, 2, 64, 2, 2, 4096, 0.003), strict=True)),

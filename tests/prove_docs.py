@@ -20,38 +20,16 @@ from pathlib import Path
 
 from docs_blocks import DOCS, LIST, PAGES, ROOT, Block, blocks
 from proof import arguments, commit, page_head
+from tables import load_table
 
-PAIR = """\
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload: {network: [{dense: {in: 64, out: 64}}, {relu: {}}, {dense: {in: 64, out: 64}}], batch: 64}
-plan: {data: 2, copies: 2}
-sweep: {plan.copies: [1, 2]}
-"""
+PAIR = load_table(__file__, 'PAIR')
 """A schedule for two processes."""
-STAGES = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 2}
-workload: {transformer: {layers: 32, hidden: 512, heads: 8, vocab: 512, sequence: 128}, batch: 64}
-plan: {pipeline: 2, micro_batches: 4}
-sweep: {plan.copies: [1, 2]}
-"""
+STAGES = load_table(__file__, 'STAGES')
 TUTORIAL = (ROOT / 'examples' / 'multi_copy.yaml').read_text(encoding='utf-8')
 SCHEDULES = {'sweep.md': STAGES, 'keys.md': TUTORIAL, 'run_on_cluster.md': TUTORIAL}
 """What schedule.yaml is on a page, in place of the pair."""
 FOUR_RANKS = {'torchrun --nproc-per-node 4': ('devices: 2', 'devices: 4'), 'torchrun --nproc-per-node 8': ('', '')}
-BESIDE = {
-    'my_train.sh': 'tests/launch_files/megatron_llama3_8b_fp8.sh',
-    'config.json': 'examples/llama3_8b.json',
-    'llama3_8b.json': 'examples/llama3_8b.json',
-    'llama3_8b.yaml': 'examples/llama3_8b_h100.yaml',
-    'my_machine.yaml': 'hw_profiles/cpu-gloo/profile.yaml',
-    'train_llama3_8b.sh': 'tests/launch_files/megatron_llama3_8b_fp8.sh',
-    'llama3_405b.toml': 'tests/launch_files/torchtitan_llama3_405b.toml',
-    'ds_config.json': 'tests/launch_files/deepspeed_fp16_zero3.json',
-    'finetune_llama3_1_8b.yaml': 'tests/launch_files/mindformers_llama3_1_8b.yaml',
-    'my/steps/zero_bubble_a100.csv': 'measured_steps/zero_bubble_a100.csv',
-}
+BESIDE = load_table(__file__, 'BESIDE')
 """Files that commands name, and what they are copied from."""
 INTO_A_SOURCE = re.compile(r'(?P<path>[\w/]+\.py): before (?P<mark>.+)')
 """The title of a block that belongs into a file of the repository."""

@@ -11,18 +11,11 @@ from pathlib import Path
 
 from proof import arguments, commit
 from prove_context import BOUND, NET, measured_file
+from tables import load_table
 
 # Devices are slow, so that their compute is as long as messages of links that one machine can pace. With a capacity all
 # slots are sent, whatever the router does.
-FILE = """simpar: 1
-cluster: {{profile: a100-sxm-8, devices: {devices}, slow: {{{slow}}}}}
-workload:
-  transformer: {{layers: {layers}, hidden: 512, heads: 8, ffn: 512, vocab: 64, sequence: {sequence}, position: rotary,
-                bias: [], experts: {{count: 8, top_k: {top_k}, capacity: 1.0}}}}
-  batch: {batch}
-  precision: bf16
-plan: {{data: {data}, expert: {expert}, tensor: {tensor}, sequence_parallel: {slices}, {plan}}}
-"""
+FILE = load_table(__file__, 'FILE')
 SIZES = ('data', 'expert', 'tensor', 'sequence', 'top_k', 'speed', 'slices', 'batch', 'layers', 'pipeline')
 COPIES = {'in turns': '', 'two copies': 'copies: 2'}
 FOUR = 'micro_batches: 4'

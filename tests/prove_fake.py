@@ -4,18 +4,11 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
+from tables import load_table
+
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / 'executor' / 'devices' / 'dtypes.csv'
-SAME = {
-    '_to_copy': 'to', '_softmax': 'softmax', '_log_softmax': 'log_softmax', 'copy_': 'clone', 'fill_': 'fill',
-    'zero_': 'zeros_like', 'detach': 'clone', 'lift_fresh': 'clone', 'embedding_dense_backward': 'embedding',
-    '_scaled_dot_product_flash_attention': '_flash_attention_forward',
-    '_scaled_dot_product_flash_attention_backward': '_flash_attention_forward',
-    '_flash_attention_backward': '_flash_attention_forward', 'index': '__getitem__',
-    '_fused_rms_norm': 'rms_norm', '_fused_rms_norm_backward': 'rms_norm', 'nll_loss_forward': 'nll_loss',
-    'convolution': 'conv2d', 'convolution_backward': 'conv2d', 'max_pool2d_with_indices': 'max_pool2d',
-    'max_pool2d_with_indices_backward': 'max_pool2d',
-}  # fmt: skip
+SAME = load_table(__file__, 'SAME')
 """Operation → the entry of OpInfo that tests its kernel, where its own name is none."""
 
 

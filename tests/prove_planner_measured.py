@@ -22,6 +22,7 @@ from typing import Any
 
 from equipment.validation import steady_steps
 from proof import arguments, commit
+from tables import load_tree
 
 from executor.ranks.pool import Pool
 from executor.ranks.request import Request
@@ -44,33 +45,8 @@ NEXT, DRAWN, FAR = 6, 8, 2.0
 """Plans beside the pick: the fastest others by prediction, and drawn ones that are not so many times as slow."""
 SLOW = 0.006
 """Devices are slow, so that their compute is as long as messages of links that one machine can pace."""
-MODELS: dict[str, dict[str, Any]] = {
-    'GPT': {'layers': 4, 'hidden': 512, 'heads': 8, 'vocab': 512, 'sequence': 1024},
-    'Llama': {
-        'layers': 4, 'hidden': 512, 'heads': 8, 'kv_heads': 4, 'vocab': 2048, 'sequence': 1024, 'norm': 'rms_norm',
-        'activation': 'swiglu', 'bias': [], 'position': 'rotary',
-    },
-    'mixture': {
-        'layers': 4, 'hidden': 512, 'heads': 8, 'ffn': 512, 'vocab': 512, 'sequence': 1024, 'position': 'rotary',
-        'bias': [], 'experts': {'count': 8, 'top_k': 2, 'capacity': 1.0},
-    },
-}  # fmt: skip
-KEYS: dict[str, Any] = {
-    'plan.tensor': [1, 2, 4],
-    'plan.sequence_parallel': [False, True],
-    'plan.context': [1, 2],
-    'plan.expert': [1, 2, 4],
-    'plan.pipeline': [1, 2, 4],
-    'plan.micro_batches': [1, 2, 4],
-    'plan.order': ['1f1b', 'gpipe', 'zb-h1'],
-    'plan.chunks': [0],
-    'plan.recompute': ['none', 'full'],
-    'plan.copies': [1, 2],
-    'plan.tiles': [1],
-    'plan.zero': [0, 1],
-    'plan.shard_group': [0],
-    'plan.fusion': ['layer'],
-}
+MODELS: dict[str, dict[str, Any]] = load_tree(__file__, 'MODELS')
+KEYS: dict[str, Any] = load_tree(__file__, 'KEYS')
 
 
 @dataclass(frozen=True)

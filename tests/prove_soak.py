@@ -24,21 +24,10 @@ from pathlib import Path
 
 from simpar.files import write_atomically
 from tests.proof import arguments, commit
+from tests.tables import load_table
 
 ROOT = Path(__file__).parent.parent
-SCHEDULE = """\
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 4}
-workload:
-  network:
-  - dense: {in: 32, out: 64}
-  - relu: {}
-  - dense: {in: 64, out: 32}
-  loss: mse
-  batch: 16
-  optimizer: {adamw: {learning_rate: 0.001}}
-plan: {data: 2, tensor: 2, zero: 1}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 EVERY = 100
 """Steps between two checkpoints."""
 TIMEOUT = 8.0

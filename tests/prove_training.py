@@ -21,21 +21,13 @@ import torch
 from executor.train import train
 from simpar import from_module
 from tests.proof import arguments, commit
+from tests.tables import load_table
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'proofs' / 'training_proof.md'
 TORCHRUN = Path(sys.executable).parent / 'torchrun'
 SEED = 2026
-MODEL = """\
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 4}
-workload:
-  transformer: {layers: 4, hidden: 32, heads: 4, vocab: 64, sequence: 16}
-  batch: 16
-  precision: fp32
-  optimizer: {adamw: {learning_rate: 0.001}}
-plan: %s
-"""
+MODEL = load_table(__file__, 'MODEL')
 PLANS = {
     'data 2 × tensor 2': '{data: 2, tensor: 2}',
     'pipeline 2 × zero 3': '{pipeline: 2, micro_batches: 4, data: 2, zero: 3}',
@@ -80,13 +72,7 @@ class Net(torch.nn.Module):
         return self.head(x + self.inner(x))
 
 
-OWN = """\
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload: {batch: 16, loss: cross-entropy, precision: bf16, loss_scale: 1024,
-           optimizer: {adamw: {learning_rate: 0.01, master_weights: true}}}
-plan: {data: 2, zero: 1}
-"""
+OWN = load_table(__file__, 'OWN')
 
 
 def batches():

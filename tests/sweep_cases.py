@@ -2,20 +2,11 @@
 
 import csv
 
+from tables import load_table
+
 from simpar import cli
 
-NETWORK = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, devices: 4, stack: none}
-workload:
-  network:
-    - dense: {in: 256, out: 512}
-    - relu: {}
-    - dense: {in: 512, out: 512}
-    - dense: {in: 512, out: 8}
-  batch: 64
-plan: {tensor: 2}
-"""
+NETWORK = load_table(__file__, 'NETWORK')
 
 
 def write(folder, *, sweep='', text=NETWORK):

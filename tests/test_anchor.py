@@ -4,22 +4,14 @@ import json
 import math
 
 import pytest
+from tables import load_table
 
 import simpar
 from simpar.cli import main
 from simpar.numbers import RANGE, numbers_of, steps_of
 from simpar.validate.anchor import anchored
 
-TWO_NODES = """\
-simpar: 1
-cluster: {profile: h200-sxm-8, nodes: NODES, stack: torch-eager}
-workload:
-  transformer: {layers: 2, hidden: 4096, heads: 32, vocab: 4096, sequence: 2048}
-  batch: BATCH
-  precision: bf16
-plan: {data: BATCH, zero: 3}
-against: {}
-"""
+TWO_NODES = load_table(__file__, 'TWO_NODES')
 
 
 def schedule(nodes):
@@ -68,15 +60,7 @@ def test_the_command_tells_what_was_anchored_and_what_decides(folder, capsys):
 
 @pytest.mark.parametrize(
     ('text', 'said'),
-    [
-        ('{}', 'it has no measured step; write e.g. step: 161 ms'),
-        ('step: fast', 'step'),
-        ('runs: [{schedule: 1.yaml}]', 'a run without a step; write step: 161 ms'),
-        ('{step: 1 s, schedule: none.yaml}', 'none.yaml'),
-        ('{step: 1 s, schedul: 1.yaml}', 'schedul'),
-        ('{step: 0 s}', 'step'),
-        ('{step: 3 s, schedule: 1.yaml}', 'a step of 3 s was measured'),
-    ],
+    load_table(__file__, 'test_a_wrong_anchor_is_refused_in_a_line'),
 )
 def test_a_wrong_anchor_is_refused_in_a_line(folder, capsys, text, said):
     (folder / 'wrong.yaml').write_text(text)

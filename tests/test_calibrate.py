@@ -27,7 +27,7 @@ from bench_record import (
     stretch,
 )
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import simpar.commands.recorded as command

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tables import load_table
 
 from simpar import chakra
 from simpar.case import load_case
@@ -18,19 +19,8 @@ from simpar.errors import ScheduleError
 
 RECORDED = Path(__file__).parent / 'recorded' / 'chakra'
 EXAMPLE = Path(__file__).parent.parent / 'examples' / 'multi_copy.yaml'
-PLAN = """simpar: 1
-cluster: {profile: h100-sxm-8, stack: none}
-workload:
-  transformer: {layers: 4, hidden: 512, heads: 8, vocab: 512, sequence: 256, position: rotary}
-  batch: 16
-plan: PLAN
-"""
-PLANS = (
-    'data: 2, tensor: 2, sequence_parallel: true, pipeline: 2, micro_batches: 4, copies: 2, order: zb-h1',
-    'data: 4, zero: 3, prefetch: 1, pipeline: 2, micro_batches: 4, order: interleaved-1f1b, chunks: 2',
-    'data: 2, context: 4, context_kind: ring',
-    'data: 4, tensor: 2, tiles: 2, shard_group: 2, zero: 2, fusion: 1 MB',
-)
+PLAN = load_table(__file__, 'PLAN')
+PLANS = load_table(__file__, 'PLANS')
 
 
 def replayed(path):

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from tables import load_table, load_tree
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 pytestmark = pytest.mark.torch
@@ -24,23 +25,8 @@ from simpar import from_module
 from simpar.case import load_case
 from simpar.errors import ScheduleError
 
-GPT = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 4}
-workload:
-  transformer: {layers: 2, hidden: 16, heads: 2, vocab: 32, sequence: 8}
-  batch: 8
-  precision: fp32
-  optimizer: {adamw: {learning_rate: 0.01}}
-plan: {data: 2, tensor: 2}
-"""
-PLANS = [
-    'plan={data: 4, zero: 1}',
-    'plan={data: 4, zero: 3, fusion: all}',
-    'plan={data: 4, zero: 2, fusion: layer}',
-    'plan={tensor: 2, pipeline: 2, micro_batches: 2}',
-    'plan={data: 2, tensor: 2, sequence_parallel: true}',
-]
+GPT = load_table(__file__, 'GPT')
+PLANS = load_tree(__file__, 'PLANS')
 
 
 PIPELINE = 'plan={pipeline: 2, micro_batches: 2, data: 2, zero: 3}'
@@ -207,12 +193,7 @@ def test_a_folder_that_hosts_do_not_share_is_named(tmp_path):
         checkpoint.finish(tmp_path / 'step-000001', [written], whole)
 
 
-OWN = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload: {batch: 8, loss: mse, precision: fp32, optimizer: {sgd: {learning_rate: 0.1}}}
-plan: {data: 2}
-"""
+OWN = load_table(__file__, 'OWN')
 
 
 def own():
@@ -302,18 +283,7 @@ def test_a_device_keeps_and_goes_on_as_threads_do(tmp_path):
         train_on('', 1, device='gpu')
 
 
-NETWORK = """
-simpar: 1
-cluster: {profile: cpu-gloo, devices: 2}
-workload:
-  network: [{dense: {in: 4, out: 8}}, {relu: {}}, {dense: {in: 8, out: 2}}]
-  batch: 8
-  loss: mse
-  precision: fp32
-  loss_scale: 8
-  optimizer: {adamw: {learning_rate: 0.01}}
-plan: {data: 2}
-"""
+NETWORK = load_table(__file__, 'NETWORK')
 TWO = GPT.replace('devices: 4', 'devices: 2').replace('plan: {data: 2, tensor: 2}', 'plan: {data: 2}')
 OLD = Path(__file__).parent / 'old_checkpoint'
 
@@ -480,11 +450,7 @@ def test_another_dtype_and_other_data_are_named(begun):
         kept(TWO, begun, steps=2, data=[{'tokens': tokens, 'labels': tokens}] * 2)
 
 
-@pytest.mark.parametrize('settings', [
-    ['plan={data: 1, tensor: 2}'], ['plan={data: 2, zero: 2, copies: 2}'],
-    ['cluster={profile: cpu-gloo, devices: 1}', 'plan={}'],
-    ['plan={pipeline: 2, micro_batches: 4, recompute: full}'], ['workload.transformer.attention=unfused'],
-])  # fmt: skip
+@pytest.mark.parametrize('settings', load_table(__file__, 'test_how_it_is_computed_may_change'))
 def test_how_it_is_computed_may_change(begun, tmp_path, settings):
     shutil.copytree(begun, tmp_path / 'kept')
     undisturbed = train(TWO, steps=2, processes=False)

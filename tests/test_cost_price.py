@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.cost.compute import DeviceCompute

@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from tables import load_table
 
 from simpar.cost.compute import DeviceCompute, by_products, waves
 from simpar.cost.tables import Scatter
@@ -12,17 +13,7 @@ from simpar.profiles import load_profile, read_table
 from simpar.program import OpClass
 
 A100 = load_profile('a100-sxm-8')
-BY_CLASS = """
-format: 1
-name: mine
-extends: h100-sxm-8
-device:
-  multiprocessors: 108
-  matrix: {bf16: 312 TFLOP/s, fp16: 312 TFLOP/s}
-  memory: {bandwidth: 2.039 TB/s}
-tables:
-  matmul: {file: sweep.csv, dtype: bf16, source: a sweep, grade: measured}
-"""
+BY_CLASS = load_table(__file__, 'BY_CLASS')
 
 
 def power(x, y):

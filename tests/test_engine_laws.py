@@ -4,7 +4,7 @@ import numpy as np
 from engine_oracle import Oracle
 from engine_programs import make_sample
 from every import draws
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from simpar.cost.costs import Communication

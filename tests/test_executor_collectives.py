@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from at_once import at_once
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')

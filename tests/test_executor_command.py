@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from at_once import at_once
+from tables import load_table, load_tree
 
 from executor.commands import run_job
 from executor.options import parser, with_verb
@@ -224,15 +225,7 @@ def shaken(job, *flags):
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ('flags', 'what'),
-    [
-        (('--seed', '1'), 'seed (1, not 0)'),
-        (('--steps', '4'), 'steps (4, not 3)'),
-        (('--dtype', 'fp64'), "dtype (fp64, not the job's own)"),
-        (('--net', 'paced:100mbit'), 'network (paced at 12.5 MB/s, not as it is)'),
-        (('--set', 'plan.copies=1'), 'program ('),
-        (('--compute', 'emulated'), 'compute (emulated, not real), costs ('),
-        (('--save-state', 'unwritten.pt'), 'saving of the state (on, not off)'),
-    ],
+    load_table(__file__, 'test_every_difference_is_named_at_once'),
     ids=lambda value: value[0] if isinstance(value, tuple) else '',
 )
 def test_every_difference_is_named_at_once(job, flags, what):
@@ -306,11 +299,7 @@ def test_a_port_that_is_taken_is_named(job):
 
 @pytest.mark.parametrize(
     ('flags', 'world', 'what'),
-    [
-        (['--nproc', '3'], '2', 'the job is for 2 ranks, not for --nproc 3'),
-        ([], '4', 'the job is for 2 ranks, but RANK and WORLD_SIZE has started 4'),
-        (['--net', 'lab:1gbit'], '2', '--net netns needs ranks of its own'),
-    ],
+    load_tree(__file__, 'test_a_launch_that_does_not_fit_the_job_is_refused'),
 )
 @pytest.mark.torch
 def test_a_launch_that_does_not_fit_the_job_is_refused(job, monkeypatch, flags, world, what):

@@ -1,6 +1,7 @@
 """Which rank this process is, by the variables of torchrun, msrun, mpirun and Slurm."""
 
 import pytest
+from tables import load_table
 
 from executor.cluster import Launch, detect, first_host, hosts_of_ranks
 from simpar.errors import RunFailed
@@ -86,14 +87,7 @@ def test_variables_that_do_not_say_enough_are_named(variables, what):
 
 @pytest.mark.parametrize(
     ('nodes', 'host'),
-    [
-        ('node1', 'node1'),
-        ('node1,node2', 'node1'),
-        ('node[01-04]', 'node01'),
-        ('node[03,07],other', 'node03'),
-        ('rack[2-3]-ib,x', 'rack2-ib'),
-        ('r[1-2]n[04-05]', 'r1n04'),
-    ],
+    load_table(__file__, 'test_the_first_host_of_a_list_of_slurms'),
 )
 def test_the_first_host_of_a_list_of_slurms(nodes, host):
     assert first_host(nodes) == host
@@ -101,14 +95,8 @@ def test_the_first_host_of_a_list_of_slurms(nodes, host):
 
 @pytest.mark.parametrize(
     'variables',
-    [
-        {'RANK': '0'}, {'WORLD_SIZE': '2'}, {'LOCAL_RANK': '0'}, {'PMI_RANK': '1'}, {'PMI_SIZE': '2'}, {'PMI_FD': '6'},
-        {'PMI_PORT': 'node0:4711'}, {'MPI_LOCALRANKID': '0', 'MPI_LOCALNRANKS': '2'}, {'OMPI_COMM_WORLD_SIZE': '2'},
-        {'VC_TASK_INDEX': '0'}, {'JOB_COMPLETION_INDEX': '0'}, {'PET_NNODES': '2'}, {'PET_NODE_RANK': '1'},
-        {'VC_TASK_INDEX': '0', 'VC_A_HOSTS': 'a', 'VC_B_HOSTS': 'b'},
-        {'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'prterun'}, {'MS_NODE_ID': '1'}, {'TORCHELASTIC_RUN_ID': 'none'},
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_a_launcher_that_is_recognised_in_part_is_refused'),
+)
 def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
     """Else each of its processes would run the whole job by itself, and end with 0."""
     with pytest.raises(RunFailed) as error:
@@ -119,13 +107,7 @@ def test_a_launcher_that_is_recognised_in_part_is_refused(variables):
 
 @pytest.mark.parametrize(
     ('nodes', 'counts', 'hosts'),
-    [
-        ('node[08-10]', '2(x2),1', ('node08', 'node08', 'node09', 'node09', 'node10')),
-        ('a,b[1,3]', '1(x3)', ('a', 'b1', 'b3')),
-        ('a,b', '2', ()),
-        ('a', 'many', ()),
-        ('n[0-999999999]', '1', ()),
-    ],
+    load_table(__file__, 'test_hosts_of_ranks_by_slurms_lists'),
 )
 def test_hosts_of_ranks_by_slurms_lists(nodes, counts, hosts):
     """Where list and counts do not fit, no host is named rather than a wrong one."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from at_once import at_once
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jump_clock import JumpClock
 from paced_links import prove

@@ -1,6 +1,7 @@
 """The stack of the executor itself: the kernels that it launches on CUDA, counted by dry runs."""
 
 import pytest
+from tables import load_tree
 
 pytest.importorskip('torch', reason='needs the extra torch')
 
@@ -11,16 +12,7 @@ from simpar.case import load_case
 from simpar.files import read_csv
 
 pytestmark = pytest.mark.torch
-SCHEDULE = {
-    'simpar': 1,
-    'cluster': {'profile': 'h100-sxm-8', 'devices': 1, 'stack': 'simpar-executor'},
-    'workload': {
-        'transformer': {
-            'layers': 1, 'hidden': 256, 'heads': 4, 'vocab': 512, 'sequence': 64, 'norm': 'rms_norm', 'bias': [],
-        },
-        'batch': 2, 'precision': 'bf16', 'optimizer': {'adamw': {'master_weights': True}},
-    },
-}  # fmt: skip
+SCHEDULE = load_tree(__file__, 'SCHEDULE')
 
 
 def test_the_stack_says_what_a_dry_run_launches():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tables import load_table
 
 from simpar.cli import main
 from simpar.cost.compute import MATRIX
@@ -19,18 +20,7 @@ from simpar.workload import Transformer, Workload
 WORK = Workload(model=Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128), batch=8, precision='bf16')
 SUMS = Plan(tensor=8, copies=2)
 
-PLAN = """\
-simpar: 1
-cluster:
-  profile: PROFILE
-  devices: 8
-  expansion_mode: MODE
-workload:
-  batch: 8
-  precision: bf16
-  transformer: {layers: 2, hidden: 2048, heads: 16, vocab: 512, sequence: 1024}
-plan: {tensor: 8, copies: 2}
-"""
+PLAN = load_table(__file__, 'PLAN')
 
 
 def ran(tmp_path, capsys, mode, *words, profile='ascend910b-8', code=0, plan=PLAN):
@@ -133,13 +123,7 @@ def test_a_stack_may_ask_for_a_mode_unless_the_user_does(tmp_path):
 
 @pytest.mark.parametrize(
     ('mode', 'profile', 'words'),
-    [
-        ('host', 'ascend910c-16', 'ascend910c-16 has no mode host; write one of ai_cpu, aiv'),
-        ('aiv', 'a100-sxm-8', 'a100-sxm-8 has no modes: its collectives take what its slow_down says; leave it out'),
-        ('aiv', 'h100-sxm-8', 'h100-sxm-8 has no mode aiv; write one of symmetric, copy_engine, or leave it out'),
-        ('aiv', 'ascend910a-8', 'ascend910a-8 has no modes'),
-        ('sdma', 'ascend910b-8', 'one of host, ai_cpu, aiv'),
-    ],
+    load_table(__file__, 'test_a_mode_that_a_profile_has_not_is_told_at_its_line'),
 )
 def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mode, profile, words):
     told = ran(tmp_path, capsys, mode, profile=profile, code=2).err
@@ -150,13 +134,7 @@ def test_a_mode_that_a_profile_has_not_is_told_at_its_line(tmp_path, capsys, mod
 
 @pytest.mark.parametrize(
     ('mode', 'profile', 'why'),
-    [
-        ('host', 'ascend910b-8', 'it is the mode without the key, too'),
-        ('ai_cpu', 'ascend910b-8', 'take the same of a device as with host'),
-        ('ccu', 'ascend950-8', 'take the same of a device as with ai_cpu'),
-        # Two cores of 48 leave more than the bandwidth does.
-        ('aiv', 'ascend910c-16', 'take the same of a device as with ai_cpu'),
-    ],
+    load_table(__file__, 'test_a_mode_that_changes_nothing_is_told'),
 )
 def test_a_mode_that_changes_nothing_is_told(tmp_path, capsys, mode, profile, why):
     told = ' '.join(ran(tmp_path, capsys, mode, '--full', profile=profile).out.split())

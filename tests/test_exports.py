@@ -4,37 +4,11 @@ import importlib
 import subprocess
 import sys
 
+from tables import load_tree
+
 import simpar
 
-NAMES = [
-    'Case',
-    'Effects',
-    'Network',
-    'Plan',
-    'Prediction',
-    'Program',
-    'Schedule',
-    'Trace',
-    'Transformer',
-    'Workload',
-    '__version__',
-    'case_of',
-    'cluster',
-    'compare',
-    'compare_cases',
-    'export',
-    'from_module',
-    'load_case',
-    'load_profile',
-    'load_schedule',
-    'load_sweep',
-    'plan',
-    'price',
-    'profile_names',
-    'simulate',
-    'sliders',
-    'to_dataframe',
-]
+NAMES = load_tree(__file__, 'NAMES')
 
 
 def test_the_public_names_are_these():

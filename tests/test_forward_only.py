@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tables import load_table
 from trains import trains
 
 from simpar.case import load_case
@@ -67,17 +68,7 @@ def test_every_order_goes_forward_alone(order):
         assert found == wanted
 
 
-SCHEDULE = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, stack: none}
-workload:
-  transformer: {layers: 8, hidden: 2048, heads: 16, vocab: 32000, sequence: 2048}
-  batch: 64
-  precision: bf16
-  phase: PHASE
-  optimizer: {adamw: {master_weights: true}}
-plan: {tensor: 2, pipeline: 2, data: 2, micro_batches: 8, zero: 1, recompute: full}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def written(folder, phase='forward', text=SCHEDULE):

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tables import load_table
 
 from simpar.case import load_case
 from simpar.cost.compute import DeviceCompute
@@ -121,16 +122,7 @@ def test_a_large_product_is_faster_by_its_share_of_twice_the_peak():
     assert 'roofline' in compute.seconds(ops_of(lower(workload(LLAMA), Plan(), 1))['layer1.fc2.F']).why
 
 
-SCHEDULE = """\
-simpar: 1
-cluster: {cluster}
-workload:
-  transformer: {{layers: 2, hidden: 64, heads: 4, vocab: 50, sequence: 32}}
-  batch: 8
-  precision: {precision}
-  fp8: hybrid
-{more}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def written(folder, cluster='h100-sxm-8', precision='bf16', more='', **changes):
@@ -154,33 +146,14 @@ def test_what_cannot_be_in_eight_bits_is_said(tmp_path):
 
 @pytest.mark.parametrize(
     ('precision', 'more', 'told'),
-    [
-        ('fp64', '', 'workload.fp8: products in 8 bits beside fp64'),
-        (
-            'bf16',
-            '  fp8_except: [layer7.fc1]',
-            'workload.fp8_except: layer7.fc1 names no product; there are layer0.qkv',
-        ),
-        ('bf16', '  fp8_recipe: mxfp8', 'workload.fp8_recipe: not modelled: smaller numbers than fp8'),
-    ],
+    load_table(__file__, 'test_what_does_not_fit_is_told'),
 )
 def test_what_does_not_fit_is_told(precision, more, told, tmp_path):
     with pytest.raises(SimparError, match=re.escape(told)):
         load_case(written(tmp_path, precision=precision, more=more))
 
 
-MPT_3B = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 1}
-workload:
-  transformer: {layers: 32, hidden: 2560, heads: 20, vocab: 50368, sequence: 8192, tied: true, bias: []}
-  batch: 144
-  precision: bf16
-  gradients: fp32
-  fp8: FP8
-  optimizer: {adamw: {master_weights: true}}
-plan: {data: 8, micro_batches: 6, zero: 3}
-"""
+MPT_3B = load_table(__file__, 'MPT_3B')
 
 
 def test_a_published_step_in_eight_bits_takes_its_published_share_of_the_time_in_sixteen(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from tables import load_tree
 from trains import trains
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
@@ -88,20 +89,7 @@ def test_every_operator_of_a_graph_can_be_measured_alone():
 # One block: by torch's own layer, in Megatron's layout, and made wrong.
 
 SEQUENCE, HIDDEN, HEADS = 4, 16, 4
-TORCHS = {
-    'norm1.weight': ['norm1.gain'],
-    'norm1.bias': ['norm1.bias'],
-    'self_attn.in_proj_weight': ['q.weight', 'k.weight', 'v.weight'],
-    'self_attn.in_proj_bias': ['q.bias', 'k.bias', 'v.bias'],
-    'self_attn.out_proj.weight': ['o.weight'],
-    'self_attn.out_proj.bias': ['o.bias'],
-    'norm2.weight': ['norm2.gain'],
-    'norm2.bias': ['norm2.bias'],
-    'linear1.weight': ['up.weight'],
-    'linear1.bias': ['up.bias'],
-    'linear2.weight': ['down.weight'],
-    'linear2.bias': ['down.bias'],
-}
+TORCHS = load_tree(__file__, 'TORCHS')
 """Parameters of torch's layer, and of a block."""
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 
 from simpar import document, profiles
 from simpar.case import load_case
@@ -217,16 +218,7 @@ def test_a_broken_profile_names_file_and_line(case, tmp_path):
         assert line.isdigit()
 
 
-BROKEN_TABLES = {
-    'empty': ('', ':1: no column operator, ranks, nodes, bytes, seconds'),
-    'header alone': ('operator,ranks,nodes,bytes,seconds\n', ':1: no rows'),
-    'column missing': ('operator,ranks,nodes,bytes\n', ':1: no column seconds'),
-    'word for a number': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,many,1e-5\n', ':2: bytes: not a number'),
-    'no time': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,8,0\n', ':2: seconds: not a positive number'),
-    'not a number': ('operator,ranks,nodes,bytes,seconds\nall_reduce,2,1,8,nan\n', ':2: seconds: not a positive'),
-    'short row': ('operator,ranks,nodes,bytes,seconds\n\nall_reduce,2,1\n', ':3: 3 columns'),
-    'unknown collective': ('# by hand\noperator,ranks,nodes,bytes,seconds\nscan,2,1,8,1e-5\n', ':3: operator: unknown'),
-}
+BROKEN_TABLES = load_table(__file__, 'BROKEN_TABLES')
 
 
 @pytest.mark.parametrize('case', BROKEN_TABLES)
@@ -256,14 +248,7 @@ def test_the_profile_in_the_manual(tmp_path):
 # A profile that extends another says what differs; what it does not say is the other's
 
 
-MINE = """\
-format: 1
-name: mine
-extends: h100-sxm-8
-description: two servers of my own with 200 Gb/s for each GPU
-links:
-  infiniband: {bandwidth: 25 GB/s}
-"""
+MINE = load_table(__file__, 'MINE')
 
 
 def write(folder, text, name='mine.yaml'):

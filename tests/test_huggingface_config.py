@@ -5,6 +5,7 @@ import os
 from dataclasses import astuple
 
 import pytest
+from tables import load_table, load_tree
 
 from simpar.cli import main
 from simpar.errors import ScheduleError
@@ -13,16 +14,7 @@ from simpar.model.library.gpt import LongRope
 from simpar.schedule import load_rows, load_schedule, schedule_schema, written
 from simpar.workload import Transformer
 
-LLAMA = {
-    'model_type': 'llama',
-    'vocab_size': 64,
-    'hidden_size': 32,
-    'intermediate_size': 48,
-    'num_hidden_layers': 4,
-    'num_attention_heads': 4,
-    'num_key_value_heads': 2,
-    'max_position_embeddings': 128,
-}
+LLAMA = load_table(__file__, 'LLAMA')
 HEAD = 'simpar: 1\ncluster: h100-sxm-8\n'
 
 
@@ -135,53 +127,8 @@ def test_keys_of_a_config_become_keys_of_a_transformer(changes, model, tmp_path)
 
 @pytest.mark.parametrize(
     ('changes', 'told'),
-    [
-        ({'partial_rotary_factor': 0.5}, ['config.json:10: partial_rotary_factor: these models turn all features']),
-        ({'rope_parameters': {'full_attention': {'rope_theta': 7.0}}}, ['config.json:10: rope_parameters: not yet']),
-        ({'model_type': 'gemma', 'hidden_act': 'silu', 'hidden_activation': 'gelu'},
-         ["config.json:11: hidden_activation: not what hidden_act says ('gelu', 'silu')"]),
-        ({'hidden_size': '32'}, ['config.json:4: hidden_size: not an integer (got "32"); write an integer from 1 to ']),
-        ({'hidden_size': 'absent'}, ['config.json:1: hidden_size: missing; add hidden_size']),
-        ({'hidden_size': 30}, ['config.json:4: hidden_size: 30 does not divide by heads 4; write a multiple of 4']),
-        ({'num_key_value_heads': 3}, ['config.json:8: num_key_value_heads: 3 does not divide heads 4; write one of ']),
-        ({'hidden_act': 'tanh'}, ["config.json:10: hidden_act: no such activation (got 'tanh'); write one of silu, "]),
-        ({'rope_scaling': {'type': 'magic'}}, ['config.json:10: rope_scaling: not yet: rotary scaled as magic; ']),
-        ({'rope_scaling': {'type': 'dynamic'}}, ['config.json:10: rope_scaling: dynamic without a number for fac']),
-        ({'rope_scaling': {'type': 'dynamic', 'factor': 2}, 'max_position_embeddings': None},
-         ['config.json:10: rope_scaling: without a positive number for max_position_embeddings (got None); write ']),
-        ({'model_type': 'phi3', 'rope_scaling': {'type': 'longrope', 'short_factor': [1.0, 0]}},
-         ['config.json:10: rope_scaling: longrope without positive numbers as short_factor; write a list of numbers']),
-        ({'model_type': 'phi3', 'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0, 2.0, 2.0, 2.0]}},
-         ['config.json:10: rope_scaling.short: 1 factors for 4 pairs of features; write 4 numbers']),
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4}}, ['config.json:10: rope_scaling: yarn without a number for ']),
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4, 'original_max_position_embeddings': 16, 'truncate': False}},
-         ['config.json:10: rope_scaling: not modelled: yarn without truncate; leave truncate out']),
-        ({'model_type': 'deepseek_v3', 'num_key_value_heads': 4, 'n_routed_experts': 0},
-         ['config.json:10: n_routed_experts: not a positive number (got 0); write e.g. 8']),
-        ({'model_type': 'deepseek_v2', 'num_key_value_heads': 4, 'topk_method': 'best'},
-         ['config.json:10: topk_method: not modelled (got best); write one of greedy, group_limited_greedy']),
-        ({'model_type': 'qwen3_moe', 'mlp_only_layers': [1]},
-         ['config.json:10: mlp_only_layers: not modelled: dense layers that are not the first ([1]); write the ']),
-        ({'model_type': 'mixtral', 'num_experts_per_tok': 9},
-         ['config.json:1: num_local_experts.top_k: 9 of 8 experts; write at most 8']),
-        ({'model_type': 'deepseek_v3', 'num_key_value_heads': 4, 'first_k_dense_replace': 4,
-          'quantization_config': {'quant_method': 'awq'}},
-         ["config.json:11: quantization_config: not modelled (got {'quant_method': 'awq'}); only null or {quant_"]),
-        ({'rope_scaling': {'type': 'linear'}}, ['config.json:10: rope_scaling: linear without a number for factor; ']),
-        ({'attention_dropout': 0.1}, ['config.json:10: attention_dropout: not modelled (got 0.1); only 0 or null is']),
-        ({'attention_bias': 'yes'}, ['config.json:10: attention_bias: not true or false; write true or false']),
-        ({'quantization_config': {'bits': 4}}, ["config.json:10: quantization_config: not modelled (got {'bits': 4})"]),
-        ({'architectures': ['LlamaForSequenceClassification']}, ['config.json:10: architectures: not a decoder with ']),
-        ({'model_type': 'dbrx'}, ['config.json:2: model_type: not yet: dbrx (a mixture of experts that is not ']),
-        ({'model_type': 'bert'}, ["config.json:2: model_type: not known (got 'bert'); one of llama, mistral, qwen2, "]),
-        ({'model_type': ['llama']}, ['config.json:2: model_type: not a name; write one of llama, mistral, qwen2, qwe']),
-        ({'model_type': 'absent'}, ['config.json:1: model_type: missing; write one of llama, mistral, qwen2, qwen3, mixtr']),
-        ({'model_type': 'qwen2', 'use_sliding_window': True, 'layer_types': ['full_attention']},
-         ['config.json:11: layer_types: 1 kinds for 4 layers; write one for each layer']),
-        ({'hidden_size': None, 'hidden_act': 'x'},
-         ['config.json:10: hidden_act: no such activation', 'config.json:4: hidden_size: missing; add hidden_size']),
-    ],
-)  # fmt: skip
+    load_tree(__file__, 'test_what_is_wrong_is_told_at_the_configs_line'),
+)
 def test_what_is_wrong_is_told_at_the_configs_line(changes, told, tmp_path):
     found = refused(tmp_path, LLAMA, **changes)
     assert len(found) == len(told)
@@ -191,19 +138,7 @@ def test_what_is_wrong_is_told_at_the_configs_line(changes, told, tmp_path):
 
 @pytest.mark.parametrize(
     ('workload', 'told'),
-    [
-        (
-            'batch: 8',
-            'schedule.yaml:3: workload.model: how many tokens a sample has is not told; write e.g. sequence: 20',
-        ),
-        (
-            'batch: 8, sequence: 16, seqence: 8',
-            'schedule.yaml:3: workload.seqence: unknown key; did you mean sequence?',
-        ),
-        ('batch: 8, sequence: 0', 'schedule.yaml:3: workload.sequence: too small (got 0); write an integer from 1 to '),
-        ('batch: 8, sequence: 16, heads: 6', 'config.json:4: hidden_size: 32 does not divide by heads 6; write a mult'),
-        ('batch: 8, transformer: {}', 'schedule.yaml:3: workload.model: stands beside transformer; write one of them'),
-    ],
+    load_table(__file__, 'test_what_is_wrong_beside_it_is_told_at_its_own_line'),
 )
 def test_what_is_wrong_beside_it_is_told_at_its_own_line(workload, told, tmp_path):
     found = refused(tmp_path, LLAMA, workload)

@@ -6,38 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import load_table
 
 from simpar import load_case
 from simpar.schedule import load_schedule
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / 'tests' / 'configs'
-PUBLISHED = {
-    'llama2_7b': 6_738_415_616,
-    'llama3_8b': 8_030_261_248,
-    'llama3_70b': 70_553_706_496,
-    'llama3.1_405b': 405_853_388_800,
-    'llama3.2_1b': 1_235_814_400,
-    'mistral_7b': 7_241_732_096,
-    'qwen2.5_0.5b': 494_032_768,
-    'qwen2.5_7b': 7_615_616_512,
-    'qwen3_8b': 8_190_735_360,
-    'gemma_2b': 2_506_172_416,
-    'gemma_7b': 8_537_680_896,
-    'gemma2_9b': 9_241_705_984,
-    'gemma2_27b': 27_227_128_320,
-    'phi_2': 2_779_683_840,
-    'phi_3_mini_4k': 3_821_079_552,
-    'mixtral_8x7b': 46_702_792_704,
-    'qwen3_30b_a3b': 30_532_122_624,
-    'qwen1.5_moe_a2.7b': 14_315_784_192,
-    'deepseek_v2_lite': 15_706_484_224,
-    'deepseek_v3': 671_026_404_352,
-    'gpt2': 124_439_808,
-    'gpt2_medium': 354_823_168,
-    'gpt2_large': 774_030_080,
-    'gpt2_xl': 1_557_611_200,
-}
+PUBLISHED = load_table(__file__, 'PUBLISHED')
 """As the models' pages on Hugging Face count the numbers of their files (docs/proofs/models.md), GPT-2's without its
 masks, and V3's 671B as its card has them, without the module that predicts a further token."""
 

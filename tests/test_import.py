@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from docs_tables import schedule_table_keys
 from launch_sources import FOLDER, MODEL, SOURCES, given_beside, model_beside
+from tables import load_table
 
 from simpar import cli
 from simpar.case import load_case
@@ -29,21 +30,7 @@ SMALL = '--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32
 BATCH = '--micro-batch-size 1 --global-batch-size 32'
 RUN = 'torchrun --nproc_per_node 8 x.py'
 
-SCRIPTS = {
-    'defaults': 'A=${B:-4}\nC=${A:+x}\nD="${NO-a b}"\ntorchrun --a $A --c $C --d "$D" ${NOT:-"q r"}',
-    'arrays': "ARGS=(\n  --a 1 # why\n  # --b 2\n  '--c d'\n)\nARGS+=(--e \"f g\")\n"
-    'torchrun ${ARGS[@]}\ntorchrun "${ARGS[@]}"',
-    'continued': 'OPTS=" \\\n  --a 1 \\\n  --b two "\ntorchrun --x \\\n  $OPTS --y="a b" \\\n  --z',
-    'sums': 'N=2\nG=8\nW=$(($N*G))\ntorchrun --w $W --d $((W / 4 + 1)) --m $(( W % 5 )) --l ${#N}',
-    'branches': 'T=fp8\nif [[ "$T" == "fp8" ]] && [ 2 -gt 1 ]; '
-    'then X="--fp8 hybrid"; elif [ $T = a ]; then X=b; else X=c; fi\n'
-    'if [ -z "$UNSET_THING" ]; then Y=1; fi\ncase $T in a|b) Z=1;; fp*) Z=2;; *) Z=3;; esac\ntorchrun $X --y $Y --z $Z',
-    'functions': 'launch() {\n  torchrun --n $N\n}\nN=3\nlaunch\ncmd="torchrun --e \'1 2\' --f $N"\neval $cmd',
-    'joined': '[ 1 = 2 ] && A=1 || A=2\nfalse || B=3\ntorchrun --a $A --b $B >/dev/null --c; torchrun --d 2>&1',
-    'cut': 'P=/x/y.tar.gz\ntorchrun ${P##*/} ${P%.*} ${P%%.*} ${P#/} ${P/x/z} ${P//\\//-}',
-    'another language': 'python -c "h=1; print(f\'{(12 * h) / 10 :.0f}B\')"\ntorchrun --a\n',
-    'documents': 'cat <<EOF > /dev/null\ntorchrun --not me\nEOF\ntorchrun --a <<< "in" --b',
-}  # fmt: skip
+SCRIPTS = load_table(__file__, 'SCRIPTS')
 
 
 def from_bash(text, tmp_path):
@@ -94,17 +81,7 @@ def test_every_flag_of_a_script_has_a_line(tmp_path):
             assert sorted(flags) == sorted(one for one in told if one.startswith('--')), name
 
 
-PUBLISHED = {
-    'megatron_llama3_8b_fp8.sh': 8_030_261_248,
-    'torchtitan_llama3_8b.toml': 8_030_261_248,
-    'mindformers_llama3_1_8b.yaml': 8_030_261_248,
-    'torchtitan_llama3_405b.toml': 405_853_388_800,
-    'mindspeed_llama2_7b.sh': 6_738_415_616,
-    'mindspeed_qwen3_8b.sh': 8_190_735_360,
-    'mindformers_qwen3_32b.yaml': 32_762_123_264,
-    'megatron_mixtral_8x7b.sh': 46_702_792_704,
-    'mindformers_mixtral_8x7b.yaml': 46_702_792_704,
-}
+PUBLISHED = load_table(__file__, 'PUBLISHED')
 
 
 @pytest.mark.parametrize('name', PUBLISHED)
@@ -277,22 +254,7 @@ def test_layers_of_multi_token_prediction_in_a_layout_are_listed(tmp_path):
 
 TWELVE = '--num-layers 12 --micro-batch-size 2 --global-batch-size 2048 '
 TWELVE += '--tensor-model-parallel-size 4 --pipeline-model-parallel-size 12'
-JOBS = {
-    # What stands in #SBATCH lines, and what the script makes of it: nodes, devices of each.
-    'nodes': ('#SBATCH --nodes=24', '8', '$SLURM_NNODES', 24, 8),
-    'job': ('#SBATCH -N 24', '8', '${SLURM_JOB_NUM_NODES:-1}', 24, 8),
-    'joined': ('#SBATCH -N24 --gres=gpu:a100:8', '$SLURM_GPUS_ON_NODE', '$SLURM_NNODES', 24, 8),
-    'a comment': ('#SBATCH --nodes 24   # as 2026', '8', '$SLURM_NNODES', 24, 8),
-    'devices': ('#SBATCH --nodes=48\n#SBATCH --gpus-per-node=h100:4', '$SLURM_GPUS_PER_NODE', '$SLURM_NNODES', 48, 4),
-    'tasks': ('#SBATCH --ntasks=24 --ntasks-per-node=1', '8', '$SLURM_NTASKS', 24, 8),
-    'processes': ('#SBATCH -n 24 --tasks-per-node 1 -G 192', '8', '$SLURM_NPROCS', 24, 8),
-    'all devices': ('#SBATCH --gpus=192\n#SBATCH --gpus-per-node=8', '8', '$SLURM_NNODES', 24, 8),
-    'a product': ('#SBATCH --nodes=24\n#SBATCH --gres=gpu:8', '8', '$((SLURM_NNODES * SLURM_GPUS_ON_NODE / 8))', 24, 8),
-    'names': ('#SBATCH --nodes=24', '8', '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)', 24, 8),
-    'largest': ('#SBATCH --nodes=16-24', '8', '$SLURM_NNODES', 24, 8),
-    'fewer': ('#SBATCH --nodes=48', '4', '$SLURM_NNODES', 48, 4),
-    'switched off': ('##SBATCH --nodes=3\n#SBATCH --nodes=24', '8', '$SLURM_NNODES', 24, 8),
-}  # fmt: skip
+JOBS = load_table(__file__, 'JOBS')
 
 
 @pytest.mark.parametrize('case', JOBS)
@@ -458,11 +420,7 @@ def test_what_was_assumed_comes_first_and_the_mapped_rest_on_demand(tmp_path, ca
 
 @pytest.mark.parametrize(
     ('flags', 'exchange', 'receive'),
-    [
-        ('', 'fused', 'late'),
-        ('--num-layers-per-virtual-pipeline-stage 1', 'separate', 'late'),
-        ('--num-layers-per-virtual-pipeline-stage 1 --no-overlap-p2p-communication', 'fused', 'late'),
-    ],
+    load_table(__file__, 'test_virtual_stages_exchange_beside_computation_unless_a_flag_forbids'),
 )
 def test_virtual_stages_exchange_beside_computation_unless_a_flag_forbids(flags, exchange, receive, tmp_path):
     """Megatron-LM, arguments.py: overlap_p2p_comm is on, and set to False without the interleaved schedule."""

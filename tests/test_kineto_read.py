@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recorded_training import Gpt, record, stepper
+from tables import load_table
 
 from simpar import cli
 from simpar.case import load_case
@@ -23,15 +24,7 @@ from simpar.traces.table import COMMUNICATION
 
 FOLDER = Path(__file__).parent / 'recorded' / 'kineto'
 ANSWERS = json.loads((FOLDER / 'hta.json').read_text(encoding='utf-8'))['answers']
-SCHEDULE = """
-simpar: 1
-cluster: cpu-gloo
-workload:
-  transformer: {layers: 2, hidden: 64, heads: 4, vocab: 512, sequence: 32}
-  batch: 4
-  optimizer: adam
-plan: {data: 1}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 ALONE = SCHEDULE.replace('cluster: cpu-gloo', 'cluster: {profile: cpu-gloo, devices: 1}')
 
 
@@ -211,14 +204,7 @@ def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
 
 @pytest.mark.parametrize(
     ('content', 'says'),
-    [
-        ('{"schemaVersion": 1', 'is no JSON'),
-        ('{"schemaVersion": 1}', 'has no list traceEvents'),
-        ('{"traceEvents": []}', 'has no event that lasts'),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "x"}]}', 'traceEvents.0: has no numbers ts and dur'),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": -1}]}', 'ts or dur is no time'),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": NaN}]}', 'is no JSON'),
-    ],
+    load_table(__file__, 'test_what_is_no_recording_is_told_so'),
 )
 def test_what_is_no_recording_is_told_so(tmp_path, capsys, content, says):
     path = tmp_path / 'trace.json'

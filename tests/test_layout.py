@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from layout_cases import WORLDS, layouts
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worked import worked_costs, worked_program
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import load_table
 
 from simpar import cli
 from simpar.errors import Infeasible, ScheduleError
@@ -23,12 +24,7 @@ from simpar.torch_module.rules import TABLE
 from simpar.workload import Workload
 
 pytestmark = pytest.mark.torch
-SCHEDULE = """\
-simpar: 1
-cluster: ascend910a-8
-workload: {batch: 16, loss: mse}
-plan: {data: 2, tensor: 2, pipeline: 2, micro_batches: 2}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 MINE = """\
 import torch
 from torch import nn
@@ -138,13 +134,7 @@ def test_train_returns_tensors_by_the_modules_names(schedule):
 
 @pytest.mark.parametrize(
     ('reference', 'said'),
-    [
-        ('mine_for_tests:wrong', r'--module: mine_for_tests:wrong fails: OSError: no such weights; call it'),
-        ('mine_for_tests:nothing', r'--module: .* returns int, not a module with example inputs; return \(mod'),
-        ('mine_for_tests:absent', r'--module: mine_for_tests has no function absent; write one of mlp'),
-        ('nowhere_at_all:x', r'--module: nowhere_at_all cannot be imported: ModuleNotFoundError'),
-        ('mine_for_tests', r'--module: is mine_for_tests; write package:function'),
-    ],
+    load_table(__file__, 'test_a_flag_that_names_no_module_is_told_in_a_line'),
 )
 def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule, capsys):
     assert cli.main(['run', str(schedule), '--module', reference]) == 2

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.program import OpClass, Slots, Template, Tensor, derive, instance, named_by, plain_slots, touches_of

@@ -6,21 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from tables import load_table
 
 import simpar
 from simpar.errors import ScheduleError
 from simpar.trace_files import save_trace
 
 EXAMPLES = Path(__file__).parent.parent / 'examples'
-TEXT = """
-simpar: 1
-cluster: h100-sxm-8
-workload:
-  transformer: {layers: 4, hidden: 1024, heads: 16, vocab: 1024, sequence: 512}
-  batch: 16
-  precision: bf16
-plan: {tensor: 8, copies: 2}
-"""
+TEXT = load_table(__file__, 'TEXT')
 
 
 @pytest.fixture(scope='module')

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import Deadlock, NumericsWrong, ProgramError

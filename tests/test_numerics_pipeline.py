@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from every import EVERY
 from pipeline_cases import any_case, edited, left_over
+from tables import load_table
 
 from simpar.errors import Infeasible, NumericsWrong, ScheduleError
 from simpar.lower import lower
@@ -68,16 +69,7 @@ def test_a_first_stage_with_nothing_to_train_gets_no_gradient(name, p, chunks):
     compare(program, workload, plan, 1)
 
 
-HAND_WRITTEN = {
-    'a forward beside a backward': ('0F0 0F1 (0F2;0B0)OVERLAP_F_B 0B1 0B2', '1F0 1B0 1F1 (1F2;1B1)OVERLAP_F_B 1B2'),
-    'a forward beside the gradient of the input': (
-        '0F0 0F1 (0F2;0I0)OVERLAP_F_B 0W0 0B1 0B2',
-        '1F0 1I0 1F1 1W0 (1F2;1I1)OVERLAP_F_B 1B2 1W1',
-    ),
-    'the last micro-batch first': ('0F2 0F0 0F1 0B2 0B1 0B0', '1F2 1F0 1B2 1F1 1B1 1B0'),
-    'one stage in parts, the other whole': ('0F0 0F1 0I0 0F2 0I1 0W1 0I2 0W2 0W0', '1F0 1B0 1F1 1B1 1F2 1B2'),
-    'both in one stage': ('0F0 0F1 0B0 0F2 0I1 0B2 0W1', '1F0 1I0 1F1 1W0 1B1 1F2 1B2'),
-}
+HAND_WRITTEN = load_table(__file__, 'HAND_WRITTEN')
 
 
 def written(rows):

@@ -3,19 +3,12 @@
 import json
 
 import pytest
+from tables import load_table
 
 from simpar.cli import main
 from simpar.validate.fit import BOUNDS
 
-SCHEDULE = """\
-simpar: 1
-cluster: {profile: a100-sxm-8, devices: 2, stack: STACK}
-workload:
-  transformer: {layers: 2, hidden: HIDDEN, heads: 8, vocab: 1024, sequence: 512}
-  batch: 16
-  precision: bf16
-against: {plan: {zero: 1}}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Actions are spelled as torch.distributed.pipelining spells them, and nothing else is one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.pipeline import Action, overlap, parse_action

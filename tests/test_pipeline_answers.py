@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_traces import B, F, plan_of, program_of, trace_of
 

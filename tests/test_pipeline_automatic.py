@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_ticks import longest, steady
 

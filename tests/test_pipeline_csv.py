@@ -2,8 +2,9 @@
 
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 
 from simpar.errors import ScheduleError
 from simpar.pipeline import ORDERS, named_order, read_csv, with_communication, write_csv
@@ -42,12 +43,7 @@ def test_the_file_is_what_a_person_writes(tmp_path):
 
 @pytest.mark.parametrize(
     'text',
-    [
-        '0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n',
-        '0F0,0F1,,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n',
-        '\ufeff0F0, 0F1 ,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n\r\n',
-        '"0F0","0F1",0B0,0B1\n1F0,1B0,1F1,1B1',
-    ],
+    load_table(__file__, 'test_idle_cells_spaces_quotes_and_line_ends_of_others'),
 )
 def test_idle_cells_spaces_quotes_and_line_ends_of_others(file, text):
     assert read_csv(file(text)) == named_order('1f1b', 2, 2)
@@ -118,25 +114,7 @@ def test_nonsense_is_read_or_refused_and_never_breaks(tmp_path_factory, text):
 
 @pytest.mark.parametrize(
     ('ask', 'expected'),
-    [
-        (('1f1', 2, 4), "pipeline order '1f1': unknown; did you mean 1f1b? known orders: gpipe, 1f1b,"),
-        (('ZB_V', 2, 4), "pipeline order 'ZB_V': unknown; did you mean zb-v? known orders: gpipe"),
-        (('zb-2p', 2, 4), 'pipeline order zb-2p: is found from predicted times; resolve it first'),
-        (('1f1b', 0, 4), 'pipeline order 1f1b: 0 ranks; write at least 1'),
-        (('1f1b', 2, -1), 'pipeline order 1f1b: -1 micro batches; write at least 1'),
-        (('1f1b', 2, 4, 2), 'pipeline order 1f1b: 2 chunks on a rank; write 1'),
-        (('interleaved-1f1b', 2, 4, 1), 'pipeline order interleaved-1f1b: 1 chunks on a rank; write 2 or more'),
-        (('zb-v', 2, 4, 3), 'pipeline order zb-v: 3 chunks on a rank; write 2'),
-        (('1f1b', 2, 4, 1, 2), 'pipeline order 1f1b: does not split the sequence; orders that do: mindspore-2.10/seq'),
-        (
-            ('interleaved-1f1b', 4, 11, 2),
-            'pipeline order interleaved-1f1b: 11 micro-batches do not divide into 2 rounds on 4 ranks; write 10 or 12',
-        ),
-        (('dualpipe-v', 2, 3), 'pipeline order dualpipe-v: 3 micro-batches, but it needs one for each of 4 stages'),
-        (('mindspore-2.10/1f1b', 4, 3), 'pipeline order mindspore-2.10/1f1b: 3 micro-batches, but it needs one for'),
-        (('mindspore-2.10/seqvpp', 2, 4, 2, 3), 'pipeline order mindspore-2.10/seqvpp: 3 sequence chunks on 2 ranks'),
-        (('mindspore-2.10/seqvpp', 5, 2, 3, 3), 'pipeline order mindspore-2.10/seqvpp: with 3 sequence chunks, 5'),
-    ],
+    load_table(__file__, 'test_orders_that_cannot_be_had'),
 )
 def test_orders_that_cannot_be_had(ask, expected):
     with pytest.raises(ScheduleError) as raised:

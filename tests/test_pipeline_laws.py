@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from every import draws
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tables import load_table
 from trains import trains
 
 from simpar.errors import Infeasible
@@ -16,12 +17,7 @@ GPT = Workload(
     model=Transformer(layers=2, hidden=24, heads=6, vocab=36, sequence=12, kv_heads=3), batch=12, optimizer=Adam()
 )
 DROPPED = replace(GPT, model=replace(GPT.model, dropout=0.1, attention='unfused', kv_heads=6))
-FEED_FORWARD = {
-    2: {'layer*.fc1': ((1, 1, 1), (1, 2)), 'layer*.fc2': ((1, 1, 2), (2, 1))},
-    3: {'layer*.fc1': ((1, 1, 1), (1, 3)), 'layer*.gelu': ((1, 1, 3),), 'layer0.fc2': ((1, 1, 3), (3, 1), (1, 3, 1))},
-    4: {'layer0.qkv': ((2, 1, 2), (2, 1)), 'layer*.fc1': ((1, 2, 1), (1, 2)), 'head': ((2, 1, 1), (1, 2))},
-    6: {'layer1.qkv': ((2, 1, 1), (1, 3)), 'layer*.fc1': ((3, 1, 1), (1, 2)), 'embedding': ((3, 1), (2, 1))},
-}
+FEED_FORWARD = load_table(__file__, 'FEED_FORWARD')
 
 
 @pytest.mark.torch
@@ -86,12 +82,7 @@ def test_a_network_takes_them_too():
 
 @pytest.mark.parametrize(
     ('strategies', 'said'),
-    [
-        ({'layer9.*': ((2, 1, 1),)}, r'layer9\.\* names no operator of the model; there are embedding, position'),
-        ({'layer0.fc1': ((2, 1, 1), (3, 1))}, r'layer0\.fc1: strategy .*must be split alike'),
-        ({'layer0.attention': ((1, 2, 1),)}, r'layer0\.attention: .*needs all of a sequence'),
-        ({'layer0.qkv': ((1, 1, 1), (1, 4))}, r'layer0\.qkv: .*only 3 slices are whole'),
-    ],
+    load_table(__file__, 'test_what_does_not_fit_is_told_by_operator'),
 )
 def test_what_does_not_fit_is_told_by_operator(strategies, said):
     with pytest.raises(Infeasible, match=said):

@@ -33,31 +33,9 @@ from tests.planner_cases import (
     paths,
     small_space,
 )
+from tests.tables import load_table
 
-FILE = """
-simpar: 1
-cluster: {profile: a100-sxm-8, stack: none}
-workload:
-  transformer: {layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}
-  batch: 16
-  precision: bf16
-  optimizer: adam
-planner:
-  keys:
-    plan.tensor: [1, 2]
-    plan.sequence_parallel: [false]
-    plan.context: {most: 1}
-    plan.pipeline: [1, 2]
-    plan.micro_batches: [2, 4]
-    plan.order: [1f1b, gpipe]
-    plan.chunks: fixed
-    plan.recompute: [none, full]
-    plan.copies: [1, 2]
-    plan.tiles: fixed
-    plan.zero: [0, 1]
-    plan.shard_group: fixed
-    plan.fusion: fixed
-"""
+FILE = load_table(__file__, 'FILE')
 TWO = {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'}
 EIGHT = MODELS[3] | {'layers': 8}
 

@@ -1,6 +1,7 @@
 """What a plan recomputes: which ops run again, where, and what they cost."""
 
 import pytest
+from tables import load_table
 
 from simpar.errors import Infeasible
 from simpar.lower import lower
@@ -106,15 +107,7 @@ def test_a_network_without_attention_has_none_to_recompute():
         of_network(Plan(data=1, recompute='selective'))
 
 
-FILE = """
-simpar: 1
-cluster: h100-sxm-8
-workload:
-  {model}
-  batch: 16
-  loss: {loss}
-plan: {{{plan}}}
-"""
+FILE = load_table(__file__, 'FILE')
 GPT = 'transformer: {layers: 2, hidden: 64, heads: 4, vocab: 128, sequence: 32}'
 NET = 'network: [{dense: {in: 8, out: 8}}, {relu: {recompute: true}}, {dense: {in: 8, out: 4}}]'
 
@@ -128,12 +121,7 @@ def read(tmp_path, model, plan):
 
 @pytest.mark.parametrize(
     ('text', 'value'),
-    [
-        ('none', 'none'),
-        ('full', 'full'),
-        ('selective', 'selective'),
-        ("['layer*.gelu', norm]", ('layer*.gelu', 'norm')),
-    ],
+    load_table(__file__, 'test_it_is_read_from_a_file'),
 )
 def test_it_is_read_from_a_file(tmp_path, text, value):
     assert read(tmp_path, GPT, f'recompute: {text}').plan.recompute == value

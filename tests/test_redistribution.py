@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from layout_cases import layouts, pairs
 from redistribution_machine import cut, execute

@@ -5,7 +5,7 @@ from math import lcm, prod
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from layout_cases import layouts
 from redistribution_machine import cut, execute

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 from docs_tables import TABLES, held
+from tables import load_table
 from trains import trains
 
 from simpar.errors import ScheduleError
@@ -14,27 +15,10 @@ from simpar.plans import Plan
 from simpar.schedule import load_schedule, written
 from simpar.workload import Workload
 
-NETWORK = """\
-simpar: 1
-cluster: ascend910a-8
-workload:
-  network:
-    input: [8]
-    layers:
-      - relu: {{name: a}}
-      - gelu: {{name: b, of: x}}
-      - {layer}
-  batch: 8
-  loss: mse
-plan: {{data: 8}}
-"""
+NETWORK = load_table(__file__, 'NETWORK')
 
 
-ONE = """simpar: 1
-cluster: h100-sxm-8
-workload: {{network: {{input: [8]{more}, layers: [{layer}]}}, batch: 8, loss: mse}}
-plan: {{data: 8}}
-"""
+ONE = load_table(__file__, 'ONE')
 
 
 def alone(tmp_path, layer, more=''):

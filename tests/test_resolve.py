@@ -4,7 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar import cli

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from good_schedules import GRAPH, NETWORK, TRANSFORMER
 from every import draws
-from hypothesis import HealthCheck, given, settings
+from good_schedules import GRAPH, NETWORK, TRANSFORMER
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 

@@ -20,6 +20,7 @@ from stack_table import (
     rule_table,
     which_table,
 )
+from tables import load_table
 
 from simpar.cli import main
 from simpar.cost.price import Effects, Pricer
@@ -41,13 +42,7 @@ MODEL = Transformer(layers=2, hidden=512, heads=8, vocab=1024, sequence=128)
 WORK = Workload(model=MODEL, batch=8, precision='bf16', optimizer=Adam(), clip_norm=1.0)
 
 
-SCHEDULE = """\
-simpar: 1
-cluster: {CLUSTER}
-workload:
-  batch: 8
-  transformer: {layers: 2, hidden: 256, heads: 4, vocab: 512, sequence: 64}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def on(stack, profile='a100-sxm-8', devices=1):
@@ -124,14 +119,8 @@ def test_flags_that_are_known_tell_scripts_that_do_not_fuse(flags, stack):
 
 @pytest.mark.parametrize(
     ('words', 'stack'),
-    [
-        ('--cuda-graph-impl full_iteration', 'megatron-te-graphs'), ('--enable-cuda-graph', 'megatron-te-layer-graphs'),
-        ('--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router', 'megatron-te-attention-graphs'),
-        ('--cuda-graph-impl none', 'megatron-te'), ('CUDA graphs', 'megatron-te-layer-graphs'), ('', 'megatron-te'),
-        ('no-cuda-graph', 'megatron-te'), ('--moe-token-dispatcher-type flex', 'megatron-te-flex'),
-        ('moe_flex_dispatcher_backend=deepep cuda_graph_scope=attn,moe_router', 'megatron-te-flex-graphs'),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_words_on_captured_graphs_tell_the_stack'),
+)
 def test_words_on_captured_graphs_tell_the_stack(words, stack):
     assert stack_of('NeMo 25.09' + choices_in(words), 'H100') == stack
 
@@ -238,11 +227,7 @@ def test_a_softmax_is_fused_for_a_multiple_of_four_heads_times_samples(heads, ba
 
 @pytest.mark.parametrize(
     ('name', 'profile', 'share'),
-    [
-        ('torch-eager-2025', 'h100-sxm-8', 0.35),
-        ('torch-eager-2025', 'a100-sxm-8', None),
-        ('torch-eager', 'h100-sxm-8', None),
-    ],
+    load_table(__file__, 'test_attention_of_torch_is_that_of_its_year_and_device'),
 )
 def test_attention_of_torch_is_that_of_its_year_and_device(name, profile, share):
     """FlashAttention-2 on Hopper until cuDNN came first; elsewhere the table of the device."""
@@ -318,15 +303,7 @@ def test_why_tells_what_the_stack_costs():
     assert not OF_STACKS & {row.effect for row in plain.explanation}
 
 
-QUEUED = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, devices: 4, work_queues: QUEUES, stack: none}
-workload:
-  batch: 8
-  transformer: {layers: 8, hidden: 1024, heads: 8, vocab: 512, sequence: 512}
-plan: {data: 4, fusion: none}
-against: {cluster.work_queues: 32}
-"""
+QUEUED = load_table(__file__, 'QUEUED')
 
 
 def queued(tmp_path, capsys, queues, *words, code=0):

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_strategy_search import combinations, graphs
 

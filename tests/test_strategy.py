@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from strategy_cases import random_case
+from tables import load_table
 
 from simpar.case import load_case
 from simpar.commands.check import to_dict
@@ -145,16 +146,7 @@ def test_a_network_without_any_strategy_has_none():
     assert not has_strategies(network(dense(()), Relu()), Plan())
 
 
-SCHEDULE = """\
-simpar: 1
-cluster: {{profile: ascend910a-8}}
-workload:
-  network:
-    - dense: {{in: 32, out: 16, strategy: [[2, 4], [4, 1]]}}
-  batch: {batch}
-  loss: mse
-plan: {plan}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def schedule(tmp_path, batch, plan):

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.errors import ScheduleError

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 from every import draws
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, rows_of_csv, run, write
+from tables import load_table, load_tree
 
 from simpar import cli
 from simpar.case import check_memory, load_case
@@ -29,15 +30,7 @@ from simpar.sweep.plot import bars
 from simpar.sweep.table import as_markdown, best_summary, render, short_keys, side_by_side
 from simpar.sweep.table import to_dict as sweep_json
 
-CLOSE = """
-simpar: 1
-cluster: {profile: h100-sxm-8, stack: megatron-te}
-workload:
-  transformer: {layers: 32, hidden: 4096, heads: 32, vocab: 32000, sequence: 4096}
-  batch: 20
-  precision: bf16
-plan: {tensor: 2, data: 4, zero: 1}
-"""
+CLOSE = load_table(__file__, 'CLOSE')
 
 
 def gains(answer):
@@ -488,11 +481,7 @@ def test_signs_of_markdown_do_not_break_the_table(tmp_path):
 
 @pytest.mark.parametrize(
     ('words', 'what'),
-    [
-        (['--across', 'plan.copies'], '--across: is for tables in Markdown; write --markdown too'),
-        (['--markdown', '--json'], '--markdown: and --json at once; write one of both'),
-        (['--markdown', '--across', 'plan.data'], '--across: the sweep has no such key (got plan.data); write one of'),
-    ],
+    load_tree(__file__, 'test_what_does_not_go_together_is_refused'),
 )
 def test_what_does_not_go_together_is_refused(words, what, tmp_path, capsys):
     path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
@@ -517,15 +506,7 @@ PLAIN = {
     for name, bare in BARE.items()
 }
 """By one algorithm: where NCCL chooses, a faster link may have another protocol, with a latency of its own."""
-SCHEDULE = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 2, devices: 2, links: {infiniband: 0.5}, stack: none}
-workload:
-  transformer: {layers: 2, hidden: 1024, heads: 8, vocab: 1024, sequence: 1024}
-  batch: 8
-  precision: bf16
-plan: {tensor: 4}
-"""
+SCHEDULE = load_table(__file__, 'SCHEDULE')
 
 
 def message(size, operator='all_reduce'):

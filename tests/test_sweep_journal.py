@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from every import draws
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sweep_cases import NETWORK, run, write
 

@@ -9,60 +9,14 @@ from pathlib import Path
 
 import pytest
 from fresh_rows import told
+from tables import load_table, load_tree
 
 from simpar.session import Session
 from simpar.sweep import load_sweep
 
-FILE = """\
-simpar: 1
-cluster: {profile: h100-sxm-8, nodes: 2, stack: none}
-workload:
-  transformer: {layers: LAYERS, hidden: 256, heads: 8, ffn: 1000, vocab: 1024, sequence: 128}
-  batch: 64
-  precision: bf16
-  optimizer: {adamw: {learning_rate: 0.001, master_weights: true}}
-plan: {}
-sweep: SWEEP
-"""
-KEYS = {
-    'plan.zero': [0, 1, 2, 3],
-    'plan.recompute': ['none', 'selective', 'full', ['layer*.gelu']],
-    'plan.recompute_communication': [True, False],
-    'plan.fusion': ['layer', 'none', 'all', 'auto', '1 MB', [3, 9]],
-    'plan.copies': [1, 2],
-    'plan.micro_batches': [1, 2],
-    'plan.tensor': [1, 2],
-    'plan.sequence_parallel': [True, False],
-    'plan.pipeline': [1, 2],
-    'plan.prefetch': [0, 1],
-    'plan.shard_form': ['', 'dim', 'padded', 'flat'],
-    'plan.unsharded': [[], ['*.bias'], ['layer1.*']],
-    'plan.shard_group': [0, 2],
-    'plan.reduce_gradients': ['overlapped', 'end'],
-    'plan.tiles': [1, 2],
-    'plan.streams': ['group', 'single'],
-    'plan.sum_loss': [True, False],
-    'plan.overlap': ['default', ['matmul_grad_comm_overlap'], ['recompute_comm_overlap', 'enable_grad_comm_opt']],
-    'workload.clip_norm': [0, 1],
-    'workload.loss_scale': [1, 128],
-    'workload.batch': [64, 128],
-    'workload.optimizer': [{'sgd': {'learning_rate': 0.1}}, {'muon': {'learning_rate': 0.1}}],
-    'workload.transformer.layers': [3, 12],
-    'cluster.nodes': [1, 2],
-    'cluster.links.nvlink': [0.5, 2],
-    'cluster.links.infiniband': [0.25, 4],
-    'cluster.slow': [{}, {'3': 0.5}],
-    'cluster.profile': ['h100-sxm-8', 'h200-sxm-8', 'device0.yaml', 'device1.yaml'],
-}
-DEVICE = """\
-format: 1
-name: deviceN
-extends: h100-sxm-8
-description: another device behind the same links
-device:
-  memory: {bandwidth: {value: M TB/s, source: made up, grade: estimate}}
-  kernel: {memory: {value: M us, source: made up, grade: estimate}}
-"""
+FILE = load_table(__file__, 'FILE')
+KEYS = load_tree(__file__, 'KEYS')
+DEVICE = load_table(__file__, 'DEVICE')
 
 
 OFTEN = ['plan.recompute', 'plan.fusion', 'plan.tiles', 'plan.prefetch', 'plan.overlap', 'plan.zero']

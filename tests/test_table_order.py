@@ -16,25 +16,9 @@ from simpar.layout import Layout, redistribute, redistribution
 from simpar.layout.redistribution import table_order
 from simpar.strategy_search import double_recursive
 from tests.strategy_networks import transformer_blocks
+from tests.tables import load_table
 
-LISTED = {
-    1: '0',
-    2: '0 1',
-    3: '0 1 2',
-    4: '0 1 3 2',
-    5: '0 1 4 3 2',
-    6: '0 1 4 5 3 2',
-    7: '0 4 3 1 5 6 2',
-    8: '0 4 3 1 5 6 7 2',
-    9: '0 4 8 3 1 5 6 7 2',
-    10: '0 4 8 3 1 5 6 7 9 2',
-    11: '0 4 8 3 10 1 5 6 7 9 2',
-    12: '0 4 8 3 11 10 1 5 6 7 9 2',
-    13: '0 12 4 3 5 6 7 9 8 11 10 1 2',
-    14: '0 12 4 3 13 5 6 7 9 8 11 10 1 2',
-    15: '0 12 4 3 13 5 6 7 9 8 11 14 10 1 2',
-    16: '0 12 4 3 13 5 6 7 9 15 8 11 14 10 1 2',
-}
+LISTED = load_table(__file__, 'LISTED')
 """What ``robin_hood::unordered_map<uint64_t, int64_t>`` lists after 0, 1, 2 … were put into it, by their count."""
 SIXTY_FOUR = Layout((2, 2, 2, 2, 2, 2), ('a', 'b', 'c', 'd', 'e', 'f'))
 """Axes with the strides 32, 16, 8, 4, 2 and 1."""
@@ -48,15 +32,7 @@ def test_numbers_lie_as_the_library_lists_them(count):
 
 @pytest.mark.parametrize(
     ('source', 'target', 'sequence'),
-    [
-        # Queries of a block, 7 parts: all five axes of heads and tokens wait for each other, and the table's first
-        # number among them, 4, is the outer part of the tokens.
-        (('a', 'def', 'bc', None), ('a', 'bcd', 'ef', None), 'g16 g2 s2 g8 s8 g1 s1 g4 s4 s16'),
-        # Keys, whose tokens are to lie whole.
-        (('a', 'def', 'bc', None), ('a', 'bcd', None, None), 'g1 g2 g4 s4 g16 s16 g8 s8'),
-        # A shape of ones besides has no number.
-        (('a', 'def', 'bc', None, None), ('a', 'bcd', 'ef', None, None), 'g16 g2 s2 g8 s8 g1 s1 g4 s4 s16'),
-    ],
+    load_table(__file__, 'test_the_sequence_over_seven_parts_is_that_of_the_compilers_loop_over_its_table'),
 )
 def test_the_sequence_over_seven_parts_is_that_of_the_compilers_loop_over_its_table(source, target, sequence):
     shape = (2, 16, 8, 2, 1)[: len(source)]

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from every import draws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import left_over
 from sabotage import change_ops

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import load_tree
 from test_traces import MSPROF, OUTPUT, RECORDED, written
 
 from simpar.cli import main
@@ -55,19 +56,7 @@ def test_a_row_without_a_step_is_told_and_one_without_a_device_is_of_the_only_on
 
 @pytest.mark.parametrize(
     ('name', 'rows', 'words'),
-    [
-        ('op_summary_slice_0_1.csv', ['Add,5,120,three,AI_CORE,3,0'], 'are slices of one table'),
-        (
-            'op_summary_1.csv',
-            ['Add,5,120,three,EVENT_WAIT_SQE,3,0'],
-            'no task that computes or communicates, but EVENT',
-        ),
-        (
-            'op_summary_1.csv',
-            ['Add,5,1,a,AI_CORE,3,0', 'Add,5,1,a,AI_CORE,3,1', 'Add,5,1,a,AI_CORE,3,'],
-            'rows that name none',
-        ),
-    ],
+    load_tree(__file__, 'test_a_table_that_is_not_whole_or_of_nobody_is_refused'),
 )
 def test_a_table_that_is_not_whole_or_of_nobody_is_refused(
     tmp_path: Path, name: str, rows: list[str], words: str

@@ -13,6 +13,7 @@ import numpy as np
 import prove_stragglers
 import prove_what_if
 import pytest
+from tables import load_table
 
 from simpar.case import load_case, on_net
 from simpar.cli import main
@@ -34,14 +35,7 @@ RECORDED = Path(__file__).parent / 'recorded'
 MSPROF = RECORDED / 'msprof'
 CASES = RECORDED / 'kineto_cases'
 EXPECTED: dict[str, dict[str, Any]] = json.loads((MSPROF / 'expected.json').read_text(encoding='utf-8'))
-FIGURES = {
-    'computing': 'computing_us',
-    'communication': 'communication_us',
-    'overlapped': 'overlapped_us',
-    'exposed': 'exposed_us',
-    'span': 'span_us',
-    'idle': 'free_us',
-}
+FIGURES = load_table(__file__, 'FIGURES')
 TENTH = 0.1
 """Microseconds: the profiler's own totals went by way of doubles."""
 OUTPUT = 'ASCEND_PROFILER_OUTPUT'
@@ -105,12 +99,7 @@ def test_plain_msprof_has_the_same_columns_by_other_names(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ('head', 'times'),
-    [
-        ('Step ID,Name,Type,Accelerator Core,Start Time(us),Duration(us)', ('1700000000000010.5', '20.25')),
-        ('Step Id,Name,Type,accelerator core,Duration(ms),Start Time(us)', ('0.02025', '1700000000000010.5')),
-        ('step,OP NAME,op type,task type,Task Start Time (ns),Task Duration (ns)', ('1700000000000010500', '20250')),
-        ('"Step Id","Kernel Name","Type","Accelerator Core","Start Time(ms)","Duration(ms)"', ('17.0105', '0.02025')),
-    ],
+    load_table(__file__, 'test_columns_of_other_versions_are_told_by_name_and_unit'),
 )
 def test_columns_of_other_versions_are_told_by_name_and_unit(tmp_path: Path, head: str, times: tuple[str, str]) -> None:
     """In any case, with units in brackets, packed or not; cores by their older names."""
@@ -156,15 +145,7 @@ def test_microseconds_are_read_exactly(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ('file', 'expected'),
-    [
-        ('host_events_with_stream.json', {'span': 10, 'computing': 10, 'idle': 0}),
-        (
-            'communication_by_other_names.json',
-            {'communication': 300, 'overlapped': 50, 'exposed': 250, 'computing': 100},
-        ),
-        ('copy_only.json', {'exposed': 0, 'copies': 100, 'computing': 100}),
-        ('rocm_launch_has_stream.json', {'computing': 100, 'span': 100}),
-    ],
+    load_table(__file__, 'test_kinds_of_kernels_of_kineto'),
 )
 def test_kinds_of_kernels_of_kineto(file: str, expected: dict[str, float]) -> None:
     (trace,) = read_traces(CASES / file)
@@ -325,19 +306,7 @@ def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, 
         read_traces(path)
 
 
-QWEN3 = """
-simpar: 1
-cluster: {profile: ascend910b-8, devices: 4}
-workload:
-  transformer: {layers: 28, hidden: 1024, heads: 16, head_dim: 128, kv_heads: 8, ffn: 3072, vocab: 151936,
-    sequence: 4096, activation: swiglu, norm: rms_norm, position: rotary, bias: [], qk_norm: true, tied: true}
-  batch: 4
-  precision: bf16
-  gradients: fp32
-  optimizer: {adamw: {master_weights: true}}
-  clip_norm: 1.0
-plan: {data: 2, pipeline: 2, micro_batches: 2, zero: 1}
-"""
+QWEN3 = load_table(__file__, 'QWEN3')
 
 
 @pytest.fixture

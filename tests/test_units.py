@@ -5,24 +5,14 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import load_table
 
 from simpar.units import EXAMPLES, UNITS, format_rate, format_size, format_time, parse, quantise
 
 
 @pytest.mark.parametrize(
     ('text', 'kind', 'value'),
-    [
-        ('50 us', 'time', 5e-5),
-        ('1.5ms', 'time', 1.5e-3),
-        ('200 GB/s', 'rate', 200e9),
-        ('1 Gbit/s', 'rate', 125e6),
-        ('1 Gb/s', 'rate', 125e6),
-        ('1 Gbps', 'rate', None),
-        ('100 Mbitps', 'rate', 12.5e6),
-        ('32 GiB', 'size', 32 * 2**30),
-        ('32 GB', 'size', 32e9),
-        ('256 TFLOP/s', 'flops', 256e12),
-    ],
+    load_table(__file__, 'test_a_quantity_is_read_in_si'),
 )
 def test_a_quantity_is_read_in_si(text, kind, value):
     if value is None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from plain_costs import plain_costs
+from tables import load_table
 
 from simpar.critical_path import critical_path
 from simpar.engine import simulate
@@ -104,17 +105,7 @@ def test_the_norm_stands_on_the_critical_path():
 
 # The user's file
 
-FILE = """\
-simpar: 1
-cluster: ascend910a-8
-workload:
-  network: [{dense: {in: 8, out: 8}}]
-  batch: 32
-  loss: mae
-  clip_norm: 0.5
-  loss_scale: 1024
-  optimizer: {momentum: {momentum: 0.8, nesterov: true, weight_decay: 1e-4}}
-"""
+FILE = load_table(__file__, 'FILE')
 
 
 def test_a_file_says_it_all(tmp_path):

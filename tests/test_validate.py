@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tables import load_table
 from worked import worked_program
 
 from executor.validate import hazards, validate
@@ -152,14 +153,7 @@ def test_an_all_to_all_gives_what_comes_of_what_it_takes():
 
 @pytest.mark.parametrize(
     ('after', 'attributes', 'message'),
-    [
-        ((8, 8), {}, r'y of \(8, 8\) does not come of x of \(2, 8\), split along \(1,\) and joined along \(0,\)'),
-        ((8, 2), {'sizes': '2'}, '2 positions, but 4 ranks in a group of world'),
-        ((8, 2), {'sizes': '2 2'}, 'are not one for each axis'),
-        ((8, 2), {'joins': ''}, 'are not one for each axis'),
-        ((8, 2), {'cuts': '2'}, r'x of \(2, 8\) has no dim 2'),
-        ((8, 2), {'joins': 'a'}, 'invalid literal'),
-    ],
+    load_table(__file__, 'test_an_all_to_all_of_other_shapes_is_refused'),
 )
 def test_an_all_to_all_of_other_shapes_is_refused(after, attributes, message):
     with pytest.raises(ProgramError, match=message):
@@ -229,11 +223,7 @@ def test_an_input_that_was_freed_is_there_again_in_the_next_step():
 
 @pytest.mark.parametrize(
     ('second', 'what'),
-    [
-        (('B', 'side', 'a', 'b', ''), 'B reads a without waiting for A, which writes it'),
-        (('B', 'side', 'given', 'a', ''), 'B changes a without waiting for A, which writes it'),
-        (('B', 'side', 'given', 'b', 'a'), 'B changes a without waiting for A, which writes it'),
-    ],
+    load_table(__file__, 'test_each_kind_of_hazard_is_named'),
 )
 def test_each_kind_of_hazard_is_named(second, what):
     program = small(('A', 'compute', 'given', 'a', ''), second)
@@ -347,13 +337,7 @@ def test_two_ranks_that_send_on_streams_of_their_own_are_not_stuck():
 
 @pytest.mark.parametrize(
     ('change', 'what'),
-    [
-        ({'kind': 'dance'}, 'unknown kind'),
-        ({'partition': 'nowhere'}, "partition 'nowhere', which the program does not have"),
-        ({'operator': 'all_hands'}, 'unknown collective'),
-        ({'reduce': 'mean'}, 'write sum or max'),
-        ({'reads': ('nothing',)}, "tensor 'nothing', which the program does not have"),
-    ],
+    load_table(__file__, 'test_an_op_class_that_makes_no_sense_is_refused'),
 )
 def test_an_op_class_that_makes_no_sense_is_refused(change, what):
     assert what in refused(with_class(worked_program(), 1, 1, **change))

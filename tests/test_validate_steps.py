@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tables import load_table, load_tree
 
 from simpar.cli import main
 from simpar.profiles import profile_of_hardware
@@ -16,11 +17,7 @@ from simpar.validate.run import Pair, choice, null_rates, null_seconds, null_wor
 from simpar.validate.settings import assumed, schedule_tree
 from simpar.validate.words import Network, Precision, Skipped, network_of, precision_of, year_of
 
-CELLS = {
-    'id': 'mine:1', 'framework': 'Composer+PyTorch FSDP1', 'hardware': 'A100-SXM', 'model': 'small', 'n_gpus': '8',
-    'n_layers': '4', 'hidden': '1024', 'heads': '16', 'seq': '512', 'micro_batch': '2', 'global_batch': '32', 'tp': '1',
-    'pp': '1', 'dp': '8', 'step_time_s': '0.1',
-}  # fmt: skip
+CELLS = load_table(__file__, 'CELLS')
 
 
 def row(**cells: object) -> Row:
@@ -224,12 +221,7 @@ def test_an_empty_folder_and_an_unknown_set_are_told(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ('column', 'word', 'told'),
-    [
-        ('heads', '0', "heads: not a number (got '0'); write a number from 1"),
-        ('hidden', '{}', "hidden: not a number (got '{}')"),
-        ('tp', 'nan', "tp: not a number (got 'nan')"),
-        ('recompute', '{"recompute": ', 'recompute: not JSON'),
-    ],
+    load_table(__file__, 'test_a_cell_that_says_nothing_is_told_with_its_column'),
 )
 def test_a_cell_that_says_nothing_is_told_with_its_column(tmp_path, capsys, column, word, told):
     write(tmp_path, {'id': 'mine:1', column: word})
@@ -250,13 +242,8 @@ def test_cells_of_a_row_without_a_step_are_read_by_nobody(tmp_path):
 
 @pytest.mark.parametrize(
     ('text', 'dtype', 'fp8'),
-    [
-        ('', 'bf16', 'none'), ('amp_bf16/DEFAULT', 'bf16', 'none'), ('fp16/bf16 (mixed)', 'fp16', 'none'),
-        ('float16', 'fp16', 'none'), ('bf16/fp16', 'bf16', 'none'), ('fp32', 'fp32', 'none'),
-        ('bf16+fp8', 'bf16', 'hybrid'), ('float8', 'bf16', 'hybrid'), ('amp_fp8/DEFAULT', 'bf16', 'hybrid'),
-        ('bf16 + fp8 (tensorwise)', 'bf16', 'hybrid'), ('e4m3/mxfp8', 'bf16', 'e4m3'),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_words_of_precision'),
+)
 def test_words_of_precision(text, dtype, fp8):
     assert precision_of(text) == Precision(dtype, fp8)
 
@@ -269,14 +256,8 @@ def test_a_precision_that_is_not_modelled_is_named(text):
 
 @pytest.mark.parametrize(
     ('text', 'rate'),
-    [
-        ('8x200Gb/s RoCE per node', 25e9), ('4x200Gb/s', 12.5e9), ('1600 Gbps node-node interconnect (RoCE)', 25e9),
-        ('200 Gb/s HDR for each GPU', 25e9), ('400Gb/s per GPU NDR', 50e9), ('RoCE RDMA (speed not stated)', 0),
-        ('8x200Gb/s HDR; storage 2x200 Gb/s', 25e9), ('storage network 100 Gb/s, compute 8x400Gb/s', 50e9),
-        ('400GB/s per node IB (8xNDR)', 50e9), ('3.2 Tb/s EFA', 50e9), ('8 × 400 Gb/s', 50e9), ('not stated', 0),
-        ('100 GB/s bidirectional per GPU', 50e9),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_words_of_a_network'),
+)
 def test_words_of_a_network(text, rate):
     """Devices of a node: 8."""
     assert network_of(text, 8) == Network(rate)
@@ -292,18 +273,8 @@ def test_a_rate_that_may_be_a_cards_or_a_nodes_is_not_used_but_told():
 
 @pytest.mark.parametrize(
     ('cells', 'recompute'),
-    [
-        ({'recompute': 'none'}, ''),
-        ({'recompute': 'full/uniform/1'}, 'full'), ({'recompute': 'full uniform 2'}, 'full'),
-        ({'recompute': 'selective'}, 'selective'), ({'recompute': 'selective(attn)+seq-par'}, 'selective'),
-        ({'recompute': 'full block 4'}, 'full'), ({'recompute': 'block 1', 'pp': 2}, ['layer0.*', 'layer2.*']),
-        ({'recompute': '{"recompute": [2, 1]}', 'pp': 2}, ['layer0.*', 'layer1.*', 'layer2.*']),
-        ({'recompute': '{"recompute": false, "select_recompute": [1]}'}, ['layer0.norm*', 'layer0.*glu']),
-        ({'recompute': 'selective 2', 'framework': 'torchtitan FSDP2'}, ['layer1.*', 'layer3.*']),
-        ({'recompute': 'selective core_attn'}, 'selective'),
-        ({'recompute': 'selective: layernorm moe_act'}, ['layer*.norm?', 'layer*.experts.*glu']),
-    ],
-)  # fmt: skip
+    load_tree(__file__, 'test_words_of_recomputation'),
+)
 def test_words_of_recomputation(cells, recompute):
     assert recompute_of(row(**cells)) == recompute
 
@@ -324,14 +295,8 @@ def test_sequence_parallelism_may_be_told_with_recomputation():
 
 @pytest.mark.parametrize(
     ('cells', 'year'),
-    [
-        ({'year': 2021}, 2021), ({'framework': 'Megatron-LM 2025-03'}, 2025), ({'time_date': '<=2025-10-21'}, 2025),
-        ({'source': 'Narayanan et al., arXiv 2104.04473'}, 2021), ({'source': 'Efficient training (SC21)'}, 2021),
-        ({'source': 'a paper (ICLR24)', 'source_ref': 'arXiv:2401.10241'}, 2024),
-        ({'source': 'FP16, TP 16, SC 21'}, 2021), ({'source_ref': 'commit 2f1aa0'}, None),
-        ({'framework': 'Megatron-LM core 0.6.0', 'seq': 2048}, None),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_the_year_of_a_framework'),
+)
 def test_the_year_of_a_framework(cells, year):
     assert year_of(row(**cells)) == year
 
@@ -345,13 +310,8 @@ def test_the_year_reaches_the_table_of_stacks():
 
 @pytest.mark.parametrize(
     ('text', 'memory', 'profile'),
-    [
-        ('A100-SXM', 80, 'a100-sxm-8'), ('A100_SXM', 40, 'a100-sxm-40-8'), ('NVIDIA A100 PCIe', 0, 'a100-pcie-8'),
-        ('H100-SXM 96GB', 0, 'h100-sxm-96-8'), ('H200', 141, 'h200-sxm-8'), ('8x RTX4090', 24, 'rtx4090-8'),
-        ('Ascend 910B (Atlas 800T A2, 64GB)', 64, 'ascend910b-8'), ('GB200', 186, 'gb200-nvl72'), ('TPU', 0, ''),
-        ('H100 NVL', 94, ''), ('A1000', 8, ''), ('Ascend 910A 32GB', 32, 'ascend910a-8'),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_words_of_an_accelerator'),
+)
 def test_words_of_an_accelerator(text, memory, profile):
     assert profile_of_hardware(text, memory) == profile
 
@@ -381,11 +341,7 @@ def test_mindspeed_without_its_flag_for_flash_attention_has_none():
 
 @pytest.mark.parametrize(
     ('model', 'vocabulary'),
-    [
-        ('Qwen-14B', '152064'), ('Qwen1.5-4B', '151936'), ('Baichuan2-7B', '125696'), ('Baichuan-7B', '64000'),
-        ('LLaMA3-70B', '128256'), ('LLaMA2-34B', '32000'), ('glm3_6b_32k', '65024'), ('InternLM-65B', '103168'),
-        ('my own', ''),
-    ],
-)  # fmt: skip
+    load_table(__file__, 'test_a_published_model_has_the_vocabulary_of_its_config'),
+)
 def test_a_published_model_has_the_vocabulary_of_its_config(model, vocabulary):
     assert vocabulary_of(model) == vocabulary

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from small_schedules import small_schedule
+from tables import load_tree
 
 from simpar import cli
 from simpar.case import case_of, load_case, written_out
@@ -57,16 +58,7 @@ def test_resolved_random_schedules_are_the_same_programs_and_resolve_to_themselv
         assert written_out(again) == tree, seed
 
 
-CHOICES = {
-    '{zero: 3}': {'shard': ['state', 'gradients', 'weights'], 'gather': 'on-use-twice', 'accumulate': 'sharded',
-                  'shard_group': 8, 'shard_threshold': '0.0 B', 'data': 8, 'prefetch': 1, 'zero': 3},
-    '{hsdp: level1, pipeline: 2, micro_batches: 4}': {
-        'shard': ['state', 'weights'], 'gather': 'on-use', 'accumulate': 'full', 'shard_group': 4, 'data': 4,
-        'shard_threshold': '65536.0 B', 'stages': [3, 2], 'chunks': 1},
-    '{pipeline: 2, tensor: 2, order: zb-v, micro_batches: 4, recompute: full}': {
-        'chunks': 2, 'stages': [2, 1, 1, 1], 'data': 2, 'recompute_stages': [0, 1, 2, 3]},
-    '{pipeline: 2, stages: balanced, order: zb-2p, micro_batches: 4}': {'data': 4},
-}  # fmt: skip
+CHOICES = load_tree(__file__, 'CHOICES')
 
 
 def test_every_choice_is_written(tmp_path, capsys):

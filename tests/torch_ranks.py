@@ -8,20 +8,13 @@ from pathlib import Path
 
 import torch
 from rank_jobs import fork
+from tables import load_table
 from torch.nn import functional
 
 from executor.draws import batch_of, draw
 from simpar.model import Dense
 
-CLASSES = {
-    'gpipe': 'ScheduleGPipe',
-    '1f1b': 'Schedule1F1B',
-    'interleaved-1f1b': 'ScheduleInterleaved1F1B',
-    'looped-bfs': 'ScheduleLoopedBFS',
-    'interleaved-zero-bubble': 'ScheduleInterleavedZeroBubble',
-    'zb-v': 'ScheduleZBVZeroBubble',
-    'dualpipe-v': 'ScheduleDualPipeV',
-}
+CLASSES = load_table(__file__, 'CLASSES')
 
 
 def model(workload, seed):
