@@ -1,13 +1,11 @@
 """`simpar run --anchor` and `--decides`: what one node tells of numbers, what it does not, what could turn a gain."""
 
-import json
 import math
 
 import pytest
 from tables import load_table
 
 import simpar
-from simpar.cli import main
 from simpar.numbers import RANGE, numbers_of, steps_of
 from simpar.validate.anchor import anchored
 
@@ -46,14 +44,12 @@ def test_an_anchor_moves_the_larger_run_towards_the_truth_narrows_its_interval_a
     assert not told_of['infiniband']
 
 
-def test_the_command_tells_what_was_anchored_and_what_decides(folder, capsys):
+def test_the_command_tells_what_was_anchored_and_what_decides(folder, json_of, printed):
     arguments = ['run', str(folder / '2.yaml'), '--anchor', str(folder / 'anchor.yaml'), '--decides']
-    assert main([*arguments, '--json']) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of(*arguments)
     assert answer['anchor']['known'] < 0.2
     assert 0 < len(answer['decides']) <= 3
-    assert main(arguments) == 0
-    screen = capsys.readouterr().out
+    screen = printed(*arguments)
     assert 'Anchored by a step (measured, predicted without and with it)' in screen
     assert 'What decides:' in screen
 
@@ -62,10 +58,9 @@ def test_the_command_tells_what_was_anchored_and_what_decides(folder, capsys):
     ('text', 'said'),
     load_table(__file__, 'test_a_wrong_anchor_is_refused_in_a_line'),
 )
-def test_a_wrong_anchor_is_refused_in_a_line(folder, capsys, text, said):
+def test_a_wrong_anchor_is_refused_in_a_line(folder, refused, text, said):
     (folder / 'wrong.yaml').write_text(text)
-    assert main(['run', str(folder / '2.yaml'), '--anchor', str(folder / 'wrong.yaml')]) == 2
-    error = capsys.readouterr().err
+    error = refused('run', folder / '2.yaml', '--anchor', folder / 'wrong.yaml')
     assert said in error
     assert 'Traceback' not in error
 

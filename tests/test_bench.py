@@ -295,9 +295,8 @@ def test_kernels_run_beside_the_messages_that_a_program_sends():
     assert set(messages_beside(TINY, 1e6, [])) == set(TINY.beside)
 
 
-def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path):
-    file = tmp_path / 'bench.json'
-    file.write_text(json.dumps(record))
+def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path, put):
+    file = put('bench.json', json.dumps(record))
     write_profile(tmp_path / 'mine.yaml', calibrate(load_record(file)))
     profile = load_profile(tmp_path / 'mine.yaml')
     program = job()
@@ -313,11 +312,11 @@ def test_a_bench_says_nothing_of_where_it_ran(record):
         assert name not in text
 
 
-def test_the_command_line_writes_the_record_of_a_schedule(tmp_path):
-    schedule = tmp_path / 'schedule.yaml'
-    schedule.write_text(
+def test_the_command_line_writes_the_record_of_a_schedule(tmp_path, put):
+    schedule = put(
+        'schedule.yaml',
         'simpar: 1\ncluster: cpu-gloo\nworkload:\n  network: [dense: {in: 8, out: 4}]\n  batch: 8\n'
-        'plan: {tensor: 2, copies: 4}\n'
+        'plan: {tensor: 2, copies: 4}\n',
     )
     assert {program.copies for program in schedule_programs(schedule)} == {1, 2, 4}
     out = tmp_path / 'bench.json'

@@ -278,9 +278,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize('text', BROKEN.values(), ids=BROKEN)
-def test_a_broken_record_is_refused_on_one_screen(tmp_path, text):
-    file = tmp_path / 'bench.json'
-    file.write_text(text)
+def test_a_broken_record_is_refused_on_one_screen(put, text):
+    file = put('bench.json', text)
     with pytest.raises(ScheduleError) as refused:
         load_record(file)
     lines = str(refused.value).splitlines()
@@ -321,11 +320,10 @@ def bench(monkeypatch, tmp_path):
     return stand_in
 
 
-def test_the_verb_writes_a_profile_and_says_what_it_found(bench, tmp_path, capsys):
+def test_the_verb_writes_a_profile_and_says_what_it_found(bench, tmp_path, printed):
     bench(WHOLE)
     path = tmp_path / 'new' / 'profile.yaml'
-    assert main(['calibrate', str(path)]) == 0
-    shown = capsys.readouterr().out
+    shown = printed('calibrate', path)
     assert 'network          1.5 GB/s, 100 us a step and 20 us a collective' in shown
     assert f'wrote {path}' in shown
     assert load_profile(path.parent).name == 'new'
@@ -338,10 +336,9 @@ def test_the_verb_passes_the_bench_failure_on_and_writes_nothing(bench, tmp_path
 
 
 @pytest.mark.parametrize('flags', [['mine.txt'], ['.'], ['mine.yaml', '--ranks', '1']])
-def test_the_verb_refuses_wrong_use_before_it_measures(flags, tmp_path, monkeypatch, capsys):
+def test_the_verb_refuses_wrong_use_before_it_measures(flags, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    assert main(['calibrate', *flags]) == 2
-    assert 0 < len(capsys.readouterr().err.splitlines()) <= 3
+    assert 0 < len(refused('calibrate', *flags).splitlines()) <= 3
 
 
 def test_without_torch_the_verb_says_so(monkeypatch, tmp_path, capsys):

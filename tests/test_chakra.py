@@ -13,7 +13,6 @@ from tables import load_table
 
 from simpar import chakra
 from simpar.case import load_case
-from simpar.cli import main
 from simpar.engine import simulate
 from simpar.errors import ScheduleError
 
@@ -100,15 +99,12 @@ def test_what_waits_for_what_decides_the_step(tmp_path):
     assert replayed(folder) == pytest.approx(40e-6, rel=1e-6)
 
 
-def test_collectives_without_a_duration_are_priced_by_a_clusters_links_or_refused(tmp_path, capsys):
+def test_collectives_without_a_duration_are_priced_by_a_clusters_links_or_refused(tmp_path, json_of, refused):
     """Four devices of H100 gather 16 MiB at NVLink's rate: some 12 MiB a device over 450 GB/s, and a few us."""
-    assert main(['replay', str(RECORDED)]) == 2
-    assert 'no duration; name the devices that price them, --cluster PROFILE' in capsys.readouterr().err
-    assert main(['replay', str(RECORDED), '--cluster', 'h100-sxm-8', '--json']) == 0
-    assert 28e-6 < json.loads(capsys.readouterr().out)['step'] < 90e-6
+    assert 'no duration; name the devices that price them, --cluster PROFILE' in refused('replay', RECORDED)
+    assert 28e-6 < json_of('replay', RECORDED, '--cluster', 'h100-sxm-8')['step'] < 90e-6
     folder = written(tmp_path / 'et', [node(1, micros=0, num_ops=8)])
-    assert main(['replay', str(folder), '--cluster', 'h100-sxm-8']) == 2
-    assert 'computes and has no duration' in capsys.readouterr().err
+    assert 'computes and has no duration' in refused('replay', folder, '--cluster', 'h100-sxm-8')
 
 
 TALK = {'kind': chakra.COLLECTIVE, 'comm_type': 0, 'comm_size': 64}

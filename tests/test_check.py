@@ -271,9 +271,8 @@ def test_files_are_written_for_every_rank_and_those_of_another_program_go(tmp_pa
     assert json.loads(capsys.readouterr().out)['written'] == [str(folder / name) for name in names[:4]]
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path, capsys):
-    taken = tmp_path / 'ir'
-    taken.write_text('mine', encoding='utf-8')
+def test_a_folder_that_is_a_file_is_refused(tmp_path, put, capsys):
+    taken = put('ir', 'mine')
     assert cli.main(['check', str(PROPAGATION), '--ir', str(taken)]) == 2
     assert taken.read_text(encoding='utf-8') == 'mine'
     assert str(taken) in capsys.readouterr().err
@@ -284,10 +283,8 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path, capsys):
 
 
 @pytest.fixture
-def graph(tmp_path):
-    path = tmp_path / 'graph.yaml'
-    path.write_text(GRAPH)
-    return path
+def graph(put):
+    return put('graph.yaml', GRAPH)
 
 
 def readers_of(workload):

@@ -433,9 +433,8 @@ def test_another_training_does_not_go_on_silently(begun, file, what):
     assert [path.name for path in begun.glob('step*')] == ['step-000001']
 
 
-def test_all_that_differs_is_told_at_once_where_it_stands(begun, tmp_path):
-    file = tmp_path / 'other.yaml'
-    file.write_text(change('layers: 2', 'layers: 3').replace('batch: 8', 'batch: 4').replace('adamw', 'adam'))
+def test_all_that_differs_is_told_at_once_where_it_stands(begun, put):
+    file = put('other.yaml', change('layers: 2', 'layers: 3').replace('batch: 8', 'batch: 4').replace('adamw', 'adam'))
     with pytest.raises(ScheduleError) as error:
         kept(file, begun, steps=2)
     places = [problem.place.rpartition(':')[2] for problem in error.value.problems]
@@ -471,10 +470,9 @@ def test_another_module_of_the_same_weights_is_named(tmp_path):
     assert len(kept(OWN, tmp_path, steps=2, module=imported(torch.nn.Tanh()), data=data).losses) == 2
 
 
-def test_the_command_trains_and_goes_on_only_where_it_is_told_to(tmp_path, capsys):
+def test_the_command_trains_and_goes_on_only_where_it_is_told_to(tmp_path, put, capsys):
     root = tmp_path / 'kept'
-    file = tmp_path / 'job.yaml'
-    file.write_text(NETWORK)
+    file = put('job.yaml', NETWORK)
     words = ['run', str(file), '--device', 'virtual', '--checkpoint', str(root)]
 
     def losses(*more):

@@ -80,13 +80,12 @@ def test_products_that_fill_a_device_alike_lend_their_factors():
     assert by_waves < 0.9 * plain
 
 
-def test_a_device_by_its_class_and_a_sweep(tmp_path):
+def test_a_device_by_its_class_and_a_sweep(tmp_path, put):
     """A profile of an A100 that extends an H100's: its sheet, and 300 of its products in a table of its own."""
     rows = rows_of('a100-sxm-8')
     with (tmp_path / 'sweep.csv').open('w', newline='') as file:
         csv.writer(file).writerows([('m', 'n', 'k', 'seconds'), *rows[:300]])
-    path = tmp_path / 'mine.yaml'
-    path.write_text(BY_CLASS)
+    path = put('mine.yaml', BY_CLASS)
     profile = load_profile(str(path))
     compute = DeviceCompute(profile)
 

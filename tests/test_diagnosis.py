@@ -11,7 +11,6 @@ from sabotage_kinds import KINDS
 from test_compare import measured
 from worked import worked_costs, worked_program
 
-from simpar import cli
 from simpar.comparison import compare, comparison_to_dict, render_comparison
 from simpar.diagnosis import Cause, Diagnosis, diagnose, sentence
 from simpar.diagnosis.places import Place, own_times, sites_of
@@ -155,21 +154,17 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_compare_names_the_cause_and_draws_it(files, capsys):
+def test_compare_names_the_cause_and_draws_it(files, printed, refused):
     words = ['compare', str(files / 'p.json'), str(files / 'm.json')]
-    assert cli.main([*words, '--plot', str(files / 'new' / 'cause.svg')]) == 0
-    said = ' '.join(capsys.readouterr().out.splitlines()[:3])
+    said = ' '.join(printed(*words, '--plot', files / 'new' / 'cause.svg').splitlines()[:3])
     assert said.startswith('The step (predicted 56 s, measured 78 s), the overlap')
     assert 'do not agree: rank 1 computes 1.50 times as long as predicted, all others wait' in said
     drawn = (files / 'new' / 'cause.svg').read_text(encoding='utf-8')
     assert drawn.startswith('<?xml')
-    assert cli.main([*words, '--plot', str(files / 'cause.bmp')]) == 2
-    assert 'not a kind of picture' in capsys.readouterr().err
+    assert 'not a kind of picture' in refused(*words, '--plot', files / 'cause.bmp')
 
 
-def test_a_prediction_without_costs_is_compared_without_a_cause(files, capsys):
+def test_a_prediction_without_costs_is_compared_without_a_cause(files, printed, refused):
     words = ['compare', str(files / 'old.json'), str(files / 'm.json')]
-    assert cli.main(words) == 0
-    assert capsys.readouterr().out.startswith('predicted 56 s a step')
-    assert cli.main([*words, '--plot', str(files / 'cause.png')]) == 2
-    assert 'simpar run --save' in capsys.readouterr().err
+    assert printed(*words).startswith('predicted 56 s a step')
+    assert 'simpar run --save' in refused(*words, '--plot', files / 'cause.png')

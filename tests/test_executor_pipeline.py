@@ -96,11 +96,9 @@ plan: {{data: 1, pipeline: {pipeline}, tensor: {tensor}, micro_batches: 4, copie
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(put):
     def write(pipeline, order, tensor=1):
-        path = tmp_path / 'job.yaml'
-        path.write_text(JOB.format(world=pipeline * tensor, pipeline=pipeline, tensor=tensor, order=order))
-        return path
+        return put('job.yaml', JOB.format(world=pipeline * tensor, pipeline=pipeline, tensor=tensor, order=order))
 
     return write
 

@@ -155,12 +155,12 @@ def test_folders_go_with_a_process_that_is_killed(tmp_path):
 
 
 @pytest.mark.torch
-def test_nothing_is_left_where_measuring_is_killed(tmp_path):
+def test_nothing_is_left_where_measuring_is_killed(tmp_path, put):
     """Neither folders nor processes: the executor ends with the command that has started it."""
-    job = tmp_path / 'job.yaml'
-    job.write_text(
+    job = put(
+        'job.yaml',
         'simpar: 1\ncluster: {profile: cpu-gloo, devices: 2}\n'
-        'workload: {network: [dense: {in: 64, out: 64}], loss: mse, batch: 64}\nplan: {tensor: 2}\n'
+        'workload: {network: [dense: {in: 64, out: 64}], loss: mse, batch: 64}\nplan: {tensor: 2}\n',
     )
     folder = tmp_path / 'temporary'
     folder.mkdir()

@@ -156,12 +156,11 @@ def test_what_does_not_fit_is_told(precision, more, told, tmp_path):
 MPT_3B = load_table(__file__, 'MPT_3B')
 
 
-def test_a_published_step_in_eight_bits_takes_its_published_share_of_the_time_in_sixteen(tmp_path):
+def test_a_published_step_in_eight_bits_takes_its_published_share_of_the_time_in_sixteen(put):
     """MosaicML's llm-foundry (scripts/train/benchmarking, 8c8dd48f7): 7.7014 s, and 8.8945 s in bf16."""
     steps = {}
     for fp8 in ('none', 'hybrid'):
-        path = tmp_path / f'{fp8}.yaml'
-        path.write_text(MPT_3B.replace('FP8', fp8))
+        path = put(f'{fp8}.yaml', MPT_3B.replace('FP8', fp8))
         steps[fp8] = load_case(path).predict().step
     # The only pair of equal settings that was found; nothing was fitted to it.
     assert steps['hybrid'] / steps['none'] == pytest.approx(7.7014 / 8.8945, rel=0.05)

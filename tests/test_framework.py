@@ -5,7 +5,6 @@ import json
 import pytest
 
 from simpar.case import load_case
-from simpar.cli import main
 from simpar.profiles import load_stack, stack_names, stack_of
 from simpar.schedule import load_rows, load_schedule
 
@@ -91,16 +90,13 @@ def test_rows_of_a_sweep_run_under_one_framework_unless_it_is_swept():
     assert [row.schedule.workload.clip_norm for row in rows] == [1.0, 1.0, 0.0]
 
 
-def test_the_headline_says_whose_step_it_is(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(json.dumps(schedule()))
-    assert main(['run', str(file), '--full']) == 0
-    told = ' '.join(capsys.readouterr().out.split())
+def test_the_headline_says_whose_step_it_is(put, printed):
+    file = put('plan.yaml', json.dumps(schedule()))
+    told = ' '.join(printed('run', file, '--full').split())
     assert 'as Megatron Core with Transformer Engine, without CUDA graphs, runs it' in told
     assert 'The file names no framework: megatron-te is the default here (cluster.stack).' in told
-    assert main(['run', str(file), '--set', 'cluster.stack=none']) == 0
     assert 'if the framework cost nothing (measured steps are 10 to 36 % longer)' in ' '.join(
-        capsys.readouterr().out.split()
+        printed('run', file, '--set', 'cluster.stack=none').split()
     )
 
 
@@ -111,11 +107,9 @@ def test_an_interval_is_of_the_framework_that_is_asked_about():
     assert 'framework' in load_case(schedule('a100-sxm-8', stack='megatron-te')).predict().spread.lacking
 
 
-def test_a_misspelt_framework_is_told_its_own_stacks(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(json.dumps(schedule('ascend910b-8', stack='mindspore')))
-    assert main(['run', str(file)]) == 2
-    assert 'did you mean mindspore-graph?' in capsys.readouterr().err
+def test_a_misspelt_framework_is_told_its_own_stacks(put, refused):
+    file = put('plan.yaml', json.dumps(schedule('ascend910b-8', stack='mindspore')))
+    assert 'did you mean mindspore-graph?' in refused('run', file)
 
 
 def own_stack(folder, key):
@@ -128,9 +122,10 @@ def own_stack(folder, key):
     return file
 
 
-def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, capsys):
-    assert main(['run', str(own_stack(tmp_path, 'workload.batch: 8'))]) == 2
-    assert 'own.yaml:7: schedule.workload.batch: no key that a framework decides' in capsys.readouterr().err
+def test_a_stack_may_not_say_what_the_users_model_is(tmp_path, refused):
+    assert 'own.yaml:7: schedule.workload.batch: no key that a framework decides' in refused(
+        'run', own_stack(tmp_path, 'workload.batch: 8')
+    )
 
 
 def test_a_stack_of_before_keeps_its_keys_of_a_model_for_published_rows_alone(tmp_path):
@@ -167,21 +162,19 @@ def test_a_baseline_on_other_devices_runs_under_their_framework():
     assert named.baseline().cluster.stack == 'megatron-core'
 
 
-def test_what_contradicts_the_framework_is_told_before_the_figures(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
-    assert main(['run', str(file)]) == 0
-    told = capsys.readouterr().out
+def test_what_contradicts_the_framework_is_told_before_the_figures(put, printed):
+    file = put('plan.yaml', json.dumps(schedule(plan={'pipeline': 4, 'micro_batches': 8, 'exchange': 'separate'})))
+    told = printed('run', file)
     assert 'Your schedule is not as megatron-te is by default: plan.exchange is separate, not fused' in told
     assert told.index('Your schedule is not') < told.index('computing')
 
 
 @pytest.mark.parametrize(('size', 'unlike'), [('200 KB', False), ('0.2 MB', False), ('300 KB', True)])
-def test_a_size_contradicts_the_framework_only_where_it_is_another_number_of_bytes(tmp_path, capsys, size, unlike):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(json.dumps(schedule(stack='deepspeed', plan={'data': 16, 'zero': 3, 'shard_threshold': size})))
-    assert main(['run', str(file)]) == 0
-    assert (f'plan.shard_threshold is {size}, not 200 KB' in capsys.readouterr().out) == unlike
+def test_a_size_contradicts_the_framework_only_where_it_is_another_number_of_bytes(put, printed, size, unlike):
+    file = put(
+        'plan.yaml', json.dumps(schedule(stack='deepspeed', plan={'data': 16, 'zero': 3, 'shard_threshold': size}))
+    )
+    assert (f'plan.shard_threshold is {size}, not 200 KB' in printed('run', file)) == unlike
 
 
 @pytest.mark.parametrize(('profile', 'quick'), [('h100-sxm-8', 'bf16'), ('v100-sxm2-8', 'fp16'), ('cpu-gloo', '')])

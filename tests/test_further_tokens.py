@@ -144,11 +144,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('keys', REFUSED)
-def test_what_is_not_built_is_refused_by_name(keys, tmp_path):
-    path = tmp_path / 'plan.yaml'
-    path.write_text(
+def test_what_is_not_built_is_refused_by_name(keys, put):
+    path = put(
+        'plan.yaml',
         'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  transformer: {layers: 2, hidden: 16, heads: 4, vocab: 24, '
-        f'sequence: 8, mtp_layers: 1, {keys}}}\n  batch: 8\nplan: {{data: 8}}\n'
+        f'sequence: 8, mtp_layers: 1, {keys}}}\n  batch: 8\nplan: {{data: 8}}\n',
     )
     with pytest.raises(ScheduleError, match=REFUSED[keys]):
         load_schedule(path)
@@ -165,16 +165,16 @@ def test_chunks_of_a_sequence_are_refused():
         lower(workload(PLAIN), plan, 2)
 
 
-def test_tokens_of_a_step_are_counted_once(tmp_path):
+def test_tokens_of_a_step_are_counted_once(put):
     """The tokens further on are those of the sample, not more of them."""
     from simpar import load_case
 
     told = []
     for modules in (0, 2):
-        path = tmp_path / f'{modules}.yaml'
-        path.write_text(
+        path = put(
+            f'{modules}.yaml',
             'simpar: 1\ncluster: h100-sxm-8\nworkload:\n  transformer: {layers: 2, hidden: 16, heads: 4, vocab: 24, '
-            f'sequence: 8, position: rotary, mtp_layers: {modules}}}\n  batch: 8\nplan: {{data: 8}}\n'
+            f'sequence: 8, position: rotary, mtp_layers: {modules}}}\n  batch: 8\nplan: {{data: 8}}\n',
         )
         told.append(load_case(path).throughput.tokens)
     assert told == [64, 64]

@@ -97,11 +97,10 @@ def test_its_tables_can_be_read(name):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_profile_can_be_written_and_read_again(name, tmp_path):
+def test_a_profile_can_be_written_and_read_again(name, put):
     """What calibration does: change a profile, dump it, and have it read as the same."""
     profile = load_profile(name)
-    path = tmp_path / 'profile.yaml'
-    path.write_text(yaml.safe_dump(document.dump(profile), sort_keys=False), encoding='utf-8')
+    path = put('profile.yaml', yaml.safe_dump(document.dump(profile), sort_keys=False))
     assert load_profile(path) == profile
 
 
@@ -202,12 +201,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize('case', BROKEN)
-def test_a_broken_profile_names_file_and_line(case, tmp_path):
+def test_a_broken_profile_names_file_and_line(case, put):
     old, new, says = BROKEN[case]
     text = profile_path('cpu-gloo').read_text(encoding='utf-8')
     assert old in text
-    path = tmp_path / 'profile.yaml'
-    path.write_text(text.replace(old, new, 1), encoding='utf-8')
+    path = put('profile.yaml', text.replace(old, new, 1))
     with pytest.raises(ProfileError) as error:
         load_profile(path)
     assert error.value.exit_code == 2

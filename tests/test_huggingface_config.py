@@ -7,7 +7,6 @@ from dataclasses import astuple
 import pytest
 from tables import load_table, load_tree
 
-from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.huggingface.families import FAMILIES, IGNORED, NOT_YET, ONLY
 from simpar.model.library.gpt import LongRope
@@ -62,23 +61,21 @@ def test_mappings_and_lists_in_place_of_words_and_numbers_are_told(tmp_path):
     assert 'layer_types: not a list of known kinds' in told
 
 
-def test_settings_and_sweeps_reach_it(tmp_path, monkeypatch):
+def test_settings_and_sweeps_reach_it(tmp_path, put, monkeypatch):
     path = write(tmp_path, LLAMA, more='sweep: {workload.sequence: [16, 32]}\nagainst: {workload.layers: 2}\n')
     assert load_schedule(path, ['workload.hidden=64']).workload.model.hidden == 64
     rows = load_rows(path)
     assert [row.schedule.workload.model.sequence for row in rows] == [16, 32]
     assert load_schedule(path).baseline().workload.model.layers == 2
-    other = tmp_path / 'other.json'
-    other.write_text(json.dumps({**LLAMA, 'num_hidden_layers': 6}))
+    other = put('other.json', json.dumps({**LLAMA, 'num_hidden_layers': 6}))
     monkeypatch.chdir(tmp_path)
     rows = load_rows(path, (), ['workload.model=[config.json, other.json]'])
     assert [row.schedule.workload.model.layers for row in rows] == [4, 6]
 
 
-def test_what_is_written_again_needs_no_config(tmp_path):
+def test_what_is_written_again_needs_no_config(tmp_path, put):
     schedule = load_schedule(write(tmp_path, LLAMA))
-    again = tmp_path / 'again.yaml'
-    again.write_text(json.dumps(written(schedule)))
+    again = put('again.yaml', json.dumps(written(schedule)))
     (tmp_path / 'config.json').unlink()
     assert load_schedule(again).workload == schedule.workload
 
@@ -167,9 +164,8 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
         load_schedule(path)
 
 
-def test_a_wrong_config_is_one_screen_and_no_traceback(tmp_path, capsys):
-    assert main(['run', str(write(tmp_path, LLAMA, hidden_size=-1, num_hidden_layers=0))]) == 2
-    said = capsys.readouterr().err
+def test_a_wrong_config_is_one_screen_and_no_traceback(tmp_path, refused):
+    said = refused('run', write(tmp_path, LLAMA, hidden_size=-1, num_hidden_layers=0))
     assert said.count('config.json:') == 2
     assert 'Traceback' not in said
 
@@ -227,9 +223,8 @@ def test_editors_know_the_keys_beside_it():
     assert workload['dependentRequired']['sequence'] == ['model']
 
 
-def test_a_file_goes_before_a_name_and_a_name_nearly_known_is_told(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(f'{HEAD}workload: {{model: llama3-8b, sequence: 16, batch: 8, layers: 2}}\n')
+def test_a_file_goes_before_a_name_and_a_name_nearly_known_is_told(tmp_path, put):
+    path = put('schedule.yaml', f'{HEAD}workload: {{model: llama3-8b, sequence: 16, batch: 8, layers: 2}}\n')
     assert (load_schedule(path).workload.model.layers, load_schedule(path).workload.model.hidden) == (2, 4096)
     (tmp_path / 'llama3-8b').write_text(json.dumps(LLAMA))
     assert load_schedule(path).workload.model.hidden == 32

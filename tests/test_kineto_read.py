@@ -95,14 +95,15 @@ def test_a_recording_becomes_a_measured_trace_that_is_compared(trained, tmp_path
     assert told['origin'] == 'measured'
 
 
-def test_a_rank_that_the_schedule_has_not_is_told(trained, tmp_path, capsys):
+def test_a_rank_that_the_schedule_has_not_is_told(trained, tmp_path, refused):
     _, schedule = trained
     step = ('ProfilerStep#1', 'user_annotation', 0, 100, {})
     op = ('aten::mm', 'cpu_op', 1, 8, {'Input Dims': [[128, 64], [64, 512]]})
     path = made(tmp_path, 'a.json', [step, op], rank=3, world_size=4)
     schedule.write_text(ALONE, encoding='utf-8')
-    assert cli.main(['import', str(path), '--for', str(schedule), '--save', str(tmp_path / 'm.json')]) == 2
-    assert 'rank 3: is recorded, and the schedule has 1 ranks' in capsys.readouterr().err
+    assert 'rank 3: is recorded, and the schedule has 1 ranks' in refused(
+        'import', path, '--for', schedule, '--save', tmp_path / 'm.json'
+    )
 
 
 def _on(profile, schedule):
@@ -178,15 +179,14 @@ def test_a_thread_computes_beside_a_message_that_it_does_not_wait_for(tmp_path):
     assert (first.seconds, second.seconds) == (pytest.approx(45e-6), pytest.approx(10e-6))
 
 
-def test_an_op_counts_as_it_is_alone_where_it_was_and_its_speed_beside_others_is_told(tmp_path):
+def test_an_op_counts_as_it_is_alone_where_it_was_and_its_speed_beside_others_is_told(tmp_path, put):
     """Products of 10 us alone take 25 us beside an all-reduce."""
     shapes, floats = {'Input Dims': [[8, 4], [4, 2]]}, {'Input type': ['float']}
     times = ((0, 10), (10, 10), (20, 25), (45, 25), (70, 10), (80, 10))
     events = [('aten::mm', 'cpu_op', begin, lasts, shapes) for begin, lasts in times]
     events.append(('gloo:all_reduce', 'cpu_op', 20, 50, {'Input Dims': [[1000]], **floats}))
     traces = read_traces(made(tmp_path, 'a.json', events, rank=0, world_size=2), host=True)
-    schedule = tmp_path / 'one.yaml'
-    schedule.write_text(ALONE, encoding='utf-8')
+    schedule = put('one.yaml', ALONE)
     found = join(load_case(schedule).program, traces)
     assert found.speeds == {'matrix': pytest.approx(10 / 25)}
 
@@ -206,20 +206,17 @@ def test_an_op_of_a_device_lasts_as_long_as_its_kernels(tmp_path):
     ('content', 'says'),
     load_table(__file__, 'test_what_is_no_recording_is_told_so'),
 )
-def test_what_is_no_recording_is_told_so(tmp_path, capsys, content, says):
-    path = tmp_path / 'trace.json'
-    path.write_text(content, encoding='utf-8')
-    assert cli.main(['import', str(path)]) == 2
-    told = capsys.readouterr().err
+def test_what_is_no_recording_is_told_so(put, refused, content, says):
+    path = put('trace.json', content)
+    told = refused('import', path)
     assert str(path) in told
     assert says in told
 
 
-def test_two_files_of_one_rank_are_refused(tmp_path, capsys):
+def test_two_files_of_one_rank_are_refused(tmp_path, refused):
     for name in ('a.json', 'b.json'):
         made(tmp_path, name, [('aten::add', 'cpu_op', 0, 1, {})], rank=0)
-    assert cli.main(['import', str(tmp_path)]) == 2
-    assert 'are of one rank' in capsys.readouterr().err
+    assert 'are of one rank' in refused('import', tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -340,10 +337,9 @@ def test_the_host_takes_what_lies_between_its_launches(tmp_path, capsys):
     assert (host.forward.value, host.backward.value) == (pytest.approx(12e-6), pytest.approx(20e-6))
 
 
-def test_settings_that_a_recording_has_not_are_refused(tmp_path, capsys):
+def test_settings_that_a_recording_has_not_are_refused(tmp_path, refused):
     path = tmp_path / 'trace.json.gz'
     path.write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}'))
-    assert cli.main(['import', str(path), '--output', str(tmp_path / 'p.yaml'), '--set', 'a=1']) == 2
-    told = capsys.readouterr().err
+    told = refused('import', path, '--output', tmp_path / 'p.yaml', '--set', 'a=1')
     assert '--output' in told
     assert '--set' in told

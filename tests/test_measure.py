@@ -56,7 +56,7 @@ def test_a_profile_that_was_calibrated_on_the_network_keeps_its_links(job):
 
 
 @pytest.mark.torch
-def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, capsys):
+def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_saved(job, tmp_path, capsys, json_of):
     """The prediction was once that of the profile's links: −99.8 % on a slow network, without a word."""
     torch = pytest.importorskip('torch', reason='needs the extra torch')
     from executor.inprocess import InProcess
@@ -72,8 +72,7 @@ def test_measure_and_compare_tell_one_statistic_of_one_network_and_the_state_is_
     predicted = tmp_path / 'p.json'
     assert cli.main(['run', str(job), '--net', 'paced:40mbit,2ms', '--save', str(predicted)]) == 0
     capsys.readouterr()
-    assert cli.main(['compare', str(predicted), str(trace), '--json']) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json_of('compare', predicted, trace)
     assert facts['statistic'] == {'percentile': 10.0, 'of_steps': 4, 'ops': 'median'}
     # The very numbers that `measure` has shown, of plan and of baseline.
     assert abs(facts['step']['error']) < 0.5
@@ -177,15 +176,14 @@ def test_training_is_one_call(job):
     assert all(torch.allclose(alone.parameters[name], ranks.parameters[name]) for name in alone.parameters)
 
 
-def test_swapped_arguments_of_compare_are_refused(job, tmp_path, capsys):
+def test_swapped_arguments_of_compare_are_refused(job, tmp_path, capsys, printed, refused):
     predicted, other = tmp_path / 'predicted.json', tmp_path / 'measured.json'
     assert cli.main(['run', str(job), '--save', str(predicted)]) == 0
     content = json.loads(predicted.read_text())
     other.write_text(json.dumps({**content, 'origin': 'measured'}))
     capsys.readouterr()
-    assert cli.main(['compare', str(predicted), str(other)]) == 0
-    assert 'Compared: the last predicted step with the 10th percentile of 2 measured steps' in capsys.readouterr().out
-    assert cli.main(['compare', str(other), str(predicted)]) == 2
-    assert f'swap the two: simpar compare {predicted} {other}' in capsys.readouterr().err
-    assert cli.main(['compare', str(other), str(other)]) == 2
-    assert 'give the trace of `simpar run --save` first' in capsys.readouterr().err
+    assert 'Compared: the last predicted step with the 10th percentile of 2 measured steps' in printed(
+        'compare', predicted, other
+    )
+    assert f'swap the two: simpar compare {predicted} {other}' in refused('compare', other, predicted)
+    assert 'give the trace of `simpar run --save` first' in refused('compare', other, other)

@@ -1,6 +1,5 @@
 """A torch module as a model: exported, trained with its own weights, refused where it cannot be."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from tables import load_table
 
-from simpar import cli
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
 from simpar.plans import Plan
@@ -97,9 +95,8 @@ def test_a_wrong_weight_is_seen_by_that_comparison():
     assert module_cases.deviation(case, found, Plan(), 1) > 1e-6
 
 
-def test_the_command_predicts_a_module(schedule, capsys):
-    assert cli.main(['run', str(schedule), '--module', 'mine_for_tests:mlp', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['parameters'] == 8 * 16 + 16 + 16 * 8 + 8
+def test_the_command_predicts_a_module(schedule, json_of):
+    assert json_of('run', schedule, '--module', 'mine_for_tests:mlp')['parameters'] == 8 * 16 + 16 + 16 * 8 + 8
 
 
 def test_ranks_of_their_own_train_a_module_and_keep_its_weights_by_its_names(schedule):
@@ -114,9 +111,8 @@ def test_ranks_of_their_own_train_a_module_and_keep_its_weights_by_its_names(sch
     assert set(kept['parameters']) == {'0.weight', '0.bias', '2.weight', '2.bias'}
 
 
-def test_a_resolved_schedule_holds_the_graph_and_runs_without_the_module(schedule, capsys):
-    assert cli.main(['resolve', str(schedule), '--module', 'mine_for_tests:mlp']) == 0
-    Path('resolved.yaml').write_text(capsys.readouterr().out)
+def test_a_resolved_schedule_holds_the_graph_and_runs_without_the_module(schedule, printed):
+    Path('resolved.yaml').write_text(printed('resolve', schedule, '--module', 'mine_for_tests:mlp'))
     again = load_schedule('resolved.yaml')
     assert [node.name for node in again.workload.model.nodes] == ['0/linear', '1/gelu', '2/linear_1', '3/getitem']
 
@@ -136,16 +132,14 @@ def test_train_returns_tensors_by_the_modules_names(schedule):
     ('reference', 'said'),
     load_table(__file__, 'test_a_flag_that_names_no_module_is_told_in_a_line'),
 )
-def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule, capsys):
-    assert cli.main(['run', str(schedule), '--module', reference]) == 2
-    shown = capsys.readouterr().err
+def test_a_flag_that_names_no_module_is_told_in_a_line(reference, said, schedule, refused):
+    shown = refused('run', schedule, '--module', reference)
     assert len(shown.splitlines()) == 1
     assert re.match(said, shown)
 
 
-def test_a_graph_that_is_no_graph_is_told_at_its_line(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(SCHEDULE.replace('loss: mse', 'loss: mse, module: {graph: "[1, 2]"}'))
+def test_a_graph_that_is_no_graph_is_told_at_its_line(put):
+    path = put('schedule.yaml', SCHEDULE.replace('loss: mse', 'loss: mse, module: {graph: "[1, 2]"}'))
     with pytest.raises(ScheduleError, match=r'schedule\.yaml:3: workload\.module\.graph: .*pass --module'):
         load_schedule(path)
 

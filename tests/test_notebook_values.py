@@ -21,11 +21,10 @@ def case():
     return simpar.load_case(TEXT)
 
 
-def test_a_case_comes_from_a_path_a_text_or_a_dict(case, tmp_path):
+def test_a_case_comes_from_a_path_a_text_or_a_dict(case, put):
     import yaml
 
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(TEXT)
+    path = put('schedule.yaml', TEXT)
     assert simpar.load_case(path).program.hash == case.program.hash
     assert simpar.load_case(str(path)).program.hash == case.program.hash
     assert simpar.load_case(yaml.safe_load(TEXT)).program.hash == case.program.hash

@@ -37,9 +37,8 @@ def test_all_profiles_and_stacks_are_read(older):
         load_stack(str(path))
 
 
-def test_a_saved_answer_is_compared(older, capsys):
-    assert main(['compare', str(older / 'answer.json'), str(older / 'answer.json')]) == 0
-    assert 'step' in capsys.readouterr().out
+def test_a_saved_answer_is_compared(older, printed):
+    assert 'step' in printed('compare', older / 'answer.json', older / 'answer.json')
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,8 @@ def test_an_order_that_moves_no_rank_is_said_to_have_no_effect():
     assert 'plan.placement' not in {one.key for one in moved.without_effect()}
 
 
-def test_megatrons_own_order_goes_out_and_comes_back(tmp_path):
-    script = tmp_path / 'train.sh'
-    script.write_text(export(load_case(schedule(placement='tensor-context-pipeline-data')), 'megatron').text)
+def test_megatrons_own_order_goes_out_and_comes_back(put):
+    script = put('train.sh', export(load_case(schedule(placement='tensor-context-pipeline-data')), 'megatron').text)
     assert '--use-tp-pp-dp-mapping' in script.read_text()
 
 
@@ -125,12 +124,11 @@ def test_a_launched_process_is_the_rank_that_is_on_its_device():
 
 
 @pytest.mark.torch
-def test_ranks_on_other_devices_train_the_same(tmp_path):
+def test_ranks_on_other_devices_train_the_same(put):
     """As where every rank is on the device of its number, in one process."""
     from executor.train import train
 
-    file = tmp_path / 'placed.yaml'
-    file.write_text(json.dumps({
+    file = put('placed.yaml', json.dumps({
         'simpar': 1, 'cluster': {'profile': 'cpu-gloo', 'devices': 4}, 'workload': {
             'network': [{'dense': {'in': 16, 'out': 32}}, {'relu': {}}, {'dense': {'in': 32, 'out': 16}}],
             'loss': 'mse', 'batch': 8},

@@ -1,7 +1,6 @@
 """The planner: least seconds and bytes are below the engine's, and the best plan is that of brute force."""
 
 import itertools
-import json
 import math
 import random
 import re
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from simpar.case import cluster_of
-from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.planner import load_planning
 from simpar.planner.judge import Judge, Round, workers
@@ -49,10 +47,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / 'plan.yaml'
-    path.write_text(FILE)
-    return path
+def file(put):
+    return put('plan.yaml', FILE)
 
 
 @pytest.mark.parametrize(('seed', 'further'), [(18, ()), (44, ('offload', 'recompute_inputs', 'pairs'))])
@@ -304,15 +300,13 @@ def test_keys_that_are_wrong_are_all_told_at_once(file):
     assert 'tensor' in str(wrong.value)
 
 
-def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_path, capsys):
+def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_path, json_of):
     save = tmp_path / 'best.yaml'
-    assert main(['plan', str(file), '--json', '--jobs', '1', '--gap', '5%', '--save', str(save)]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json_of('plan', file, '--jobs', '1', '--gap', '5%', '--save', save)
     assert answer['gap'] <= 0.05
     assert answer['choice']['step'] <= answer['ranking'][0]['step'] * 1.03
     assert 'planner' not in yaml.safe_load(Path(save).read_text())
-    assert main(['run', str(save), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['step'] == answer['choice']['step']
+    assert json_of('run', save)['step'] == answer['choice']['step']
     screen = render(whole)
     assert 'Best plan:' in screen
     assert 'Proven: none of 128 plans is faster' in screen
@@ -355,6 +349,7 @@ def test_an_order_that_is_none_is_told_and_not_left_out(file):
         load_planning(file)
 
 
-def test_a_network_whose_layers_are_a_list_is_planned_too(capsys):
-    assert main(['plan', str(example_folder() / 'multi_copy.yaml'), '--jobs', '1', '--brief', '--seconds', '1']) == 0
-    assert 'Best plan: ' in capsys.readouterr().out
+def test_a_network_whose_layers_are_a_list_is_planned_too(printed):
+    assert 'Best plan: ' in printed(
+        'plan', example_folder() / 'multi_copy.yaml', '--jobs', '1', '--brief', '--seconds', '1'
+    )

@@ -91,13 +91,11 @@ def test_a_choice_that_another_plan_overtakes_says_so(planned):
     assert not any(slow.holds(trial) for trial in slow.trials)
 
 
-def test_the_command_plans_on_several_numbers_of_devices(tmp_path, capsys):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(FILE)
+def test_the_command_plans_on_several_numbers_of_devices(tmp_path, put, json_of):
+    file = put('plan.yaml', FILE)
     picture = tmp_path / 'sizes.png'
     flags = ['--devices', '4', '--train', 'tokens=1B', '--train', 'price=2', '--plot', str(picture)]
-    assert main(['plan', str(file), '--jobs', '1', '--json', *flags]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of('plan', file, '--jobs', '1', *flags)
     for one in told['sizes']:
         tokens = 16 * 512
         hours = one['step'] * 1e9 / tokens * one['devices'] / 3600
@@ -156,10 +154,8 @@ against: {plan.zero: 0}
 
 
 @pytest.fixture
-def own(tmp_path):
-    file = tmp_path / 'own.yaml'
-    file.write_text(OWN)
-    return file
+def own(put):
+    return put('own.yaml', OWN)
 
 
 def test_the_plan_of_the_file_is_the_first_answer_and_what_is_gained_over_it_is_told(own, capsys):
@@ -198,10 +194,9 @@ def test_a_plan_of_the_file_that_may_not_be_chosen_is_told_and_not_chosen(own):
     assert {one.settings['plan.tensor'] for one in answer.ranking} == {4}
 
 
-def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_long(own, tmp_path, capsys):
+def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_long(own, tmp_path, json_of):
     save = tmp_path / 'best.yaml'
-    assert main(['plan', str(own), '--jobs', '1', '--json', '--save', str(save)]) == 0
-    choice = json.loads(capsys.readouterr().out)['choice']
+    choice = json_of('plan', own, '--jobs', '1', '--save', save)['choice']
     mine, others = save.read_text().splitlines(), OWN.splitlines()
     assert [line for line in mine if not line.startswith('plan:')] == [
         line for line in others if not line.startswith(('plan:', 'planner:', '  keys:'))
@@ -209,8 +204,7 @@ def test_a_plan_that_was_saved_is_the_users_file_with_another_plan_and_takes_as_
     (plan,) = [yaml.safe_load(line)['plan'] for line in mine if line.startswith('plan:')]
     assert set(plan) <= {'data', *(key.removeprefix('plan.') for key in choice['settings'])}
     assert all(plan[key] != getattr(Plan(), key) for key in plan if key != 'data')
-    assert main(['run', str(save), '--json']) == 0
-    ran = json.loads(capsys.readouterr().out)
+    ran = json_of('run', save)
     assert ran['step'] == choice['step']
     assert ran['baseline'] is not None
 
@@ -235,11 +229,9 @@ def test_sizes_that_are_slower_and_dearer_are_not_on_the_front(planned):
         (['--plot', 'front.txt'], 'not a picture'),
     ],
 )
-def test_flags_that_do_not_go_together_are_told(tmp_path, capsys, flags, told):
-    file = tmp_path / 'plan.yaml'
-    file.write_text(FILE)
-    assert main(['plan', str(file), *flags]) == 2
-    assert told in ' '.join(capsys.readouterr().err.split())
+def test_flags_that_do_not_go_together_are_told(put, refused, flags, told):
+    file = put('plan.yaml', FILE)
+    assert told in ' '.join(refused('plan', file, *flags).split())
 
 
 def test_a_plan_of_the_file_that_the_search_does_not_know_is_still_no_worse_than_the_answer(own):
@@ -254,20 +246,18 @@ def test_a_plan_of_the_file_that_the_search_does_not_know_is_still_no_worse_than
     assert answer.choice.step <= answer.own.ranked.step
 
 
-def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_path, capsys):
+def test_a_plan_that_was_saved_with_settings_of_the_command_has_them(own, tmp_path, json_of, printed):
     save = tmp_path / 'best.yaml'
     flags = ['--jobs', '1', '--json', '--set', 'workload.batch=32', '--save', str(save)]
-    assert main(['plan', str(own), *flags]) == 0
-    step = json.loads(capsys.readouterr().out)['choice']['step']
+    step = json.loads(printed('plan', own, *flags))['choice']['step']
     document = yaml.safe_load(save.read_text())
     assert document['workload']['batch'] == 32
     assert document['against'] == {'plan.zero': 0}
     assert list(document) == ['simpar', 'cluster', 'workload', 'plan', 'against']
-    assert main(['run', str(save), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['step'] == step
+    assert json_of('run', save)['step'] == step
 
 
-def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, capsys, monkeypatch):
+def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path, json_of, monkeypatch):
     # Paths that are typed from where the user is, not whole ones.
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'slow.yaml').write_text(
@@ -275,8 +265,6 @@ def test_a_plan_that_is_saved_elsewhere_still_finds_the_users_own_stack(tmp_path
     )
     file, save = Path('own.yaml'), Path('plans', 'best.yaml')
     file.write_text(OWN.replace('stack: none', 'stack: ./slow.yaml'))
-    assert main(['plan', str(file), '--jobs', '1', '--json', '--save', str(save)]) == 0
-    choice = json.loads(capsys.readouterr().out)['choice']
-    assert main(['run', str(save), '--json']) == 0
-    ran = json.loads(capsys.readouterr().out)
+    choice = json_of('plan', file, '--jobs', '1', '--save', save)['choice']
+    ran = json_of('run', save)
     assert (ran['step'], ran['stack']) == (choice['step'], 'slow')

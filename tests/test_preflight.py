@@ -149,9 +149,8 @@ def test_a_rank_that_dies_while_others_prepare_is_named(monkeypatch):
     assert told == ['rank 1 on b died or lost the network outside of a step']
 
 
-def test_free_memory_is_what_kernel_and_control_group_leave(tmp_path):
-    kernel = tmp_path / 'meminfo'
-    kernel.write_text('MemTotal: 900 kB\nMemAvailable: 700 kB\n')
+def test_free_memory_is_what_kernel_and_control_group_leave(tmp_path, put):
+    kernel = put('meminfo', 'MemTotal: 900 kB\nMemAvailable: 700 kB\n')
     assert free_memory(kernel, tmp_path) == 700 * 1024
     (tmp_path / 'memory.max').write_text('500000\n')
     (tmp_path / 'memory.current').write_text('100000\n')

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpar import cli
 from simpar.engine.simulate import simulate, step_ends
 from simpar.errors import ScheduleError
 from simpar.recording import chosen_ops, read_job, straggling
@@ -117,10 +116,9 @@ def test_what_if_a_stage_was_faster(tmp_path):
         (table() + '0,0,7\n', '3 cells, and the first line names 7 columns'),
     ],
 )
-def test_a_file_that_is_wrong_is_told_so(tmp_path, capsys, text, says):
+def test_a_file_that_is_wrong_is_told_so(tmp_path, refused, text, says):
     path = written(tmp_path, text)
-    assert cli.main(['replay', str(path)]) == 2
-    told = capsys.readouterr().err
+    told = refused('replay', path)
     assert str(path) in told
     assert says in told
 
@@ -128,14 +126,12 @@ def test_a_file_that_is_wrong_is_told_so(tmp_path, capsys, text, says):
 @pytest.mark.parametrize(
     'text', ['stage=1', 'stage=9:2', 'level=1:2', 'stage=1:-2', 'stage=1:1', ':nan', 'stage=:2'],
 )  # fmt: skip
-def test_a_scale_that_is_wrong_is_told_so(tmp_path, capsys, text):
-    assert cli.main(['replay', str(written(tmp_path, table())), '--scale', text]) == 2
-    assert f'--scale {text}' in capsys.readouterr().err
+def test_a_scale_that_is_wrong_is_told_so(tmp_path, refused, text):
+    assert f'--scale {text}' in refused('replay', written(tmp_path, table()), '--scale', text)
 
 
-def test_the_answer_says_who_straggles(tmp_path, capsys):
-    assert cli.main(['replay', str(JOBS / 'ST.csv.gz'), '--scale', 'stage=3:0.9']) == 0
-    told = capsys.readouterr().out
+def test_the_answer_says_who_straggles(tmp_path, printed):
+    told = printed('replay', JOBS / 'ST.csv.gz', '--scale', 'stage=3:0.9')
     assert told.startswith('Stragglers make a step 1.18 times as long. Stage 3 alone costs 125% of that.')
     assert 'on every data rank: it has more work.' in told.splitlines()[0]
     assert 'with --scale' in told

@@ -101,12 +101,11 @@ def test_a_plan_that_leaves_nothing_open_stays_as_it_is():
 @pytest.mark.parametrize(
     ('stack', 'told'), [(', stack: none', ''), (', stack: megatron-core', 'at the sustained clock, 0.83')]
 )
-def test_it_says_at_which_clock_it_prices(stack, told, tmp_path, capsys):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
+def test_it_says_at_which_clock_it_prices(stack, told, put, capsys):
+    path = put(
+        'schedule.yaml',
         f'simpar: 1\ncluster: {{profile: a100-sxm-8, nodes: 1, devices: 2{stack}}}\n'
         'workload: {transformer: {layers: 2, hidden: 64, heads: 2, vocab: 64, sequence: 64}, batch: 2}\n',
-        encoding='utf-8',
     )
     assert cli.main(['resolve', str(path)]) == 0
     found = capsys.readouterr().err

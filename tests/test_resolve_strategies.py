@@ -251,22 +251,19 @@ def test_what_fits_into_memory_comes_first():
 
 
 @pytest.mark.parametrize('example', [PROPAGATION, RECURSIVE, LOSS], ids=lambda path: path.stem)
-def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, tmp_path, capsys):
+def test_what_is_resolved_needs_no_search_and_is_the_same_program(example, put, capsys, printed):
     assert cli.main(['resolve', str(example)]) == 0
-    saved = tmp_path / 'resolved.yaml'
-    saved.write_text(capsys.readouterr().out, encoding='utf-8')
+    saved = put('resolved.yaml', capsys.readouterr().out)
     assert yaml.safe_load(saved.read_text(encoding='utf-8'))['plan']['search'] == 'none'
     again, first = load_case(saved), load_case(example)
     assert again.program.hash == first.program.hash
     assert again.workload == again.schedule.workload == settled_workload(first.workload)
     assert set(again.strategies.origins.values()) == {'given'}
-    assert cli.main(['resolve', str(saved)]) == 0
-    assert capsys.readouterr().out == saved.read_text(encoding='utf-8')
+    assert printed('resolve', saved) == saved.read_text(encoding='utf-8')
 
 
-def test_a_search_is_a_key_like_others(capsys):
-    assert cli.main(['run', str(PROPAGATION), '--set', 'against={plan.search: double-recursive}', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['gain'] is not None
+def test_a_search_is_a_key_like_others(json_of):
+    assert json_of('run', PROPAGATION, '--set', 'against={plan.search: double-recursive}')['gain'] is not None
 
 
 def test_a_transformer_is_searched():

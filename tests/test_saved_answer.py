@@ -71,10 +71,9 @@ def test_another_simpar_is_named(saved, diff, monkeypatch):
     assert '  version: 0.1.0 → 9.9.9' in found
 
 
-def test_the_json_has_every_change_and_figures_as_run_tells_them(saved, diff, capsys):
+def test_the_json_has_every_change_and_figures_as_run_tells_them(saved, diff, json_of):
     found = json.loads(diff('--json', saved('a.json'), saved('b.json', 'plan.copies=2')).out)
-    assert cli.main(['run', 'schedule.yaml', '--json', '--set', 'plan.copies=2']) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of('run', 'schedule.yaml', '--set', 'plan.copies=2')
     assert found['figures']['step'][1] == told['step']
     assert found['figures']['memory'][1] == max(rank['peak'] for rank in told['memory']['ranks'])
     assert found['figures']['rate'][1] == told['throughput']['per_second']

@@ -250,9 +250,8 @@ def fits(text: str, pattern: str) -> bool:
 
 
 @pytest.mark.parametrize('case', cases(), ids=lambda case: case.name)
-def test_every_fault_is_told_at_its_line_with_a_remedy(case, tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(case.text, encoding='utf-8')
+def test_every_fault_is_told_at_its_line_with_a_remedy(case, put):
+    path = put('schedule.yaml', case.text)
     with pytest.raises(ScheduleError) as caught:
         load_schedule(path, case.overrides)
     assert caught.value.exit_code == 2

@@ -131,9 +131,8 @@ def test_any_bytes_are_an_error(data, tmp_path):
         max_size=3,
     )
 )
-def test_any_settings_are_a_schedule_or_an_error(overrides, tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(NETWORK, encoding='utf-8')
+def test_any_settings_are_a_schedule_or_an_error(overrides, put):
+    path = put('schedule.yaml', NETWORK)
     try_to_read(path, tuple(overrides))
 
 
@@ -246,9 +245,8 @@ schedules = st.builds(
 
 @FUZZ
 @given(schedule=schedules)
-def test_what_is_written_is_read_as_the_same(schedule, tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(yaml.safe_dump(written(schedule)))
+def test_what_is_written_is_read_as_the_same(schedule, put):
+    path = put('schedule.yaml', yaml.safe_dump(written(schedule)))
     assert load_schedule(path) == schedule
 
 

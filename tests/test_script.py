@@ -89,14 +89,12 @@ def test_checkpoints_are_those_of_every_launcher_and_devices_those_of_the_profil
     assert main(['script', 'slurm', JOB[0], '--resume']) == 2
 
 
-def test_a_wrong_file_is_one_line_and_exit_2(capsys):
-    assert main(['script', 'slurm', 'nothing.yaml']) == 2
-    assert 'nothing.yaml' in capsys.readouterr().err
+def test_a_wrong_file_is_one_line_and_exit_2(refused):
+    assert 'nothing.yaml' in refused('script', 'slurm', 'nothing.yaml')
 
 
 @pytest.mark.parametrize('name', ['1e3', 'null', 'on', 'y', '0x1f', '...'])
-def test_names_that_yaml_reads_as_something_else_get_a_word_before_them(capsys, tmp_path, name):
-    path = tmp_path / f'{name}.yaml'
-    path.write_text((ROOT / JOB[0]).read_text())
+def test_names_that_yaml_reads_as_something_else_get_a_word_before_them(capsys, put, name):
+    path = put(f'{name}.yaml', (ROOT / JOB[0]).read_text())
     service, _ = yaml.safe_load_all(script(capsys, 'k8s', str(path)))
     assert service['metadata']['name'] == f'simpar-{name.strip(".")}'.rstrip('-')

@@ -64,12 +64,12 @@ def test_exact_search_sends_no_more_than_any_layout_of_degrees(ranks):
         assert best.sent <= weighed('degrees', GPT, plan, hardware).sent
 
 
-def test_a_resolved_file_has_what_was_found(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(
+def test_a_resolved_file_has_what_was_found(put):
+    path = put(
+        'schedule.yaml',
         'simpar: 1\ncluster: {profile: ascend910a-8, devices: 4}\nworkload:\n  batch: 24\n'
         '  transformer: {layers: 2, hidden: 24, heads: 6, vocab: 36, sequence: 12}\n'
-        'plan: {search: exact}\n'
+        'plan: {search: exact}\n',
     )
     case = load_case(path)
     tree = written_out(case)

@@ -138,7 +138,6 @@ plan: {zero: 3, shard_form: FORM}
 """
 
 
-def test_a_form_is_a_key_of_a_plan(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(FILE.replace('FORM', 'flat'))
+def test_a_form_is_a_key_of_a_plan(put):
+    path = put('schedule.yaml', FILE.replace('FORM', 'flat'))
     assert load_case(path).program.tensor['dense0.flat.data'].members

@@ -1,12 +1,10 @@
 """Memory that a stack adds: each fact by hand on a small model, then all of them against Megatron-LM's own runs."""
 
-import json
 from functools import cache
 
 import pytest
 
 from simpar.case import case_of
-from simpar.cli import main
 from simpar.document import Tree
 from simpar.hardware import Beside, StackMemory, Workspace
 from simpar.lower import lower
@@ -197,18 +195,15 @@ def test_every_fact_of_megatron_core_changes_some_run():
     assert not names
 
 
-def test_the_command_prints_and_answers_as_json(tmp_path, capsys):
+def test_the_command_prints_and_answers_as_json(tmp_path, json_of, printed, refused):
     lines = (measured_folder() / 'memory' / 'megatron_ci.csv').read_text(encoding='utf-8').splitlines()
     dense = [line for line in lines[1:] if 'tp1_pp1_resume_torch_dist_dist_optimizer,' in line]
     (tmp_path / 'mine.csv').write_text('\n'.join((lines[0], *dense)), encoding='utf-8')
     command = ['validate', '--memory', '--data', str(tmp_path)]
-    assert main(command) == 0
-    assert 'peak         median |error| 0.' in capsys.readouterr().out
-    assert main([*command, '--without', 'loss', '--json']) == 0
+    assert 'peak         median |error| 0.' in printed(*command)
     # Without fp32 logits predictions are too low.
-    assert json.loads(capsys.readouterr().out)['score']['bias'] < -0.05
-    assert main([*command, '--without', 'los']) == 2
-    assert 'no stack has such facts (got los)' in capsys.readouterr().err
+    assert json_of(*command, '--without', 'loss')['score']['bias'] < -0.05
+    assert 'no stack has such facts (got los)' in refused(*command, '--without', 'los')
 
 
 def test_the_forks_of_2021_keep_their_gradients_and_nothing_else_is_told():

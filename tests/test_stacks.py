@@ -150,23 +150,22 @@ def test_captured_graphs_are_issued_at_once_and_leave_what_they_do_not_hold():
     assert step['megatron-te-graphs'] < step['megatron-te-layer-graphs'] < step['megatron-te']
 
 
-def test_keys_of_a_case_hold_where_the_schedule_says_what_they_belong_to(tmp_path):
+def test_keys_of_a_case_hold_where_the_schedule_says_what_they_belong_to(put):
     """DeepSpeed gathers weight by weight in stage 3 alone; what a file says itself stays."""
     fusion = {}
     for plan in ('{data: 2, zero: 3}', '{data: 2, zero: 1}', '{data: 2, zero: 3, fusion: stage}'):
-        file = tmp_path / 'plan.yaml'
-        file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: deepspeed}') + f'plan: {plan}\n')
+        file = put(
+            'plan.yaml', SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: deepspeed}') + f'plan: {plan}\n'
+        )
         fusion[plan] = load_schedule(file).plan.fusion
     assert list(fusion.values()) == ['none', 'layer', 'stage']
 
 
-def test_an_unknown_stack_is_told_with_the_nearest(tmp_path, capsys):
+def test_an_unknown_stack_is_told_with_the_nearest(put, refused):
     with pytest.raises(ProfileError, match='did you mean torch-fsdp'):
         load_stack('torch_fsdp')
-    file = tmp_path / 'plan.yaml'
-    file.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: megatron}'))
-    assert main(['run', str(file)]) == 2
-    assert 'unknown stack' in capsys.readouterr().err
+    file = put('plan.yaml', SCHEDULE.replace('{CLUSTER}', '{profile: a100-sxm-8, stack: megatron}'))
+    assert 'unknown stack' in refused('run', file)
 
 
 def test_a_wrong_stack_is_told_with_its_line(tmp_path):
@@ -337,18 +336,17 @@ def test_a_step_of_one_device_is_that_of_its_prediction():
 
 
 @pytest.mark.torch
-def test_a_stack_whose_host_waits_is_not_measured(tmp_path, capsys):
+def test_a_stack_whose_host_waits_is_not_measured(put, refused):
     """The executor issues without ever waiting, so it would measure another step than was predicted."""
-    path = tmp_path / 'plan.yaml'
-    path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2, stack: megatron-2021}'))
-    assert main(['measure', str(path), '--compute', 'emulated']) == 2
-    told = capsys.readouterr().err
+    path = put('plan.yaml', SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2, stack: megatron-2021}'))
+    told = refused('measure', path, '--compute', 'emulated')
     assert 'the host of megatron-2021 waits for the device (receive, pass, norm, step)' in told
     assert 'leave the stack out' in told
     # Nor is a baseline that has such a stack, which would be run without it.
     path.write_text(SCHEDULE.replace('{CLUSTER}', '{profile: cpu-gloo, devices: 2}'))
-    assert main(['measure', str(path), '--compute', 'emulated', '--set', 'against={cluster.stack: megatron-2021}']) == 2
-    assert 'the host of megatron-2021 waits for the device' in capsys.readouterr().err
+    assert 'the host of megatron-2021 waits for the device' in refused(
+        'measure', path, '--compute', 'emulated', '--set', 'against={cluster.stack: megatron-2021}'
+    )
 
 
 def test_a_stack_that_was_edited_is_read_again(tmp_path):
@@ -453,9 +451,8 @@ def test_what_the_file_has_otherwise_than_its_framework_is_told(answer):
 
 
 @pytest.mark.parametrize(('value', 'queues'), [('1', 1), ('8', 8), ('0', None), ('33', None), ('$UNSET', None)])
-def test_queues_of_the_environment_are_those_of_the_schedule(tmp_path, value, queues):
-    script = tmp_path / 'train.sh'
-    script.write_text(SCRIPT.replace('CONNECTIONS=1', f'CONNECTIONS={value}'))
+def test_queues_of_the_environment_are_those_of_the_schedule(put, value, queues):
+    script = put('train.sh', SCRIPT.replace('CONNECTIONS=1', f'CONNECTIONS={value}'))
     found = imported(script, given={})
     assert found.values.get('cluster.work_queues') == queues
     (line,) = [line for line in found.lines if line.name == 'CUDA_DEVICE_MAX_CONNECTIONS']

@@ -163,11 +163,10 @@ def test_a_full_batch_need_not_divide_over_the_ranks(tmp_path):
     assert case.predict().step > 0
 
 
-def test_a_transformer_takes_a_strategy_of_its_loss(tmp_path):
+def test_a_transformer_takes_a_strategy_of_its_loss(put):
     text = SCHEDULE.format(batch=16, plan='{}').partition('  network')[0]
     model = '  transformer: {layers: 1, hidden: 8, heads: 2, vocab: 16, sequence: 4}\n  batch: 16\n'
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(f'{text}{model}  loss_strategy: [[2, 2, 1], [2, 2]]\n', encoding='utf-8')
+    path = put('schedule.yaml', f'{text}{model}  loss_strategy: [[2, 2, 1], [2, 2]]\n')
     program = load_case(path).program
     assert program.tensor['loss'].shape == (4,)
     path.write_text(f'{text}{model}  loss_strategy: [[2, 1], [2]]\n', encoding='utf-8')

@@ -173,10 +173,9 @@ def test_a_baseline_that_cannot_be_leaves_a_row_its_figures(tmp_path):
 # Rows that cannot be
 
 
-def test_a_row_that_may_not_fit_says_so_with_the_step_that_it_would_take(tmp_path):
+def test_a_row_that_may_not_fit_says_so_with_the_step_that_it_would_take(put):
     """As `simpar run` does: 86.5 GB are counted of 79.6, and runs held up to 14.5 % less than what was counted."""
-    path = tmp_path / 'close.yaml'
-    path.write_text(CLOSE, encoding='utf-8')
+    path = put('close.yaml', CLOSE)
     outcome = predicted(load_schedule(path))
     assert re.fullmatch(r'may not fit: 86\.\d+ GB of 79\.\d+ GB; if it does, \d+\.\d+ ms a step', outcome.reason)
     assert not outcome.feasible
@@ -389,18 +388,15 @@ def test_progress_is_told_on_a_terminal_only(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == '\r1 of 2 predicted\r\x1b[K'
 
 
-def test_run_takes_the_file_as_it_stands_and_says_so(tmp_path, capsys):
+def test_run_takes_the_file_as_it_stands_and_says_so(tmp_path, json_of, printed):
     path = write(tmp_path)
-    assert cli.main(['run', str(path), '--json']) == 0
-    alone = json.loads(capsys.readouterr().out)
+    alone = json_of('run', path)
     path = write(tmp_path, sweep='{plan.copies: [2, 4]}')
-    assert cli.main(['run', str(path), '--json']) == 0
-    swept = json.loads(capsys.readouterr().out)
+    swept = json_of('run', path)
     more = set(swept.pop('notes')) - set(alone.pop('notes'))
     assert more == {'the sweep of the file is left out, this is the file as it stands; `simpar sweep` makes the table'}
     assert swept == alone
-    assert cli.main(['run', str(path)]) == 0
-    assert capsys.readouterr().out.count('Note: the sweep of the file is left out') == 1
+    assert printed('run', path).count('Note: the sweep of the file is left out') == 1
 
 
 # The picture
@@ -485,7 +481,6 @@ def test_signs_of_markdown_do_not_break_the_table(tmp_path):
 )
 def test_what_does_not_go_together_is_refused(words, what, tmp_path, capsys):
     path = write(tmp_path, sweep='{plan.copies: [1, 2]}')
-    from simpar import cli
 
     assert cli.main(['sweep', str(path), *words]) == 2
     captured = capsys.readouterr()
@@ -586,19 +581,14 @@ def test_a_faster_link_makes_no_collective_slower(measured, name, size, operator
     assert fast.best <= fast.alpha + fast.transfer + 1e-15
 
 
-def test_a_changed_link_says_so(tmp_path, capsys):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(SCHEDULE, encoding='utf-8')
+def test_a_changed_link_says_so(put, json_of, printed):
+    path = put('schedule.yaml', SCHEDULE)
     note = 'links are not as in the profile: infiniband × 0.5; what rests on their bandwidth is an estimate'
-    assert cli.main(['run', str(path), '--full']) == 0
-    out = capsys.readouterr().out
+    out = printed('run', path, '--full')
     assert f'Note: {note}' in out
     assert 'estimate' in out[out.index('Grades of the numbers') : out.index('Note')]
-    answers = []
-    for words in ([], ['--set', 'cluster.links={infiniband: 1}'], ['--set', 'cluster.links={}']):
-        assert cli.main(['run', str(path), '--json', *words]) == 0
-        answers.append(json.loads(capsys.readouterr().out))
-    changed, same, none = answers
+    settings = ([], ['--set', 'cluster.links={infiniband: 1}'], ['--set', 'cluster.links={}'])
+    changed, same, none = (json_of('run', path, *words) for words in settings)
     assert note in changed['notes']
     assert same == none
     assert [one for one in same['notes'] if not one.startswith('no optimizer')] == []
@@ -606,11 +596,9 @@ def test_a_changed_link_says_so(tmp_path, capsys):
     assert changed['step'] > same['step']
 
 
-def test_an_unknown_link_is_named_with_those_that_there_are(tmp_path, capsys):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(SCHEDULE.replace('infiniband', 'infinband'), encoding='utf-8')
-    assert cli.main(['run', str(path)]) == 2
-    assert capsys.readouterr().err == (
+def test_an_unknown_link_is_named_with_those_that_there_are(put, refused):
+    path = put('schedule.yaml', SCHEDULE.replace('infiniband', 'infinband'))
+    assert refused('run', path) == (
         f'{path}:2: cluster.links.infinband: there is no such link; did you mean infiniband? '
         'links of h100-sxm-8: nvlink, infiniband\n'
     )

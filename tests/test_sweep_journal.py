@@ -238,9 +238,8 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_row_that_is_half(tmp_pa
 
 
 @pytest.mark.parametrize('content', OTHERS, ids=repr)
-def test_a_file_of_someone_else_is_neither_read_nor_written(content, tmp_path, capsys):
-    journal = tmp_path / 'letter'
-    journal.write_text(content, encoding='utf-8')
+def test_a_file_of_someone_else_is_neither_read_nor_written(content, tmp_path, put, capsys):
+    journal = put('letter', content)
     assert run(write(tmp_path, sweep=SWEEP), '--journal', journal) == 2
     assert capsys.readouterr().err == f'{journal}:1: not rows of a simpar sweep; name another file as --journal\n'
     assert journal.read_text(encoding='utf-8') == content

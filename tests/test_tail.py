@@ -43,7 +43,6 @@ def test_a_slow_rank_is_slower_than_the_slowest_of_the_rest(tmp_path):
     assert sorted(set(both.costs.rank_speed.tolist())) == pytest.approx(np.array([0.5, 1.0]) / slowest(32, 0.05))
 
 
-def test_one_device_waits_for_no_other(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(SCHEDULE.replace('nodes: 4%s', 'devices: 1, spread: 0.05').replace('data: 32, ', ''))
+def test_one_device_waits_for_no_other(put):
+    path = put('schedule.yaml', SCHEDULE.replace('nodes: 4%s', 'devices: 1, spread: 0.05').replace('data: 32, ', ''))
     assert [(one.key, one.value) for one in load_case(path).without_effect()] == [('cluster.spread', 0.05)]

@@ -140,9 +140,8 @@ plan: {tensor: 8, tiles: 2, overlap: [matmul_grad_comm_overlap, recompute_comm_o
 """
 
 
-def test_a_schedule_file_has_tiles_and_passes(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(FILE)
+def test_a_schedule_file_has_tiles_and_passes(put):
+    path = put('schedule.yaml', FILE)
     plan = load_schedule(path).plan
     assert plan.tiles == 2
     assert plan.overlap == ('matmul_grad_comm_overlap', 'recompute_comm_overlap')

@@ -11,7 +11,6 @@ import pytest
 from tables import load_tree
 from test_traces import MSPROF, OUTPUT, RECORDED, written
 
-from simpar.cli import main
 from simpar.errors import ScheduleError
 from simpar.traces import read_traces, step_figures
 from simpar.traces.flight import Stuck, stuck_of
@@ -186,14 +185,13 @@ def test_what_ran_on_several_devices_of_one_file_is_told(tmp_path: Path) -> None
 FLIGHT = RECORDED / 'flight'
 
 
-def test_a_flight_recorder_names_the_rank_that_did_not_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flight_recorder_names_the_rank_that_did_not_come(tmp_path: Path, printed) -> None:
     """Torch's own dumps of two gloo ranks, of which rank 1 left out the last sum; as JSON and as pickles."""
     for rank in (0, 1):
         dump = json.loads((FLIGHT / f'rank{rank}.json').read_text(encoding='utf-8'))
         (tmp_path / f'nccl_trace_rank_{rank}').write_bytes(pickle.dumps(dump, protocol=2 + 2 * rank))
     for folder in (FLIGHT, tmp_path):
-        assert main(['trace', str(folder)]) == 0
-        said = capsys.readouterr().out
+        said = printed('trace', folder)
         assert said.startswith('rank 1 did not come to all_reduce of 64, number 4 of group 0 (default_pg)')
         assert 'in which rank 0 waits' in said
 

@@ -239,18 +239,15 @@ def test_a_kernel_whose_name_is_markup_runs_nothing_on_the_page(tmp_path: Path) 
     assert data['sides'][0]['ops'][0][0] == name
 
 
-def test_no_page_is_drawn_of_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_page_is_drawn_of_totals(tmp_path: Path, refused) -> None:
     totals = MSPROF / 'ddp8_level1' / 'rank0_ascend_pt' / OUTPUT / 'step_trace_time.csv'
-    assert main(['trace', str(totals), '--html', str(tmp_path / 'a.html')]) == 2
-    assert '--html: no kernel of a device was recorded' in capsys.readouterr().err
+    assert '--html: no kernel of a device was recorded' in refused('trace', totals, '--html', tmp_path / 'a.html')
 
 
-def test_the_command_names_the_rank_in_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(['trace', str(CASES / 'straggler4')]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+def test_the_command_names_the_rank_in_its_first_sentence(json_of, printed) -> None:
+    first = printed('trace', CASES / 'straggler4').splitlines()[0]
     assert first.startswith('rank 2 makes the others wait 5 ms of each step of 15.5 ms: it computes 1.5 times')
-    assert main(['trace', str(CASES / 'straggler4'), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['culprit']['ranks'] == [2]
+    assert json_of('trace', CASES / 'straggler4')['culprit']['ranks'] == [2]
 
 
 def _database(path: Path, table: str) -> Path:
@@ -298,10 +295,9 @@ def written(path: Path, data: bytes) -> Path:
         (lambda text: 'Duration(us),' + text.replace('\n', '\n1,'), 'has more than one column Duration'),
     ],
 )
-def test_a_broken_table_is_a_refusal_with_its_line(tmp_path: Path, change: Any, words: str) -> None:
+def test_a_broken_table_is_a_refusal_with_its_line(put, change: Any, words: str) -> None:
     whole = MSPROF / 'ddp8_level0' / 'rank0_ascend_pt' / OUTPUT / 'kernel_details.csv'
-    path = tmp_path / 'kernel_details.csv'
-    path.write_text(change(whole.read_text(encoding='utf-8')), encoding='utf-8')
+    path = put('kernel_details.csv', change(whole.read_text(encoding='utf-8')))
     with pytest.raises(ScheduleError, match=words):
         read_traces(path)
 
@@ -310,11 +306,9 @@ QWEN3 = load_table(__file__, 'QWEN3')
 
 
 @pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
+def qwen3(put) -> Path:
     """The schedule of the recorded job."""
-    path = tmp_path / 'qwen3.yaml'
-    path.write_text(QWEN3, encoding='utf-8')
-    return path
+    return put('qwen3.yaml', QWEN3)
 
 
 def computing(program: Program, rank: int, seconds: Any) -> float:
@@ -343,12 +337,11 @@ def test_an_ascend_recording_is_joined_with_its_schedule(qwen3: Path) -> None:
     assert attention['I'] == pytest.approx(by_type['FlashAttentionScoreGrad'][1], abs=0.1)
 
 
-def test_a_profile_of_a_recording_predicts_what_was_recorded(qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_a_recording_predicts_what_was_recorded(qwen3: Path, json_of) -> None:
     """Of the recorded stage: to the digit without a framework; with it within 5 %, the recorded attention in both."""
     mine = qwen3.with_name('mine.yaml')
     folder = str(MSPROF / 'qwen3_pp2_dp2')
-    assert main(['import', folder, '--for', str(qwen3), '--output', str(mine), '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['written'][0] == str(mine)
+    assert json_of('import', folder, '--for', qwen3, '--output', mine)['written'][0] == str(mine)
     recorded = EXPECTED['qwen3_pp2_dp2/rank_0_ascend_pt']['computing_us']
     for stack, most in (('none', 1e-3), ('mindspeed', 0.05)):
         case = load_case(qwen3, [f'cluster.profile={mine}', f'cluster.stack={stack}'])
@@ -398,13 +391,12 @@ def test_one_micro_batch_of_a_recording_predicts_the_other(qwen3: Path) -> None:
             assert took < whole / 100 or found[name] == pytest.approx(took, rel=0.1), (stack, name)
 
 
-def test_events_come_alike_in_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_come_alike_in_batches_of_any_size(put, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and arguments look like places between events; times have more digits than a double."""
     events: list[Any] = [lasting('cpu_op', '"}, {"ph": "X"', 10, 1, inner=[{'a': [1]}, {'b': '}, {'}])] * 40
     events += [lasting('kernel', f'k{n}', 20 + n, 1, stream=7, more=[{}, {}]) for n in range(40)]
     text = json.dumps({'deviceProperties': [{'name': 'GPU'}], 'traceEvents': events, 'distributedInfo': {'rank': 3}})
-    path = tmp_path / 'one.json'
-    path.write_text(text.replace('"ts": 20,', '"ts": 1736408883704643.217,'), encoding='utf-8')
+    path = put('one.json', text.replace('"ts": 20,', '"ts": 1736408883704643.217,'))
     for size in (50, 333, 2**22):
         monkeypatch.setattr(f'{Stream.__module__}.BLOCK', size)
         (trace,) = read_traces(path, host=True)
@@ -497,12 +489,11 @@ def recorded(bed: Any, machine: Any, folder: Path) -> list[RankTrace]:
 
 @pytest.mark.parametrize('pair', prove_what_if.PAIRS, ids=lambda pair: pair[0])
 def test_another_plan_or_link_is_told_by_a_recording(
-    pair: tuple[str, str, str, tuple[str, ...], int], tmp_path: Path, json_of: Any
+    pair: tuple[str, str, str, tuple[str, ...], int], tmp_path: Path, put, json_of: Any
 ) -> None:
     """Record A, ask for B, record B, all simulated; `make prove NAME=what_if` runs them."""
     _, plan, asked, keys, rate = pair
-    schedule = tmp_path / 'schedule.yaml'
-    schedule.write_text(f'{prove_what_if.MODEL}{plan}\n', encoding='utf-8')
+    schedule = put('schedule.yaml', f'{prove_what_if.MODEL}{plan}\n')
     first, second = (
         on_net(load_case(schedule, list(more)), parse_net(prove_what_if.NET.format(net))).predict()
         for more, net in (((), prove_what_if.RATE), (keys, rate))
@@ -515,13 +506,12 @@ def test_another_plan_or_link_is_told_by_a_recording(
     assert abs(second.step / first.step - 1) > 0.05
 
 
-def test_a_key_without_a_schedule_is_no_change_and_a_schedule_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_without_a_schedule_is_no_change_and_a_schedule_needs_a_key(refused) -> None:
     for words, says in (
         (['--what-if', 'plan.copies=2'], 'is no change that is known'),
         (['--for', 'examples/multi_copy.yaml'], 'no key is asked for'),
     ):
-        assert main(['trace', str(CASES / 'straggler4'), *words]) == 2
-        assert says in capsys.readouterr().err
+        assert says in refused('trace', CASES / 'straggler4', *words)
 
 
 def test_nobody_is_named_where_ranks_are_alike(tmp_path: Path) -> None:

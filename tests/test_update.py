@@ -108,9 +108,8 @@ def test_the_norm_stands_on_the_critical_path():
 FILE = load_table(__file__, 'FILE')
 
 
-def test_a_file_says_it_all(tmp_path):
-    path = tmp_path / 'schedule.yaml'
-    path.write_text(FILE, encoding='utf-8')
+def test_a_file_says_it_all(put):
+    path = put('schedule.yaml', FILE)
     workload = load_schedule(path).workload
     assert (workload.loss, workload.clip_norm, workload.loss_scale) == ('mae', 0.5, 1024.0)
     assert workload.optimizer == Momentum(momentum=0.8, nesterov=True, weight_decay=1e-4)

@@ -1,6 +1,5 @@
 """Keys without effect: what is told is what leaving keys out shows, and every key has its words."""
 
-import json
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from small_schedules import VALUES, small_schedule
 
-from simpar import cli
 from simpar.ablation.find import same
 from simpar.ablation.rules import Facts, inert, says_the_choice, user_keys, without_keys
 from simpar.case import case_of, choices, cluster_of, load_case
@@ -172,19 +170,23 @@ def test_links_and_baselines_that_change_nothing_are_told(tmp_path):
 # --- where it is shown -----------------------------------------------------------------------------------------------
 
 
-def test_it_stands_below_the_headline_and_in_json(tmp_path, capsys):
+def test_it_stands_below_the_headline_and_in_json(tmp_path, json_of, printed):
     told(tmp_path, GPT, 'reduce: late')
     path = str(tmp_path / 'schedule.yaml')
     expected = [{'key': 'plan.reduce', 'value': 'late', 'why': load_case(path).predict().without_effect[0].why}]
     for verb in ('run', 'check'):
-        assert cli.main([verb, path, *(['--full'] if verb == 'run' else [])]) == 0
-        assert capsys.readouterr().out.split('\n')[1].startswith('without effect here: plan.reduce (late): tensor is 1')
-        assert cli.main([verb, path, '--json']) == 0
-        assert json.loads(capsys.readouterr().out)['without_effect'] == expected
-    assert cli.main(['sweep', path, '--sweep', 'plan.reduce=early,late', '--sweep', 'plan.zero=0,3']) == 0
-    assert 'Note: plan.reduce is without effect here' in capsys.readouterr().out
-    assert cli.main(['sweep', path, '--sweep', 'plan.reduce=early,late', '--sweep', 'plan.zero=0,3', '--json']) == 0
-    assert json.loads(capsys.readouterr().out)['without_effect'] == ['plan.reduce']
+        assert (
+            printed(verb, path, *(['--full'] if verb == 'run' else []))
+            .split('\n')[1]
+            .startswith('without effect here: plan.reduce (late): tensor is 1')
+        )
+        assert json_of(verb, path)['without_effect'] == expected
+    assert 'Note: plan.reduce is without effect here' in printed(
+        'sweep', path, '--sweep', 'plan.reduce=early,late', '--sweep', 'plan.zero=0,3'
+    )
+    assert json_of('sweep', path, '--sweep', 'plan.reduce=early,late', '--sweep', 'plan.zero=0,3')[
+        'without_effect'
+    ] == ['plan.reduce']
 
 
 def test_set_and_a_schedule_without_a_file_are_looked_at_alike(tmp_path):

@@ -1,6 +1,5 @@
 """Resolving writes every choice: the same program and baseline, nothing automatic left, nothing new the next time."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,16 +60,15 @@ def test_resolved_random_schedules_are_the_same_programs_and_resolve_to_themselv
 CHOICES = load_tree(__file__, 'CHOICES')
 
 
-def test_every_choice_is_written(tmp_path, capsys):
+def test_every_choice_is_written(put, json_of):
     for plan, expected in CHOICES.items():
-        path = tmp_path / 'schedule.yaml'
-        path.write_text(
+        path = put(
+            'schedule.yaml',
             'simpar: 1\ncluster: {profile: h100-sxm-8, stack: none}\nworkload:\n'
             '  transformer: {layers: 5, hidden: 64, heads: 8, vocab: 64, '
-            f'sequence: 32}}\n  batch: 64\nplan: {plan}\n'
+            f'sequence: 32}}\n  batch: 64\nplan: {plan}\n',
         )
-        assert cli.main(['resolve', str(path), '--json']) == 0
-        tree = json.loads(capsys.readouterr().out)
+        tree = json_of('resolve', path)
         assert {key: tree['plan'].get(key) for key in expected} == expected
         model = tree['workload']['transformer']
         assert (model['ffn'], model['kv_heads'], tree['workload']['gradients']) == (256, 8, 'fp32')
