@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
+from executor.bench import rounds
 from executor.bench.__main__ import main
 from executor.bench.bench import bench, bench_messages, schedule_programs
 from executor.bench.items import (
@@ -24,17 +25,6 @@ from executor.bench.items import (
 )
 from executor.bench.kinds import KINDS
 from executor.bench.ranks import Timed
-from executor.bench.rounds import (
-    STEPS,
-    USUAL,
-    InOrder,
-    Ran,
-    Reporter,
-    kernel_stretches,
-    message_stretches,
-    messages_beside,
-    own_seconds,
-)
 from executor.ranks.collectives import SMALL
 from executor.validate import validate
 from simpar.calibrate import calibrate, load_record, write_profile
@@ -159,7 +149,7 @@ def test_kernels_stretch_by_what_messages_take_of_their_core():
     spans = [message(0, 5.4, step=0), kernel(0, 2.7), kernel(2.7, 5.4, 1), kernel(5.4, 9, 2)]
     run = timed(spans, own=[2.2, 2.2, 3], process=[2.7, 2.7, 3])
     for shaped in (False, True):
-        assert list(kernel_stretches(run, {'compute': 2.0}, shaped=shaped)) == [pytest.approx(2.7 / 2)]
+        assert list(rounds.kernel_stretches(run, {'compute': 2.0}, shaped=shaped)) == [pytest.approx(2.7 / 2)]
 
 
 def test_others_on_the_machine_do_not_stretch_kernels():
@@ -167,9 +157,9 @@ def test_others_on_the_machine_do_not_stretch_kernels():
     beside a kernel; others were slowed as the kernels were."""
     spans = [message(0, 10.8, step=0), kernel(0, 5.4), kernel(5.4, 10.8, 1)]
     kept = timed(spans, own=[2.2, 2.2], process=[3.2, 3.2])
-    assert list(kernel_stretches(kept, {'compute': 2.0}, shaped=True)) == [pytest.approx(2.7 / 2)]
+    assert list(rounds.kernel_stretches(kept, {'compute': 2.0}, shaped=True)) == [pytest.approx(2.7 / 2)]
     slowed = timed(spans, own=[2.2, 2.2], process=[2.7, 2.7])
-    assert list(kernel_stretches(slowed, {'compute': 2.0}, shaped=False)) == [pytest.approx(2.7 / 2)]
+    assert list(rounds.kernel_stretches(slowed, {'compute': 2.0}, shaped=False)) == [pytest.approx(2.7 / 2)]
 
 
 def test_messages_stretch_beside_kernels():
@@ -177,7 +167,7 @@ def test_messages_stretch_beside_kernels():
     to 6 one is free of them, so three seconds of work took five. What ends behind them does not count."""
     kernels = [kernel(0, 3), kernel(4, 7)]
     messages = [message(0, 3.5), message(3.5, 6), message(6, 9)]
-    assert list(message_stretches(Traced(kernels + messages), {'collective': 2.0})) == [5 / 3]
+    assert list(rounds.message_stretches(Traced(kernels + messages), {'collective': 2.0})) == [5 / 3]
 
 
 # the whole bench
@@ -186,7 +176,7 @@ def test_messages_stretch_beside_kernels():
 @pytest.fixture(scope='module')
 def record():
     programs = [job(copies=1, model=NETWORK), job(copies=2, model=NETWORK)]
-    return json.loads(json.dumps(bench(2, Net(), TINY, Reporter(), programs=programs)))
+    return json.loads(json.dumps(bench(2, Net(), TINY, rounds.Reporter(), programs=programs)))
 
 
 def test_every_line_has_all_repeats_of_both_ranks(record):
@@ -197,7 +187,7 @@ def test_every_line_has_all_repeats_of_both_ranks(record):
     longer = [row for row in rows if row.get('algorithm') in ('pairwise', 'direct')]
     assert {row['operator'] for row in longer} == {'all_to_all', 'send_recv', 'send'}
     steps = [row for row in rows if 'quiet' in row and 'low' in row['wall']]
-    assert {row['cpu']['n'] for row in steps} == {2 * TINY.trials * STEPS}
+    assert {row['cpu']['n'] for row in steps} == {2 * TINY.trials * rounds.STEPS}
     for row in [row for row in rows if row not in steps]:
         assert row['wall']['n'] == repeats or row in longer
         assert 0 < row['wall']['p10'] <= row['wall']['median']
@@ -235,13 +225,13 @@ class Ticking:
     def ran(self, program, steps):
         slots = len(program.roles[0])
         ticks = np.arange(1.0, steps * slots + 1).reshape(steps, slots)
-        return [Ran(ticks, ticks, ticks)] * program.world
+        return [rounds.Ran(ticks, ticks, ticks)] * program.world
 
 
 def test_ops_take_all_of_a_step_between_them():
     """What passes between ops, and what a view takes, counts with the op behind."""
     program = job(copies=2)
-    steps = InOrder(Ticking(), [program])
+    steps = rounds.InOrder(Ticking(), [program])
     steps.round()
     rows = [row for table in steps.rows().values() for row in table]
     assert sum(row['weight'] * row['wall']['low'] for row in rows) == program.world * len(program.roles[0])
@@ -266,7 +256,7 @@ def test_an_op_has_what_passes_from_its_needs_to_the_message_that_waits_for_it()
     # The first message starts 0.5 s behind its op, the second op 0.25 s behind the message.
     arrive = np.array([[0.0, 1.5, 3.25, 4.5, 4.75], [10.0, 11.5, 13.25, 14.5, 14.75]])
     end = np.array([[1.0, 3.0, 4.0, 6.0, 9.0], [11.0, 13.0, 14.0, 16.0, 19.0]])
-    seconds = own_seconds(role, [0, 2, 4], Ran(arrive, end, end))[1]
+    seconds = rounds.own_seconds(role, [0, 2, 4], rounds.Ran(arrive, end, end))[1]
     # From 9 to 11 and on to 11.5; from 13 to 14; from 14, in spite of the message that starts meanwhile, to 19.
     assert seconds.tolist() == [2.5, 1.0, 5.0]
 
@@ -282,17 +272,17 @@ def test_an_op_has_no_part_of_the_message_before_on_the_stream_of_its_own():
     builder.add_role('all', range(2), slots, ('compute', 'sends'))
     arrive = np.array([[0.0, 1.0, 1.0, 6.0], [20.0, 21.0, 21.0, 26.0]])
     end = np.array([[1.0, 6.0, 2.0, 11.0], [21.0, 26.0, 22.0, 31.0]])
-    seconds = own_seconds(builder.build().roles[0], [0, 2], Ran(arrive, end, end))[1]
+    seconds = rounds.own_seconds(builder.build().roles[0], [0, 2], rounds.Ran(arrive, end, end))[1]
     assert seconds[1] == 1.0
 
 
 def test_kernels_run_beside_the_messages_that_a_program_sends():
-    sums = messages_beside(TINY, 1e6, [job(copies=2)])
+    sums = rounds.messages_beside(TINY, 1e6, [job(copies=2)])
     assert set(sums) == {'all_reduce'}
-    assert len(sums['all_reduce']) <= USUAL
-    stages = messages_beside(TINY, 1e6, [job(model=NETWORK, tensor=1, pipeline=2, micro_batches=2, copies=1)])
+    assert len(sums['all_reduce']) <= rounds.USUAL
+    stages = rounds.messages_beside(TINY, 1e6, [job(model=NETWORK, tensor=1, pipeline=2, micro_batches=2, copies=1)])
     assert set(stages) == {'send_recv'}
-    assert set(messages_beside(TINY, 1e6, [])) == set(TINY.beside)
+    assert set(rounds.messages_beside(TINY, 1e6, [])) == set(TINY.beside)
 
 
 def test_a_bench_makes_a_profile_that_prices_programs(record, tmp_path, put):
@@ -351,7 +341,7 @@ def test_wrong_use_is_one_line(flags, code, words, capsys, tmp_path, monkeypatch
 
 @pytest.mark.parametrize('world', [2, 3])
 def test_every_message_of_emulated_compute_is_measured(world):
-    record = bench_messages(world, parse_net('paced:1Gbit/s,100us'), TINY, Reporter())
+    record = bench_messages(world, parse_net('paced:1Gbit/s,100us'), TINY, rounds.Reporter())
     rows = record['tables']['collective']
     assert {row['operator'] for row in rows} == set(KINDS)
     latency, rate = 100e-6, 125e6

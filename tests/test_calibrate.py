@@ -3,29 +3,9 @@
 import json
 import sys
 
+import bench_record as records
 import numpy as np
 import pytest
-from bench_record import (
-    AREA,
-    BACKWARD,
-    DEPTH,
-    KERNEL,
-    LATENCY,
-    PEAK,
-    RATE,
-    START,
-    STREAM_RATE,
-    STREAM_START,
-    collective,
-    collectives,
-    figures,
-    product,
-    products,
-    record,
-    ring,
-    row,
-    stretch,
-)
 from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,19 +49,19 @@ def message(operator, size):
 
 
 def test_known_laws_are_found_again(tmp_path):
-    number = {key: number.value for key, number in calibrated(tmp_path, record()).numbers.items()}
-    assert number['device.vector.fp32'] * number['device.matmul.share'] == pytest.approx(PEAK, rel=1e-6)
-    assert number['device.kernel.matrix'] == pytest.approx(KERNEL, rel=1e-5)
-    assert number['device.matmul.half_area'] == pytest.approx(AREA, rel=1e-5)
-    assert number['device.matmul.half_depth'] == pytest.approx(DEPTH, rel=1e-5)
-    assert number['device.kernel.memory'] == pytest.approx(STREAM_START, rel=1e-5)
+    number = {key: number.value for key, number in calibrated(tmp_path, records.record()).numbers.items()}
+    assert number['device.vector.fp32'] * number['device.matmul.share'] == pytest.approx(records.PEAK, rel=1e-6)
+    assert number['device.kernel.matrix'] == pytest.approx(records.KERNEL, rel=1e-5)
+    assert number['device.matmul.half_area'] == pytest.approx(records.AREA, rel=1e-5)
+    assert number['device.matmul.half_depth'] == pytest.approx(records.DEPTH, rel=1e-5)
+    assert number['device.kernel.memory'] == pytest.approx(records.STREAM_START, rel=1e-5)
     assert number['device.memory.bandwidth'] * number['device.memory.share'] == pytest.approx(
-        10**7 / (STREAM_START + 10**7 / STREAM_RATE), rel=1e-2
+        10**7 / (records.STREAM_START + 10**7 / records.STREAM_RATE), rel=1e-2
     )
-    assert number['device.attention.backward'] == pytest.approx(BACKWARD)
-    assert number['links.bandwidth'] == pytest.approx(RATE, rel=1e-6)
-    assert number['links.latency'] == pytest.approx(LATENCY, rel=1e-6)
-    assert number['library.start'] == pytest.approx(START, rel=1e-6)
+    assert number['device.attention.backward'] == pytest.approx(records.BACKWARD)
+    assert number['links.bandwidth'] == pytest.approx(records.RATE, rel=1e-6)
+    assert number['links.latency'] == pytest.approx(records.LATENCY, rel=1e-6)
+    assert number['library.start'] == pytest.approx(records.START, rel=1e-6)
     assert number['slow_down.matrix'] == pytest.approx(1 / 1.25)
     assert number['slow_down.memory'] == pytest.approx(1 / 2.0)
     assert number['slow_down.collective'] == pytest.approx(1 / 2.0)  # between 1.6 and 2.5, as factors go
@@ -90,32 +70,36 @@ def test_known_laws_are_found_again(tmp_path):
 @draws(40)
 @given(start=st.floats(1e-6, 1e-3), latency=st.floats(1e-6, 1e-3), rate=st.floats(1e7, 1e11))
 def test_any_latency_and_bandwidth_are_found_again(tmp_path_factory, start, latency, rate):
-    law = collectives(lambda *what: ring(*what, start=start, latency=latency, rate=rate))
-    number = calibrated(tmp_path_factory.mktemp('law'), record(collective=law)).numbers
+    law = records.collectives(lambda *what: records.ring(*what, start=start, latency=latency, rate=rate))
+    number = calibrated(tmp_path_factory.mktemp('law'), records.record(collective=law)).numbers
     assert number['links.latency'].value == pytest.approx(latency, rel=1e-4)
     assert number['library.start'].value == pytest.approx(start, rel=1e-4)
     assert number['links.bandwidth'].value == pytest.approx(rate, rel=1e-4)
 
 
 def test_the_profile_prices_what_was_measured_and_what_lies_between(tmp_path):
-    profile = written(tmp_path, record())
+    profile = written(tmp_path, records.record())
     compute, network = DeviceCompute(profile), ClusterCollectives(cluster(profile))
     for m, n, k in ((8, 32, 512), (512, 512, 512)):
         cost = compute.seconds(op('matmul', m=m, n=n, k=k))
-        assert cost.seconds == pytest.approx(product(m, n, k), rel=1e-4)
+        assert cost.seconds == pytest.approx(records.product(m, n, k), rel=1e-4)
         assert cost.grade == 'measured'
-    assert compute.seconds(op('matmul', m=64, n=200, k=300)).seconds == pytest.approx(product(64, 200, 300), rel=0.2)
+    assert compute.seconds(op('matmul', m=64, n=200, k=300)).seconds == pytest.approx(
+        records.product(64, 200, 300), rel=0.2
+    )
     for operator, ranks, size in (('all_reduce', 4, 4**8), ('reduce_scatter', 2, 4**11), ('all_gather', 4, 4**12)):
         cost = network.cost(message(operator, size), range(ranks))
-        assert cost.alpha + cost.transfer == pytest.approx(ring(operator, ranks, size), rel=1e-4)
+        assert cost.alpha + cost.transfer == pytest.approx(records.ring(operator, ranks, size), rel=1e-4)
     cost = network.cost(message('all_reduce', 3_000_000), range(2))
-    assert cost.alpha + cost.transfer == pytest.approx(ring('all_reduce', 2, 3_000_000), rel=0.1)
+    assert cost.alpha + cost.transfer == pytest.approx(records.ring('all_reduce', 2, 3_000_000), rel=0.1)
 
 
 def test_kernels_count_by_their_cpu_time_and_collectives_by_the_clock(tmp_path):
-    busy = record(
-        matmul=[row(1e-3, wall=3.0, m=8, n=8, k=8, phase='F')],
-        collective=[row(1e-3, wall=3.0, operator='all_reduce', ranks=2, nodes=1, bytes=10**6, algorithm='ring')],
+    busy = records.record(
+        matmul=[records.row(1e-3, wall=3.0, m=8, n=8, k=8, phase='F')],
+        collective=[
+            records.row(1e-3, wall=3.0, operator='all_reduce', ranks=2, nodes=1, bytes=10**6, algorithm='ring')
+        ],
     )
     tables = calibrated(tmp_path, busy).tables
     assert tables['matmul'].lines[0].seconds == 1e-3
@@ -130,8 +114,10 @@ def spread_out(rows, which, cv):
 
 
 def test_a_line_that_varies_is_an_estimate_and_no_other(tmp_path):
-    noisy = spread_out(products(), lambda one: (one['m'], one['n'], one['k'], one['phase']) == (8, 32, 128, 'W'), 0.3)
-    found = calibrated(tmp_path, record(matmul=noisy))
+    noisy = spread_out(
+        records.products(), lambda one: (one['m'], one['n'], one['k'], one['phase']) == (8, 32, 128, 'W'), 0.3
+    )
+    found = calibrated(tmp_path, records.record(matmul=noisy))
     assert list(found.flags) == ['matmul 8×32×128: varies by 30%']
     (line,) = found.tables['matmul'].flagged
     assert (line.key, line.grade) == ((8, 32, 128), 'estimate')
@@ -139,8 +125,9 @@ def test_a_line_that_varies_is_an_estimate_and_no_other(tmp_path):
 
 
 def test_the_written_profile_carries_grades_and_words(tmp_path):
-    noisy = record(
-        matmul=spread_out(products(), lambda one: True, 0.5), overlap=[stretch('matrix', 'all-reduces', 2, 0.4)]
+    noisy = records.record(
+        matmul=spread_out(records.products(), lambda one: True, 0.5),
+        overlap=[records.stretch('matrix', 'all-reduces', 2, 0.4)],
     )
     profile = written(tmp_path, noisy)
     text = (tmp_path / 'mine.yaml').read_text()
@@ -155,26 +142,29 @@ def test_the_written_profile_carries_grades_and_words(tmp_path):
 
 
 def test_more_work_in_less_time_is_doubtful(tmp_path):
-    rows = products()
+    rows = records.products()
     for one in rows:
         if (one['m'], one['n'], one['k']) == (512, 512, 512):
             one['cpu']['p10'] /= 8
-    (line,) = calibrated(tmp_path, record(matmul=rows)).tables['matmul'].flagged
+    (line,) = calibrated(tmp_path, records.record(matmul=rows)).tables['matmul'].flagged
     assert line.key == (512, 512, 512)
     assert line.flags == ('quicker than 128×512×512',)
 
 
 def test_collectives_that_are_not_latency_and_bandwidth_are_doubtful(tmp_path):
-    bent = collectives(lambda operator, ranks, size: 1e-6 * size**0.5)
-    number = calibrated(tmp_path, record(collective=bent)).numbers
+    bent = records.collectives(lambda operator, ranks, size: 1e-6 * size**0.5)
+    number = calibrated(tmp_path, records.record(collective=bent)).numbers
     for key in ('links.bandwidth', 'links.latency', 'library.start'):
         assert number[key].grade == 'estimate'
         assert 'the fit misses' in number[key].flags[0]
 
 
 def test_overlap_that_was_not_seen_is_a_guess_and_a_speed_up_is_doubted(tmp_path):
-    overlap = [{'what': 'matrix', 'beside': 'all-reduces', 'factor': None}, stretch('memory', 'all-reduces', 0.5)]
-    number = calibrated(tmp_path, record(overlap=overlap)).numbers
+    overlap = [
+        {'what': 'matrix', 'beside': 'all-reduces', 'factor': None},
+        records.stretch('memory', 'all-reduces', 0.5),
+    ]
+    number = calibrated(tmp_path, records.record(overlap=overlap)).numbers
     assert (number['slow_down.matrix'].value, number['slow_down.matrix'].grade) == (0.8, 'estimate')
     assert 'a guess' in number['slow_down.matrix'].source
     assert (number['slow_down.memory'].value, number['slow_down.memory'].grade) == (1.0, 'estimate')
@@ -198,22 +188,22 @@ def test_a_fit_is_never_negative_and_exact_where_it_can_be(data):
 # messages of emulated compute
 
 
-def emulated(law=ring, **more):
+def emulated(law=records.ring, **more):
     """A record of messages alone; sends and exchanges beside rings."""
-    rows = collectives(law)
-    rows += [collective('send', 2, 4**power, law('all_gather', 2, 2 * 4**power)) for power in range(4, 13)]
+    rows = records.collectives(law)
+    rows += [records.collective('send', 2, 4**power, law('all_gather', 2, 2 * 4**power)) for power in range(4, 13)]
     rows = [{**row, 'algorithm': 'direct'} if row['operator'] == 'send' else row for row in rows]
-    return {**record(), 'compute': 'emulated', 'tables': {'collective': rows}, 'overlap': [], **more}
+    return {**records.record(), 'compute': 'emulated', 'tables': {'collective': rows}, 'overlap': [], **more}
 
 
 @pytest.mark.parametrize(('net', 'middle'), [('none', 1.0), ('paced:1Gbit/s,50us', 1.02)])
 def test_a_paced_message_counts_with_its_median_and_one_that_wants_the_processor_with_a_quick_repeat(
     tmp_path, net, middle
 ):
-    network = ClusterCollectives(cluster(written(tmp_path, {**record(), 'net': net})))
+    network = ClusterCollectives(cluster(written(tmp_path, {**records.record(), 'net': net})))
     size = 4**9
     cost = network.cost(OpClass('op', 'collective', 'all_gather', 'F', bytes=float(size), partition='all'), (0, 1))
-    assert cost.alpha + cost.transfer == pytest.approx(middle * ring('all_gather', 2, size), rel=1e-3)
+    assert cost.alpha + cost.transfer == pytest.approx(middle * records.ring('all_gather', 2, size), rel=1e-3)
 
 
 def test_messages_alone_make_a_profile_with_the_device_that_emulated_compute_takes_as_given(tmp_path):
@@ -226,13 +216,13 @@ def test_messages_alone_make_a_profile_with_the_device_that_emulated_compute_tak
         pair = OpClass('op', operator, operator, 'F', bytes=4.0**9, partition='all')
         cost = network.cost(pair, (0, 1))
         # The usual time counts: a step waits for many messages.
-        assert cost.alpha + cost.transfer == pytest.approx(1.02 * ring('all_gather', 2, 2 * 4**9), rel=1e-4)
+        assert cost.alpha + cost.transfer == pytest.approx(1.02 * records.ring('all_gather', 2, 2 * 4**9), rel=1e-4)
 
 
 def test_all_reduces_have_a_curve_on_each_side_of_the_size_at_which_their_algorithm_changes(tmp_path):
     def law(operator, ranks, size):
         exchanged = operator == 'all_reduce' and size <= 4096
-        return LATENCY + (ranks - 1) * size / RATE if exchanged else ring(operator, ranks, size)
+        return records.LATENCY + (ranks - 1) * size / records.RATE if exchanged else records.ring(operator, ranks, size)
 
     profile = written(tmp_path, emulated(law))
     assert profile.library.exchange.value == 4096
@@ -242,14 +232,14 @@ def test_all_reduces_have_a_curve_on_each_side_of_the_size_at_which_their_algori
     cost = network.cost(message('all_reduce', 16384), range(4))
     assert cost.alpha + cost.transfer == pytest.approx(1.02 * law('all_reduce', 4, 16384), rel=1e-4)
     # Its latency is that of six steps, though its quickest message is longer.
-    assert cost.alpha == pytest.approx(1.02 * (START + 6 * LATENCY), rel=0.05)
+    assert cost.alpha == pytest.approx(1.02 * (records.START + 6 * records.LATENCY), rel=0.05)
 
 
 @pytest.mark.parametrize(('carried', 'flagged'), [(1.0, False), (0.7, True)])
 def test_several_streams_that_carry_less_than_one_are_told(tmp_path, carried, flagged):
-    seconds = 2 * 4**12 / (carried * RATE)
-    streams = [{'streams': 2, 'ranks': 2, 'bytes': 4**12, 'seconds': figures(seconds)}]
-    number = calibrated(tmp_path, record(streams=streams)).numbers['links.bandwidth']
+    seconds = 2 * 4**12 / (carried * records.RATE)
+    streams = [{'streams': 2, 'ranks': 2, 'bytes': 4**12, 'seconds': records.figures(seconds)}]
+    number = calibrated(tmp_path, records.record(streams=streams)).numbers['links.bandwidth']
     assert any('streams at once' in flag for flag in number.flags) == flagged
 
 
@@ -257,23 +247,23 @@ def test_several_streams_that_carry_less_than_one_are_told(tmp_path, carried, fl
 
 
 def broken(**changes):
-    return json.dumps(record(**changes))
+    return json.dumps(records.record(**changes))
 
 
-WHOLE = json.dumps(record())
+WHOLE = json.dumps(records.record())
 BROKEN = {
     'no JSON': 'matmul: 3',
     'cut short': WHOLE[: len(WHOLE) // 2],
     'another format': broken(format='simpar trace 1'),
     'no rows': broken(matmul=[]),
-    'no tables': json.dumps({**record(), 'tables': {}}),
+    'no tables': json.dumps({**records.record(), 'tables': {}}),
     'no time': broken(matmul=[{'m': 1, 'n': 1, 'k': 1, 'phase': 'F'}]),
-    'infinity': broken(matmul=[row(float('inf'), m=8, n=8, k=8, phase='F')]),
-    'a time below zero': broken(collective=[collective('all_reduce', 2, 10**6, -1.0)]),
+    'infinity': broken(matmul=[records.row(float('inf'), m=8, n=8, k=8, phase='F')]),
+    'a time below zero': broken(collective=[records.collective('all_reduce', 2, 10**6, -1.0)]),
     'NaN': WHOLE.replace('"cv": 0.02', '"cv": NaN', 1),
-    'an unknown collective': broken(collective=[collective('broadcast', 2, 10**6, 1.0)]),
+    'an unknown collective': broken(collective=[records.collective('broadcast', 2, 10**6, 1.0)]),
     'one rank': broken(ranks=1),
-    'everything wrong': broken(matmul=[row(-1.0, m=0, n=0, k=0, phase='X')] * 50),
+    'everything wrong': broken(matmul=[records.row(-1.0, m=0, n=0, k=0, phase='X')] * 50),
 }
 
 

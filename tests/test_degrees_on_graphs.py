@@ -9,24 +9,10 @@ import pytest
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
 from executor.numerics import check
+from simpar import model as ops
 from simpar.lower import lower
 from simpar.lower.graph.record import record
 from simpar.lower.lower import order_of
-from simpar.model import (
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    Silu,
-    layer_names,
-)
 from simpar.model.library.blocks import block_network, llama_network
 from simpar.pipeline.messages import with_communication
 from simpar.plans import Plan
@@ -39,42 +25,42 @@ TOKENS = 6
 def embedded():
     """Token embedding, a gelu feed-forward with a residual, a head."""
     layers = (
-        Embedding(vocab=12, width=12, name='tokens'),
-        LayerNorm(name='norm'),
-        Reshape(shape=(-1, 12), name='rows'),
-        Dense(inputs=12, outputs=24, name='up'),
-        Gelu(name='gelu'),
-        Dense(inputs=24, outputs=12, name='down'),
-        Add(of=('rows', 'down'), name='sum'),
-        LayerNorm(name='last'),
-        Dense(inputs=12, outputs=12, name='head'),
+        ops.Embedding(vocab=12, width=12, name='tokens'),
+        ops.LayerNorm(name='norm'),
+        ops.Reshape(shape=(-1, 12), name='rows'),
+        ops.Dense(inputs=12, outputs=24, name='up'),
+        ops.Gelu(name='gelu'),
+        ops.Dense(inputs=24, outputs=12, name='down'),
+        ops.Add(of=('rows', 'down'), name='sum'),
+        ops.LayerNorm(name='last'),
+        ops.Dense(inputs=12, outputs=12, name='head'),
     )
-    return Network(layers=layers, input=(TOKENS,))
+    return ops.Network(layers=layers, input=(TOKENS,))
 
 
 def convolved():
     """A convolution, a mean over width, two dense layers."""
     layers = (
-        Conv2d(inputs=1, outputs=4, kernel=3, padding=1, name='conv'),
-        Relu(name='relu'),
-        Reduce(dims=(3,), name='mean'),
-        Flatten(name='flat'),
-        Dense(inputs=24, outputs=24, name='one'),
-        Silu(name='silu'),
-        Dense(inputs=24, outputs=12, name='two'),
+        ops.Conv2d(inputs=1, outputs=4, kernel=3, padding=1, name='conv'),
+        ops.Relu(name='relu'),
+        ops.Reduce(dims=(3,), name='mean'),
+        ops.Flatten(name='flat'),
+        ops.Dense(inputs=24, outputs=24, name='one'),
+        ops.Silu(name='silu'),
+        ops.Dense(inputs=24, outputs=12, name='two'),
     )
-    return Network(layers=layers, input=(1, 6, 6))
+    return ops.Network(layers=layers, input=(1, 6, 6))
 
 
 def chained():
     """Three dense layers with relus between them."""
-    return Network(
+    return ops.Network(
         layers=(
-            Dense(inputs=12, outputs=24),
-            Relu(),
-            Dense(inputs=24, outputs=24),
-            Relu(),
-            Dense(inputs=24, outputs=12),
+            ops.Dense(inputs=12, outputs=24),
+            ops.Relu(),
+            ops.Dense(inputs=24, outputs=24),
+            ops.Relu(),
+            ops.Dense(inputs=24, outputs=12),
         )
     )
 
@@ -96,7 +82,7 @@ def workload_of(name, network=None):
 
 def with_strategies(network, **given):
     """The network, some of its layers with strategies."""
-    named = zip(layer_names(network), network.layers, strict=True)
+    named = zip(ops.layer_names(network), network.layers, strict=True)
     layers = (replace(layer, strategy=given[name]) if name in given else layer for name, layer in named)
     return replace(network, layers=tuple(layers))
 

@@ -67,7 +67,7 @@ def test_settings_and_sweeps_reach_it(tmp_path, put, monkeypatch):
     rows = load_rows(path)
     assert [row.schedule.workload.model.sequence for row in rows] == [16, 32]
     assert load_schedule(path).baseline().workload.model.layers == 2
-    other = put('other.json', json.dumps({**LLAMA, 'num_hidden_layers': 6}))
+    put('other.json', json.dumps({**LLAMA, 'num_hidden_layers': 6}))
     monkeypatch.chdir(tmp_path)
     rows = load_rows(path, (), ['workload.model=[config.json, other.json]'])
     assert [row.schedule.workload.model.layers for row in rows] == [4, 6]

@@ -6,22 +6,8 @@ from dataclasses import replace
 import pytest
 from equipment.residuals import fitted_streaming, half_width, left_out, spreads_of, written
 
+from simpar import interval as intervals
 from simpar.cost.compute import MATRIX
-from simpar.interval import (
-    ANY,
-    DEVICE,
-    HOST,
-    TABLE,
-    WIDER,
-    Spread,
-    bound_by,
-    device_class,
-    interval,
-    spread_among,
-    spread_for,
-    spreads,
-    streaming_share,
-)
 from simpar.lower import lower
 from simpar.plans import Plan
 from simpar.predict import predict, step_and_costs
@@ -34,7 +20,7 @@ from simpar.workload import Transformer, Workload
 A100 = load_profile('a100-sxm-8')
 
 
-def pair(model, factor, stack='torch-fsdp', bound=DEVICE, streaming=0.0, batch='8'):
+def pair(model, factor, stack='torch-fsdp', bound=intervals.DEVICE, streaming=0.0, batch='8'):
     cells = {'model': model, 'n_layers': '1', 'hidden': '8', 'global_batch': batch}
     return Pair(Row(of='mine', cells=cells, seconds=factor), 1.0, 1.0, stack, 'A100 SXM', bound, streaming)
 
@@ -44,9 +30,9 @@ def replace_set(one, of):
 
 
 def spread(step, streaming=0.0):
-    return Spread(
-        device='A100 SXM', bound=DEVICE, stacks=('eager',), rows=9, models=3, step=step, streaming=streaming, pairs=1,
-        gain=step,
+    return intervals.Spread(
+        device='A100 SXM', bound=intervals.DEVICE, stacks=('eager',), rows=9, models=3, step=step, streaming=streaming,
+        pairs=1, gain=step,
     )  # fmt: skip
 
 
@@ -66,12 +52,12 @@ def test_a_model_with_many_rows_counts_no_more_than_one_with_a_single_row():
 
 def test_a_kind_is_a_class_of_devices_and_what_bounds_the_step_of_three_models_or_more():
     rows = [pair(f'm{n}', 1.1, 'megatron-2021') for n in range(3)] + [pair('z', 1.5, 'zero-bubble')]
-    known = spreads_of([*rows, pair('h', 2.0, bound=HOST)])
+    known = spreads_of([*rows, pair('h', 2.0, bound=intervals.HOST)])
     found, _ = known
     assert (found.stacks, found.rows, found.models) == (('megatron-2021', 'zero-bubble'), 4, 4)
-    assert spread_among(known, 'A100 SXM', DEVICE) is found
-    assert spread_among(known, 'A100 SXM', HOST) is None
-    assert spread_among(known, 'H100 SXM', DEVICE) is None
+    assert intervals.spread_among(known, 'A100 SXM', intervals.DEVICE) is found
+    assert intervals.spread_among(known, 'A100 SXM', intervals.HOST) is None
+    assert intervals.spread_among(known, 'H100 SXM', intervals.DEVICE) is None
 
 
 def test_the_more_of_a_step_streams_the_wider_is_its_interval_where_rows_for_fitting_say_so():
@@ -93,7 +79,7 @@ def test_the_more_of_a_step_streams_the_wider_is_its_interval_where_rows_for_fit
 def test_rows_that_were_kept_aside_are_counted_within_their_interval():
     known = [spread(math.log(1.2))]
     told, within, width = covered(
-        [pair('a', 1.19), pair('b', 1 / 1.19), pair('c', 1.3), pair('d', 1, bound=HOST)], known
+        [pair('a', 1.19), pair('b', 1 / 1.19), pair('c', 1.3), pair('d', 1, bound=intervals.HOST)], known
     )
     assert (told, within) == (3, 2)
     assert width == pytest.approx((1.2 - 1 / 1.2) / 2)
@@ -110,10 +96,10 @@ def test_of_gains_the_common_error_of_two_plans_is_no_error():
 
 
 def test_the_shipped_table_is_read_as_it_is_written():
-    path = profile_folder() / TABLE
-    assert written(spreads()) == path.read_text(encoding='utf-8')
-    assert all(one.models >= 3 and {*one.stacks} <= {*stack_names()} for one in spreads())
-    assert device_class('A100 SXM 40 GB') == device_class('A100 SXM 80 GB') == 'A100 SXM'
+    path = profile_folder() / intervals.TABLE
+    assert written(intervals.spreads()) == path.read_text(encoding='utf-8')
+    assert all(one.models >= 3 and {*one.stacks} <= {*stack_names()} for one in intervals.spreads())
+    assert intervals.device_class('A100 SXM 40 GB') == intervals.device_class('A100 SXM 80 GB') == 'A100 SXM'
 
 
 def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_the_host_bounds():
@@ -126,20 +112,20 @@ def test_the_streaming_share_is_of_the_rank_that_computes_most_and_none_where_th
     (role,) = program.roles
     products = sum(costs.compute[index] for index in role.op_class if program.op_classes[index].operator in MATRIX)
     idle = step - costs.compute[role.op_class].sum()
-    share = streaming_share(program, costs, step, DEVICE)
+    share = intervals.streaming_share(program, costs, step, intervals.DEVICE)
     assert 0.05 < share < 0.5
     assert share == pytest.approx(1 - (products + idle) / step)
-    assert streaming_share(program, costs, step, HOST) == 0.0
+    assert intervals.streaming_share(program, costs, step, intervals.HOST) == 0.0
 
 
-@pytest.mark.parametrize(('hidden', 'bound'), [(64, HOST), (4096, DEVICE)])
+@pytest.mark.parametrize(('hidden', 'bound'), [(64, intervals.HOST), (4096, intervals.DEVICE)])
 def test_what_bounds_a_step_is_the_host_where_it_issues_for_half_of_it(hidden, bound):
     work = Workload(
         model=Transformer(layers=2, hidden=hidden, heads=8, vocab=512, sequence=512), batch=8, precision='bf16'
     )
     program, hardware = lower(work, Plan(), 1), cluster(A100, devices=1, stack=load_stack('megatron-2021'))
     step, costs = step_and_costs(program, hardware)
-    assert bound_by(program, costs, step) == bound
+    assert intervals.bound_by(program, costs, step) == bound
     answer = predict(program, None, hardware)
     low, high = answer.interval.low, answer.interval.high
     assert low < answer.step < high
@@ -157,9 +143,9 @@ def test_a_stack_that_nobody_measured_has_the_interval_of_all_and_a_device_a_wid
     answer, other = (
         predict(program, None, cluster(profile, devices=1, stack=own)) for profile in (A100, load_profile('h200-sxm-8'))
     )
-    every = spread_among(spreads(), ANY, ANY)
+    every = intervals.spread_among(intervals.spreads(), intervals.ANY, intervals.ANY)
     assert (answer.spread.lacking, answer.spread.step) == (('framework',), every.step)
-    assert (other.spread.lacking, other.spread.step) == (('framework', 'device'), every.step * WIDER)
+    assert (other.spread.lacking, other.spread.step) == (('framework', 'device'), every.step * intervals.WIDER)
     assert list(interval_lines(answer))[1].startswith('No published step of my-own was scored')
     assert 'No published step of my-own, and none of H200' in list(interval_lines(other))[1]
     assert not list(interval_lines(predict(program, None, cluster(A100, devices=1))))
@@ -167,11 +153,11 @@ def test_a_stack_that_nobody_measured_has_the_interval_of_all_and_a_device_a_wid
 
 def test_parts_of_unlike_speed_under_one_name_make_an_interval_by_rule_wider():
     """By hand: four fifths of half the logarithm of 1.21, in squares. Rows on such parts hold it already."""
-    known = [spread(0.1), replace(spread(0.3), device=ANY, bound=ANY)]
-    one, unlike = (spread_for(known, 'nobody', 'A100 SXM', DEVICE, bins) for bins in (1.0, 1.21))
+    known = [spread(0.1), replace(spread(0.3), device=intervals.ANY, bound=intervals.ANY)]
+    one, unlike = (intervals.spread_for(known, 'nobody', 'A100 SXM', intervals.DEVICE, bins) for bins in (1.0, 1.21))
     assert unlike.half_width(0.0) == pytest.approx(math.hypot(one.half_width(0.0), 0.8 * math.log(1.1)))
     assert 'sold under one name' in unlike.words
-    assert spread_for(known, 'eager', 'A100 SXM', DEVICE, 1.21) is known[0]
+    assert intervals.spread_for(known, 'eager', 'A100 SXM', intervals.DEVICE, 1.21) is known[0]
 
 
 def test_of_all_kinds_together_each_framework_counts_once():
@@ -192,5 +178,5 @@ def test_a_gain_below_what_two_such_plans_are_known_to_is_within_noise():
 
 
 def test_an_interval_is_even_in_ratios():
-    found = interval(2.0, spread(math.log(2)))
+    found = intervals.interval(2.0, spread(math.log(2)))
     assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(4.0))

@@ -6,19 +6,8 @@ import numpy as np
 import pytest
 from pipeline_cases import any_order
 
+from simpar import pipeline
 from simpar.errors import ScheduleError
-from simpar.pipeline import (
-    ORDERS,
-    Action,
-    Order,
-    Recurrence,
-    StageTimes,
-    StageTimesTable,
-    named_order,
-    step_time,
-    step_times,
-    with_communication,
-)
 
 
 def drawn(draw, stages, least=0.0):
@@ -29,14 +18,16 @@ def drawn(draw, stages, least=0.0):
             draw.choice([0.0, -0.0, 0.5, 1.0, draw.random(), 1e9 * draw.random()]) + least for _ in range(count)
         )
 
-    return StageTimes(forward=some(stages), input=some(stages), weight=some(stages), communication=some(stages - 1))
+    return pipeline.StageTimes(
+        forward=some(stages), input=some(stages), weight=some(stages), communication=some(stages - 1)
+    )
 
 
 def check(order, cases):
-    table = StageTimesTable.of(cases)
+    table = pipeline.StageTimesTable.of(cases)
     for steps in (1, 2, 3):
-        expected = np.array([step_time(order, case, steps) for case in cases])
-        assert step_times(order, table, steps).tobytes() == expected.tobytes(), steps
+        expected = np.array([pipeline.step_time(order, case, steps) for case in cases])
+        assert pipeline.step_times(order, table, steps).tobytes() == expected.tobytes(), steps
 
 
 @pytest.mark.parametrize('block', range(4))
@@ -49,21 +40,21 @@ def test_orders_that_nobody_would_write(block):
         check(order, [drawn(draw, order.stages) for _ in range(draw.choice([1, 3, 8]))])
 
 
-@pytest.mark.parametrize('name', ORDERS)
+@pytest.mark.parametrize('name', pipeline.ORDERS)
 def test_orders_by_name(name):
     draw = random.Random(name)
     for ranks, micro_batches in ((1, 2), (2, 4), (4, 8)):
-        for sequence_chunks in (1, 2) if ORDERS[name].sequences and ranks > 1 else (1,):
-            order = named_order(name, ranks, micro_batches, sequence_chunks=sequence_chunks)
+        for sequence_chunks in (1, 2) if pipeline.ORDERS[name].sequences and ranks > 1 else (1,):
+            order = pipeline.named_order(name, ranks, micro_batches, sequence_chunks=sequence_chunks)
             check(order, [drawn(draw, order.stages) for _ in range(3)])
 
 
 def test_sends_and_receives_take_their_time_on_no_rank():
-    order = named_order('interleaved-1f1b', 3, 6)
+    order = pipeline.named_order('interleaved-1f1b', 3, 6)
     cases = [drawn(random.Random(0), order.stages) for _ in range(3)]
-    table = StageTimesTable.of(cases)
-    sent = step_times(with_communication(order, 'late'), table)
-    assert sent.tolist() == step_times(order, table).tolist()
+    table = pipeline.StageTimesTable.of(cases)
+    sent = pipeline.step_times(pipeline.with_communication(order, 'late'), table)
+    assert sent.tolist() == pipeline.step_times(order, table).tolist()
 
 
 @pytest.mark.parametrize('cases', [1, 63, 64, 65, 129])
@@ -71,13 +62,19 @@ def test_any_number_of_cases(cases, monkeypatch):
     """Blocks are full or not; each case has its own place."""
     monkeypatch.setattr('simpar.pipeline.clock.BLOCK', 60)
     draw = random.Random(cases)
-    check(named_order('zb-h1', 2, 3), [drawn(draw, 2) for _ in range(cases)])
+    check(pipeline.named_order('zb-h1', 2, 3), [drawn(draw, 2) for _ in range(cases)])
 
 
 def test_an_action_on_another_rank_than_its_stage_is_waited_for():
     """Orders are not checked where they are made: stage 0 lies on rank 1, which lacks its forward."""
-    rows = ((Action(0, 'F', 0),), (Action(1, 'F', 0), Action(1, 'B', 0), Action(0, 'B', 0)))
-    check(Order(rows, (1, 1), 1), [StageTimes.uniform(2, 1.0, 1.0, 1.0), drawn(random.Random(2), 2, least=0.1)])
+    rows = (
+        (pipeline.Action(0, 'F', 0),),
+        (pipeline.Action(1, 'F', 0), pipeline.Action(1, 'B', 0), pipeline.Action(0, 'B', 0)),
+    )
+    check(
+        pipeline.Order(rows, (1, 1), 1),
+        [pipeline.StageTimes.uniform(2, 1.0, 1.0, 1.0), drawn(random.Random(2), 2, least=0.1)],
+    )
 
 
 @pytest.mark.parametrize(('ranks', 'micro_batches'), [(1, 4), (2, 3), (4, 9), (5, 2), (16, 24)])
@@ -87,8 +84,8 @@ def test_1f1b_is_its_recurrence(ranks, micro_batches):
     F, I, W = 1 + chance.random((3, 20, ranks))
     # Shorter than the work beside it, so that no message waits for the one before.
     travel = chance.random((20, ranks - 1))
-    table = StageTimesTable(forward=F, input=I, weight=W, communication=travel)
-    found = step_times(named_order('1f1b', ranks, micro_batches), table, 1)
+    table = pipeline.StageTimesTable(forward=F, input=I, weight=W, communication=travel)
+    found = pipeline.step_times(pipeline.named_order('1f1b', ranks, micro_batches), table, 1)
     expected = [first_step(F[case], I[case] + W[case], travel[case], micro_batches) for case in range(20)]
     assert found.tolist() == expected
 
@@ -128,6 +125,6 @@ def first_step(F, B, travel, micro_batches):
 
 
 def test_ranks_that_wait_for_each_other_are_told():
-    rows = tuple(tuple(Action(rank, kind, 0) for kind in kinds) for rank, kinds in enumerate(('BF', 'FB')))
+    rows = tuple(tuple(pipeline.Action(rank, kind, 0) for kind in kinds) for rank, kinds in enumerate(('BF', 'FB')))
     with pytest.raises(ScheduleError, match='ranks wait for each other'):
-        Recurrence.of(Order(rows, (0, 1), 1))
+        pipeline.Recurrence.of(pipeline.Order(rows, (0, 1), 1))

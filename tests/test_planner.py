@@ -19,23 +19,12 @@ from simpar.planner.search import Starts, search
 from simpar.plans import NEAREST_FIRST
 from simpar.shipped import example_folder
 from simpar.sweep.answer import predicted
-from tests.planner_cases import (
-    MODELS,
-    asked,
-    drawn_path,
-    drawn_space,
-    is_steady,
-    judged,
-    least,
-    outcomes,
-    paths,
-    small_space,
-)
+from tests import planner_cases as spaces
 from tests.tables import load_table
 
 FILE = load_table(__file__, 'FILE')
 TWO = {'profile': 'h100-sxm-8', 'nodes': 2, 'stack': 'megatron-te'}
-EIGHT = MODELS[3] | {'layers': 8}
+EIGHT = spaces.MODELS[3] | {'layers': 8}
 
 
 @pytest.fixture(scope='module')
@@ -56,16 +45,16 @@ def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says(seed, furthe
     draw = random.Random(seed)
     seen = 0
     while seen < 10:
-        space = drawn_space(draw, further)
+        space = spaces.drawn_space(draw, further)
         judge = Judge(space, cluster_of(space.base))
-        paths = [path for path in (drawn_path(space, draw) for _ in range(4)) if path]
+        paths = [path for path in (spaces.drawn_path(space, draw) for _ in range(4)) if path]
         for path in paths:
-            seconds, held, refusals = least(judge, path)
+            seconds, held, refusals = spaces.least(judge, path)
             outcome = predicted(space.schedule(path))
             if outcome.figures is None:
                 continue
             seen += 1
-            assert seconds <= outcome.figures.step or not is_steady(outcome), space.chosen(path)
+            assert seconds <= outcome.figures.step or not spaces.is_steady(outcome), space.chosen(path)
             assert held <= outcome.peak, space.chosen(path)
             # What is refused by memory does not fit, and nothing else is refused that has a program.
             assert not refusals or outcome.peak > outcome.device, (space.chosen(path), refusals)
@@ -73,7 +62,7 @@ def test_nothing_is_known_to_last_or_hold_more_than_the_engine_says(seed, furthe
 
 def test_the_best_plan_is_that_of_brute_force(file, whole):
     planning, answer = load_planning(file), whole
-    every = [(one.figures.step, path) for path, one in outcomes(planning.space) if one.feasible and one.figures]
+    every = [(one.figures.step, path) for path, one in spaces.outcomes(planning.space) if one.feasible and one.figures]
     assert len(every) >= 20
     step, path = min(every)
     assert answer.complete
@@ -176,7 +165,7 @@ def test_processes_judge_nodes_as_this_one_does(file, monkeypatch):
     space = load_planning(file).space
     judge = Judge(space, cluster_of(space.base))
     draw = random.Random(3)
-    nodes = [path[:depth] for path in (drawn_path(space, draw) for _ in range(3)) if path for depth in (5, 6, 8)]
+    nodes = [path[:depth] for path in (spaces.drawn_path(space, draw) for _ in range(3)) if path for depth in (5, 6, 8)]
     asked = [(path, 0) for path in nodes if judge.judges(len(path))]
     with workers(space, judge, 2) as those:
         assert those.judge(asked) == [judge(path, turn) for path, turn in asked]
@@ -188,7 +177,7 @@ def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain
     monkeypatch.setattr('simpar.planner.judge.REPAYS', -1.0)
     space = load_planning(file).space
     judge = Judge(space, cluster_of(space.base))
-    schedules = [space.schedule(path) for path in itertools.islice(paths(space), count)]
+    schedules = [space.schedule(path) for path in itertools.islice(spaces.paths(space), count)]
     with workers(space, judge, 2) as those:
         assert not those.ready
         those.judge([])
@@ -201,7 +190,7 @@ def test_processes_predict_plans_as_this_one_does_and_none_is_waited_for_in_vain
 def test_each_node_is_handed_out_once_and_idle_processes_take_what_others_have_left(file, parts):
     space = load_planning(file).space
     draw = random.Random(5)
-    asked = [(path[:5], 0) for path in (drawn_path(space, draw) for _ in range(60)) if path]
+    asked = [(path[:5], 0) for path in (spaces.drawn_path(space, draw) for _ in range(60)) if path]
     round_ = Round(space, asked, parts)
     # The first of them asks for all that there is, whoever has made the samples of it.
     handed = list(iter(lambda: round_.group(0), None))
@@ -212,9 +201,11 @@ def test_each_node_is_handed_out_once_and_idle_processes_take_what_others_have_l
 
 
 def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done():
-    schedule = asked(MODELS[0], 32, {'profile': 'a100-sxm-8', 'stack': 'none'}, zero=1, pipeline=2, micro_batches=8)
+    schedule = spaces.asked(
+        spaces.MODELS[0], 32, {'profile': 'a100-sxm-8', 'stack': 'none'}, zero=1, pipeline=2, micro_batches=8
+    )
     held = []
-    for outcome, _, least_held, _ in judged(schedule, order=['1f1b', 'zb-h1']):
+    for outcome, _, least_held, _ in spaces.judged(schedule, order=['1f1b', 'zb-h1']):
         assert 0.9 * outcome.peak < least_held <= outcome.peak
         held.append(least_held)
     assert held[1] > held[0]
@@ -222,8 +213,8 @@ def test_what_splits_its_backward_holds_more_until_gradients_of_weights_are_done
 
 def test_what_a_framework_holds_and_waits_for_is_bounded_too():
     """Its buffers of gradients and of the loss, its sums of gradients at the end, and its host's begin of a step."""
-    schedule = asked(MODELS[3], 64, TWO, expert=4, pipeline=2, micro_batches=4)
-    for outcome, seconds, held, _ in judged(schedule, recompute=['none', 'full'], zero=[0, 1, 2, 3]):
+    schedule = spaces.asked(spaces.MODELS[3], 64, TWO, expert=4, pipeline=2, micro_batches=4)
+    for outcome, seconds, held, _ in spaces.judged(schedule, recompute=['none', 'full'], zero=[0, 1, 2, 3]):
         assert 0.7 * outcome.figures.step < seconds <= outcome.figures.step
         assert 0.9 * outcome.peak < held <= outcome.peak
 
@@ -240,7 +231,7 @@ def test_sums_that_hosts_wait_for_behind_each_backward_are_known_and_never_too_l
     slow = {**TWO, 'nodes': 4, 'links': {'infiniband': 0.05}}
     split = {'pipeline': 2, 'order': order, 'chunks': chunks, 'micro_batches': 4, 'fusion': 'none'}
     late = {'exchange': 'fused', 'receive': 'late', 'reduce_gradients': 'end'}
-    for outcome, seconds, held, refusals in judged(asked(EIGHT, 64, slow, **split, **late), zero=[2, 3]):
+    for outcome, seconds, held, refusals in spaces.judged(spaces.asked(EIGHT, 64, slow, **split, **late), zero=[2, 3]):
         # By computation, and by what ends a step, at most 0.62 of whole backwards would be known.
         assert share * outcome.figures.step < seconds <= outcome.figures.step
         assert held <= outcome.peak
@@ -250,7 +241,7 @@ def test_sums_that_hosts_wait_for_behind_each_backward_are_known_and_never_too_l
 def test_gradients_of_experts_that_no_other_rank_holds_lie_in_no_buffer_of_shards():
     """They come with the first backward, so that they do not stand beside the activations of all forwards."""
     plan = {'tensor': 4, 'expert': 2, 'pipeline': 2, 'micro_batches': 4, 'order': 'gpipe', 'zero': 3}
-    ((outcome, _, held, _),) = judged(asked(EIGHT, 32, TWO, **plan))
+    ((outcome, _, held, _),) = spaces.judged(spaces.asked(EIGHT, 32, TWO, **plan))
     assert 0.9 * outcome.peak < held <= outcome.peak
 
 
@@ -259,7 +250,7 @@ def test_full_gradients_of_a_micro_batch_are_held_until_its_backward_ends():
     ends = []
     for reduce in ('end', 'overlapped'):
         plan = {'zero': 3, 'micro_batches': 4, 'recompute': 'full', 'reduce_gradients': reduce}
-        ((outcome, _, held, _),) = judged(asked(MODELS[1], 64, TWO, **plan))
+        ((outcome, _, held, _),) = spaces.judged(spaces.asked(spaces.MODELS[1], 64, TWO, **plan))
         assert held <= outcome.peak
         ends.append(held)
     late, early = ends
@@ -313,8 +304,8 @@ def test_the_command_tells_the_plan_and_saves_what_run_takes(file, whole, tmp_pa
 
 
 def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
-    schedule = asked(MODELS[0], 16, {'profile': 'a100-sxm-8'}, data=8)
-    space = small_space(schedule, {'plan.tensor': [1, 2], 'plan.copies': {'least': 2}})
+    schedule = spaces.asked(spaces.MODELS[0], 16, {'profile': 'a100-sxm-8'}, data=8)
+    space = spaces.small_space(schedule, {'plan.tensor': [1, 2], 'plan.copies': {'least': 2}})
     assert space.values_of('tensor') == (1, 2)
     assert space.values_of('copies') == (2,)
     assert space.count == math.prod(map(len, space.values))
@@ -322,23 +313,23 @@ def test_a_space_of_drawn_keys_has_all_plans_that_its_keys_make():
 
 def test_a_stack_whose_clock_depends_on_the_whole_step_is_bounded_too():
     large = {'layers': 4, 'hidden': 8192, 'heads': 64, 'vocab': 8192, 'sequence': 2048}
-    schedule = asked(large, 16, {'profile': 'a100-sxm-8', 'stack': 'megatron-core'}, tensor=4)
-    ((outcome, seconds, *_),) = judged(schedule)
+    schedule = spaces.asked(large, 16, {'profile': 'a100-sxm-8', 'stack': 'megatron-core'}, tensor=4)
+    ((outcome, seconds, *_),) = spaces.judged(schedule)
     assert seconds <= outcome.figures.step
 
 
 @pytest.mark.parametrize('copies', [[2], [1, 2]])
 def test_copies_that_are_given_are_bounded_as_copies_that_are_open(copies):
-    schedule = asked(MODELS[1], 64, {'profile': 'a100-sxm-8', 'stack': 'none'}, tensor=2, micro_batches=2)
-    for outcome, seconds, *_ in judged(schedule, copies=copies):
+    schedule = spaces.asked(spaces.MODELS[1], 64, {'profile': 'a100-sxm-8', 'stack': 'none'}, tensor=2, micro_batches=2)
+    for outcome, seconds, *_ in spaces.judged(schedule, copies=copies):
         assert 0.9 * outcome.figures.step < seconds <= outcome.figures.step
 
 
 def test_what_grows_with_a_micro_batch_is_not_held_of_the_whole_batch():
     """Megatron's mask is of a micro-batch, and a node above one knows no micro-batch yet."""
     plan = {'tensor': 4, 'pipeline': 2, 'micro_batches': 512, 'recompute': 'full'}
-    schedule = asked({**MODELS[0], 'sequence': 16384}, 512, {**TWO, 'nodes': 1}, **plan)
-    outcome, _, _, refusals = next(judged(schedule, copies=[1, 2]))
+    schedule = spaces.asked({**spaces.MODELS[0], 'sequence': 16384}, 512, {**TWO, 'nodes': 1}, **plan)
+    outcome, _, _, refusals = next(spaces.judged(schedule, copies=[1, 2]))
     assert outcome.feasible
     assert refusals == []
 

@@ -9,24 +9,9 @@ import pytest
 from good_schedules import GRAPH, NETWORK, TRANSFORMER
 from graph_cases import graph_case, random_graph
 
+from simpar import model as ops
 from simpar.errors import Infeasible, ScheduleError
 from simpar.lower import lower
-from simpar.model import (
-    Add,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Network,
-    Relu,
-    Reshape,
-    Softmax,
-    Transpose,
-    network_shapes,
-)
 from simpar.plans import Plan
 from simpar.schedule import ClusterReference, Schedule, check_against_cluster, load_schedule
 from simpar.schedule.checks import check
@@ -58,16 +43,16 @@ def test_a_transformer(tmp_path):
 
 def test_a_network_and_a_cluster_changed(tmp_path):
     layers = (
-        Flatten(),
-        Dense(inputs=784, outputs=512, bias=False, name='matmul'),
-        Relu(),
-        Dense(inputs=512, outputs=10),
+        ops.Flatten(),
+        ops.Dense(inputs=784, outputs=512, bias=False, name='matmul'),
+        ops.Relu(),
+        ops.Dense(inputs=512, outputs=10),
     )
     adam = Adam(learning_rate=1e-3)
     assert read(tmp_path, NETWORK, 'cluster.stack=none') == Schedule(
         simpar=1,
         cluster=ClusterReference(profile='h100-sxm-8', nodes=2, slow={3: 0.9}, devices=4, stack='none'),
-        workload=Workload(model=Network(layers=layers), batch=32, data='mnist', optimizer=adam),
+        workload=Workload(model=ops.Network(layers=layers), batch=32, data='mnist', optimizer=adam),
         plan=Plan(tensor=4, copies=4),
         against={'plan.copies': 2},
     )
@@ -76,18 +61,18 @@ def test_a_network_and_a_cluster_changed(tmp_path):
 def test_a_network_that_is_a_graph_of_operators(tmp_path):
     model = read(tmp_path, GRAPH).workload.model
     assert (model.is_graph, model.input, len(model.layers)) == (True, (8,), 17)
-    assert model.layers[0] == Embedding(vocab=32, width=16, name='words', strategy=((4, 1), (2, 1)))
-    assert model.layers[1] == Reshape(shape=(-1, 16), name='rows')
-    assert model.layers[2] == LayerNorm(strategy=((8, 1), (1,), (1,)), recompute=True)
-    assert model.layers[5] == Transpose(permutation=(0, 2, 1, 3), name='heads', strategy=((2, 1, 4, 1),))
+    assert model.layers[0] == ops.Embedding(vocab=32, width=16, name='words', strategy=((4, 1), (2, 1)))
+    assert model.layers[1] == ops.Reshape(shape=(-1, 16), name='rows')
+    assert model.layers[2] == ops.LayerNorm(strategy=((8, 1), (1,), (1,)), recompute=True)
+    assert model.layers[5] == ops.Transpose(permutation=(0, 2, 1, 3), name='heads', strategy=((2, 1, 4, 1),))
     assert model.layers[6:10] == (
-        MatMul(of=('heads', 'heads'), transpose_b=True, strategy=((2, 4, 1, 1), (2, 4, 1, 1))),
-        Mul(factor=0.5),
-        Softmax(strategy=((2, 4, 1, 1),)),
-        MatMul(of=('softmax0', 'heads')),
+        ops.MatMul(of=('heads', 'heads'), transpose_b=True, strategy=((2, 4, 1, 1), (2, 4, 1, 1))),
+        ops.Mul(factor=0.5),
+        ops.Softmax(strategy=((2, 4, 1, 1),)),
+        ops.MatMul(of=('softmax0', 'heads')),
     )
-    assert model.layers[13] == Add(of=('rows', 'proj'), name='sum', strategy=((8, 1), (8, 1)))
-    assert model.layers[14:16] == (Gelu(strategy=((2, 4),)), Relu(of='sum'))
+    assert model.layers[13] == ops.Add(of=('rows', 'proj'), name='sum', strategy=((8, 1), (8, 1)))
+    assert model.layers[14:16] == (ops.Gelu(strategy=((2, 4),)), ops.Relu(of='sum'))
 
 
 @pytest.mark.parametrize('text', re.findall('```yaml\n(.*?)```', DOCUMENTATION.read_text(encoding='utf-8'), re.DOTALL))
@@ -136,7 +121,7 @@ def test_the_baseline_differs_where_against_says(tmp_path):
     baseline = schedule.baseline()
     assert baseline is not None
     assert baseline.cluster == replace(schedule.cluster, nodes=1)
-    assert baseline.workload.model.layers[1] == Dense(inputs=784, outputs=512, name='matmul')
+    assert baseline.workload.model.layers[1] == ops.Dense(inputs=784, outputs=512, name='matmul')
     assert baseline.plan == schedule.plan
     assert baseline.baseline() is None
 
@@ -322,7 +307,7 @@ def spoiled(seed: int) -> Workload:
     layers = list(workload.model.layers)
     place = draw.randrange(len(layers))
     layer = layers[place]
-    if isinstance(layer, Dense) and draw.random() < 0.5:
+    if isinstance(layer, ops.Dense) and draw.random() < 0.5:
         layers[place] = replace(layer, inputs=layer.inputs + draw.choice([0, 1]))
     elif draw.random() < 0.5:
         del layers[place]
@@ -336,13 +321,13 @@ def spoiled(seed: int) -> Workload:
 def test_networks_that_do_not_fit_are_refused_at_the_door_and_no_others(seed):
     workload = spoiled(seed)
     model = workload.model
-    assert isinstance(model, Network)
+    assert isinstance(model, ops.Network)
     named = [key for key in complaints(workload, Plan()) if key[-1] != 'name']
     clash = len(named) < len(complaints(workload, Plan()))
     if clash or not model.is_graph:
         return
     try:
-        network_shapes(model, workload.batch)
+        ops.network_shapes(model, workload.batch)
     except Infeasible:
         assert named
     else:

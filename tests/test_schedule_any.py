@@ -13,27 +13,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from simpar import model as ops
 from simpar.errors import ScheduleError
-from simpar.model import (
-    Add,
-    Conv2d,
-    Dense,
-    Embedding,
-    Flatten,
-    Gelu,
-    LayerNorm,
-    MatMul,
-    Mul,
-    Multiply,
-    Network,
-    Reduce,
-    Relu,
-    Reshape,
-    RmsNorm,
-    Silu,
-    Softmax,
-    Transpose,
-)
 from simpar.plans import Plan
 from simpar.schedule import ClusterReference, Schedule, load_schedule, schedule_schema, written
 from simpar.workload import Adam, AdamW, Momentum, Muon, Sgd, Transformer, Workload
@@ -137,8 +118,9 @@ def test_any_settings_are_a_schedule_or_an_error(overrides, put):
 
 
 networks = st.builds(
-    lambda sizes, bias, deviation: Network(
-        layers=(Flatten(), *(Dense(inputs=a, outputs=b, bias=bias) for a, b in pairwise(sizes))), init_std=deviation
+    lambda sizes, bias, deviation: ops.Network(
+        layers=(ops.Flatten(), *(ops.Dense(inputs=a, outputs=b, bias=bias) for a, b in pairwise(sizes))),
+        init_std=deviation,
     ),
     st.lists(st.integers(1, 2**24), min_size=2, max_size=4),
     st.booleans(),
@@ -147,7 +129,7 @@ networks = st.builds(
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Network:
+def graphs(draw: st.DrawFn) -> ops.Network:
     """Operators on rows of one width, of every kind, that read any rows before them."""
     width, layers, rows = draw(st.integers(1, 2**10)), [], ['x']
 
@@ -162,32 +144,34 @@ def graphs(draw: st.DrawFn) -> Network:
 
     tokens = draw(st.booleans())
     if tokens:
-        put(Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
-        rows = [put(Reshape, shape=(-1, width))]
-    alone = [Gelu, Relu, Silu, Mul, Softmax, LayerNorm, RmsNorm, Dense]
-    for kind in draw(st.lists(st.sampled_from([*alone, Add, Multiply, Transpose, MatMul, Reduce, Conv2d]))):
+        put(ops.Embedding, vocab=draw(st.integers(1, 2**24)), width=width)
+        rows = [put(ops.Reshape, shape=(-1, width))]
+    alone = [ops.Gelu, ops.Relu, ops.Silu, ops.Mul, ops.Softmax, ops.LayerNorm, ops.RmsNorm, ops.Dense]
+    for kind in draw(
+        st.lists(st.sampled_from([*alone, ops.Add, ops.Multiply, ops.Transpose, ops.MatMul, ops.Reduce, ops.Conv2d]))
+    ):
         last = rows[-1]
-        if kind is Conv2d:
-            image = put(Reshape, shape=(-1, 1, 1, width), of=last)
+        if kind is ops.Conv2d:
+            image = put(ops.Reshape, shape=(-1, 1, 1, width), of=last)
             keys = {'inputs': 1, 'outputs': 1, 'kernel': 1, 'bias': draw(st.booleans())}
-            rows.append(put(Reshape, shape=(-1, width), of=put(Conv2d, of=image, **keys)))
-        elif kind in (Transpose, MatMul, Reduce):
-            lone = put(Reshape, shape=(-1, 1, width), of=last)
-            if kind is Reduce:
-                turned = put(Reduce, dims=(1,), mean=draw(st.booleans()), keep=draw(st.booleans()), of=lone)
-            elif kind is Transpose:
-                turned = put(Transpose, permutation=(0, 2, 1), of=lone)
+            rows.append(put(ops.Reshape, shape=(-1, width), of=put(ops.Conv2d, of=image, **keys)))
+        elif kind in (ops.Transpose, ops.MatMul, ops.Reduce):
+            lone = put(ops.Reshape, shape=(-1, 1, width), of=last)
+            if kind is ops.Reduce:
+                turned = put(ops.Reduce, dims=(1,), mean=draw(st.booleans()), keep=draw(st.booleans()), of=lone)
+            elif kind is ops.Transpose:
+                turned = put(ops.Transpose, permutation=(0, 2, 1), of=lone)
             else:
-                square = put(MatMul, of=(lone, lone), transpose_a=True)
-                turned = put(MatMul, of=(square, lone), transpose_b=True)
-            rows.append(put(Reshape, shape=(-1, width), of=turned))
-        elif kind in (Add, Multiply):
+                square = put(ops.MatMul, of=(lone, lone), transpose_a=True)
+                turned = put(ops.MatMul, of=(square, lone), transpose_b=True)
+            rows.append(put(ops.Reshape, shape=(-1, width), of=turned))
+        elif kind in (ops.Add, ops.Multiply):
             rows.append(put(kind, of=(draw(st.sampled_from(rows)), last)))
         else:
-            more = {Dense: {'inputs': width, 'outputs': width}, Mul: {'factor': draw(st.floats(-1e12, 1e12))}}
+            more = {ops.Dense: {'inputs': width, 'outputs': width}, ops.Mul: {'factor': draw(st.floats(-1e12, 1e12))}}
             rows.append(put(kind, of=last, **more.get(kind, {})))
-    rows.append(put(Dense, inputs=width, outputs=width, of=rows[-1]))
-    return Network(layers=tuple(layers), input=(draw(st.integers(1, 64)),) if tokens else (width,))
+    rows.append(put(ops.Dense, inputs=width, outputs=width, of=rows[-1]))
+    return ops.Network(layers=tuple(layers), input=(draw(st.integers(1, 64)),) if tokens else (width,))
 
 
 cuts = st.lists(st.lists(st.integers(1, 8), max_size=3).map(tuple), max_size=1).map(tuple)
@@ -229,7 +213,7 @@ plans = st.builds(
 def fitting(schedule: Schedule) -> Schedule:
     """Degrees go with chains and transformers only."""
     model = schedule.workload.model
-    graph = isinstance(model, Network) and model.is_graph
+    graph = isinstance(model, ops.Network) and model.is_graph
     return replace(schedule, plan=replace(schedule.plan, tensor=1)) if graph else schedule
 
 

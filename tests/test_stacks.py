@@ -4,22 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+import stack_table as tables_of
 from every import some
-from stack_table import (
-    EXAMPLE,
-    FILLED,
-    PUBLISHED,
-    RULE,
-    SLOWER,
-    WHICH,
-    example_names,
-    example_row,
-    filled_table,
-    held,
-    published_table,
-    rule_table,
-    which_table,
-)
 from tables import load_table
 
 from simpar.cli import main
@@ -379,25 +365,31 @@ SMALL = ('llama_degrees', 'mixtral_8x7b_h100', 'multi_copy', 'tiles', 'transform
 
 
 @pytest.mark.parametrize(
-    ('first', 'made'), [(RULE, rule_table), (FILLED, filled_table), (PUBLISHED, published_table), (WHICH, which_table)]
+    ('first', 'made'),
+    [
+        (tables_of.RULE, tables_of.rule_table),
+        (tables_of.FILLED, tables_of.filled_table),
+        (tables_of.PUBLISHED, tables_of.published_table),
+        (tables_of.WHICH, tables_of.which_table),
+    ],
 )
 def test_a_table_is_what_it_is_made_from(first, made):
-    assert held(first) == list(made())
+    assert tables_of.held(first) == list(made())
 
 
 @pytest.mark.parametrize('name', SMALL)
 def test_a_row_is_what_the_example_answers(name):
-    assert example_row(name) in held(EXAMPLE)
+    assert tables_of.example_row(name) in tables_of.held(tables_of.EXAMPLE)
 
 
 def test_every_example_under_a_framework_has_a_row():
-    assert [line.split('`')[1] for line in held(EXAMPLE)[2:]] == example_names()
+    assert [line.split('`')[1] for line in tables_of.held(tables_of.EXAMPLE)[2:]] == tables_of.example_names()
 
 
 def test_who_is_much_slower_than_the_device_alone_has_its_reason():
-    for line in held(EXAMPLE)[2:]:
+    for line in tables_of.held(tables_of.EXAMPLE)[2:]:
         cells = [cell.strip() for cell in line.strip('|').split('|')]
-        assert float(cells[4]) <= SLOWER or cells[-1], line
+        assert float(cells[4]) <= tables_of.SLOWER or cells[-1], line
 
 
 # A stack whose framework does more with a plan than the schedule says: notes, and one exchange between two stages

@@ -10,20 +10,10 @@ from every import draws
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar import strategy_search as search
 from simpar.errors import ScheduleError
 from simpar.model import Dense, Flatten, Network, Relu
 from simpar.model.library.blocks import block_network
-from simpar.strategy_search import (
-    Bytes,
-    Choice,
-    GraphBuilder,
-    double_recursive,
-    evaluate,
-    exact,
-    propagate,
-    ranked,
-    workload_graph,
-)
 from simpar.strategy_search.exact import Elimination, Factor
 from simpar.strategy_search.objective import candidates
 from simpar.workload import Workload
@@ -76,7 +66,7 @@ def test_solutions_come_in_the_order_of_their_sums_and_none_is_left_out(problem)
 def graphs(draw):
     """Few operators: products, activations and norms in a row, with a residual branch or two readers of one tensor."""
     rows, width = draw(st.sampled_from([(4, 4), (8, 2), (2, 8), (6, 4)]))
-    build = GraphBuilder()
+    build = search.GraphBuilder()
     (x,) = build.dataset(x=(rows, width))
     branch = x
     for place in range(draw(st.integers(1, 3))):
@@ -96,7 +86,7 @@ def graphs(draw):
 
 def combinations(graph, devices, objective=None):
     """Cost of every combination, added up here; a tensor with several readers goes the cheapest way."""
-    objective = objective or Bytes()
+    objective = objective or search.Bytes()
     options = [candidates(graph, operator, devices) for operator in graph.operators]
     for picks in product(*options):
         own = sum(
@@ -135,27 +125,27 @@ def handing(graph, name, options, picks, objective):
 def test_exact_is_the_least_of_all_combinations(graph, devices):
     if prod(len(candidates(graph, operator, devices)) for operator in graph.operators) > 4000:
         return
-    assert exact(graph, devices).cost == pytest.approx(min(combinations(graph, devices)), rel=1e-12)
+    assert search.exact(graph, devices).cost == pytest.approx(min(combinations(graph, devices)), rel=1e-12)
 
 
 @draws(25)
 @given(graphs())
 def test_ranked_begins_with_the_optimum_and_goes_up(graph):
-    found = ranked(graph, 2, 5)
+    found = search.ranked(graph, 2, 5)
     costs = [one.cost for one in found]
-    assert costs[0] == pytest.approx(exact(graph, 2).cost, rel=1e-12)
+    assert costs[0] == pytest.approx(search.exact(graph, 2).cost, rel=1e-12)
     assert costs == sorted(costs)
     assert all(a.choices != b.choices for place, a in enumerate(found) for b in found[:place])
     for one in found:
-        assert evaluate(graph, one.choices, 2).cost == pytest.approx(one.cost, rel=1e-9)
+        assert search.evaluate(graph, one.choices, 2).cost == pytest.approx(one.cost, rel=1e-9)
 
 
 @draws(25)
 @given(graphs(), st.data())
 def test_ranked_keeps_what_is_fixed_and_has_the_best_of_all_that_do(graph, data):
-    every = ranked(graph, 2, 40)
+    every = search.ranked(graph, 2, 40)
     name, choice = data.draw(st.sampled_from(sorted(every[-1].choices.items())))
-    found = ranked(graph, 2, 3, fixed={name: choice})
+    found = search.ranked(graph, 2, 3, fixed={name: choice})
     assert all(one.choices[name] == choice for one in found)
     alike = [one.cost for one in every if one.choices[name] == choice]
     assert found[0].cost == pytest.approx(alike[0], rel=1e-12)
@@ -163,10 +153,10 @@ def test_ranked_keeps_what_is_fixed_and_has_the_best_of_all_that_do(graph, data)
 
 def test_fixed_operators_stay_as_they_are():
     graph = transformer_blocks(4, 16, 32, 4, 128)
-    choice = Choice(((4, 1), (1, 1)))
-    found = exact(graph, 4, fixed={'layer0.up': choice})
+    choice = search.Choice(((4, 1), (1, 1)))
+    found = search.exact(graph, 4, fixed={'layer0.up': choice})
     assert found.choices['layer0.up'] == choice
-    assert found.cost >= exact(graph, 4).cost
+    assert found.cost >= search.exact(graph, 4).cost
 
 
 # --- the count of bytes ----------------------------------------------------------------------------------------------
@@ -226,31 +216,31 @@ def test_the_table_has_a_line_a_block():
 def test_propagation_needs_an_operator_to_begin_at():
     graph = transformer_blocks(2, 8, 16, 2, 64)
     with pytest.raises(ScheduleError, match='split at least one'):
-        propagate(graph, {}, 4)
+        search.propagate(graph, {}, 4)
     with pytest.raises(ScheduleError, match='no operator of this name'):
-        propagate(graph, {'dense': Choice(((1, 1), (1, 1)))}, 4)
+        search.propagate(graph, {'dense': search.Choice(((1, 1), (1, 1)))}, 4)
     with pytest.raises(ScheduleError, match='leaves devices unused'):
-        propagate(graph, {'layer0.up': Choice(((2, 1), (1, 1)))}, 4, '2.0')
+        search.propagate(graph, {'layer0.up': search.Choice(((2, 1), (1, 1)))}, 4, '2.0')
 
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
 def test_searches_cut_every_operator_in_a_way_that_can_be(compat):
     graph = transformer_blocks(4, 16, 32, 4, 128, layers=2)
-    spread = propagate(graph, {'layer0.up': Choice(((2, 1), (1, 2)))}, 4, compat)
-    for choices in (spread, double_recursive(graph, 4, compat)):
+    spread = search.propagate(graph, {'layer0.up': search.Choice(((2, 1), (1, 2)))}, 4, compat)
+    for choices in (spread, search.double_recursive(graph, 4, compat)):
         assert tuple(choices) == graph.names
-        assert evaluate(graph, choices, 4).cost >= exact(graph, 4).cost * (1 - 1e-12)
+        assert search.evaluate(graph, choices, 4).cost >= search.exact(graph, 4).cost * (1 - 1e-12)
 
 
 def test_a_network_of_a_workload():
     layers = (Flatten(), Dense(inputs=784, outputs=512), Relu(), Dense(inputs=512, outputs=10, bias=False))
-    graph = workload_graph(Workload(model=Network(layers=layers), batch=32, loss='mae'))
+    graph = search.workload_graph(Workload(model=Network(layers=layers), batch=32, loss='mae'))
     kinds = [operator.primitive for operator in graph.operators]
     assert kinds == ['_VirtualDataset', 'Flatten', 'MatMul', 'BiasAdd', 'ReLU', 'MatMul', 'Sub', 'Abs', 'ReduceMean']
     assert graph.shapes['x'] == (32, 1, 28, 28)
     # The recorded search of the same network on 4 devices is pure data parallelism.
-    recorded = workload_graph(Workload(model=Network(layers=layers), batch=256))
-    assert double_recursive(recorded, 4)['dense1'] == Choice(((4, 1), (1, 1)))
+    recorded = search.workload_graph(Workload(model=Network(layers=layers), batch=256))
+    assert search.double_recursive(recorded, 4)['dense1'] == search.Choice(((4, 1), (1, 1)))
 
 
 @pytest.mark.parametrize('compat', ['2.0', '2.10'])
@@ -262,31 +252,31 @@ def test_blocks_as_layers_are_cut_as_the_compiler_cut_them(block, layers, compat
     ours = network_graph(block_network(*sizes), block.batch * block.sequence, 'mse')
     theirs = transformer_blocks(block.batch, *sizes)
     assert [operator.primitive for operator in ours.operators] == [operator.primitive for operator in theirs.operators]
-    found, wanted = (double_recursive(graph, block.devices, compat) for graph in (ours, theirs))
+    found, wanted = (search.double_recursive(graph, block.devices, compat) for graph in (ours, theirs))
     for operator, choice, other in zip(ours.operators, found.values(), wanted.values(), strict=True):
         strategy = choice.strategy
         if operator.primitive == 'MatMul':
             strategy = (strategy[0], strategy[1][::-1])
-        assert Choice(strategy, choice.out_strategy) == other, operator.name
+        assert search.Choice(strategy, choice.out_strategy) == other, operator.name
 
 
 def test_exact_search_sees_layers_as_it_sees_the_blocks_operators():
     for devices in (2, 4, 8):
         ours = network_graph(block_network(16, 32, 4, 128), 64, 'mse')
-        assert exact(ours, devices).cost == exact(transformer_blocks(4, 16, 32, 4, 128), devices).cost
+        assert search.exact(ours, devices).cost == search.exact(transformer_blocks(4, 16, 32, 4, 128), devices).cost
 
 
 def test_forty_layers_are_searched_in_time():
     graph = transformer_blocks(64, 512, 2048, 16, 8192, layers=40)
     begin = time.process_time()
     for compat in ('2.0', '2.10'):
-        double_recursive(graph, 64, compat)
-        propagate(graph, {'layer0.up': Choice(((2, 1), (1, 32)))}, 64, compat)
+        search.double_recursive(graph, 64, compat)
+        search.propagate(graph, {'layer0.up': search.Choice(((2, 1), (1, 32)))}, 64, compat)
     compilers = time.process_time() - begin
     assert compilers < 4 * 2
     begin = time.process_time()
-    forty = exact(graph, 8)
+    forty = search.exact(graph, 8)
     assert time.process_time() - begin < 12
-    few = [exact(transformer_blocks(64, 512, 2048, 16, 8192, layers=layers), 8).cost for layers in (3, 4)]
+    few = [search.exact(transformer_blocks(64, 512, 2048, 16, 8192, layers=layers), 8).cost for layers in (3, 4)]
     # Behind the first layers, every layer costs the same.
     assert forty.cost == pytest.approx(few[0] + 37 * (few[1] - few[0]), rel=1e-9)

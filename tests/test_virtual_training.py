@@ -6,18 +6,7 @@ import pytest
 
 torch = pytest.importorskip('torch', reason='needs the extra torch')
 
-from virtual_cases import (
-    STEPS,
-    differences,
-    drop_event,
-    program,
-    reuse_early,
-    small,
-    swap_communicators,
-    swappable,
-    waits,
-    world,
-)
+import virtual_cases as virtual
 
 from executor.inprocess import InProcess
 from executor.virtual.engine import Race
@@ -31,40 +20,40 @@ TRAINED = ('context 2, ring of runs, pipeline 2, recomputed', 'tied over two sta
 
 @pytest.mark.parametrize('name', TRAINED)
 def test_a_plan_trains_to_the_bit_as_in_process(name):
-    made = program(name)
-    assert differences(world(made, order=1).run(), InProcess(made).run(STEPS)) == []
+    made = virtual.program(name)
+    assert virtual.differences(virtual.world(made, order=1).run(), InProcess(made).run(virtual.STEPS)) == []
 
 
 def test_any_order_of_the_streams_gives_the_same_bits():
-    made = small()
-    wanted = InProcess(made).run(STEPS)
+    made = virtual.small()
+    wanted = InProcess(made).run(virtual.STEPS)
     for order in (None, *range(10)):
-        assert differences(world(made, order=order).run(), wanted) == [], order
+        assert virtual.differences(virtual.world(made, order=order).run(), wanted) == [], order
 
 
 def test_an_event_that_is_dropped_is_noticed():
-    made = small()
-    every = waits(world(made).ranks[0])
+    made = virtual.small()
+    every = virtual.waits(virtual.world(made).ranks[0])
     assert len(every) > 5
     for number, wait in enumerate(every[::2]):
-        ranks = world(made, order=number)
-        drop_event(ranks.ranks[number % 2], wait)
+        ranks = virtual.world(made, order=number)
+        virtual.drop_event(ranks.ranks[number % 2], wait)
         with pytest.raises(Race, match='does not wait for'):
             ranks.run()
 
 
 @pytest.mark.parametrize('order', range(2))
 def test_memory_that_is_reused_early_is_noticed(order):
-    ranks = world(small(), order)
-    reuse_early(ranks.ranks[order % 2])
+    ranks = virtual.world(virtual.small(), order)
+    virtual.reuse_early(ranks.ranks[order % 2])
     with pytest.raises(Race, match=r'an allocation on .* does not wait for'):
         ranks.run()
 
 
 @pytest.mark.parametrize('order', range(2))
 def test_communicators_that_ranks_issue_in_different_orders_are_noticed(order):
-    ranks = world(program('data 2, tensor 2, sequence parallel'), order, steps=1)
-    pairs = list(swappable(ranks.ranks[0]))
-    swap_communicators(ranks.ranks[0], random.Random(order).choice(pairs))
+    ranks = virtual.world(virtual.program('data 2, tensor 2, sequence parallel'), order, steps=1)
+    pairs = list(virtual.swappable(ranks.ranks[0]))
+    virtual.swap_communicators(ranks.ranks[0], random.Random(order).choice(pairs))
     with pytest.raises(Deadlock, match=r'rank 0.*_.* on '):
         ranks.run()
